@@ -13,7 +13,7 @@ from controller.artifacts.facts import Artifact
 from controller.engines.base import Engine, FileCheck, Launch, Probe, RenderContext, Verdict
 from controller.engines.capabilities import EMBEDDINGS, apply_declared
 from controller.engines.families import PromptFormat, family_of, thinking_modes
-from controller.engines.llama_log import dots_progress
+from controller.engines.llama_log import GPU_VERDICTS, MISSING_GPU_VERDICTS, dots_progress, memory_verdicts
 from controller.engines.llama_server import GgmlType, tensor_split_args
 from controller.engines.load_fields import LoadField
 from controller.engines.memory import WORKER_OVERHEAD, Forecast
@@ -97,11 +97,13 @@ _PAIRS = PairPresets(
 )
 
 _VERDICTS: tuple[tuple[str, Verdict], ...] = (
+    *MISSING_GPU_VERDICTS,
     (r"No module named .?llama_cpp", Verdict("llama-cpp-python is not installed (extra `llama-cpp`)", True)),
     (r"not a GGUF", Verdict("not a GGUF file", True)),
     (r"unknown cache type|unrecognized arguments|invalid choice|neither the model nor", Verdict("bad argument", True)),
     (r"the file has no chat template", Verdict("no chat template in the file", True)),
-    (r"out of memory|insufficient memory|failed to allocate|MemoryError", Verdict("out of memory")),
+    *memory_verdicts(context="gguf_n_ctx", cache_types="`gguf_type_k`, `gguf_type_v`", gpu_layers="gguf_n_gpu_layers"),
+    *GPU_VERDICTS,
     (r"port .*(taken|in use)|address already in use", Verdict("port taken")),
 )
 

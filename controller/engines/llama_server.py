@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from controller.artifacts.facts import Artifact
 from controller.engines.base import ClaimedGpu, Engine, FileCheck, Launch, Probe, RenderContext, Verdict
 from controller.engines.capabilities import EMBEDDINGS, apply_declared
-from controller.engines.llama_log import dots_progress
+from controller.engines.llama_log import GPU_VERDICTS, MISSING_GPU_VERDICTS, dots_progress, memory_verdicts
 from controller.engines.load_fields import LoadField
 from controller.engines.memory import MIB, NOTHING, Forecast, MemoryParts, Prediction, Unpredicted, sum_forecasts
 from controller.engines.memory_llama import LlamaLoad, predict_gguf
@@ -144,11 +144,27 @@ _ALWAYS = ("/tokenize", "/detokenize", "/apply-template", "/props", "/slots", "/
 """Paths that it answers whatever its mode."""
 
 _VERDICTS: tuple[tuple[str, Verdict], ...] = (
-    (r"error: invalid argument|unknown argument|error while handling argument", Verdict("bad argument", True)),
+    *MISSING_GPU_VERDICTS,
+    (
+        r"invalid device: ",
+        Verdict(
+            "llama.cpp does not see its GPU: this build may have no CUDA (`image`, `llama_server_binary`; compare "
+            "`llama-server --list-devices`), or CUDA did not start (compare `nvidia-smi`); devices of another kind are "
+            "named by `--device` in `extra_args`"
+        ),
+    ),
+    # At the line's beginning: "CUDA error: invalid argument" is none of a command line.
+    (r"(?m)^error: invalid argument|unknown argument|error while handling argument", Verdict("bad argument", True)),
     (r"No module named .?xllamacpp", Verdict("neither a llama-server binary nor xllamacpp is installed", True)),
     (r"bad magic|invalid magic|not a gguf|failed to read magic", Verdict("not a GGUF file", True)),
     (r"unknown model architecture|unsupported model architecture", Verdict("unsupported model architecture", True)),
-    (r"out of memory|insufficient memory|failed to allocate|std::bad_alloc", Verdict("out of memory")),
+    *memory_verdicts(
+        context="llama_server_n_ctx",
+        cache_types="`llama_server_cache_type_k`, `llama_server_cache_type_v`",
+        gpu_layers="llama_server_n_gpu_layers",
+        slots="target_inflight",
+    ),
+    *GPU_VERDICTS,
     (r"corrupted or incomplete", Verdict("the file is corrupted or incomplete", True)),
     (r"couldn't bind|address already in use|port .* in use", Verdict("port taken")),
     (r"No such file or directory|failed to open", Verdict("file missing")),

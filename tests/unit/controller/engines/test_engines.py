@@ -166,7 +166,6 @@ def test_the_backend_is_resolved_from_the_artifact() -> None:
         ("error: invalid argument: --x", "bad argument", True),
         ("gguf_init_from_file_impl: invalid magic characters", "not a GGUF file", True),
         ("unknown model architecture: 'zamba'", "unsupported model architecture", True),
-        ("ggml_backend_cuda: cudaMalloc failed: out of memory", "out of memory", False),
         ("couldn't bind HTTP server socket, hostname: 127.0.0.1", "port taken", False),
     ],
 )
