@@ -98,6 +98,18 @@ _PAIRS = PairPresets(
 
 _VERDICTS: tuple[tuple[str, Verdict], ...] = (
     *MISSING_GPU_VERDICTS,
+    (
+        r"it was built without CUDA: llama\.cpp sees no GPU",
+        Verdict(
+            "this llama-cpp-python was built without CUDA, as the worker's own image is, and the definition asks for a "
+            "GPU: take an image with a CUDA build of it (`image`), or the backend llama_server, or `gpus: 0`",
+            True,
+        ),
+    ),
+    (
+        r"llama\.cpp sees (no GPU|\d+ of the)",
+        Verdict("llama.cpp does not see all of its GPUs: look at `nvidia-smi` where the engine runs"),
+    ),
     (r"No module named .?llama_cpp", Verdict("llama-cpp-python is not installed (extra `llama-cpp`)", True)),
     (r"not a GGUF", Verdict("not a GGUF file", True)),
     (r"unknown cache type|unrecognized arguments|invalid choice|neither the model nor", Verdict("bad argument", True)),
@@ -181,6 +193,8 @@ class LlamaCpp(Engine):
         if definition.gguf_embedding:
             args.append("--embedding")
         args += tensor_split_args(ctx.gpus)
+        if definition.gpu_count:
+            args += ("--gpu-count", str(definition.gpu_count))
         args += definition.extra_args
         return Launch(tuple(args), dict(definition.env), self.resolve_image(definition, ctx.images), WORKER_TOKEN_ENV)
 

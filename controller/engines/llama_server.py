@@ -256,8 +256,7 @@ class LlamaServer(Engine):
             args.append("--embeddings")
         if definition.llama_server_reranking:
             args.append("--reranking")
-        args += tensor_split_args(ctx.gpus)
-        args += definition.extra_args
+        args += (*_device_flags(definition), *tensor_split_args(ctx.gpus), *definition.extra_args)
         env = {"LLAMA_CACHE": str(ctx.cache_dir)}
         if definition.llama_server_library_path and ctx.runtime == "process":
             env["LD_LIBRARY_PATH"] = definition.llama_server_library_path
@@ -358,6 +357,15 @@ def tensor_split_args(gpus: Sequence[ClaimedGpu]) -> tuple[str, ...]:
     if not 1 < len(gpus) <= _MOST_SHARES:
         return ()
     return ("--tensor-split", ",".join(str(gpu.claim_mib) for gpu in gpus))
+
+
+def _device_flags(definition: LlamaServerDefinition) -> tuple[str, ...]:
+    """The GPUs that it must have. Told nothing, it computes on the CPU where CUDA does not start."""
+    # It refuses the first device that it does not know, so that these cannot stand before a definition's own.
+    names_own = {"-dev", "--device"} & set(definition.extra_args) or "LLAMA_ARG_DEVICE" in definition.env
+    if not definition.gpu_count or names_own:
+        return ()
+    return ("--device", ",".join(f"CUDA{number}" for number in range(definition.gpu_count)))
 
 
 def _predict_memory(definition: LlamaServerDefinition, sequences: int, artifacts: Mapping[str, Artifact]) -> Forecast:

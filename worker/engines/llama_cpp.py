@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
+from worker.bindings.llama_devices import check_gpus
 from worker.bindings.llama_prompts import Forms
 from worker.bindings.llama_vocabulary import LlamaVocabulary
 from worker.call_ids import call_id
@@ -55,6 +56,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--tensor-split", type=_shares, metavar="N,N...", help="shares of the GPUs; default: by their free memory"
     )
+    parser.add_argument("--gpu-count", type=int, default=0, metavar="N", help="GPUs that must be there; default: 0")
     parser.add_argument("--flash-attn", choices=("on", "off", "auto"), default="auto")
     parser.add_argument("--type-k", choices=KV_CACHE_TYPES, default="f16", help="type of the K cache")
     parser.add_argument("--type-v", choices=KV_CACHE_TYPES, default="f16", help="type of the V cache")
@@ -110,6 +112,8 @@ class LlamaCpp:
         except (ImportError, OSError, RuntimeError) as error:
             raise LoadError(f"llama-cpp-python cannot be used: {error} (it is the extra `llama-cpp`)") from None
         self._log = _Log(llama_cpp)
+        if args.gpu_count:
+            check_gpus(llama_cpp, args.gpu_count, lambda: self._log.first_error)
         n_ctx = pad_context(args.n_ctx)
         # An embedding is made in one batch, which bounds the length of a text; a larger one needs more memory.
         batch = dict.fromkeys(("n_batch", "n_ubatch"), n_ctx or EMBEDDING_TOKENS) if args.embedding else {}

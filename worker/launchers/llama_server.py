@@ -16,18 +16,32 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from worker.errors import LoadError, PortTakenError
 from worker.launchers.child_process import Ending, supervise
-from worker.launchers.llama_server_flags import Member, Setting, UsageError, Value, parse_flags, value_of
+from worker.launchers.llama_server_flags import (
+    DEVICES,
+    INSTEAD,
+    Member,
+    Setting,
+    UsageError,
+    Value,
+    parse_flags,
+    value_of,
+)
 from worker.preflight import check_gguf, open_listener
 
 _FILES = ("model.path", "mmproj.path", "speculative.draft.mparams.path")
-_ERROR_LINE = re.compile(r"[\d.]+ E (?P<text>.+)|(?P<fatal>.*(GGML_ASSERT|terminate called|std::bad_alloc).*)")
+_ERROR_LINE = re.compile(
+    r"[\d.]+ E (?P<text>.+)"
+    r"|(?P<fatal>.*(GGML_ASSERT|terminate called|std::bad_alloc).*|error while handling argument .+)"
+)
 _BIND_FAILED = "couldn't bind"
+_REFUSAL = 'error while handling argument "--device"'
+_GPU_TYPES = ("GGML_BACKEND_DEVICE_TYPE_GPU", "GGML_BACKEND_DEVICE_TYPE_IGPU")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -85,9 +99,28 @@ def explain_ending(ending: Ending, settings: Sequence[Setting]) -> tuple[int, st
     return 1, f"llama-server ended while {doing}{cause}"
 
 
+def check_devices(named_devices: Sequence[str], devices: Iterable[Mapping[str, Any]]) -> None:
+    """The named devices are all the GPUs that llama.cpp sees; `none`: it sees none. `devices` are xllamacpp's.
+
+    Raises:
+        UsageError: A named device is not there, in llama-server's own words, or one is there that is not named.
+    """
+    seen_gpus = [each["name"] for each in devices if each["type"].name in _GPU_TYPES]
+    wanted_gpus = [] if named_devices == ["none"] else named_devices
+    if missing_gpu := next((name for name in wanted_gpus if name not in seen_gpus), None):
+        raise UsageError(f"{_REFUSAL}: invalid device: {missing_gpu}")
+    if other_gpus := [name for name in seen_gpus if name not in wanted_gpus]:
+        others = ", ".join(other_gpus)
+        raise UsageError(
+            f"{_REFUSAL}: the embedded llama-server uses each GPU that it sees, so {others} too: {INSTEAD}"
+        )
+
+
 def apply_settings(settings: Iterable[Setting], params: Any, xllamacpp: Any) -> None:
-    """Put the settings into a `CommonParams`."""
+    """Put the settings into a `CommonParams`, save the devices, which it does not have."""
     for setting in settings:
+        if setting.attribute == DEVICES:
+            continue
         *owners, name = setting.attribute.split(".")
         owner = params
         for part in owners:
@@ -105,6 +138,14 @@ def _native(value: Value, xllamacpp: Any) -> Any:
 
 def _host(settings: Sequence[Setting], ready: int) -> None:
     xllamacpp = importlib.import_module("xllamacpp")
+    named_devices = value_of(settings, DEVICES)
+    if isinstance(named_devices, list):
+        # In the child: CUDA that was started before a fork does not work after it.
+        try:
+            check_devices([str(name) for name in named_devices], xllamacpp.get_device_info())
+        except UsageError as error:
+            sys.stderr.write(f"{error}\n")
+            return
     params = xllamacpp.CommonParams()
     apply_settings(settings, params, xllamacpp)
     try:

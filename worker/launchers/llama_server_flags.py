@@ -38,6 +38,10 @@ class Setting:
     value: Value
 
 
+DEVICES: Final = "devices"
+"""The one setting that `CommonParams` does not have: its server uses each GPU that it sees."""
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """What a flag sets: fixed settings, or with `read` the same value in each of `attributes`."""
@@ -149,6 +153,7 @@ _ROWS: tuple[tuple[str, Option], ...] = (
     ("--parallel -np", _takes(_whole, "n_parallel")),
     ("--kv-unified -kvu", _sets(kv_unified=True)),
     ("--no-kv-unified -no-kvu", _sets(kv_unified=False)),
+    ("--device -dev", _takes(_parts, DEVICES)),
     ("--n-gpu-layers --gpu-layers -ngl", _takes(_layers, "n_gpu_layers")),
     ("--tensor-split -ts", _takes(_shares, "tensor_split")),
     ("--flash-attn -fa", _takes(_flash, "flash_attn_type")),
@@ -189,14 +194,14 @@ OPTIONS: Final[Mapping[str, Option]] = MappingProxyType(
 DEFAULTS: Final = (Setting("n_parallel", -1),)
 """Where llama-server's own defaults differ from those of `CommonParams`: as many slots as it sees fit."""
 
-_INSTEAD = "name a llama-server program instead (`llama_server_binary`, or llama-server on the PATH)"
+INSTEAD: Final = "name a llama-server program instead (`llama_server_binary`, or llama-server on the PATH)"
 
 
 def parse_flags(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Setting, ...]:
     """The settings that a command line and LLAMA_API_KEY make; later ones win. Raises UsageError."""
     for name in sorted(environment):
         if name.startswith("LLAMA_ARG_"):
-            raise UsageError(f"error: invalid argument: the embedded llama-server does not read {name}: {_INSTEAD}")
+            raise UsageError(f"error: invalid argument: the embedded llama-server does not read {name}: {INSTEAD}")
     settings = list(DEFAULTS)
     if keys := _parts(environment.get("LLAMA_API_KEY", "")):
         settings.append(Setting("api_keys", keys))
@@ -204,7 +209,7 @@ def parse_flags(arguments: Sequence[str], environment: Mapping[str, str]) -> tup
     for name in remaining_arguments:
         option = OPTIONS.get(name)
         if option is None:
-            raise UsageError(f"error: invalid argument: the embedded llama-server does not take {name}: {_INSTEAD}")
+            raise UsageError(f"error: invalid argument: the embedded llama-server does not take {name}: {INSTEAD}")
         settings += option.settings
         if option.read is not None:
             value = _read(name, option.read, next(remaining_arguments, None))

@@ -65,6 +65,17 @@ def test_a_prompt_format_needs_a_template(serve: Serve) -> None:
     assert (verdict.message, verdict.permanent) == ("no chat template in the file", True)
 
 
+def test_a_build_without_cuda_refuses_gpus_and_the_refusal_is_understood(serve: Serve) -> None:
+    with pytest.raises(
+        AssertionError, match=r"it was built without CUDA: llama\.cpp sees no GPU, and was given 2"
+    ) as raised:
+        serve(["Hi"], CHAT_TEMPLATE, "--gpu-count", "2")
+    verdict = ENGINES["llama_cpp"].explain_exit(1, str(raised.value))
+    assert verdict is not None
+    assert verdict.message.startswith("this llama-cpp-python was built without CUDA")
+    assert verdict.permanent
+
+
 def test_the_generic_format_takes_the_library_s_own_where_the_file_has_no_template(serve: Serve) -> None:
     worker = serve(["Hi"], "", "--prompt-format", "generic", after=b"]")
     assert told(worker, "/apply-template")["prompt"].endswith("[/INST]")

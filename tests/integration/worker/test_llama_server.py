@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from controller.engines import ENGINES
 from tests.support.ports import free_port
 from tests.support.require import require
 from tests.support.worker_process import Worker, alive, eventually, leave
@@ -75,6 +76,17 @@ def test_embeddings(start: Start) -> None:
     assert one == pytest.approx(again)
     assert one != pytest.approx(other)
     assert len(one) == 128
+
+
+def test_without_cuda_it_refuses_gpus_and_the_refusal_is_understood(start: Start, model: Path) -> None:
+    worker = start("--device", "CUDA0")
+    assert worker.ended() == 1
+    refusal = 'error while handling argument "--device": invalid device: CUDA0'
+    assert worker.last_line == f"llama-server ended while loading {model}: {refusal}"
+    verdict = ENGINES["llama_server"].explain_exit(1, worker.log)
+    assert verdict is not None
+    assert verdict.message.startswith("llama.cpp does not see its GPU")
+    assert start("--device", "none").ready().figure("requests_processing") == 0
 
 
 def test_a_draft_model_is_used(start: Start, model: Path) -> None:

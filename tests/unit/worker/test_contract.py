@@ -121,6 +121,13 @@ def test_the_worker_learns_what_the_template_is() -> None:
     assert worker_main.parse_engine(engine, flags)[1].prompt_format == "translategemma_template"
 
 
+def test_llama_cpp_learns_how_many_gpus_there_must_be() -> None:
+    engine, *flags = rendered("llama_cpp", {"gpus": 3})
+    assert worker_main.parse_engine(engine, flags)[1].gpu_count == 3
+    _, _, *flags = rendered("llama_server", {"gpus": 2})
+    assert value_of(parse_flags(flags, {}), "devices") == ["CUDA0", "CUDA1"]
+
+
 def test_every_field_of_ct2_and_exllamav3_reaches_the_engine() -> None:
     ct2, *flags = rendered("ct2", CT2)
     args = vars(worker_main.parse_engine(ct2, flags)[1])

@@ -62,18 +62,18 @@ def test_claims_never_exceed_memory_and_whole_gpus_are_shared_with_nobody(
 @settings(max_examples=campaign_count(200, 10_000))
 @given(
     st.integers(100, 2_000),
-    st.lists(st.tuples(st.booleans(), st.booleans(), st.one_of(st.none(), st.integers(1, 1_500))), max_size=8),
+    st.lists(st.tuples(st.booleans(), st.booleans(), mib_or_unknown, mib_or_unknown), max_size=8),
 )
 def test_with_unified_memory_all_claims_together_never_exceed_it(
-    total: int, wanted: list[tuple[bool, bool, int | None]]
+    total: int, wanted: list[tuple[bool, bool, int | None, int | None]]
 ) -> None:
-    """Each wants the GPU or not, can see the GPU or not, and needs so many MiB."""
+    """Each wants the GPU or not, can see the GPU or not, and needs so many MiB of the GPU and of main memory."""
     gpus = (Gpu("GPU-0", 0, "NVIDIA GB10", total, is_unified=True),)
     unified = frozenset({"GPU-0"})
     ledger = ClaimLedger.of(replace(seen(gpus), unified_gpus=unified))
-    for on_gpu, can_read, mib in wanted:
+    for on_gpu, can_read, vram_mib, memory_mib in wanted:
         observed = replace(seen(gpus if can_read else None, host_mib=total), unified_gpus=unified)
-        model = replace(MODEL, gpu_count=int(on_gpu), vram_mib=mib, memory_mib=None if on_gpu else mib)
+        model = replace(MODEL, gpu_count=int(on_gpu), vram_mib=vram_mib, memory_mib=memory_mib)
         placed = place_replica(model, observed, ledger)
         if isinstance(placed, Placement):
             ledger.add_claims(placed.claims)

@@ -92,6 +92,34 @@ def test_llama_server_as_a_process_is_a_binary_or_embedded() -> None:
     assert named[:3] == ["/opt/llama-server", "--model", "/srv/models/m.gguf"]
 
 
+@pytest.mark.parametrize("context", [DOCKER, PROCESS], ids=["docker", "process"])
+def test_llama_cpp_is_told_which_gpus_it_must_have(context: RenderContext) -> None:
+    argv, _ = _launch("llama_server", context, model_path="m.gguf", gpus=2, extra_args=["--no-warmup"])
+    assert argv[-3:] == ["--device", "CUDA0,CUDA1", "--no-warmup"]
+    argv, _ = _launch("llama_server", context, model_path="m.gguf", device="cuda")
+    assert argv[-2:] == ["--device", "CUDA0"]
+    argv, _ = _launch("llama_cpp", context, model_path="m.gguf", gpus=["GPU-b", 0])
+    assert argv[-2:] == ["--gpu-count", "2"]
+    for backend in ("llama_server", "llama_cpp"):
+        for fields in ({}, {"gpus": 0}, {"device": "cpu"}):
+            argv, _ = _launch(backend, context, model_path="m.gguf", **fields)
+            assert not {"--device", "--gpu-count"} & set(argv)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"extra_args": ["--device", "none"]},
+        {"extra_args": ["-dev", "Vulkan0"]},
+        {"env": {"LLAMA_ARG_DEVICE": "Vulkan0"}},
+    ],
+)
+def test_devices_that_a_definition_names_itself_are_those_that_llama_server_gets(fields: dict[str, Any]) -> None:
+    argv, _ = _launch("llama_server", DOCKER, model_path="m.gguf", gpus=1, **fields)
+    assert "CUDA0" not in argv
+    assert argv[len(argv) - len(fields.get("extra_args", [])) :] == fields.get("extra_args", [])
+
+
 def test_libraries_of_a_program_are_found_where_the_definition_says() -> None:
     engine = ENGINES["llama_server"]
     fields = {"model_path": "m.gguf", "llama_server_library_path": "/opt/lib"}

@@ -115,7 +115,7 @@ def test_too_little_memory_waits_longer_each_time_and_is_tried_at_once_where_it_
 
 
 def test_the_documentation_has_the_words_that_are_said() -> None:
-    page = Path("docs/memory.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "memory.md").read_text()
     for log in (LOAD_FAILED, SERVING_FAILED, "std::bad_alloc"):
         words, _, _ = verdict_of("llama_server", log).message.partition(",")
         assert f"| `{words.partition(':')[0]}` |" in page
@@ -141,3 +141,22 @@ def test_a_llama_server_that_cannot_have_its_gpu_says_where_to_look(log: str, wo
     assert verdict.permanent is permanent
     if not permanent:
         assert "`image`" in verdict.message or "nvidia-smi" in verdict.message
+
+
+NO_GPU = "llama.cpp sees no GPU, and was given 1\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "words", "permanent"),
+    [
+        (f"llama-cpp-python: it was built without CUDA: {NO_GPU}", "was built without CUDA", True),
+        (f"llama-cpp-python: {NOT_STARTED.strip()}: {NO_GPU}", "CUDA did not start", False),
+        (f"llama-cpp-python: {OLD_DRIVER.strip()}: {NO_GPU}", "the NVIDIA driver is older", True),
+        (f"llama-cpp-python: CUDA did not start: {NO_GPU}", "does not see all of its GPUs", False),
+        ("llama.cpp sees 1 of the 2 GPUs that it was given: look after", "does not see all of its GPUs", False),
+    ],
+)
+def test_a_worker_that_cannot_have_its_gpu_says_where_to_look(log: str, words: str, permanent: bool) -> None:
+    verdict = verdict_of("llama_cpp", log)
+    assert words in verdict.message
+    assert verdict.permanent is permanent

@@ -6,15 +6,18 @@ import importlib
 import importlib.util
 import signal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.support.require import require
 from worker.launchers.child_process import Ending
-from worker.launchers.llama_server import apply_settings, explain_ending, first_error
+from worker.launchers.llama_server import apply_settings, check_devices, explain_ending, first_error
 from worker.launchers.llama_server_flags import OPTIONS, Member, Setting, UsageError, parse_flags, value_of
 
 BASE = ("--model", "m.gguf", "--port", "8081")
+REFUSAL = 'error while handling argument "--device": invalid device: CUDA0'
 VALUES = {
     "--flash-attn": "on",
     "--cache-type-k": "q8_0",
@@ -36,7 +39,7 @@ def example(name: str) -> list[str]:
 
 
 @pytest.mark.embedded
-@pytest.mark.parametrize("name", sorted(OPTIONS))
+@pytest.mark.parametrize("name", sorted(OPTIONS.keys() - {"--device", "-dev"}))
 def test_every_flag_sets_attributes_that_xllamacpp_has(name: str) -> None:
     available = importlib.util.find_spec("xllamacpp") is not None
     require("embedded", available, "xllamacpp is not installed (extra `embedded`)")
@@ -89,6 +92,35 @@ def test_reranking_is_embedding_with_its_pooling() -> None:
     settings = parse_flags([*BASE, "--reranking"], {})
     assert value_of(settings, "embedding") is True
     assert value_of(settings, "pooling_type") == Member("llama_pooling_type", "LLAMA_POOLING_TYPE_RANK")
+
+
+CUDA = [{"name": f"CUDA{number}", "type": SimpleNamespace(name="GGML_BACKEND_DEVICE_TYPE_GPU")} for number in (0, 1)]
+CPU = [{"name": "CPU", "type": SimpleNamespace(name="GGML_BACKEND_DEVICE_TYPE_CPU")}]
+"""As `xllamacpp.get_device_info()` tells devices, in part."""
+
+
+def test_devices_are_what_is_seen_and_no_parameter() -> None:
+    settings = parse_flags([*BASE, "--device", "CUDA0,CUDA1"], {})
+    assert value_of(settings, "devices") == ["CUDA0", "CUDA1"]
+    apply_settings([each for each in settings if each.attribute == "devices"], SimpleNamespace(), None)
+    check_devices(["CUDA0", "CUDA1"], [*CUDA, *CPU])
+    check_devices(["none"], CPU)
+
+
+@pytest.mark.parametrize(
+    ("named", "seen", "message"),
+    [
+        (["CUDA0"], CPU, "invalid device: CUDA0"),
+        (["CUDA0", "CUDA1"], [*CUDA[:1], *CPU], "invalid device: CUDA1"),
+        (["CPU"], CPU, "invalid device: CPU"),
+        (["CUDA0"], [*CUDA, *CPU], "the embedded llama-server uses each GPU that it sees, so CUDA1 too: name a llama-"),
+        (["none"], [*CUDA, *CPU], "the embedded llama-server uses each GPU that it sees, so CUDA0, CUDA1 too: name a"),
+    ],
+)
+def test_devices_that_it_would_not_use_or_use_beside_those_named(named: list[str], seen: Any, message: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        check_devices(named, seen)
+    assert str(raised.value).startswith(f'error while handling argument "--device": {message}')
 
 
 def test_threads_are_for_prompts_too() -> None:
@@ -156,6 +188,7 @@ def test_later_settings_win() -> None:
         ("0.00.004.010 E srv    load_model: failed to load model, 'x'", "srv load_model: failed to load model, 'x'"),
         ("/x/ggml.c:1: GGML_ASSERT(a == b) failed\n", "/x/ggml.c:1: GGML_ASSERT(a == b) failed"),
         ("terminate called after 'std::bad_alloc'", "terminate called after 'std::bad_alloc'"),
+        (f"{REFUSAL}\n", REFUSAL),
         ("0.00.010.865 I srv          init: model loaded\n", None),
         ("0.00.001.979 W srv          init: security: no API key is set", None),
         ("", None),
