@@ -137,6 +137,7 @@ class Controller:
             Estimator(settings.models.absolute(), clock),
         )
         self._requirements = Requirements(predictions, memory_history, self._wake.set)
+        self._memory_sampler = MemorySampler(memory_history, store.folder, runtime, clock)
         self._reconciler = Reconciler(
             desired=self._files,
             runtime=runtime,
@@ -154,8 +155,8 @@ class Controller:
             progress=self._progress,
             host_mib=settings.engines_memory_mib or psutil.virtual_memory().total // 2**20,
             requirements=self._requirements,
+            get_gpu_use=self._memory_sampler.get_gpu_use,
         )
-        self._memory_sampler = MemorySampler(memory_history, store.folder, runtime, clock)
         self.admin_service = AdminService(
             files=self._files,
             reconciler=self._reconciler,

@@ -404,3 +404,5 @@ class ObservedState:
     """GPU uuid to when one of our engines was last seen to be gone from it."""
     inflight: Mapping[str, int | None] = field(default_factory=dict)
     """Replica name to requests inside by all gateways; None: a gateway that may hold some is lost."""
+    gpu_use: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Replica name to MiB that it holds of its GPUs, by uuid, read since it was ready; absent: not known."""

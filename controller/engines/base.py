@@ -149,6 +149,8 @@ class Engine:
     """True: `target_inflight` is part of the command line, and so of the spec hash."""
     most_inflight: ClassVar[int | None] = None
     """Requests that one engine can work on at a time, whatever is configured; None: no limit of its own."""
+    computes: ClassVar[bool] = True
+    """False: a stand-in for a model, which holds nothing of the GPUs that it claims."""
     notices_leaving: ClassVar[bool] = True
     """False: work on a blocking request goes on for a while after its client left."""
     takes_dimensions: ClassVar[bool] = False

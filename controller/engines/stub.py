@@ -30,6 +30,7 @@ class Stub(Engine):
     name: ClassVar[str] = "stub"
     definition = StubDefinition
     image_kind: ClassVar[str | None] = "worker"
+    computes: ClassVar[bool] = False
     thinking_switch: ClassVar[ThinkingControl] = "thinking"
     hashed_fields: ClassVar[tuple[str, ...]] = ("stub_text", "stub_load_s", "stub_token_delay_ms", "stub_fail")
 

@@ -78,6 +78,8 @@ class Stop(ReplicaAction):
     name: str
     reason: str
     failure: Verdict | None = None
+    served: bool = True
+    """False: what it was ready for is not what was declared, so its backoff grows as if it never had been ready."""
 
 
 @dataclass(frozen=True, slots=True)

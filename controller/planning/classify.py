@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
 
+from controller.engines import ENGINES
+from controller.planning.gpu_use import explain_unused_gpus
 from controller.state import DesiredModel, Health, ObservedReplica, OpKind, PendingOp, Phase, ReplicaId
+
+_UNKNOWN: Final[Mapping[str, Mapping[str, int]]] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -18,6 +24,8 @@ class Buckets:
     half_created: list[ObservedReplica] = field(default_factory=list)
     broken: list[tuple[ObservedReplica, str]] = field(default_factory=list)
     """Running, and of no use: dead, stalled, or past the start deadline."""
+    off_gpu: list[tuple[ObservedReplica, str]] = field(default_factory=list)
+    """Ready, and not computing on the GPUs that it claims."""
     current: dict[int, ObservedReplica | None] = field(default_factory=dict)
     """Index to the replica that runs what is declared; None: its start is still under way."""
     outdated: dict[int, ObservedReplica] = field(default_factory=dict)
@@ -30,8 +38,9 @@ def classify_replicas(
     replicas: Iterable[ObservedReplica],
     pending: Iterable[tuple[str, PendingOp]],
     now: float,
+    gpu_use: Mapping[str, Mapping[str, int]] = _UNKNOWN,
 ) -> Buckets:
-    """Put each replica of one model into its bucket."""
+    """Put each replica of one model into its bucket. `gpu_use` is that of the `ObservedState`."""
     buckets = Buckets()
     operations = dict(pending)
     # Ready ones first, so that of two replicas at one index the one that serves is kept.
@@ -45,6 +54,8 @@ def classify_replicas(
             buckets.half_created.append(replica)
         elif reason := _breakage_reason(model, replica, now):
             buckets.broken.append((replica, reason))
+        elif reason := _off_gpu_reason(model, replica, gpu_use):
+            buckets.off_gpu.append((replica, reason))
         else:
             _sort_alive(model, replica, buckets)
     for operation in operations.values():
@@ -87,3 +98,13 @@ def _breakage_reason(model: DesiredModel | None, replica: ObservedReplica, now: 
         if waited_s >= model.start_timeout_s:
             return f"not ready within {model.start_timeout_s:g} s of its start"
     return None
+
+
+def _off_gpu_reason(
+    model: DesiredModel | None, replica: ObservedReplica, gpu_use: Mapping[str, Mapping[str, int]]
+) -> str | None:
+    if model is None or replica.id.spec_hash != model.spec_hash or replica.id.index >= model.replicas:
+        return None
+    if replica.health is not Health.READY or replica.draining is not None or not ENGINES[model.backend].computes:
+        return None
+    return explain_unused_gpus(replica, gpu_use.get(replica.name, {}))

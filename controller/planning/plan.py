@@ -57,7 +57,7 @@ def plan(desired: DesiredState, observed: ObservedState, now: float) -> Plan:
     for name in sorted(desired.models.keys() | replicas.keys() | pending.keys()):
         model, wait_reason = desired.models.get(name), decision.wait_reasons.get(name)
         turn = ModelTurn(model, observed, ledger, now, desired.preflight_recheck_s, wait_reason)
-        turn.buckets = classify_replicas(turn.model, replicas[name], pending[name], now)
+        turn.buckets = classify_replicas(turn.model, replicas[name], pending[name], now, observed.gpu_use)
         turn.clear_replicas()
         turns.append(turn)
     for turn in sorted(turns, key=lambda each: decision.queue_place(each.model)):
@@ -112,6 +112,9 @@ class ModelTurn:
             self.actions.append(Remove(replica.id, replica.name, "half-created, and nothing is creating it"))
         for replica, reason in self.buckets.broken:
             self.actions.append(Stop(replica.id, replica.name, reason, Verdict(reason)))
+            self.failed_keys.add(replica.id.key)
+        for replica, reason in self.buckets.off_gpu:
+            self.actions.append(Stop(replica.id, replica.name, reason, Verdict(reason), served=False))
             self.failed_keys.add(replica.id.key)
         for replica in self.buckets.surplus:
             self._drain_or_stop(replica, self._surplus_reason())

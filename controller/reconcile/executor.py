@@ -179,7 +179,8 @@ class Executor:
         kind = OpKind.STOP if isinstance(action, Stop) else OpKind.REMOVE
         if action.failure is not None and action.name not in self._memory.counted_failures:
             self._memory.counted_failures.add(action.name)
-            ready_for_s = None if replica.ready_since is None else now - replica.ready_since
+            ready_since = replica.ready_since if isinstance(action, Remove) or action.served else None
+            ready_for_s = None if ready_since is None else now - ready_since
             self._memory.record_failure(action.id, action.failure, now, ready_for_s=ready_for_s)
             log.warning("%s failed: %s", action.name, action.failure.message)
             # The next plan knows when to try again, which can be now.

@@ -83,14 +83,17 @@ class Reconciler:
         progress: LoadProgress | None = None,
         host_mib: int | None = None,
         requirements: Requirements | None = None,
+        get_gpu_use: Callable[[], Mapping[str, Mapping[str, int]]] = dict,
     ) -> None:
         """`on_round` is given each round (None: it was not complete) and the one before. `host_mib`: main memory that
-        engines may take; None: not bounded."""
+        engines may take; None: not bounded. `get_gpu_use`: what ready replicas hold of their GPUs, as
+        `ObservedState.gpu_use` has it."""
         self._on_round = on_round
         self._redact = redact
         self._progress = progress
         self._host_mib = host_mib
         self._requirements = requirements
+        self._get_gpu_use = get_gpu_use
         self._round_finished = asyncio.Event()
         self._desired = desired
         self._runtime = runtime
@@ -272,6 +275,7 @@ class Reconciler:
             unified_gpus=self._unified_gpus,
             host_mib=self._host_mib,
             requirements=requirements,
+            gpu_use=self._get_gpu_use(),
             traffic=traffic_by_model(
                 (model.name for model in models),
                 views,

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from controller.planning.gpu_use import SETTLED_S, measure_gpu_use
 from controller.runtimes.base import RuntimeUnavailableError
 from controller.sizing.history import MemoryHistory, save_history
-from controller.state import HOST, DesiredModel, Gpu, Health, ObservedReplica, OpKind, Phase
+from controller.state import HOST, DesiredModel, Gpu, Health, ObservedReplica, ObservedState, OpKind, Phase
 from controller.status.reconcile_round import Round
 
 AGAIN_S: Final = 600.0
@@ -38,6 +39,12 @@ class _Growth:
     largest_mib: dict[str, int] = field(default_factory=dict)
     is_final: bool = False
     """It was read once it was ready, or another one begins to load or to stop there: more may be somebody else's."""
+    is_disturbed: bool = False
+    """Another one began to load or to stop there: from then on both more and less may be somebody else's."""
+    least_used_mib: dict[str, int] = field(default_factory=dict)
+    """What was in use at the least since its start: what an engine before it held may be given back late."""
+    settled_mib: dict[str, int] = field(default_factory=dict)
+    """How much more was in use when it had been ready for a while; empty: it was not read undisturbed by then."""
 
 
 class MemorySampler:
@@ -53,6 +60,7 @@ class MemorySampler:
         self._clock = clock
         self._growth: dict[str, _Growth] = {}
         self._sampled_at: dict[str, float] = {}
+        self._gpu_use: dict[str, dict[str, int]] = {}
         self._round_at = 0.0
         self._saved_revision = history.revision
         self._is_failing = False
@@ -62,6 +70,7 @@ class MemorySampler:
     def follow_round(self, last_round: Round) -> None:
         """Take note of a round, and look at the replicas whose time has come."""
         self._note_growth(last_round)
+        self._gpu_use = self._measure_gpu_use(last_round.observed)
         names = {replica.name for replica in last_round.observed.replicas}
         self._sampled_at = {name: at for name, at in self._sampled_at.items() if name in names}
         gpus = last_round.observed.gpus or ()
@@ -77,6 +86,10 @@ class MemorySampler:
         self._history.keep_only(last_round.desired.models)
         if self._history.revision != self._saved_revision:
             self._spawn("save", self._save())
+
+    def get_gpu_use(self) -> Mapping[str, Mapping[str, int]]:
+        """Replica name to MiB that it holds of its GPUs, by uuid, as the last round read it; absent: not known."""
+        return self._gpu_use
 
     @property
     def is_saved(self) -> bool:
@@ -116,10 +129,44 @@ class MemorySampler:
         known_names = {replica.name for replica in last_round.observed.replicas} | pending.keys()
         self._growth = {name: growth for name, growth in self._growth.items() if name in known_names}
         for name, growth in self._growth.items():
-            growth.is_final |= any(
+            growth.is_disturbed |= any(
                 other_name != name and operation.claims.keys() & growth.baseline_mib.keys()
                 for other_name, operation in pending.items()
             )
+            growth.is_final |= growth.is_disturbed
+        self._note_settled_growth(last_round.observed.replicas, used_mib, last_round.observed.at)
+
+    def _note_settled_growth(
+        self, replicas: Iterable[ObservedReplica], used_mib: Mapping[str, int], now: float
+    ) -> None:
+        for replica in replicas:
+            growth = self._growth.get(replica.name)
+            if (
+                growth is None
+                or growth.is_disturbed
+                or growth.settled_mib
+                or not growth.baseline_mib.keys() <= used_mib.keys()
+            ):
+                continue
+            growth.least_used_mib = {
+                uuid: min(used_mib[uuid], growth.least_used_mib.get(uuid, baseline_mib))
+                for uuid, baseline_mib in growth.baseline_mib.items()
+            }
+            if replica.ready_since is not None and now - replica.ready_since >= SETTLED_S:
+                growth.settled_mib = {
+                    uuid: max(used_mib[uuid] - least_mib, growth.largest_mib.get(uuid, 0))
+                    for uuid, least_mib in growth.least_used_mib.items()
+                }
+
+    def _measure_gpu_use(self, observed: ObservedState) -> dict[str, dict[str, int]]:
+        growth_by_name = {name: growth.settled_mib for name, growth in self._growth.items()}
+        measured_mib = {
+            replica.name: measure_gpu_use(
+                replica, observed.gpus or (), growth_by_name.get(replica.name, {}), observed.at
+            )
+            for replica in observed.replicas
+        }
+        return {name: held_mib for name, held_mib in measured_mib.items() if held_mib}
 
     def _is_due(self, replica: ObservedReplica, now: float) -> bool:
         if replica.name in self._tasks:

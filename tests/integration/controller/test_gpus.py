@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,14 +16,18 @@ import psutil
 import pytest
 
 from controller.assembly import Controller
+from controller.planning.gpu_use import SETTLED_S
 from controller.planning.placement import holders_of
 from controller.runtimes.nvml import NvmlReader
 from controller.runtimes.process.runtime import ProcessRuntime
+from controller.schema.status import ModelState
 from controller.settings import ControllerSettings
 from controller.state import Phase
 from controller.storage.state_dir import StateDir
 from tests.fakes.fake_nvml import FakeGpu, FakeNvml
+from tests.support.require import require
 from tests.support.wait import until
+from worker.clockwork import make_model
 
 STUB: dict[str, Any] = {"backend": "stub", "gpus": 1}
 
@@ -209,3 +215,36 @@ async def test_a_gpu_that_falls_off_the_bus_hides_no_other_and_stops_no_engine(h
             if path.stem != engine
         ]
         assert b"CUDA_VISIBLE_DEVICES=GPU-a" in Path(f"/proc/{other}/environ").read_bytes().split(b"\0")
+
+
+@pytest.mark.engines
+@pytest.mark.embedded
+@pytest.mark.parametrize("host_pids", [True, False])
+async def test_an_engine_that_leaves_its_gpu_alone_has_failed(
+    host: Host, monkeypatch: pytest.MonkeyPatch, host_pids: bool
+) -> None:
+    available = importlib.util.find_spec("xllamacpp") is not None
+    require("embedded", available, "xllamacpp is not installed (extra `embedded`)")
+    ahead = [0.0]
+    monkeypatch.setattr("controller.assembly.time", SimpleNamespace(time=lambda: time.time() + ahead[0]))
+    make_model(host.settings.models / "m.gguf")
+    host.nvml.add(uuid="GPU-a", bus=1, total_mib=8_000, used_mib=300, drawing={1: 300})
+    # A CPU build, told to use no device, is what a CUDA build is whose CUDA did not start.
+    leaves_gpu = {"gpus": 1, "vram_mib": 500, "extra_args": ["--device", "none"], "llama_server_threads": 1}
+    host.declare({"m": {"model_path": "m.gguf", "llama_server_n_ctx": 512, **leaves_gpu}})
+    async with host.controller(host_pids=host_pids, stop_engines=True) as controller:
+
+        def serves() -> bool:
+            return [model.state for model in controller.get_status().models] == [ModelState.LOADED]
+
+        def entries(kind: str, words: str) -> list[Any]:
+            found = controller.journal.read_after(0, 100)
+            return [each for each in found if each.kind == kind and words in each.message]
+
+        await until("it serves", serves)
+        ahead[0] += SETTLED_S
+        reason = "it is ready and holds 0 MiB of GPU-a: it does not compute there"
+        [failure, *_] = await until("it has failed", lambda: entries("failure", reason))
+        assert (failure.details["failures"], failure.details["was_ready"]) == (1, True)
+        assert failure.details["retry_at"] > failure.at, "not at once: it never served as declared"
+        await until("its state says so", lambda: entries("state", f"failed: {reason}"))

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from controller.engines.stub import StubDefinition
+from controller.planning.gpu_use import SETTLED_S
 from controller.sizing.history import FILE_NAME, MemoryHistory, ObservedSample
 from controller.sizing.sampler import AGAIN_S, MemorySampler
 from controller.state import (
@@ -307,3 +308,66 @@ async def test_what_a_stranger_takes_later_is_not_counted_where_no_process_is_to
     bench.now += AGAIN_S
     await bench.round()
     assert bench.of("m") == ObservedSample(4000, None, 1, bench.now)
+
+
+async def settled(bench: Bench, name: str) -> Mapping[str, int] | None:
+    """What is known of its GPUs once it has been ready for long enough; nothing is, before."""
+    bench.ready(name)
+    await bench.round()
+    assert bench.watch.get_gpu_use().get(name) is None, "it may have been read before it was ready"
+    bench.now += SETTLED_S
+    await bench.round()
+    return bench.watch.get_gpu_use().get(name)
+
+
+async def test_what_a_ready_replica_holds_of_its_gpus_is_told_by_growth(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, wanted("m", gpus=2))
+    name = bench.put("m", "GPU-a", "GPU-b")
+    await bench.round({name: OpKind.START})
+    bench.used["GPU-a"] = 4500
+    await bench.round()
+    assert await settled(bench, name) == {"GPU-a": 4000, "GPU-b": 0}
+    bench.used["GPU-a"] = 500
+    await bench.round()
+    assert bench.watch.get_gpu_use()[name] == {"GPU-a": 4000, "GPU-b": 0}, "what others do later is not counted"
+
+
+async def test_it_is_told_by_processes_where_the_driver_names_them(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, wanted("m", gpus=1))
+    name = bench.put("m", "GPU-a")
+    bench.processes["GPU-a"] = (GpuProcess(1, 3, None, name),)
+    assert await settled(bench, name) == {"GPU-a": 3}, "also of one that an earlier controller started"
+    bench.processes["GPU-a"] = (GpuProcess(1, 900, None, name),)
+    await bench.round()
+    assert bench.watch.get_gpu_use()[name] == {"GPU-a": 900}
+    bench.unreadable = True
+    await bench.round()
+    assert bench.watch.get_gpu_use() == {}
+
+
+async def test_nothing_is_known_where_another_one_came_or_went_before_it_was_read(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, wanted("m", gpus=1), wanted("n", gpus=1))
+    name, other = bench.put("m", "GPU-a"), bench.put("n", "GPU-a")
+    bench.used["GPU-a"] = 9_000
+    await bench.round({name: OpKind.START})
+    bench.used["GPU-a"] = 9_900
+    await bench.round()
+    bench.used["GPU-a"] = 900
+    await bench.round({other: OpKind.STOP})
+    assert await settled(bench, name) is None
+
+
+async def test_what_is_given_back_late_does_not_hide_what_it_holds(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, wanted("m", gpus=1))
+    name = bench.put("m", "GPU-a")
+    bench.used["GPU-a"] = 9_000
+    await bench.round({name: OpKind.START})
+    bench.used["GPU-a"] = 500
+    await bench.round()
+    bench.used["GPU-a"] = 4_500
+    assert await settled(bench, name) == {"GPU-a": 4_000}
+
+
+async def test_nothing_is_known_by_growth_of_one_that_was_taken_over(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, wanted("m", gpus=1))
+    assert await settled(bench, bench.put("m", "GPU-a")) is None
