@@ -26,13 +26,13 @@ def measure_gpu_use(
     known.
 
     `growth_mib` is by how much the use of each GPU grew by its load, by uuid, of those where nobody else changed it.
-    It stands where the driver does not tell what processes hold. MIG instances are left out: drivers differ about
-    their processes.
+    It stands where the driver does not tell what processes hold, but not for a GPU that has main memory in place of its
+    own, which everybody uses. MIG instances are left out: drivers differ about their processes.
     """
     if replica.ready_since is None or now - replica.ready_since < SETTLED_S:
         return {}
     held_mib = {
-        gpu.uuid: _processes_mib(gpu, replica.name, growth_mib.get(gpu.uuid))
+        gpu.uuid: _processes_mib(gpu, replica.name, None if gpu.is_unified else growth_mib.get(gpu.uuid))
         for gpu in gpus
         if gpu.uuid in replica.claims and gpu.mig is None
     }

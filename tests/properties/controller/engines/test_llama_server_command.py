@@ -128,7 +128,7 @@ def test_the_embedded_one_takes_it_and_means_the_same(
 def test_a_program_without_cuda_refuses_gpus_and_the_refusal_is_understood(models: Path, count: int) -> None:
     needed("binary")
     declared = LlamaServerDefinition(model_path="m", gpus=count)
-    said = refusal(rendered(declared, models, "m", {"llama-server": str(program())}).argv[1:])
+    said = refusal(rendered(declared, models, "m", {"llama-server": str(program())}, []).argv[1:])
     assert said is not None
     assert 'error while handling argument "--device": invalid device: CUDA0' in said
     verdict = ENGINE.explain_exit(1, said)
@@ -139,7 +139,7 @@ def test_a_program_without_cuda_refuses_gpus_and_the_refusal_is_understood(model
 def test_a_program_takes_other_devices_that_a_definition_names(models: Path) -> None:
     needed("binary")
     declared = LlamaServerDefinition(model_path="m", gpus=1, extra_args=["--device", "none"])
-    assert refusal(rendered(declared, models, "m", {"llama-server": str(program())}).argv[1:]) is None
+    assert refusal(rendered(declared, models, "m", {"llama-server": str(program())}, []).argv[1:]) is None
 
 
 def test_the_program_refuses_what_is_wrong() -> None:

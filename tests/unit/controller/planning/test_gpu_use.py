@@ -153,3 +153,9 @@ def test_only_what_serves_as_declared_is_judged_by_it(want: DesiredModel | None,
 def test_a_replica_that_uses_its_gpu_or_of_which_nothing_is_known_serves_on() -> None:
     assert planned(WANT, READY, {"GPU-a": 900}) == ()
     assert planned(WANT, READY, {}) == ()
+
+
+def test_growth_of_main_memory_says_nothing_of_a_gpu_that_uses_it() -> None:
+    spark = replace(CARD, is_unified=True)
+    assert measured(growth={"GPU-a": 3}, card=spark, known=False) == {}
+    assert measured(own(3), growth={"GPU-a": 500}, card=spark) == {"GPU-a": 3}
