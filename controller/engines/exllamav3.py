@@ -148,6 +148,7 @@ class ExLlamaV3(Engine):
     """It compiles itself at its first start."""
     most_inflight: ClassVar[int | None] = 16
     definition = ExLlamaV3Definition
+    render_version: ClassVar[int] = 2
     hashed_fields: ClassVar[tuple[str, ...]] = (
         "exllama_cache_size",
         "exllama_cache_quant",

@@ -125,6 +125,7 @@ class LlamaCpp(Engine):
 
     name: ClassVar[str] = "llama_cpp"
     definition = LlamaCppDefinition
+    render_version: ClassVar[int] = 2
     image_kind: ClassVar[str | None] = "worker"
     hashed_fields: ClassVar[tuple[str, ...]] = ("gguf_embedding", *(field for field, _ in _FLAGS))
     hashed_when_set: ClassVar[tuple[str, ...]] = ("prompt_format",)

@@ -214,6 +214,7 @@ class LlamaServer(Engine):
     default_target_inflight: ClassVar[int] = 4
     notices_leaving: ClassVar[bool] = False  # it looks only after a second without any result, of any request
     renders_inflight: ClassVar[bool] = True
+    render_version: ClassVar[int] = 2
     image_kind: ClassVar[str | None] = "llama-server"
     hashed_fields: ClassVar[tuple[str, ...]] = (
         "llama_server_binary",

@@ -47,6 +47,7 @@ class VllmEngine(Engine):
     default_target_inflight: ClassVar[int] = 64
     takes_dimensions: ClassVar[bool] = True
     renders_inflight: ClassVar[bool] = True
+    render_version: ClassVar[int] = 2
     takes_mig_instances: ClassVar[bool] = False
     hashed_fields: ClassVar[tuple[str, ...]] = HASHED
     load_fields: ClassVar[tuple[LoadField, ...]] = LOAD_FIELDS
