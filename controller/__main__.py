@@ -14,6 +14,7 @@ from pathlib import Path
 
 import aiohttp
 
+from common.line_writer import LineWriter, end_program, open_missing_streams, set_up_logging
 from controller.api.app import create_app
 from controller.api.listening import ListeningServer, open_listener
 from controller.api.stopping import AsgiApp, StopMiddleware
@@ -34,9 +35,7 @@ def main() -> int:
         settings = load_settings()
     except SettingsError as error:
         return _fail(2, str(error))
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr
-    )
+    set_up_logging(settings.log_level, "%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     for logger_name in ("watchfiles", "uvicorn.error"):
         logging.getLogger(logger_name).setLevel(logging.WARNING)
     try:
@@ -52,7 +51,7 @@ def main() -> int:
 
 
 def _fail(code: int, message: str) -> int:
-    sys.stderr.write(f"roundhouse controller: {message}\n")
+    LineWriter(sys.stderr).write_line(f"roundhouse controller: {message}")
     return code
 
 
@@ -100,4 +99,5 @@ def open_token(settings: ControllerSettings) -> GatewayToken | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    open_missing_streams()
+    end_program(main())

@@ -22,6 +22,7 @@ import uvicorn
 from prometheus_client import disable_created_metrics
 from pydantic import ValidationError
 
+from common.line_writer import LineWriter, end_program, open_missing_streams, set_up_logging
 from common.listening import ListenError, bind_listeners
 from gateway.app import AdminHostError, Gateway, create_gateway, open_certificate, open_store
 from gateway.server.connection import ClientConnection
@@ -105,9 +106,7 @@ def main() -> int:
         server = server_of(settings, store, certificate)
     except AdminHostError as error:
         return _refuse_start(EXIT_SETTINGS, f"ROUNDHOUSE_ADMIN_HOST: {error}")
-    logging.basicConfig(
-        level=settings.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    set_up_logging(settings.log_level, "%(asctime)s %(levelname)s %(name)s: %(message)s")
     disable_created_metrics()  # type: ignore[no-untyped-call]
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     scheme = "https" if settings.tls_cert else "http"
@@ -196,9 +195,10 @@ def _plain_text(detail: object) -> str:
 
 
 def _refuse_start(code: int, reason: str) -> int:
-    print(f"roundhouse gateway: {reason}", file=sys.stderr)  # noqa: T201 - before logging is set up
+    LineWriter(sys.stderr).write_line(f"roundhouse gateway: {reason}")
     return code
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    open_missing_streams()
+    end_program(main())

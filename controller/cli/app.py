@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 import typer
@@ -76,7 +75,6 @@ def run(arguments: Sequence[str]) -> int:
     except (Abort, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone (`roundhouse status | head`): nothing is left to say, not even at exit.
-        sys.stderr.close()
+        # Whoever read our output has gone (`roundhouse status | head`): nothing is left to say.
         return ExitCode.FAILED
     return int(code or 0)

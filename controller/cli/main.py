@@ -13,6 +13,9 @@ def main() -> None:
         python_version = ".".join(str(part) for part in sys.version_info[:3])
         sys.exit(f"roundhouse: needs Python 3.11 or newer; this is Python {python_version} ({sys.executable})")
     # After the check: what is imported here does not even compile on an older Python.
+    from common.line_writer import end_program, open_missing_streams
+
+    open_missing_streams()
     from controller.cli.app import run
 
-    sys.exit(run(sys.argv[1:]))
+    end_program(run(sys.argv[1:]))

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -29,8 +30,9 @@ def print_line(text: str) -> None:
 
 
 def print_error(text: str) -> None:
-    """A line about the work, not of the result."""
-    typer.echo(f"roundhouse: {text}", err=True)
+    """A line about the work, not of the result. Where it cannot be written, the work goes on without it."""
+    with suppress(OSError):
+        typer.echo(f"roundhouse: {text}", err=True)
 
 
 def print_blocked(row: AdminModel) -> None:

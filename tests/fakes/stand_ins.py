@@ -3,8 +3,8 @@
 `python -m tests.fakes.stand_ins controller|gateway|up`. `controller` answers the internal interface on the socket that
 its settings name, and ends when it is asked to or told to; `gateway` lists one loaded model. Both append what happens
 to the file $EVENTS. $CONTROLLER_DOES and $GATEWAY_DOES make one misbehave: `exit:N` ends at once with that code,
-`exit-once:N` only the first time, `exit-second:N` only the second, `deaf` ignores SIGTERM and requests to end. `up` is
-the real `UpRun` over both.
+`exit-once:N` only the first time, `exit-second:N` only the second, `deaf` ignores SIGTERM and requests to end,
+`until:FILE` heeds them once that file is there. `up` is the real `UpRun` over both.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from controller.cli.up.run import CONTROLLER_ENDS, GATEWAY_ENDS, UpRun, lock_and
 from controller.cli.up.supervisor import ChildSpec
 from controller.settings import load_settings, split_address
 from tests.fakes.fake_control_api import FakeControlApi
+from tests.support.wait import until
 
 
 def note(event: str) -> None:
@@ -36,11 +37,12 @@ def note(event: str) -> None:
 def misbehave(program: str) -> str:
     """End as the environment says; what else it says."""
     note(f"{program} started {os.getpid()}")
-    what, _, code = os.environ.get(f"{program.upper()}_DOES", "").partition(":")
+    does = os.environ.get(f"{program.upper()}_DOES", "")
+    what, _, code = does.partition(":")
     starts = Path(os.environ["EVENTS"]).read_text().count(f"{program} started")
     if what == "exit" or (what, starts) in (("exit-once", 1), ("exit-second", 2)):
         sys.exit(int(code))
-    return what
+    return does
 
 
 async def until_told(program: str, does: str, asked: asyncio.Event) -> None:
@@ -58,8 +60,11 @@ async def until_told(program: str, does: str, asked: asyncio.Event) -> None:
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     if asked.is_set():
         note(f"{program} was asked to end")
-    if does == "deaf":
+    what, _, file = does.partition(":")
+    if what == "deaf":
         await asyncio.Event().wait()
+    if what == "until":
+        await until(f"{file} is there", Path(file).exists)
     note(f"{program} ended")
 
 

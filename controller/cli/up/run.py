@@ -101,12 +101,13 @@ class UpRun:
         """Until Ctrl-C, SIGTERM, SIGHUP, or an end of a child that a new start cannot mend."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._on_signal)
+            loop.add_signal_handler(number, self._on_signal, number)
         watch_task = asyncio.create_task(self._first_model().run())
         ending = await self._supervisor.run(self._stop_event)
         watch_task.cancel()
-        with suppress(asyncio.CancelledError):
-            await watch_task
+        [watch_error] = await asyncio.gather(watch_task, return_exceptions=True)
+        if isinstance(watch_error, Exception):
+            self._announcer.print_note(f"nobody watched for the first model: {watch_error!r}")
         if ending.words is not None:
             self._announcer.print_note(f"{ending.words}; stopping everything")
         code = await self._end(ending)
@@ -132,12 +133,14 @@ class UpRun:
         else:
             self._is_recorded = True
 
-    def _on_signal(self) -> None:
-        if self._stop_event.is_set():
-            self._force_event.set()
-        else:
-            self._announcer.print_note("stopping: running requests may finish; Ctrl-C again does not wait")
+    def _on_signal(self, number: signal.Signals) -> None:
+        if not self._stop_event.is_set():
             self._stop_event.set()
+            self._announcer.print_note("stopping: running requests may finish; Ctrl-C again does not wait")
+        elif number is signal.SIGINT:
+            # Only this one is a second word of an operator's. A shell whose window is closed passes SIGHUP on and the
+            # kernel sends it again, and SIGTERM may be a `down`, which waits.
+            self._force_event.set()
 
     async def _end(self, ending: Ending) -> ExitCode:
         """End the children in order, then what is left of the engines."""
