@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from controller.cli import stop_timeouts
 from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.options import ControllerUrl, Json, Models, Runtime, State
-from controller.cli.output import print_json, print_line
+from controller.cli.output import print_error, print_json, print_line
 from controller.cli.settings import read_settings
 
 if TYPE_CHECKING:
@@ -26,101 +29,192 @@ def down(
     state: State = None,
     models: Models = None,
     runtime: Runtime = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout",
+            min=0,
+            max=3600,
+            metavar="SECONDS",
+            help="How long to wait for `up`, and for each program that is left after it, before it is killed; default: "
+            "as long as the settings let it take (docs/cli.md).",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Stop everything, engines included.
 
     Ends `up`, controller, gateway and every engine of this installation, also what a crash or `docker compose down`
-    left. Exit code 0 when nothing is left, also when nothing was there.
+    left. A program that does not end in time is killed, and what it would have ended is ended in its place. Exit code 0
+    when nothing is left, also when nothing was there.
     """
     settings = read_settings(state=state, models=models, runtime=runtime)
-    stopped_programs = asyncio.run(_DownRun(settings, controller or settings.controller_url).run())
+    stopped_programs = asyncio.run(_DownRun(settings, controller or settings.controller_url, timeout).run())
     if as_json:
-        print_json({"stopped": stopped_programs})
+        killed_programs = [name for name, killed_after_s in stopped_programs.items() if killed_after_s is not None]
+        print_json({"stopped": list(stopped_programs), "killed": killed_programs})
     elif stopped_programs:
-        for each in stopped_programs:
-            print_line(f"stopped {each}")
+        for name, killed_after_s in stopped_programs.items():
+            print_line(stop_words(name, killed_after_s))
     else:
         print_line("nothing was running")
     return ExitCode.DONE
 
 
+def stop_words(name: str, killed_after_s: float | None) -> str:
+    """How a program ended. `killed_after_s`: how long it was waited for before it was killed; None: it ended itself."""
+    if killed_after_s is None:
+        return f"stopped {name}"
+    return f"killed {name}, which did not end within {killed_after_s:g} s"
+
+
 class _DownRun:
     """One run of `down`. Every step does nothing when there is nothing to do."""
 
-    def __init__(self, settings: ControllerSettings, url: str) -> None:
+    def __init__(self, settings: ControllerSettings, url: str, timeout_s: float | None) -> None:
+        """`timeout_s` None: the settings say how long each program may take."""
         self._settings = settings
         self._url = url
-        self._stopped_programs: list[str] = []
+        self._up_s = stop_timeouts.up_stop_timeout_s(settings) if timeout_s is None else timeout_s
+        self._gateway_s = stop_timeouts.gateway_stop_timeout_s() if timeout_s is None else timeout_s
+        self._controller_s = stop_timeouts.controller_stop_timeout_s(settings) if timeout_s is None else timeout_s
+        self._stopped_programs: dict[str, float | None] = {}
 
-    async def run(self) -> list[str]:
-        """What was stopped, in words."""
+    async def run(self) -> Mapping[str, float | None]:
+        """What was stopped, in words, and how long it was waited for before it was killed (None: it ended itself).
+
+        Raises CommandError: something cannot be ended.
+        """
         from controller.cli.orphans import stop_orphans  # imports the controller's runtimes
         from controller.cli.up.marks import find_children, find_up
         from controller.cli.up.record import remove_record
 
         settings = self._settings
-        controller_s = stop_timeouts.controller_stop_timeout_s(settings)
         if (up := find_up(settings.state)) is not None:
             # It stops its children in the right order, and their engines.
-            await self._end("roundhouse up", up, stop_timeouts.up_stop_timeout_s(settings), kill=False)
+            children = {
+                _process_words(name, child): child
+                for name in ("gateway", "controller")
+                for child in find_children(settings.state, name)
+            }
+            order = ", ".join([*children, "the engines"])
+            await self._end(
+                "roundhouse up", up, self._up_s, f"lets running requests finish, then ends {order}", children
+            )
         for gateway in find_children(settings.state, "gateway"):
             # Before the engines: its running requests need them.
-            await self._end("gateway", gateway, stop_timeouts.gateway_stop_timeout_s())
-        controllers = find_children(settings.state, "controller")
-        is_asked = await self._ask_controller()
-        for controller in controllers:
-            await self._end("controller", controller, controller_s, tell=not is_asked)
-        engines = await stop_orphans(settings, grace_s=settings.stop_timeout_s, lock_wait_s=controller_s)
-        self._stopped_programs += (f"engine {name}" for name in engines)
+            await self._end("gateway", gateway, self._gateway_s, "lets running requests finish")
+        await self._end_controllers(find_children(settings.state, "controller"))
+        lock_wait_s = stop_timeouts.controller_stop_timeout_s(settings)
+        engines = await stop_orphans(settings, grace_s=settings.stop_timeout_s, lock_wait_s=lock_wait_s)
+        self._stopped_programs |= {f"engine {name}": None for name in engines}
         remove_record(settings.state)
         return self._stopped_programs
 
-    async def _ask_controller(self) -> bool:
-        """Whether there was one to ask. Returns when it answers no more; that it has ended, its lock tells."""
+    async def _end_controllers(self, controllers: Sequence[ProcessRecord]) -> None:
+        """End the controller that answers, and `controllers`, which an `up` started (usually it is one of them).
+
+        Raises CommandError.
+        """
         from controller.cli.client import ControllerClient, NoControllerError
 
+        waited_for = ", ".join(_process_words("controller", each) for each in controllers)
+        waited_for = waited_for or f"the controller at {self._url}"
+        is_asked = is_silent = False
         async with ControllerClient(self._url) as client:
-            try:
-                await client.shut_down(stop_engines=True)
-            except NoControllerError:
-                return False
-            self._stopped_programs.append("controller and its engines")
             with suppress(NoControllerError):
-                await self._until_gone(client)
-        return True
+                await client.shut_down(stop_engines=True)
+                is_asked = True
+                print_error(
+                    f"waiting for {waited_for}: it stops the engines; {self._controller_s:g} s at most (--timeout)"
+                )
+                is_silent = await self._wait_until_silent(client)
+        if is_asked and not controllers:
+            if not is_silent:
+                waited = f"was asked to end and still runs after {self._controller_s:g} s"
+                raise CommandError(f"{waited_for} {waited}; no `up` here started it, so it is not killed")
+            self._stopped_programs["controller and its engines"] = None
+        for controller in controllers:
+            if is_asked and not is_silent:
+                await self._kill(_process_words("controller", controller), controller, self._controller_s)
+            else:
+                await self._end("controller", controller, self._controller_s, "ends", is_told=is_asked)
 
-    async def _until_gone(self, client: ControllerClient) -> None:
-        """Ask until NoControllerError."""
+    async def _wait_until_silent(self, client: ControllerClient) -> bool:
+        """Whether it answers no more in time. That it has ended, its lock tells."""
+        from controller.cli.client import NoControllerError
+
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + stop_timeouts.controller_stop_timeout_s(self._settings)
+        deadline = loop.time() + self._controller_s
         while loop.time() < deadline:
-            await client.get_status()
+            try:
+                await client.get_status()
+            except NoControllerError:
+                return True
             await asyncio.sleep(POLL_S)
-        raise CommandError(f"the controller at {self._url} was asked to end and still runs")
+        return False
 
     async def _end(
-        self, name: str, record: ProcessRecord, within_s: float, *, tell: bool = True, kill: bool = True
+        self,
+        name: str,
+        record: ProcessRecord,
+        within_s: float,
+        work: str,
+        children: Mapping[str, ProcessRecord] | None = None,
+        *,
+        is_told: bool = False,
     ) -> None:
-        """End a process: SIGTERM if it is to be told, and SIGKILL, if it may be, when that does not help."""
-        from controller.runtimes.process.groups import send_signal
+        """End a process: SIGTERM if it was not told yet, and SIGKILL when that does not help. Raises CommandError.
 
+        `work` is what it does meanwhile; when one of `children` ends meanwhile, a line says so.
+        """
+        process_words = _process_words(name, record)
+        if not is_told:
+            if not record.is_alive():
+                return
+            print_error(f"waiting for {process_words}: it {work}; it is killed after {within_s:g} s (--timeout)")
+            _send_signal(process_words, record, signal.SIGTERM)
+        if await _wait_until_gone(record, within_s, children or {}):
+            self._stopped_programs[process_words] = None
+        else:
+            await self._kill(process_words, record, within_s)
+
+    async def _kill(self, process_words: str, record: ProcessRecord, waited_s: float) -> None:
         if not record.is_alive():
             return
-        if tell:
-            send_signal(record.process, signal.SIGTERM)
-        if not await _wait_until_gone(record, within_s):
-            if not kill:
-                raise CommandError(f"{name} (process {record.pid}) was told to end and still runs")
-            send_signal(record.process, signal.SIGKILL)
-            await _wait_until_gone(record, within_s)
-        self._stopped_programs.append(f"{name} (process {record.pid})")
+        print_error(f"{process_words} did not end within {waited_s:g} s: it is killed, and what it leaves is ended")
+        _send_signal(process_words, record, signal.SIGKILL)
+        if not await _wait_until_gone(record, stop_timeouts.KILLED_S, {}):
+            raise CommandError(
+                f"{process_words} was killed and is still there: the system holds it, most likely for a device or a "
+                "file system that does not answer"
+            )
+        self._stopped_programs[process_words] = waited_s
 
 
-async def _wait_until_gone(record: ProcessRecord, within_s: float) -> bool:
+def _process_words(name: str, record: ProcessRecord) -> str:
+    return f"{name} (process {record.pid})"
+
+
+def _send_signal(process_words: str, record: ProcessRecord, number: signal.Signals) -> None:
+    """Raises CommandError: the process is another user's."""
+    from controller.runtimes.process.groups import send_signal
+
+    try:
+        send_signal(record.process, number)
+    except PermissionError:
+        raise CommandError(f"{process_words} is another user's: run `roundhouse down` as that user") from None
+
+
+async def _wait_until_gone(record: ProcessRecord, within_s: float, children: Mapping[str, ProcessRecord]) -> bool:
+    """Whether it ended in time. Of each of `children`, by its words, a line says when it has ended."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s
+    live_children = dict(children)
     # Not our child, so there is nothing to wait on but a pidfd, which old kernels and some containers lack.
-    while record.is_alive() and loop.time() < deadline:  # noqa: ASYNC110
+    while record.is_alive() and loop.time() < deadline:
+        for process_words in [words for words, child in live_children.items() if not child.is_alive()]:
+            print_error(f"{process_words} has ended")
+            del live_children[process_words]
         await asyncio.sleep(POLL_S)
     return not record.is_alive()

@@ -14,6 +14,8 @@ GATEWAY_S: Final = 30.0
 """The gateway's own grace for running requests, where its setting says nothing."""
 FORCED_S: Final = 2.0
 """Of engines, after a second Ctrl-C."""
+KILLED_S: Final = 10.0
+"""From a program's SIGKILL to its end, which only the system can hold up."""
 
 
 def gateway_stop_timeout_s() -> float:

@@ -108,6 +108,6 @@ def runs(pid: int) -> bool:
     return record is not None and record.is_alive()
 
 
-async def down(up: Up) -> int:
+async def down(up: Up, *arguments: str) -> int:
     """The exit code of `roundhouse down` on its state folder."""
-    return await asyncio.to_thread(run, ["down", "--state", str(up.state), "--runtime", "process"])
+    return await asyncio.to_thread(run, ["down", "--state", str(up.state), "--runtime", "process", *arguments])

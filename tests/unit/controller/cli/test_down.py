@@ -72,7 +72,7 @@ async def test_engines_of_a_killed_controller_are_stopped(
     stubs.kill("controller")
     assert len(engine_pids(stubs)) == 2
     assert await down(stubs, "--json") == ExitCode.DONE
-    assert json.loads(capsys.readouterr().out) == {"stopped": [f"engine {name}" for name in names]}
+    assert json.loads(capsys.readouterr().out) == {"stopped": [f"engine {name}" for name in names], "killed": []}
     assert engine_pids(stubs) == []
     assert await down(stubs) == ExitCode.DONE
     assert capsys.readouterr().out == "nothing was running\n"

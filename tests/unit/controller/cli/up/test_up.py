@@ -206,9 +206,54 @@ async def test_down_ends_a_running_up_in_order(up: Up, capsys: pytest.CaptureFix
     ending = asyncio.create_task(up.ended())
     assert await down(up) == ExitCode.DONE
     assert await ending == ExitCode.DONE
-    assert capsys.readouterr().out == f"stopped roundhouse up (process {up.process.pid})\n"
+    out, err = capsys.readouterr()
+    assert out == f"stopped roundhouse up (process {up.process.pid})\n"
+    assert err.startswith(
+        f"roundhouse: waiting for roundhouse up (process {up.process.pid}): it lets running requests finish, then ends "
+        f"{process_words(up, 'gateway')}, {process_words(up, 'controller')}, the engines; it is killed after 180 s "
+        "(--timeout)\n"
+    )
     assert "gateway got SIGTERM" in up.events()
     assert "controller was asked to end" in up.events()
+
+
+def process_words(up: Up, name: str) -> str:
+    """The last stand-in of that name, as `down` names it."""
+    [*_, pid] = re.findall(rf"{name} started (\d+)", up.events_file.read_text())
+    return f"{name} (process {pid})"
+
+
+async def test_down_kills_an_up_that_does_not_end_and_does_its_work(up: Up, capsys: pytest.CaptureFixture[str]) -> None:
+    up.start()
+    await up.ready()
+    assert up.process is not None
+    up.send(signal.SIGSTOP)
+    assert await down(up, "--timeout", "2") == ExitCode.DONE
+    assert await up.ended() == -signal.SIGKILL
+    out, err = capsys.readouterr()
+    up_words = f"roundhouse up (process {up.process.pid})"
+    assert out.splitlines() == [
+        f"killed {up_words}, which did not end within 2 s",
+        f"stopped {process_words(up, 'gateway')}",
+        f"stopped {process_words(up, 'controller')}",
+    ]
+    assert f"{up_words} did not end within 2 s: it is killed, and what it leaves is ended\n" in err
+    assert f"waiting for {process_words(up, 'gateway')}: it lets running requests finish; it is killed after 2 s" in err
+    assert up.events()[2:] == ENDED_IN_ORDER
+    assert not any(runs(pid) for pid in up.pids())
+    assert not (up.state / "up.json").exists()
+
+
+async def test_down_kills_what_a_killed_up_left_and_does_not_end(up: Up, capsys: pytest.CaptureFixture[str]) -> None:
+    up.start(GATEWAY_DOES="deaf", CONTROLLER_DOES="deaf")
+    await up.ready()
+    assert up.process is not None
+    up.process.kill()
+    up.process.wait()
+    gateway, controller = process_words(up, "gateway"), process_words(up, "controller")
+    assert await down(up, "--timeout", "0.5", "--json") == ExitCode.DONE
+    assert json.loads(capsys.readouterr().out) == {"stopped": [gateway, controller], "killed": [gateway, controller]}
+    assert not any(runs(pid) for pid in up.pids())
 
 
 # Before anything is started.
