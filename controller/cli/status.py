@@ -13,6 +13,7 @@ from controller.cli.gpu import gpu_label, unread_gpu_words
 from controller.cli.options import ControllerUrl, Json, State
 from controller.cli.output import (
     STATE_COLOURS,
+    count_words,
     ends_by_unload,
     one_line,
     print_json,
@@ -23,7 +24,7 @@ from controller.cli.output import (
 from controller.cli.settings import controller_url
 
 if TYPE_CHECKING:
-    from controller.schema.status import ControllerStatus, ModelStatus
+    from controller.schema.status import ControllerStatus, ModelStatus, ReplicaStatus
 
 POLL_S = 0.3
 
@@ -122,14 +123,42 @@ def _notes(snapshot: ControllerStatus) -> Iterator[str]:
     if snapshot.unsaved:
         yield f"the state folder cannot be written; a restart would not know: {', '.join(snapshot.unsaved)}"
     for model in snapshot.models:
-        if model.last_error and model.state == "loaded":
-            yield f"{model.name}: loaded now; before: {one_line(model.last_error)}"
-        elif model.last_error:
-            yield f"{model.name}: {model.last_error}"
+        if model.last_error:
+            yield f"{model.name}: {_error_words(model, model.last_error)}"
         yield from (f"{model.name}: {reason}" for reason in model.blocked if reason != model.last_error)
         if model.retry_at is not None:
-            yield f"{model.name}: tried again at {time_words(model.retry_at)}; {ends_by_unload(model.name)}"
+            yield f"{model.name}: tried again at {time_words(model.retry_at)}{_way_out(model)}"
     if snapshot.gpus is None:
         yield "GPUs: unknown, they cannot be read now"
     if not snapshot.gateways:
         yield "no gateway is connected"
+
+
+def _error_words(model: ModelStatus, error: str) -> str:
+    """What went wrong, after what of the model serves all the same."""
+    if not model.loaded_replicas:
+        return error
+    outdated_count = len(list(_serving_outdated(model)))
+    if outdated_count:
+        serving = "serves" if outdated_count >= model.loaded_replicas else _serving_words(outdated_count, model)
+        return f"{serving} the old definition; the edit waits: {one_line(error)}"
+    if model.loaded_replicas < model.wanted_replicas:
+        return f"{_serving_words(model.loaded_replicas, model)}; what keeps the rest: {one_line(error)}"
+    return f"serves; the last error: {one_line(error)}"
+
+
+def _serving_words(count: int, model: ModelStatus) -> str:
+    """`1 of 2 replicas serves`."""
+    return f"{count} of {count_words(model.wanted_replicas, 'replica')} {'serves' if count == 1 else 'serve'}"
+
+
+def _serving_outdated(model: ModelStatus) -> Iterator[ReplicaStatus]:
+    """The replicas of an older definition that requests go to."""
+    return (replica for replica in model.replicas if replica.outdated and replica.phase == "ready")
+
+
+def _way_out(model: ModelStatus) -> str:
+    """How the attempts are ended without the end of anything that serves."""
+    if not model.loaded_replicas:
+        return f"; {ends_by_unload(model.name)}"
+    return "; another edit ends that" if any(_serving_outdated(model)) else ""

@@ -89,7 +89,7 @@ async def test_status_is_a_table_without_colour_and_with_what_went_wrong(
     )
 
 
-async def test_status_tells_a_next_attempt_and_what_is_past(
+async def test_status_tells_a_next_attempt_and_an_error_of_what_serves(
     api: FakeControlApi, capsys: pytest.CaptureFixture[str]
 ) -> None:
     again = model("a", "failed", last_error="no memory\nlast line", retry_at=5000.0)
@@ -99,7 +99,7 @@ async def test_status_tells_a_next_attempt_and_what_is_past(
         "a: no memory",
         "last line",
         f"a: tried again at {time_words(5000.0)}; `roundhouse unload a` ends that",
-        "b: loaded now; before: the engine ended | last line",
+        "b: serves; the last error: the engine ended | last line",
     ]
 
 
