@@ -34,7 +34,12 @@ def status(
     state: State = None,
     as_json: Json = False,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Wait until every wanted model is loaded or one failed.")
+        bool,
+        typer.Option(
+            "--wait",
+            help="Wait until every wanted model serves as declared, one failed, or only edits are left that cannot be"
+            " applied.",
+        ),
     ] = False,
     timeout: Annotated[
         float, typer.Option("--timeout", min=0, metavar="SECONDS", help="How long --wait waits at most.")
@@ -42,8 +47,9 @@ def status(
 ) -> int:
     """What runs, what is wanted, why they differ.
 
-    Exit code 0: every wanted model is loaded. 1: a model failed, the files have problems, or the runtime cannot be
-    seen. 2: something is loading. 3: no controller answers.
+    Exit code 0: every wanted model serves as declared. 1: a model failed, the files have problems, or the runtime
+    cannot be seen. 2: something is loading, or a model serves otherwise than declared, such as while an edit cannot
+    be applied. 3: no controller answers.
     """
     url = controller_url(controller, state)
     snapshot = asyncio.run(_wait(url, timeout) if wait else _ask(url))
@@ -63,9 +69,35 @@ def exit_code_of(snapshot: ControllerStatus) -> ExitCode:
         or any(model.state == "failed" for model in wanted_models)
     ):
         return ExitCode.FAILED
-    if snapshot.observed_at is None or any(model.state != "loaded" for model in wanted_models):
+    if snapshot.observed_at is None or not all(map(_serves_as_declared, wanted_models)):
         return ExitCode.PENDING
     return ExitCode.DONE
+
+
+def _serves_as_declared(model: ModelStatus) -> bool:
+    """Whether as many replicas of the declared definition serve as are wanted."""
+    return (
+        model.state == "loaded"
+        and model.loaded_replicas >= model.wanted_replicas
+        and not model.last_error
+        and not any(_serving_outdated(model))
+    )
+
+
+def _may_settle(snapshot: ControllerStatus) -> bool:
+    """Whether it is pending and something is under way that may change that.
+
+    An edit that cannot be applied is tried again, as a failed load is; neither is waited for.
+    """
+    if exit_code_of(snapshot) is not ExitCode.PENDING:
+        return False
+    unsettled = [model for model in snapshot.models if model.wanted_replicas > 0 and not _serves_as_declared(model)]
+    return snapshot.observed_at is None or not all(map(_has_blocked_edit, unsettled))
+
+
+def _has_blocked_edit(model: ModelStatus) -> bool:
+    """Whether the model serves, and nothing is under way that would make it serve as declared."""
+    return model.state == "loaded" and model.last_error is not None and model.last_error in model.blocked
 
 
 async def _ask(url: str) -> ControllerStatus:
@@ -76,7 +108,7 @@ async def _ask(url: str) -> ControllerStatus:
 
 
 async def _wait(url: str, timeout_s: float) -> ControllerStatus:
-    """The first status that is no longer pending, or the last one in time. A controller may still be starting."""
+    """The first status that will not settle by waiting, or the last one in time. A controller may still be starting."""
     from controller.cli.client import NoControllerError
 
     loop = asyncio.get_running_loop()
@@ -89,7 +121,7 @@ async def _wait(url: str, timeout_s: float) -> ControllerStatus:
             if is_late:
                 raise
         else:
-            if is_late or exit_code_of(snapshot) is not ExitCode.PENDING:
+            if is_late or not _may_settle(snapshot):
                 return snapshot
         await asyncio.sleep(min(POLL_S, max(0.0, deadline - loop.time())))
 

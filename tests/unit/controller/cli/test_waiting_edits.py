@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,13 +10,16 @@ from typing import Any
 
 import pytest
 
+from controller.cli.exit_codes import ExitCode
 from controller.cli.output import time_words
+from controller.cli.status import exit_code_of
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.planning.plan import plan
 from controller.schema.status import ModelStatus
 from controller.state import (
     DesiredModel,
     DesiredState,
+    Draining,
     Failure,
     Health,
     ObservedReplica,
@@ -28,7 +32,9 @@ from controller.state import (
 )
 from controller.status.model_status import assess_models
 from tests.fakes.fake_control_api import FakeControlApi, status
+from tests.fakes.fake_control_api import model as fake_model
 from tests.support.cli import roundhouse
+from tests.support.wait import until
 
 NOW = 1_000.0
 MISSING = "model_path: gone.gguf is missing from /models"
@@ -49,6 +55,10 @@ def _serving(index: int, spec_hash: str = "old") -> ObservedReplica:
         ReplicaId("chat", index, spec_hash), f"chat-{spec_hash}-{index}", Phase.RUNNING, NOW - 90, NOW - 90,
         Health.READY, NOW - 80, "http://127.0.0.1:9000",
     )  # fmt: skip
+
+
+def _leaving(index: int) -> ObservedReplica:
+    return replace(_serving(index), draining=Draining(NOW - 1, idle=False))
 
 
 def _assess(*replicas: ObservedReplica, model: DesiredModel = CHAT, **observed: Any) -> ModelStatus:
@@ -108,3 +118,44 @@ async def test_what_does_not_serve_may_be_ended_by_an_unload(
         f"chat: {MISSING}",
         f"chat: tried again at {time_words(NOW + 20)}; `roundhouse unload chat` ends that",
     ]
+
+
+@pytest.mark.parametrize(
+    ("model", "code"),
+    [
+        (_assess(_serving(0), _serving(1), preflights=REFUSED), ExitCode.PENDING),
+        (_assess(_serving(0), _serving(1), preflights={}), ExitCode.PENDING),  # not looked at yet
+        (_assess(_serving(0, "new"), _serving(1), preflights=REFUSED), ExitCode.PENDING),
+        (_assess(_serving(0, "new"), preflights=REFUSED), ExitCode.PENDING),  # one replica more than before
+        (_assess(_serving(0, "new"), _serving(1, "new")), ExitCode.DONE),
+        (_assess(_serving(0, "new"), _serving(1, "new"), _leaving(1)), ExitCode.DONE),
+        (_assess(_serving(0), model=replace(CHAT, replicas=0)), ExitCode.DONE),
+    ],
+)
+def test_an_edit_that_is_not_applied_is_not_done(model: ModelStatus, code: ExitCode) -> None:
+    assert exit_code_of(status(model)) is code
+
+
+async def test_nobody_waits_for_an_edit_that_cannot_be_applied(api: FakeControlApi) -> None:
+    api.status = status(_assess(_serving(0), _serving(1), preflights=REFUSED))
+    assert await roundhouse(api, "status", "--wait") == ExitCode.PENDING
+    assert len(api.asked) == 1
+
+
+async def test_an_edit_that_is_being_applied_is_waited_for(api: FakeControlApi) -> None:
+    api.status = status(_assess(_serving(0), _serving(1), preflights={}))
+    waiting = asyncio.create_task(roundhouse(api, "status", "--wait"))
+    await until("it was asked twice", lambda: len(api.asked) >= 2)
+    assert not waiting.done()
+    api.status = status(_assess(_serving(0, "new"), _serving(1, "new")))
+    assert await waiting == ExitCode.DONE
+
+
+async def test_what_loads_is_waited_for_beside_an_edit_that_cannot_be_applied(api: FakeControlApi) -> None:
+    waits = _assess(_serving(0), _serving(1), preflights=REFUSED)
+    api.status = status(waits, fake_model("other", "loading"))
+    waiting = asyncio.create_task(roundhouse(api, "status", "--wait"))
+    await until("it was asked twice", lambda: len(api.asked) >= 2)
+    assert not waiting.done()
+    api.status = status(waits, fake_model("other"))
+    assert await waiting == ExitCode.PENDING
