@@ -18,7 +18,10 @@ class ExitCode(IntEnum):
 
     DONE = 0, "Done; as wanted; nothing to do."
     FAILED = 1, "Something is wrong: the files have problems, a model failed, or the command could not do its work."
-    PENDING = 2, "Not there yet: something is loading or unloading, is to be done, or differs from what is declared."
+    PENDING = (
+        2,
+        "Not there yet: something loads or unloads, is missing, is to be done, or differs from what is declared.",
+    )
     NO_CONTROLLER = 3, "No controller answers."
     LOCKED = 4, "The state folder is in use by another controller or another `roundhouse up`."
     ADDRESS_TAKEN = 5, "The address to listen on is taken."

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +12,9 @@ from controller.cli.exit_codes import ExitCode
 from controller.cli.options import Json, Models
 from controller.cli.output import count_words, print_json, print_line
 from controller.cli.settings import read_settings
+
+if TYPE_CHECKING:
+    from controller.schema.desired import Definition
 
 
 def validate(
@@ -22,22 +26,49 @@ def validate(
 ) -> int:
     """Check the desired-state files.
 
-    Prints every problem with file, line and field. Needs no controller. Exit code 0: they are good, 1: they have
-    problems.
+    Prints every problem with file, line and field, and warns of models that could not be started here, for a file of
+    theirs is missing or would be refused. Needs no controller. Exit code 0: they are good, 1: they have problems, 2:
+    they are good, with warnings.
     """
     from controller.config.parse import parse_folder  # pydantic and ruamel.yaml
     from controller.config.read import read_folder
 
     settings = read_settings(desired=folder, models=models)
     parsed_folder = parse_folder(read_folder(settings.desired), settings.models.absolute())
+    warnings = _find_start_problems(parsed_folder.definitions, settings.models)
     if as_json:
-        problems = [problem.model_dump() for problem in parsed_folder.problems]
-        declared_names = {"models": sorted(parsed_folder.definitions), "keys": sorted(parsed_folder.keys)}
-        print_json({"ok": parsed_folder.is_valid, "problems": problems, **declared_names})
+        print_json(
+            {
+                "ok": parsed_folder.is_valid,
+                "problems": [problem.model_dump() for problem in parsed_folder.problems],
+                "warnings": [{"model": name, "message": message} for name, message in warnings.items()],
+                "models": sorted(parsed_folder.definitions),
+                "keys": sorted(parsed_folder.keys),
+            }
+        )
     elif parsed_folder.is_valid:
+        verdict = f"good, with {count_words(len(warnings), 'warning')}" if warnings else "good"
         keys = f"; {count_words(len(parsed_folder.keys), 'key')}" if parsed_folder.keys else ""
-        print_line(f"{settings.desired}: good; models: {', '.join(sorted(parsed_folder.definitions)) or 'none'}{keys}")
+        names = ", ".join(sorted(parsed_folder.definitions)) or "none"
+        print_line(f"{settings.desired}: {verdict}; models: {names}{keys}")
+        for name, message in warnings.items():
+            print_line(f"warning: {name} cannot be started here: {message}")
     else:
         for problem in parsed_folder.problems:
             print_line(str(problem))
-    return ExitCode.DONE if parsed_folder.is_valid else ExitCode.FAILED
+    if not parsed_folder.is_valid:
+        return ExitCode.FAILED
+    return ExitCode.PENDING if warnings else ExitCode.DONE
+
+
+def _find_start_problems(definitions: Mapping[str, Definition], models_root: Path) -> dict[str, str]:
+    """Model, in name order, to why it could not be started: what a preflight says of its files."""
+    from controller.engines import get_engine
+    from controller.redaction.patterns import mask_text
+    from controller.runtimes.model_files import check_model
+
+    problems = {
+        name: check_model(models_root, get_engine(definition), definition)
+        for name, definition in sorted(definitions.items())
+    }
+    return {name: mask_text(problem) for name, problem in problems.items() if problem is not None}

@@ -79,6 +79,7 @@ def test_validate_tells_every_problem(tmp_path: Path, capsys: pytest.CaptureFixt
                 "message": "must be true or false, is `on`",
             },
         ],
+        "warnings": [],
         "models": [],
         "keys": [],
     }
@@ -86,9 +87,42 @@ def test_validate_tells_every_problem(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_validate_checks_paths_against_the_models_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "a.gguf").write_bytes(b"GGUF")
     write(tmp_path, f"models: {{a: {{model_path: {tmp_path}/weights/a.gguf}}}}")
     assert run(["validate", ".", "--models", "weights"]) == ExitCode.DONE
     assert run(["validate", ".", "--models", "others"]) == ExitCode.FAILED
+
+
+def test_validate_warns_of_models_that_could_not_be_started_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
+    (models / "there.gguf").write_bytes(b"GGUF")
+    (tmp_path / "elsewhere.gguf").write_bytes(b"GGUF")
+    (models / "link.gguf").symlink_to(tmp_path / "elsewhere.gguf")
+    write(
+        tmp_path,
+        "models: {good: {model_path: there.gguf}, gone: {model_path: theer.gguf}, linked: {model_path: link.gguf},"
+        " demo: {backend: stub}}",
+    )
+    gone = f'model_path: theer.gguf is missing from {models}; did you mean "there.gguf"?'
+    linked = (
+        f"model_path: link.gguf is a symbolic link to {tmp_path}/elsewhere.gguf, outside the models folder {models}:"
+        " copy or mount the files below it"
+    )
+    assert run(["validate", str(tmp_path), "--models", str(models)]) == ExitCode.PENDING
+    assert capsys.readouterr() == (
+        f"{tmp_path}: good, with 2 warnings; models: demo, gone, good, linked\n"
+        f"warning: gone cannot be started here: {gone}\n"
+        f"warning: linked cannot be started here: {linked}\n",
+        "",
+    )
+    assert run(["validate", str(tmp_path), "--models", str(models), "--json"]) == ExitCode.PENDING
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["ok"], answer["problems"]) == (True, [])
+    assert answer["warnings"] == [{"model": "gone", "message": gone}, {"model": "linked", "message": linked}]
 
 
 def test_validate_uses_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
