@@ -109,11 +109,10 @@ def _show_diff(outcome: DryRun) -> None:
         _show_change(change)
     for key in outcome.keys:
         print_line(f"key {key.key}: {key.change}" + (f": {', '.join(key.fields)}" if key.change == "edited" else ""))
+    blocked = outcome.plan.blocked if outcome.plan is not None else []
     if not outcome.changes and not outcome.keys:
-        print_line("nothing would change")
-    elif outcome.plan is not None:
-        touched_models = {change.model for change in outcome.changes}
-        _show_blocked([each for each in outcome.plan.blocked if each.model in touched_models])
+        print_line("nothing would change" + (", and this would stay blocked:" if blocked else ""))
+    _show_blocked(blocked)
 
 
 def _show_change(change: ModelChange) -> None:

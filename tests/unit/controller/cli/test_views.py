@@ -71,8 +71,9 @@ async def test_what_proposed_files_would_change(
         "  env.TOKEN: changed (secret)\n"
         "  ends what an operator set: llama_server_n_ctx\n"
         "old: removed, stops\n"
-        "BLOCKED  REASON\n"
-        "chat/0   no GPU\n"
+        "BLOCKED      REASON\n"
+        "chat/0       no GPU\n"
+        "untouched/0  no GPU\n"
     )
     assert await roundhouse(api, "plan", *arguments, "--json") == ExitCode.PENDING
     assert DryRun.model_validate_json(capsys.readouterr().out) == api.dry_run
@@ -84,6 +85,20 @@ async def test_proposed_files_that_change_nothing(
     (tmp_path / "models.yaml").write_text("models: {}\n")
     assert await roundhouse(api, "plan", "--diff", str(tmp_path / "models.yaml")) == ExitCode.DONE
     assert capsys.readouterr().out == "nothing would change\n"
+
+
+async def test_proposed_files_that_change_nothing_of_what_is_blocked(
+    api: FakeControlApi, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "models.yaml").write_text("models: {}\n")
+    blocked = [BlockedView(model="chat", index=1, reason="model_path: gone.gguf is missing")]
+    api.dry_run = DryRun(ok=True, problems=[], changes=[], plan=PlanView(generation=4, blocked=blocked))
+    assert await roundhouse(api, "plan", "--diff", str(tmp_path / "models.yaml")) == ExitCode.DONE
+    assert capsys.readouterr().out == (
+        "nothing would change, and this would stay blocked:\n"
+        "BLOCKED  REASON\n"
+        "chat/1   model_path: gone.gguf is missing\n"
+    )
 
 
 async def test_proposed_files_with_problems(
