@@ -14,11 +14,11 @@ from controller.planning.actions import Action, Drain, Preflight, PullImage, Rem
 from controller.planning.backoff import next_failure, with_log_tail
 from controller.planning.draining import DrainState as DrainUnderWay
 from controller.reconcile.operation_state import OperationState
-from controller.reconcile.preflight import run_preflight
+from controller.reconcile.preflight import decide_mention, run_preflight
 from controller.redaction.redactor import Redact, redact_nothing
 from controller.runtimes.base import Runtime, RuntimeUnavailableError, StartError, StartRequest
 from controller.runtimes.naming import replica_name, replica_token
-from controller.state import DesiredState, ObservedReplica, OpKind, PendingOp
+from controller.state import DesiredState, ObservedReplica, OpKind, PendingOp, PreflightResult
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,11 @@ class Executor:
 
     def issue_action(self, action: Action, desired: DesiredState, replicas: dict[str, ObservedReplica]) -> None:
         """Begin one action of a plan for `desired`; `replicas` are the observed ones by name."""
-        log.info("%s %s: %s", action.kind, getattr(action, "name", None) or _action_subject(action), action.reason)
+        # A preflight is told by its outcome.
+        level = logging.DEBUG if isinstance(action, Preflight) else logging.INFO
+        log.log(
+            level, "%s %s: %s", action.kind, getattr(action, "name", None) or _action_subject(action), action.reason
+        )
         self._issued_counts[action.kind] += 1
         match action:
             case Preflight():
@@ -107,13 +111,27 @@ class Executor:
             if self._memory.preflighting.get(key) is not mark:
                 return
             del self._memory.preflighting[key]
-            previous_result = self._memory.preflights.get(key)
-            if result.error is not None and (previous_result is None or previous_result.error != result.error):
-                log.warning("%s cannot be started: %s", action.model, result.error)
             self._memory.preflights[key] = result
+            self._log_preflight(key, result)
             self._wake()
 
         self._spawn(work())
+
+    def _log_preflight(self, key: tuple[str, str], result: PreflightResult) -> None:
+        model, now = key[0], self._clock()
+        if result.error is None:
+            if self._memory.refusals.pop(key, None) is not None:
+                log.info("%s can be started by now", model)
+            return
+        mention = decide_mention(self._memory.refusals.get(key), result.error, now)
+        if mention is None:
+            return
+        self._memory.refusals[key] = mention
+        if mention.mentions == 1:
+            log.warning("%s cannot be started: %s", model, mention.error)
+        else:
+            minutes = max(0, round((now - mention.since) / 60))
+            log.warning("%s still cannot be started, for %d min by now: %s", model, minutes, mention.error)
 
     def _pull(self, action: PullImage) -> None:
         previous_failure = self._memory.pulls.get(action.image)
@@ -131,6 +149,7 @@ class Executor:
                     log.exception("the pull of %s failed", action.image)
                 message = f"image {action.image} is missing and cannot be pulled: {error}"
                 verdict = Verdict(self._redact(action.model, message))
+                log.warning("%s", verdict.message)
                 self._memory.pulls[action.image] = next_failure(
                     previous_failure, verdict, 0, self._clock(), ready_for_s=None
                 )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from controller.engines.base import Verdict
 from controller.planning.backoff import has_recovered, next_failure
 from controller.planning.draining import DrainState
+from controller.reconcile.preflight import Refusal
 from controller.schema.attempts import AttemptNumbers
 from controller.state import (
     HOST,
@@ -40,6 +41,8 @@ class OperationState:
     preflights: dict[tuple[str, str], PreflightResult] = field(default_factory=dict)
     preflighting: dict[tuple[str, str], object] = field(default_factory=dict)
     """Those under way, each with a mark of its own: what is asked anew while it runs takes no answer of the old one."""
+    refusals: dict[tuple[str, str], Refusal] = field(default_factory=dict)
+    """What the log said of the definitions whose preflights fail."""
     pulls: dict[str, Failure | None] = field(default_factory=dict)
     failures: dict[ReplicaKey, Failure] = field(default_factory=dict)
     attempts: AttemptNumbers = field(default_factory=AttemptNumbers)
@@ -126,6 +129,7 @@ class OperationState:
             if (key.model, key.spec_hash) in current_specs and key not in proven_keys
         }
         self.preflights = {key: result for key, result in self.preflights.items() if key in current_specs}
+        self.refusals = {key: refusal for key, refusal in self.refusals.items() if key in current_specs}
         replica_names = {replica.name for replica in replicas}
         staying_names = {each.name for each in replicas if desired.paused and _is_wanted(each, desired)}
         self.drains = {name: drain for name, drain in self.drains.items() if name in replica_names - staying_names}
@@ -145,6 +149,7 @@ class OperationState:
         self.failures = {key: failure for key, failure in self.failures.items() if key.model != model.name}
         self.preflights = {key: result for key, result in self.preflights.items() if key[0] != model.name}
         self.preflighting = {key: mark for key, mark in self.preflighting.items() if key[0] != model.name}
+        self.refusals = {key: refusal for key, refusal in self.refusals.items() if key[0] != model.name}
         self.loaded_once.discard(model.name)
         if model.image is not None and self.pulls.get(model.image) is not None:
             del self.pulls[model.image]
