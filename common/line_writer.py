@@ -88,11 +88,6 @@ class LineHandler(logging.Handler):
         self._writer.write_line(line)
 
 
-def set_up_logging(level: str, line_format: str) -> None:
-    """Log to stderr from now on, in lines of this format."""
-    logging.basicConfig(level=level.upper(), format=line_format, handlers=[LineHandler(LineWriter(sys.stderr))])
-
-
 def open_missing_streams() -> None:
     """Open /dev/null in place of each standard stream that this process was started without.
 

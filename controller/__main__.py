@@ -14,7 +14,8 @@ from pathlib import Path
 
 import aiohttp
 
-from common.line_writer import LineWriter, end_program, open_missing_streams, set_up_logging
+from common.line_writer import LineWriter, end_program, open_missing_streams
+from common.program_logs import configure_logging, keep_log_file
 from controller.api.app import create_app
 from controller.api.listening import ListeningServer, open_listener
 from controller.api.stopping import AsgiApp, StopMiddleware
@@ -35,7 +36,7 @@ def main() -> int:
         settings = load_settings()
     except SettingsError as error:
         return _fail(2, str(error))
-    set_up_logging(settings.log_level, "%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    configure_logging(settings.log_level)
     for logger_name in ("watchfiles", "uvicorn.error"):
         logging.getLogger(logger_name).setLevel(logging.WARNING)
     try:
@@ -44,6 +45,7 @@ def main() -> int:
         return _fail(4, str(error))
     except StateError as error:
         return _fail(EXIT_FAILED, str(error))
+    keep_log_file(settings.state, "controller", settings.log_mib)
     try:
         return asyncio.run(_serve(settings, store))
     finally:

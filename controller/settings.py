@@ -130,6 +130,11 @@ class ControllerSettings(BaseSettings):
         description="Entries of history, and as many other events, that are kept, also over restarts.",
     )
     engine_log_mib: int = Field(10, ge=1, description="Most MiB of log kept of each engine.")
+    log_mib: int = Field(
+        10,
+        ge=0,
+        description="Most MiB of the controller's own log kept as `logs/controller.log` in its state folder; 0: none.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severity logged.")
 
     @field_validator("host")

@@ -22,8 +22,9 @@ import uvicorn
 from prometheus_client import disable_created_metrics
 from pydantic import ValidationError
 
-from common.line_writer import LineWriter, end_program, open_missing_streams, set_up_logging
+from common.line_writer import LineWriter, end_program, open_missing_streams
 from common.listening import ListenError, bind_listeners
+from common.program_logs import configure_logging, keep_log_file
 from gateway.app import AdminHostError, Gateway, create_gateway, open_certificate, open_store
 from gateway.server.connection import ClientConnection
 from gateway.server.request_reader import ClientLimits
@@ -106,7 +107,8 @@ def main() -> int:
         server = server_of(settings, store, certificate)
     except AdminHostError as error:
         return _refuse_start(EXIT_SETTINGS, f"ROUNDHOUSE_ADMIN_HOST: {error}")
-    set_up_logging(settings.log_level, "%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure_logging(settings.log_level)
+    keep_log_file(settings.state, "gateway", settings.log_mib)
     disable_created_metrics()  # type: ignore[no-untyped-call]
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     scheme = "https" if settings.tls_cert else "http"

@@ -109,6 +109,12 @@ class GatewaySettings(BaseSettings):
     shutdown_grace_s: float = Field(
         30, ge=0, description="Seconds that running requests have left when the gateway is told to stop."
     )
+    log_mib: int = Field(
+        10,
+        ge=0,
+        description="Most MiB of the gateway's own log kept as `logs/gateway.log` in its state folder, if there is "
+        "one; 0: none.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severity logged.")
 
     @field_validator("admin_host", "allowed_hosts", "cors_origins", mode="before")

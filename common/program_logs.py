@@ -1,0 +1,157 @@
+"""What controller and gateway log: lines on stderr, and the same in a bounded file of the state folder."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from common.line_writer import LineHandler, LineWriter
+
+log = logging.getLogger(__name__)
+
+FOLDER_NAME: Final = "logs"
+"""Below the state folder. The process runtime keeps its engines' logs there too, whose names begin with `rh-`."""
+LINE_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+_MIB: Final = 1024 * 1024
+_STDERR: Final = 2
+_PRIORITIES: Final = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
+"""Levels and the priorities of syslog that they come to (sd-daemon(3)); what is below them is 7, debug."""
+
+
+def configure_logging(level: str) -> None:
+    """Log to stderr from `level` on: lines with their time, or, where journald reads them, with their priority.
+
+    An error that nobody catches is logged before the program ends by it.
+    """
+    handler = LineHandler(LineWriter(sys.stderr))
+    is_journal = goes_to_journal(os.environ, _STDERR)
+    handler.setFormatter(JournalFormatter() if is_journal else logging.Formatter(LINE_FORMAT))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+    sys.excepthook = _log_uncaught
+
+
+def keep_log_file(state: Path, program: str, limit_mib: int) -> None:
+    """Log to `logs/<program>.log` of the state folder too, at most `limit_mib`; 0: to no file.
+
+    Where there is no state folder (a gateway that stores nothing), none is made and no file is kept.
+    """
+    if limit_mib and state.is_dir():
+        handler = BoundedLogFile(state / FOLDER_NAME / f"{program}.log", limit_mib * _MIB)
+        handler.setFormatter(logging.Formatter(LINE_FORMAT))
+        logging.getLogger().addHandler(handler)
+
+
+def goes_to_journal(environ: Mapping[str, str], descriptor: int) -> bool:
+    """Whether what is written there reaches journald: systemd names the device and inode of what it has connected.
+
+    The variable is inherited by programs whose output somebody has redirected since (systemd.exec(5)).
+    """
+    device, _, inode = environ.get("JOURNAL_STREAM", "").partition(":")
+    try:
+        stat = os.fstat(descriptor)
+    except OSError:
+        return False
+    return (device, inode) == (str(stat.st_dev), str(stat.st_ino))
+
+
+def journal_priority(level: int) -> int:
+    """The priority of syslog that a level of `logging` comes to."""
+    return next((priority for least, priority in _PRIORITIES if level >= least), 7)
+
+
+class JournalFormatter(logging.Formatter):
+    """Lines for journald, which adds the time: each has its priority in front, those of a traceback too."""
+
+    def __init__(self) -> None:
+        super().__init__("%(name)s: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One or more lines, without the last newline."""
+        prefix = f"<{journal_priority(record.levelno)}>"
+        return "\n".join(f"{prefix}{line}" for line in super().format(record).split("\n"))
+
+
+class BoundedLogFile(logging.Handler):
+    """Appends lines to a file, which at half of the limit becomes `<file>.1`, in place of the one before.
+
+    What cannot be written is lost, as whole lines, and a warning says so once: a full disk or a folder that is away
+    never ends a program. The next line that can be written is written.
+    """
+
+    def __init__(self, path: Path, limit_bytes: int) -> None:
+        """The folder of `path` is made when it is missing, its parents are not."""
+        super().__init__()
+        self._path = path
+        self._part_bytes = limit_bytes // 2
+        self._descriptor: int | None = None
+        self._is_losing = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record."""
+        try:
+            line = self.format(record).encode("utf-8", "backslashreplace")
+        except Exception:  # noqa: BLE001 - as every handler of `logging`: a wrong call that logs ends nothing
+            self.handleError(record)
+            return
+        try:
+            self._write_line(line[: self._part_bytes - 1] + b"\n")
+        except OSError as error:
+            self._close_file()
+            if not self._is_losing:
+                self._is_losing = True
+                log.warning("log lines are lost: %s: %s", self._path, error.strerror or error)
+        else:
+            self._is_losing = False
+
+    def close(self) -> None:
+        """Close the file."""
+        self.acquire()
+        try:
+            self._close_file()
+        finally:
+            self.release()
+        super().close()
+
+    def _write_line(self, line: bytes) -> None:
+        """Raises OSError; nothing of the line is in the file then."""
+        descriptor = self._open_file()
+        size = os.fstat(descriptor).st_size
+        if size and size + len(line) > self._part_bytes:
+            self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+            descriptor = self._open_file()
+            size = 0
+        if os.write(descriptor, line) < len(line):
+            os.ftruncate(descriptor, size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _open_file(self) -> int:
+        """The file that has the path now: whoever rotates or deletes it is not asked to tell."""
+        if self._descriptor is not None:
+            try:
+                if os.path.samestat(self._path.stat(), os.fstat(self._descriptor)):
+                    return self._descriptor
+            except FileNotFoundError:
+                pass
+            self._close_file()
+        self._path.parent.mkdir(mode=0o700, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._descriptor = os.open(self._path, flags, 0o600)
+        return self._descriptor
+
+    def _close_file(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, traceback)
+    else:
+        logging.critical("ended by an unexpected error", exc_info=(kind, error, traceback))

@@ -1,0 +1,192 @@
+"""What controller and gateway log: lines for people or for journald, and a bounded file in the state folder."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common.program_logs import BoundedLogFile, JournalFormatter, goes_to_journal, keep_log_file
+from tests.support.small_disk import mount_small_disk
+
+KIB = 1024
+
+
+@pytest.fixture
+def logger() -> Iterator[logging.Logger]:
+    """A logger whose lines reach only what the test adds."""
+    made = logging.Logger("controller.test")
+    yield made
+    for handler in made.handlers:
+        handler.close()
+
+
+def add_file(logger: logging.Logger, path: Path, limit_bytes: int = 64 * KIB) -> BoundedLogFile:
+    handler = BoundedLogFile(path, limit_bytes)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger.addHandler(handler)
+    return handler
+
+
+def kept_lines(path: Path) -> list[str]:
+    """The file before, if there is one, and then the file."""
+    earlier = path.with_name(f"{path.name}.1")
+    texts = [each.read_text() for each in (earlier, path) if each.exists()]
+    return "".join(texts).splitlines()
+
+
+# For journald.
+
+
+def test_stderr_is_the_journal_when_the_variable_names_its_file(tmp_path: Path) -> None:
+    with (tmp_path / "a").open("w") as file:
+        stat = os.fstat(file.fileno())
+        assert goes_to_journal({"JOURNAL_STREAM": f"{stat.st_dev}:{stat.st_ino}"}, file.fileno())
+        # Redirected by who started it: the variable is inherited, and names another file.
+        assert not goes_to_journal({"JOURNAL_STREAM": f"{stat.st_dev}:{stat.st_ino + 1}"}, file.fileno())
+        assert not goes_to_journal({"JOURNAL_STREAM": "8"}, file.fileno())
+        assert not goes_to_journal({}, file.fileno())
+        closed = file.fileno()
+    assert not goes_to_journal({"JOURNAL_STREAM": "1:2"}, closed)
+
+
+@pytest.mark.parametrize(
+    ("level", "prefix"),
+    [("DEBUG", "<7>"), ("INFO", "<6>"), ("WARNING", "<4>"), ("ERROR", "<3>"), ("CRITICAL", "<2>")],
+)
+def test_every_line_for_the_journal_has_its_priority(level: str, prefix: str) -> None:
+    record = logging.LogRecord("controller", getattr(logging, level), "", 0, "one\ntwo", None, None)
+    assert JournalFormatter().format(record) == f"{prefix}controller: one\n{prefix}two"
+
+
+def run_program(tmp_path: Path, script: str, **variables: str) -> str:
+    """What a program writes to its stderr, which is a file; `{journal}` in a variable stands for it."""
+    with (tmp_path / "stderr").open("w") as stderr:
+        stat = os.fstat(stderr.fileno())
+        env = {name: value.format(journal=f"{stat.st_dev}:{stat.st_ino}") for name, value in variables.items()}
+        subprocess.run([sys.executable, "-c", script], env={**os.environ, **env}, stderr=stderr, check=False)
+    return (tmp_path / "stderr").read_text()
+
+
+LOGGING_PROGRAM = (
+    "import logging; from common.program_logs import configure_logging; configure_logging('info'); "
+    "logging.getLogger('gateway').warning('a line'); raise ValueError('unexpected')"
+)
+
+
+def test_in_the_journal_a_line_has_no_time_of_its_own_and_no_colour(tmp_path: Path) -> None:
+    lines = run_program(tmp_path, LOGGING_PROGRAM, JOURNAL_STREAM="{journal}").splitlines()
+    assert lines[0] == "<4>gateway: a line"
+    assert lines[1] == "<2>root: ended by an unexpected error"
+    assert lines[-1] == "<2>ValueError: unexpected"
+    assert all(re.match(r"<[0-7]>", line) for line in lines)
+
+
+def test_elsewhere_a_line_has_its_time(tmp_path: Path) -> None:
+    lines = run_program(tmp_path, LOGGING_PROGRAM, JOURNAL_STREAM="1:1").splitlines()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} WARNING gateway: a line", lines[0])
+    assert lines[-1] == "ValueError: unexpected"
+
+
+# The file.
+
+
+def test_a_file_is_bounded_and_keeps_the_latest(tmp_path: Path, logger: logging.Logger) -> None:
+    path = tmp_path / "logs" / "gateway.log"
+    add_file(logger, path, limit_bytes=4 * KIB)
+    for number in range(1000):
+        logger.warning("line %04d", number)
+    lines = kept_lines(path)
+    assert lines[-1] == "line 0999"
+    assert len(lines) >= 200, "half of the limit is kept at least"
+    assert lines == [f"line {number:04d}" for number in range(1000 - len(lines), 1000)], "none is torn or missing"
+    files = list(path.parent.iterdir())
+    assert sorted(each.name for each in files) == ["gateway.log", "gateway.log.1"]
+    assert sum(each.stat().st_size for each in files) <= 4 * KIB
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_line_that_is_longer_than_the_file_may_be_is_cut(tmp_path: Path, logger: logging.Logger) -> None:
+    path = tmp_path / "gateway.log"
+    add_file(logger, path, limit_bytes=1 * KIB)
+    logger.warning("x" * 5000)
+    logger.warning("after it")
+    assert kept_lines(path) == ["x" * 511, "after it"]
+
+
+def test_what_an_earlier_program_wrote_counts(tmp_path: Path, logger: logging.Logger) -> None:
+    path = tmp_path / "gateway.log"
+    path.write_text("before\n")
+    add_file(logger, path)
+    logger.warning("after")
+    assert kept_lines(path) == ["before", "after"]
+
+
+def test_a_file_that_somebody_moves_or_deletes_is_begun_anew(tmp_path: Path, logger: logging.Logger) -> None:
+    path = tmp_path / "logs" / "gateway.log"
+    add_file(logger, path)
+    logger.warning("one")
+    path.rename(tmp_path / "moved")
+    logger.warning("two")
+    assert kept_lines(path) == ["two"]
+    path.unlink()
+    path.parent.rmdir()
+    logger.warning("three")
+    assert kept_lines(path) == ["three"]
+
+
+def test_text_that_is_no_text_is_written_as_far_as_it_goes(tmp_path: Path, logger: logging.Logger) -> None:
+    path = tmp_path / "gateway.log"
+    add_file(logger, path)
+    logger.warning("a \ud800 surrogate")
+    assert kept_lines(path) == ["a \\ud800 surrogate"]
+
+
+def test_a_folder_that_is_away_costs_lines_and_nothing_else(
+    tmp_path: Path, logger: logging.Logger, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "state" / "logs" / "gateway.log"
+    add_file(logger, path)
+    for _ in range(3):
+        logger.warning("lost")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"log lines are lost: {path}: No such file or directory"
+    ]
+    path.parent.parent.mkdir()
+    logger.warning("kept")
+    assert kept_lines(path) == ["kept"]
+
+
+def test_on_a_full_disk_lines_are_lost_whole_and_come_again_with_room(
+    tmp_path: Path, logger: logging.Logger, caplog: pytest.LogCaptureFixture
+) -> None:
+    with mount_small_disk(tmp_path / "state", kib=64) as disk:
+        path = disk.folder / "logs" / "gateway.log"
+        handler = add_file(logger, path, limit_bytes=32 * KIB)
+        logger.warning("before")
+        disk.fill()
+        for number in range(600):
+            logger.warning("line %04d", number)
+        assert [record.getMessage() for record in caplog.records] == [
+            f"log lines are lost: {path}: No space left on device"
+        ]
+        disk.free()
+        logger.warning("after")
+        lines = kept_lines(path)
+        assert (lines[0], lines[-1]) == ("before", "after")
+        assert all(re.fullmatch(r"before|line \d{4}|after", line) for line in lines)
+        handler.close()
+
+
+def test_no_file_is_kept_where_none_is_wanted(tmp_path: Path) -> None:
+    handlers = list(logging.getLogger().handlers)
+    keep_log_file(tmp_path, "gateway", limit_mib=0)
+    assert logging.getLogger().handlers == handlers
+    assert list(tmp_path.iterdir()) == []
