@@ -27,6 +27,7 @@ from controller.cli import (
 )
 from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.output import print_error
+from controller.cli.service import command as service
 from controller.cli.top import command as top
 from controller.cli.up import command as up
 
@@ -60,6 +61,7 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(key.key)
+app.add_typer(service.service)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -1,10 +1,10 @@
 """Stand-ins for the two programs of `roundhouse up`, and an `up` that starts them.
 
-`python -m tests.fakes.stand_ins controller|gateway|up`. `controller` answers the internal interface on the socket that
-its settings name, and ends when it is asked to or told to; `gateway` lists one loaded model. Both append what happens
-to the file $EVENTS. $CONTROLLER_DOES and $GATEWAY_DOES make one misbehave: `exit:N` ends at once with that code,
-`exit-once:N` only the first time, `exit-second:N` only the second, `deaf` ignores SIGTERM and requests to end,
-`until:FILE` heeds them once that file is there. `up` is the real `UpRun` over both.
+`python -m tests.fakes.stand_ins controller|gateway|up|service`. `controller` answers the internal interface on the
+socket that its settings name, and ends when it is asked to or told to; `gateway` lists one loaded model. Both append
+what happens to the file $EVENTS. $CONTROLLER_DOES and $GATEWAY_DOES make one misbehave: `exit:N` ends at once with that
+code, `exit-once:N` only the first time, `exit-second:N` only the second, `deaf` ignores SIGTERM and requests to end,
+`until:FILE` heeds them once that file is there. `up` is the real `UpRun` over both, `service` the real `ServiceRun`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from aiohttp import web
 
 from controller.cli.exit_codes import CommandError
 from controller.cli.output import print_error
+from controller.cli.service.run import ServiceRun
 from controller.cli.up.announce import Announcer
+from controller.cli.up.record import lock_state
 from controller.cli.up.run import CONTROLLER_ENDS, GATEWAY_ENDS, UpRun, lock_and_check, program_specs
 from controller.cli.up.supervisor import ChildSpec
-from controller.settings import load_settings, split_address
+from controller.settings import ControllerSettings, load_settings, split_address
 from tests.fakes.fake_control_api import FakeControlApi
 from tests.support.wait import until
 
@@ -98,15 +100,30 @@ async def gateway(does: str) -> None:
     await runner.cleanup()
 
 
-def up() -> int:
-    """The real supervision of the two stand-ins."""
-    settings = load_settings()
+def stand_in_specs(settings: ControllerSettings) -> tuple[ChildSpec, ChildSpec]:
+    """The two stand-ins as `up` starts its programs."""
     env = program_specs(settings, os.environ)[0].env
     program = (sys.executable, "-m", "tests.fakes.stand_ins")
-    specs = (
+    return (
         ChildSpec("controller", (*program, "controller"), env, CONTROLLER_ENDS),
         ChildSpec("gateway", (*program, "gateway"), env, GATEWAY_ENDS),
     )
+
+
+def service() -> int:
+    """What systemd starts, over the two stand-ins."""
+    settings = load_settings()
+    lock = lock_state(settings.state)
+    try:
+        return asyncio.run(ServiceRun(settings, stand_in_specs(settings), Announcer(False)).run())
+    finally:
+        os.close(lock)
+
+
+def up() -> int:
+    """The real supervision of the two stand-ins."""
+    settings = load_settings()
+    specs = stand_in_specs(settings)
     try:
         lock = lock_and_check(settings.state)
     except CommandError as error:
@@ -122,4 +139,6 @@ if __name__ == "__main__":
     which = sys.argv[1]
     if which == "up":
         sys.exit(up())
+    if which == "service":
+        sys.exit(service())
     asyncio.run({"controller": controller, "gateway": gateway}[which](misbehave(which)))

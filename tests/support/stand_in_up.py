@@ -33,6 +33,8 @@ class Up:
         self.events_file.touch()
         self.port = free_port()
         self.process: subprocess.Popen[str] | None = None
+        self.program = "up"
+        """Which program of tests/fakes/stand_ins.py it is."""
 
     def start(self, *arguments: str, **env: str) -> None:
         own = {name: value for name, value in os.environ.items() if not name.startswith("ROUNDHOUSE_")}
@@ -47,7 +49,7 @@ class Up:
         }
         with (self.log_folder / "out").open("w") as out, (self.log_folder / "err").open("w") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.fakes.stand_ins", "up", *arguments],
+                [sys.executable, "-m", "tests.fakes.stand_ins", self.program, *arguments],
                 cwd=REPOSITORY,
                 env={**own, **settings, **env},
                 stdout=out,

@@ -39,7 +39,7 @@ COMMANDS = (
     "schema",
     "version",
 )
-GROUPS = ("key",)
+GROUPS = ("key", "service")
 """Commands with commands of their own."""
 
 

@@ -1,0 +1,110 @@
+"""`roundhouse service`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from controller.cli.exit_codes import ExitCode
+from controller.cli.options import Desired, Json, Models, State
+from controller.cli.output import print_error, print_json, print_line
+
+if TYPE_CHECKING:
+    from controller.cli.service.install import Change
+
+service = typer.Typer(name="service", help="Run Roundhouse as a service of systemd, with engines as processes.")
+
+System = Annotated[
+    bool, typer.Option("--system", help="A service of the machine, as root writes it. Default: one of this user.")
+]
+Name = Annotated[
+    str, typer.Option("--name", metavar="NAME", help="Of the unit; for a second installation on one machine.")
+]
+
+
+@service.callback()
+def _group() -> None:
+    """Run Roundhouse as a service of systemd, with engines as processes."""
+
+
+@service.command()
+def install(
+    system: System = False,
+    user: Annotated[
+        str | None, typer.Option("--user", metavar="NAME", help="With --system: whom it runs as; never root.")
+    ] = None,
+    now: Annotated[bool, typer.Option("--now", help="Start it too, now and with the machine.")] = False,
+    name: Name = "roundhouse",
+    desired: Desired = None,
+    state: State = None,
+    models: Models = None,
+    host: Annotated[
+        str | None, typer.Option("--host", metavar="ADDRESS", help="What the gateway listens on; several with commas.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", metavar="PORT", min=0, max=65535, help="Port that it listens on.")
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Write the unit of systemd that serves the models with engines as processes.
+
+    Starts nothing without --now, and says what to type next. Folders, address and PATH are those of this command line;
+    other settings belong into the file that it names. Written again where it differs.
+    """
+    from controller.cli.service.install import install_service
+
+    options = {"desired": desired, "state": state, "models": models, "host": host, "port": port}
+    return _tell(install_service(name, is_system=system, user=user, is_started=now, options=options), as_json)
+
+
+@service.command()
+def remove(
+    system: System = False,
+    now: Annotated[bool, typer.Option("--now", help="Stop it first. Engines go on until `roundhouse down`.")] = False,
+    name: Name = "roundhouse",
+    as_json: Json = False,
+) -> int:
+    """Remove that unit. Models, state and desired state stay."""
+    from controller.cli.service.install import remove_service
+
+    return _tell(remove_service(name, is_system=system, is_stopped=now), as_json)
+
+
+@service.command()
+def run(desired: Desired = None, state: State = None, models: Models = None) -> int:
+    """Serve the models until told to end, and leave the engines running then.
+
+    What the unit starts, and what any other supervisor may. `roundhouse down` ends it with every engine.
+    """
+    import asyncio
+    import os
+
+    from controller.cli.service.run import ServiceRun
+    from controller.cli.settings import read_settings
+    from controller.cli.up.announce import Announcer
+    from controller.cli.up.command import check_folder
+    from controller.cli.up.record import lock_state
+    from controller.cli.up.run import program_specs  # aiohttp and the runtimes
+
+    settings = read_settings(desired=desired, state=state, models=models, runtime="process")
+    check_folder(settings.desired)
+    lock = lock_state(settings.state)
+    try:
+        return asyncio.run(ServiceRun(settings, program_specs(settings, os.environ), Announcer(False)).run())
+    finally:
+        os.close(lock)
+
+
+def _tell(change: Change, as_json: bool) -> int:
+    if as_json:
+        value: dict[str, Any] = {"unit": str(change.path), "done": change.done, "next": change.next_lines}
+        print_json(value | {"notes": change.notes})
+        return ExitCode.DONE
+    for line in change.done:
+        print_line(line)
+    for note in change.notes:
+        print_error(note)
+    for line in change.next_lines:
+        print_line(f"next: {line}")
+    return ExitCode.DONE

@@ -1,0 +1,90 @@
+"""One run of `roundhouse service run`, which systemd starts: it ends without the engines, and the next finds them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from controller.cli import stop_timeouts
+from controller.cli.exit_codes import ExitCode
+from controller.cli.up.announce import Announcer
+from controller.cli.up.marks import find_children, mark_variables
+from controller.cli.up.record import ProcessRecord, UpRecord, remove_record, write_record
+from controller.cli.up.supervisor import Child, ChildSpec, Supervisor
+from controller.runtimes.process.groups import send_signal
+from controller.settings import ControllerSettings
+
+POLL_S = 0.1
+
+
+class ServiceRun:
+    """Keeps controller and gateway running until it is told to end, and then ends them alone.
+
+    The caller holds `up.lock` of the state folder, so that no `up` runs beside it and `down` finds it.
+    """
+
+    def __init__(self, settings: ControllerSettings, specs: Sequence[ChildSpec], announcer: Announcer) -> None:
+        self._settings = settings
+        self._announcer = announcer
+        specs = [replace(each, env={**each.env, **mark_variables(settings.state, each.name)}) for each in specs]
+        self._supervisor = Supervisor(specs, say=announcer.print_note, on_change=self._record)
+        self._stop_event = asyncio.Event()
+
+    async def run(self) -> ExitCode:
+        """Until SIGTERM, SIGINT, SIGHUP, or an end of a program that a new start cannot mend."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._stop_event.set)
+        await self._end_earlier_programs()
+        ending = await self._supervisor.run(self._stop_event)
+        if ending.words is not None:
+            self._announcer.print_note(f"{ending.words}; stopping")
+        for name, within_s in self._programs():
+            if (child := self._supervisor.children.get(name)) is not None:
+                await self._end_child(child, within_s)
+        await self._supervisor.wait_until_ended()
+        remove_record(self._settings.state)
+        self._announcer.print_note("stopped; engines go on, and `roundhouse down` ends them")
+        return ending.exit
+
+    def _programs(self) -> tuple[tuple[str, float], ...]:
+        """In the order of their end, with the time that each has: the gateway's running requests may finish."""
+        return (
+            ("gateway", stop_timeouts.gateway_stop_timeout_s()),
+            ("controller", stop_timeouts.controller_stop_timeout_s(self._settings)),
+        )
+
+    def _record(self, pids: Mapping[str, int]) -> None:
+        children = {name: record for name, pid in pids.items() if (record := ProcessRecord.of(pid)) is not None}
+        try:
+            write_record(self._settings.state, UpRecord(up=ProcessRecord.of(os.getpid()), children=children))
+        except OSError as error:
+            # `down` finds what runs by its marks, too.
+            self._announcer.print_note(f"what runs cannot be recorded: {error.strerror or error}")
+
+    async def _end_child(self, child: Child, within_s: float) -> None:
+        child.send_signal(signal.SIGTERM)
+        if not await child.ends_within(within_s):
+            self._announcer.print_note(f"the {child.spec.name} did not end within {within_s:g} s and is killed")
+            child.kill()
+
+    async def _end_earlier_programs(self) -> None:
+        """End the programs of a run that was killed, which KillMode=process has left."""
+        for name, within_s in self._programs():
+            for record in find_children(self._settings.state, name):
+                self._announcer.print_note(f"ending the {name} of an earlier run (process {record.pid})")
+                send_signal(record.process, signal.SIGTERM)
+                if not await _wait_until_gone(record, within_s):
+                    send_signal(record.process, signal.SIGKILL)
+                    await _wait_until_gone(record, within_s)
+
+
+async def _wait_until_gone(record: ProcessRecord, within_s: float) -> bool:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + within_s
+    while record.is_alive() and loop.time() < deadline:  # noqa: ASYNC110 - not our child
+        await asyncio.sleep(POLL_S)
+    return not record.is_alive()
