@@ -78,8 +78,15 @@ class FileCheck:
     path: str
     """As declared: relative to the models folder."""
     kind: Literal["gguf", "file", "folder", "any"] = "any"
+    inside: str = ""
+    """The file in the folder `path` that is meant; empty: `path` itself."""
     beside: tuple[str, ...] = ()
     """Names, with `*`, of which one at least must be in the file's folder."""
+
+    @property
+    def full_path(self) -> str:
+        """The path of the file that is meant, relative to the models folder."""
+        return f"{self.path}/{self.inside}" if self.inside else self.path
 
 
 @dataclass(frozen=True, slots=True)

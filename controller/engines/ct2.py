@@ -168,11 +168,11 @@ class CT2(Engine):
         """The folder with its weights, and the tokenizer's."""
         assert isinstance(definition, CT2Definition)
         model, tokenizer_path = definition.model_path, definition.ct2_tokenizer
-        checks = (FileCheck("model_path", model, "folder"), FileCheck("model_path", f"{model}/model.bin", "file"))
+        checks = (FileCheck("model_path", model, "folder"), FileCheck("model_path", model, "file", "model.bin"))
         if tokenizer_path is None:
-            return (*checks, FileCheck("model_path", f"{model}/tokenizer.json", "file"))
+            return (*checks, FileCheck("model_path", model, "file", "tokenizer.json"))
         tokenizer_check = FileCheck("ct2_tokenizer", tokenizer_path, "folder")
-        return (*checks, tokenizer_check, FileCheck("ct2_tokenizer", f"{tokenizer_path}/tokenizer.json", "file"))
+        return (*checks, tokenizer_check, FileCheck("ct2_tokenizer", tokenizer_path, "file", "tokenizer.json"))
 
     def describe_probe(self, definition: Definition) -> Probe:
         """The worker's."""

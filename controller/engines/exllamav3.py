@@ -248,7 +248,7 @@ class ExLlamaV3(Engine):
         """The folder with its configuration and its tokenizer."""
         assert isinstance(definition, ExLlamaV3Definition)
         path = definition.model_path
-        files = (FileCheck("model_path", f"{path}/{name}", "file") for name in ("config.json", "tokenizer.json"))
+        files = (FileCheck("model_path", path, "file", name) for name in ("config.json", "tokenizer.json"))
         return (FileCheck("model_path", path, "folder"), *files)
 
     def describe_probe(self, definition: Definition) -> Probe:

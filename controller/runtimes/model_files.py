@@ -52,7 +52,7 @@ def check_files(models_root: Path, checks: Sequence[FileCheck]) -> str | None:
     if checks and not root.is_dir():
         return f"the models folder {declared_root} does not exist"
     for check in checks:
-        path = declared_root / check.path
+        path = declared_root / check.full_path
         if path.is_relative_to(declared_root):
             path = root / path.relative_to(declared_root)
         try:
@@ -60,7 +60,7 @@ def check_files(models_root: Path, checks: Sequence[FileCheck]) -> str | None:
         except OSError as error:
             problem = f"cannot be read: {error.strerror or error}"
         if problem:
-            return f"{check.field}: {check.path} {problem}"
+            return f"{check.field}: {check.full_path} {problem}"
     return None
 
 

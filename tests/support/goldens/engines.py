@@ -77,7 +77,10 @@ def _case(engine: Engine, name: str, fields: dict[str, Any]) -> dict[str, Any]:
         "apis": engine.list_apis(definition),
         "capabilities": engine.derive_capabilities(definition).model_dump(mode="json"),
         "context_length": engine.context_length(definition),
-        "files": [asdict(each) for each in engine.list_files(definition)],
+        "files": [
+            {"field": each.field, "path": each.full_path, "kind": each.kind, "beside": each.beside}
+            for each in engine.list_files(definition)
+        ],
         "target_inflight": engine.target_inflight(definition),
         "thinking_control": engine.thinking_control(definition),
     }

@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 import pytest
 
 from controller.config.paths import PathRefusedError, relative_to_models
+from controller.engines.ct2 import CT2Definition
 from controller.engines.llama_server import LlamaServerDefinition
 from tests.support.config_files import parse_text, problems_of
 
@@ -62,6 +63,13 @@ def test_every_path_of_a_definition_is_normalised() -> None:
     assert (definition.model_path, definition.llama_server_mmproj) == ("x/a.gguf", "m.gguf")
     assert parsed.definitions["b"].model_path == "w"
     assert parsed.declared_models["a"]["model_path"] == "/srv/models/x/a.gguf"
+
+
+def test_a_folder_stays_a_folder_where_files_in_it_are_needed() -> None:
+    parsed = parse_text("models: {a: {backend: ct2, model_path: ./m, ct2_tokenizer: ./t}}")
+    definition = parsed.definitions["a"]
+    assert isinstance(definition, CT2Definition)
+    assert (definition.model_path, definition.ct2_tokenizer) == ("m", "t")
 
 
 def test_every_path_of_a_definition_is_checked() -> None:

@@ -81,13 +81,13 @@ def test_artifacts_and_files(
 def test_folders_are_checked_as_folders() -> None:
     assert ENGINES["exllamav3"].list_files(_definition("exllamav3")) == (
         FileCheck("model_path", "m", "folder"),
-        FileCheck("model_path", "m/config.json", "file"),
-        FileCheck("model_path", "m/tokenizer.json", "file"),
+        FileCheck("model_path", "m", "file", "config.json"),
+        FileCheck("model_path", "m", "file", "tokenizer.json"),
     )
     assert ENGINES["ct2"].list_files(_definition("ct2", ct2_tokenizer="t"))[1:] == (
-        FileCheck("model_path", "m/model.bin", "file"),
+        FileCheck("model_path", "m", "file", "model.bin"),
         FileCheck("ct2_tokenizer", "t", "folder"),
-        FileCheck("ct2_tokenizer", "t/tokenizer.json", "file"),
+        FileCheck("ct2_tokenizer", "t", "file", "tokenizer.json"),
     )
 
 
