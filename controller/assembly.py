@@ -313,7 +313,7 @@ class Controller:
         return await run_dry_run(
             proposed,
             folder=self._settings.desired,
-            models_root=self._settings.models.absolute(),
+            roots=self._settings.models.absolute(),
             desired_now=current_round.desired,
             observed=current_round.observed,
             overrides=self._files.stored_state.overrides,

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import Field, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import (
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from common.gateway_token import FILE_VARIABLE
 from common.listening import pick_local_host, split_hosts
+from controller.artifacts.model_roots import ModelRoots, split_folders
 from controller.config.messages import explain_errors
 
 PREFIX = "ROUNDHOUSE_"
@@ -20,6 +29,19 @@ MAX_SOCKET_PATH_BYTES = 107
 
 class SettingsError(Exception):
     """A setting is wrong. The message is one line that names the variable."""
+
+
+def _read_folders(value: str | Path | ModelRoots) -> ModelRoots:
+    return value if isinstance(value, ModelRoots) else split_folders(str(value))
+
+
+_Folders: TypeAlias = Annotated[
+    ModelRoots,
+    NoDecode,
+    PlainValidator(_read_folders),
+    PlainSerializer(str),
+    WithJsonSchema({"type": "string", "format": "path"}),
+]
 
 
 class ControllerSettings(BaseSettings):
@@ -33,7 +55,12 @@ class ControllerSettings(BaseSettings):
     state: Path = Field(
         Path("state"), description="Folder that the controller keeps its state in. One controller at a time holds it."
     )
-    models: Path = Field(Path("models"), description="Folder that holds the models; engines only read it.")
+    models: _Folders = Field(
+        "models",
+        validate_default=True,
+        description="Folders that hold the models, comma-separated; engines only read them. A relative `model_path` is "
+        "looked for in each, in this order.",
+    )
     runtime: Literal["process", "docker", "auto"] = Field(
         "auto", description="Where engines run. `auto`: docker where a Docker Engine answers, else process."
     )

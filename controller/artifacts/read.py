@@ -15,6 +15,8 @@ from controller.artifacts.facts import Artifact, ArtifactError, HfFolder, SizedA
 from controller.artifacts.files import list_files
 from controller.artifacts.gguf import GgufHead, TooShort, build_gguf, measure_tensors, parse_head
 from controller.artifacts.hf import HEAD_LENGTH, find_custom_code, head_length, shard_names, tensor_bytes, text_config
+from controller.artifacts.locate import is_inside, locate_path
+from controller.artifacts.model_roots import ModelRoots
 
 FIRST_READ: Final = 2**20
 LONGEST_GGUF_HEAD: Final = 2**26
@@ -29,19 +31,21 @@ Stamp = tuple[tuple[str, int, int], ...]
 """Name, size and time of change (ns) of each file: the same stamp, the same content."""
 
 
-def files_below(root: Path, path: str) -> list[Path]:
+def files_below(roots: ModelRoots, path: str) -> list[Path]:
     """A model's file, its split set, or the files of its folder, in name order.
 
     Raises:
-        ArtifactError: it is not below `root`, or cannot be looked at.
+        ArtifactError: it leads out of the models folders, or cannot be looked at.
     """
-    target = root / path
-    if not Path(os.path.normpath(target)).is_relative_to(root):
-        raise ArtifactError("is outside the models folder")
+    located = locate_path(roots, path)
     try:
-        return sorted(list_files(target))
-    except (OSError, ValueError) as error:  # the latter: a zero byte in the path
+        leads_outside = not is_inside(roots, located.path.resolve())
+        files = [] if leads_outside else sorted(list_files(located.path))
+    except (OSError, RuntimeError, ValueError) as error:  # the last one: a zero byte in the path
         raise ArtifactError(f"cannot be read: {_describe_error(error)}") from None
+    if leads_outside:
+        raise ArtifactError(f"is a symbolic link that leads out of {roots.resolve().describe()}")
+    return files
 
 
 def stamp_of(files: Iterable[Path]) -> Stamp:

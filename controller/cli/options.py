@@ -24,7 +24,8 @@ Desired: TypeAlias = Annotated[
 ]
 State: TypeAlias = Annotated[Path | None, typer.Option("--state", metavar="DIR", help="The controller's state folder.")]
 Models: TypeAlias = Annotated[
-    Path | None, typer.Option("--models", metavar="DIR", help="Folder that holds the models.")
+    Path | None,
+    typer.Option("--models", metavar="DIR", help="Folder that holds the models; several with commas."),
 ]
 Runtime: TypeAlias = Annotated[
     str | None, typer.Option("--runtime", metavar="process|docker|auto", help="Where engines run.")

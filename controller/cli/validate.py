@@ -14,6 +14,7 @@ from controller.cli.output import count_words, print_json, print_line
 from controller.cli.settings import read_settings
 
 if TYPE_CHECKING:
+    from controller.artifacts.model_roots import ModelRoots
     from controller.schema.desired import Definition
 
 
@@ -27,15 +28,17 @@ def validate(
     """Check the desired-state files.
 
     Prints every problem with file, line and field, and warns of models that could not be started here, for a file of
-    theirs is missing or would be refused. Needs no controller. Exit code 0: they are good, 1: they have problems, 2:
-    they are good, with warnings.
+    theirs is missing or would be refused; without a models folder no such file is looked at. Needs no controller. Exit
+    code 0: they are good, 1: they have problems, 2: they are good, with warnings.
     """
     from controller.config.parse import parse_folder  # pydantic and ruamel.yaml
     from controller.config.read import read_folder
 
     settings = read_settings(desired=folder, models=models)
-    parsed_folder = parse_folder(read_folder(settings.desired), settings.models.absolute())
-    warnings = _find_start_problems(parsed_folder.definitions, settings.models)
+    roots = settings.models.absolute()
+    parsed_folder = parse_folder(read_folder(settings.desired), roots)
+    has_models = any(folder.is_dir() for folder in roots.folders)
+    warnings = _find_start_problems(parsed_folder.definitions, roots) if has_models else {}
     if as_json:
         print_json(
             {
@@ -53,6 +56,8 @@ def validate(
         print_line(f"{settings.desired}: {verdict}; models: {names}{keys}")
         for name, message in warnings.items():
             print_line(f"warning: {name} cannot be started here: {message}")
+        if not has_models:
+            print_line(f"not here: {roots.describe()}; so the models' own files were not looked at")
     else:
         for problem in parsed_folder.problems:
             print_line(str(problem))
@@ -61,14 +66,13 @@ def validate(
     return ExitCode.PENDING if warnings else ExitCode.DONE
 
 
-def _find_start_problems(definitions: Mapping[str, Definition], models_root: Path) -> dict[str, str]:
+def _find_start_problems(definitions: Mapping[str, Definition], roots: ModelRoots) -> dict[str, str]:
     """Model, in name order, to why it could not be started: what a preflight says of its files."""
     from controller.engines import get_engine
     from controller.redaction.patterns import mask_text
     from controller.runtimes.model_files import check_model
 
     problems = {
-        name: check_model(models_root, get_engine(definition), definition)
-        for name, definition in sorted(definitions.items())
+        name: check_model(roots, get_engine(definition), definition) for name, definition in sorted(definitions.items())
     }
     return {name: mask_text(problem) for name, problem in problems.items() if problem is not None}

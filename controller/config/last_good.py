@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
+from controller.artifacts.model_roots import ModelRoots
 from controller.config.debounce import DebouncedState
 from controller.config.keys import validate_keys
 from controller.config.parse import redact_problems
@@ -48,7 +49,7 @@ def save_last_good(
     write_atomic(state_folder / FILE_NAME, json.dumps(content, ensure_ascii=False, indent=1).encode())
 
 
-def load_last_good(state_folder: Path, models_root: PurePath) -> DebouncedState | None:
+def load_last_good(state_folder: Path, roots: ModelRoots) -> DebouncedState | None:
     """What was last in force; None when nothing was ever stored. Raises LastGoodError."""
     path = state_folder / FILE_NAME
     try:
@@ -71,7 +72,7 @@ def load_last_good(state_folder: Path, models_root: PurePath) -> DebouncedState 
     assert isinstance(table, Table)
     models = table.get("models")
     assert isinstance(models, Table)
-    validated_models, keys = validate_models(models, models_root), validate_keys(table)
+    validated_models, keys = validate_models(models, roots), validate_keys(table)
     if problems := (*validated_models.problems, *keys.problems):
         raise LastGoodError("; ".join(str(problem) for problem in redact_problems(problems)))
     return DebouncedState(

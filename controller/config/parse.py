@@ -6,9 +6,9 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePath
 from typing import Any, Final
 
+from controller.artifacts.model_roots import ModelRoots
 from controller.config.keys import validate_keys
 from controller.config.merge import merge_all
 from controller.config.messages import kind_of, suggest_name
@@ -46,8 +46,8 @@ class ParsedFolder:
         return not self.problems
 
 
-def parse_folder(snapshot: FolderSnapshot, models_root: PurePath) -> ParsedFolder:
-    """What the snapshot declares. `models_root` is absolute. Never raises: every fault is a problem."""
+def parse_folder(snapshot: FolderSnapshot, roots: ModelRoots) -> ParsedFolder:
+    """What the snapshot declares. `roots` are absolute. Never raises: every fault is a problem."""
     problems = list(snapshot.problems)
     tables: list[Table] = []
     for name, content in snapshot.files.items():
@@ -63,7 +63,7 @@ def parse_folder(snapshot: FolderSnapshot, models_root: PurePath) -> ParsedFolde
     models = _find_models(snapshot, merged_table)
     if isinstance(models, Problem):
         return ParsedFolder(problems=redact_problems((*problems, models)))
-    validated_models = validate_models(models, models_root)
+    validated_models = validate_models(models, roots)
     keys = validate_keys(merged_table)
     problems += (*validated_models.problems, *keys.problems)
     if problems:

@@ -1,30 +1,57 @@
-"""Declared model paths: below the models folder, and written one way only. Pure: looks at the string, not at a disk."""
+"""Declared model paths: below a models folder, and written one way only. Pure: looks at the string, not at a disk."""
 
 from __future__ import annotations
 
 import posixpath
 from pathlib import PurePath
 
+from controller.artifacts.model_roots import ModelRoots, path_below, plain_path
+
 
 class PathRefusedError(ValueError):
     """The declared path cannot be used; the message says why."""
 
 
-def relative_to_models(declared_path: str, models_root: PurePath) -> str:
-    """The path relative to the models folder, without `.` and doubled slashes. `models_root` is absolute."""
+def normalize_model_path(declared_path: str, roots: ModelRoots) -> str:
+    """The one way to write the path, without `.` and doubled slashes: relative where it is written so, or lies below
+    the first models folder, else absolute. `roots` are absolute.
+
+    Further folders change no path that was taken without them, and so no spec hash.
+
+    Raises:
+        PathRefusedError: it leads out of the models folders, or names none of their files.
+    """
     if not declared_path.isprintable():
         raise PathRefusedError("a path holds printable characters only")
-    if declared_path.startswith("~"):
-        raise PathRefusedError("`~` is not expanded; write the path relative to the models folder")
     if ".." in declared_path.split("/"):
         raise PathRefusedError("a path may not hold `..`")
-    path = posixpath.normpath(declared_path) if declared_path else "."
-    if declared_path.startswith("/"):
-        root = posixpath.normpath(str(models_root))
-        # normpath keeps two leading slashes, which POSIX lets a system read in its own way.
-        path = posixpath.relpath(path.replace("//", "/", 1), root)
-        if path.split("/")[0] == "..":
-            raise PathRefusedError(f"`{declared_path}` lies outside the models folder {root}")
-    if path == ".":
+    path = _expand_home(declared_path, roots)
+    if not path.startswith("/"):
+        path = posixpath.normpath(path) if path else "."
+        if path == ".":
+            raise PathRefusedError("names no file or folder below the models folder")
+        return path
+    for folder in roots.folders:
+        inner = path_below(path, folder)
+        if inner is not None and inner != ".":
+            return inner if folder == roots.first else plain_path(path)
+    if any(path_below(path, folder) == "." for folder in roots.folders):
         raise PathRefusedError("names no file or folder below the models folder")
-    return path
+    raise PathRefusedError(f"`{declared_path}` lies outside {roots.describe()}{_advise(path, roots)}")
+
+
+def _expand_home(declared_path: str, roots: ModelRoots) -> str:
+    if not declared_path.startswith("~"):
+        return declared_path
+    user, _, rest = declared_path[1:].partition("/")
+    if user:
+        raise PathRefusedError("`~` is your own home folder alone; write the absolute path of another's")
+    if roots.home is None:
+        raise PathRefusedError("`~` stands for nothing, because HOME is not set; write the absolute path")
+    return f"{roots.home}/{rest}"
+
+
+def _advise(path: str, roots: ModelRoots) -> str:
+    # What is no path may be an address with a password, which is masked only where it stands as it was written.
+    advice = None if "://" in path else roots.advise_adding(PurePath(plain_path(path)))
+    return f": {advice}" if advice is not None else ""

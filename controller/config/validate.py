@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from controller.artifacts.model_roots import ModelRoots
 from controller.config.messages import explain_errors, meant_branch, suggest_name
-from controller.config.paths import PathRefusedError, relative_to_models
+from controller.config.paths import PathRefusedError, normalize_model_path
 from controller.config.tree import Listing, SourcePlace, Table, known_part, place_of, to_plain_value
 from controller.engines import ENGINES, resolve_backend
 from controller.engines.base import Engine
@@ -28,15 +28,15 @@ class ValidatedModels:
     """What the models' table declares."""
 
     definitions: Mapping[str, Definition]
-    """By model name. `backend` is always set, paths are relative to the models folder."""
+    """By model name. `backend` is always set, model paths are written in one way (`normalize_model_path`)."""
     declared_models: Mapping[str, Mapping[str, Any]]
     """By model name, as written (after the merge, without nulls)."""
     problems: Sequence[Problem]
     """Not empty: the two others hold only what was right, and must not be used."""
 
 
-def validate_models(models: Table, models_root: PurePath) -> ValidatedModels:
-    """Every model of the table. `models_root` is absolute; absolute model paths must lie below it."""
+def validate_models(models: Table, roots: ModelRoots) -> ValidatedModels:
+    """Every model of the table. `roots` are absolute; absolute model paths must lie below one."""
     definitions: dict[str, Definition] = {}
     declared_models: dict[str, Mapping[str, Any]] = {}
     problems: list[Problem] = []
@@ -46,7 +46,7 @@ def validate_models(models: Table, models_root: PurePath) -> ValidatedModels:
             field_path = field_name(("models", name))
             problems.append(Problem(file=entry.place.file, line=entry.place.line, field=field_path, message=message))
             continue
-        check = _ModelValidator(name, entry.place, entry.node, models_root)
+        check = _ModelValidator(name, entry.place, entry.node, roots)
         definition = check.run()
         problems += check.problems
         if definition is not None:
@@ -75,7 +75,7 @@ class _ModelValidator:
     place: SourcePlace
     """Of the model's key."""
     table: Table
-    models_root: PurePath
+    roots: ModelRoots
     problems: list[Problem] = field(default_factory=list)
 
     def add_problem(self, message: str, *path: str | int) -> None:
@@ -94,13 +94,13 @@ class _ModelValidator:
                 self.add_problem(f"the name {explain_errors(each)}")
         values = {**_values(self.table)}
         if isinstance(values.get("model_path"), str):
-            values["model_path"] = self.relative_path("model_path", values["model_path"])
+            values["model_path"] = self.normalize_path("model_path", values["model_path"])
         engine = self.find_engine(values)
         if engine is None:
             self.check_common_fields(values)
             return None
         definition = self.parse_definition(engine.definition, {**values, "backend": engine.name}, engine)
-        return self.with_relative_paths(engine, definition) if definition is not None else None
+        return self.with_normalized_paths(engine, definition) if definition is not None else None
 
     def find_engine(self, values: Mapping[str, Any]) -> Engine | None:
         """The backend, declared or resolved."""
@@ -155,16 +155,16 @@ class _ModelValidator:
         words = error["msg"].replace(",", " ").replace("`", " ").split()
         return tuple(word for word in words if word in self.table.entries)[:1]
 
-    def with_relative_paths(self, engine: Engine, definition: Definition) -> Definition | None:
-        """The definition with every model path relative to the models folder, or None with problems."""
+    def with_normalized_paths(self, engine: Engine, definition: Definition) -> Definition | None:
+        """The definition with every model path in its one way of writing, or None with problems."""
         path_checks = (check for check in engine.list_files(definition) if check.field != "model_path")
-        relative_paths = {check.field: self.relative_path(check.field, check.path) for check in path_checks}
-        return definition.model_copy(update=relative_paths) if not self.problems else None
+        normalized_paths = {check.field: self.normalize_path(check.field, check.path) for check in path_checks}
+        return definition.model_copy(update=normalized_paths) if not self.problems else None
 
-    def relative_path(self, key: str, declared_path: str) -> str:
-        """The path relative to the models folder; where it is refused, the path as declared and a problem."""
+    def normalize_path(self, key: str, declared_path: str) -> str:
+        """The path in its one way of writing; where it is refused, the path as declared and a problem."""
         try:
-            return relative_to_models(declared_path, self.models_root)
+            return normalize_model_path(declared_path, self.roots)
         except PathRefusedError as error:
             self.add_problem(str(error), key)
             return declared_path

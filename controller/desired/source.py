@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from controller.artifacts.model_roots import ModelRoots
 from controller.config.debounce import DebouncedState, debounce
 from controller.config.last_good import LastGoodError, load_last_good, save_last_good
 from controller.config.parse import ParsedFolder, parse_folder
@@ -45,7 +46,7 @@ class DesiredStateSource:
     def __init__(
         self,
         folder: Path,
-        models: Path,
+        roots: ModelRoots,
         store: StateDir,
         defaults: Defaults,
         *,
@@ -60,7 +61,7 @@ class DesiredStateSource:
         self._learn = learn
         self._on_edit = on_edit
         self._folder = folder
-        self._models = models
+        self._roots = roots
         self._store = store
         self._defaults = defaults
         self._resync_s = resync_s
@@ -141,7 +142,7 @@ class DesiredStateSource:
         """Take the last good state as what is in force, before the files are read for the first time."""
         self._learn({name: override.params for name, override in self._stored_state.overrides.items()})
         try:
-            self._in_force = load_last_good(self._store.folder, self._models)
+            self._in_force = load_last_good(self._store.folder, self._roots)
         except LastGoodError as error:
             log.warning("the last good state cannot be used: %s", error)
         if self._in_force is not None:
@@ -161,7 +162,7 @@ class DesiredStateSource:
         # One at a time: an older snapshot must not come into force after a newer one.
         async with self._read_lock:
             snapshot = await asyncio.to_thread(read_folder, self._folder)
-            self._apply_files(parse_folder(snapshot, self._models))
+            self._apply_files(parse_folder(snapshot, self._roots))
 
     def _apply_files(self, parsed: ParsedFolder) -> None:
         previous, now = self._in_force, self._clock()

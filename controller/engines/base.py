@@ -40,7 +40,7 @@ class RenderContext:
     runtime: RuntimeKind
     served_name: str
     models_root: PurePosixPath
-    """Folder that holds the models, as the engine sees it: `/models` in a container."""
+    """The first models folder, as the engine sees it: `/models` in a container."""
     host: str
     port: int
     cache_dir: PurePosixPath
@@ -52,10 +52,12 @@ class RenderContext:
     gpus: tuple[ClaimedGpu, ...] = ()
     """In the order in which the engine sees them, which is that of PCI. Empty also where it is not known yet which
     GPUs the engine will have (a preflight)."""
+    model_paths: Mapping[str, str] = field(default_factory=dict)
+    """Engine-side path by model path of the definition, as far as they were looked for."""
 
-    def resolve_path(self, declared_path: str) -> str:
-        """The engine-side path of a declared model path, which is relative to the models folder."""
-        return str(self.models_root / declared_path)
+    def resolve_path(self, model_path: str) -> str:
+        """The engine-side path of a model path; of one that was not looked for, below the first models folder."""
+        return self.model_paths.get(model_path) or str(self.models_root / model_path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class FileCheck:
 
     field: str
     path: str
-    """As declared: relative to the models folder."""
+    """As the definition has it: relative to a models folder, or absolute."""
     kind: Literal["gguf", "file", "folder", "any"] = "any"
     inside: str = ""
     """The file in the folder `path` that is meant; empty: `path` itself."""
@@ -85,7 +87,7 @@ class FileCheck:
 
     @property
     def full_path(self) -> str:
-        """The path of the file that is meant, relative to the models folder."""
+        """The path of the file that is meant."""
         return f"{self.path}/{self.inside}" if self.inside else self.path
 
 
@@ -95,7 +97,7 @@ class CodeCheck:
 
     field: str
     path: str
-    """As declared: relative to the models folder."""
+    """As the definition has it: relative to a models folder, or absolute."""
     switch: str
     """The field that would allow it."""
 

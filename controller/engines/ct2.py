@@ -46,9 +46,9 @@ class CT2Definition(Definition):
     """A converted model served by CTranslate2."""
 
     backend: Literal["ct2"]
-    model_path: str = Field(description="The model's folder (CTranslate2), relative to the models folder.")
+    model_path: str = Field(description="The model's folder (CTranslate2), in a models folder.")
     ct2_tokenizer: str | None = Field(
-        default=None, description="Folder of the tokenizer, relative to the models folder; default: the model's."
+        default=None, description="Folder of the tokenizer, in a models folder; default: the model's."
     )
     ct2_compute_type: ComputeType | None = Field(
         default=None, description="Type that it computes in; default: as converted."

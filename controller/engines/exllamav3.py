@@ -42,7 +42,7 @@ class ExLlamaV3Definition(Definition):
     """An EXL3 folder served by ExLlamaV3."""
 
     backend: Literal["exllamav3"]
-    model_path: str = Field(description="The model's folder (EXL3), relative to the models folder.")
+    model_path: str = Field(description="The model's folder (EXL3), in a models folder.")
     exllama_cache_size: int | None = Field(
         default=None,
         ge=256,

@@ -21,7 +21,7 @@ class LiteRTLMDefinition(Definition):
     """A `.litertlm` file served by LiteRT-LM."""
 
     backend: Literal["litert_lm"] | None = None
-    model_path: str = Field(description="The `.litertlm` file, relative to the models folder.")
+    model_path: str = Field(description="The `.litertlm` file, in a models folder.")
     litert_lm_backend: Literal["cpu", "gpu"] | None = Field(
         default=None, description="Where it computes; default: gpu where the definition asks for GPUs, else cpu."
     )

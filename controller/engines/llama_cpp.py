@@ -28,7 +28,7 @@ class LlamaCppDefinition(Definition):
     """A GGUF model served by llama-cpp-python."""
 
     backend: Literal["llama_cpp"]
-    model_path: str = Field(description="The GGUF file, relative to the models folder.")
+    model_path: str = Field(description="The GGUF file, in a models folder.")
     gguf_n_ctx: int | None = Field(
         default=None, ge=1, description="Context length in tokens; default: the model's own."
     )

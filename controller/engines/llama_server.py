@@ -62,7 +62,7 @@ class LlamaServerDefinition(Definition):
     """A GGUF model served by llama-server."""
 
     backend: Literal["llama_server"] | None = None
-    model_path: str = Field(description="The GGUF file, relative to the models folder.")
+    model_path: str = Field(description="The GGUF file, in a models folder.")
     llama_server_binary: str | None = Field(
         default=None, description="Path of the llama-server program (process); default: on PATH, else embedded."
     )
@@ -99,7 +99,7 @@ class LlamaServerDefinition(Definition):
         default=None, description="How thoughts are returned."
     )
     llama_server_chat_template_file: str | None = Field(
-        default=None, description="Jinja chat template, relative to the models folder; default: the model's own."
+        default=None, description="Jinja chat template, in a models folder; default: the model's own."
     )
 
     @model_validator(mode="after")

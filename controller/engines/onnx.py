@@ -20,10 +20,10 @@ class OnnxDefinition(Definition):
     """An embedding model served by ONNX Runtime."""
 
     backend: Literal["onnx"] | None = None
-    model_path: str = Field(description="The `.onnx` file, relative to the models folder.")
+    model_path: str = Field(description="The `.onnx` file, in a models folder.")
     onnx_tokenizer: str | None = Field(
         default=None,
-        description="A `tokenizer.json`, or BERT's vocabulary as `*-vocab.txt` or `vocab.txt`, relative to the models "
+        description="A `tokenizer.json`, or BERT's vocabulary as `*-vocab.txt` or `vocab.txt`, in a models "
         "folder; default: the one beside the model.",
     )
     onnx_max_tokens: int | None = Field(

@@ -20,9 +20,7 @@ _SIZE_FLAGS: Final = ("--gpu-memory-utilization", "--kv-cache-memory")
 class VllmFields(Definition):
     """What `vllm` and `vllm_serve` have in common."""
 
-    model_path: str | None = Field(
-        default=None, description="The model's folder (or GGUF file), relative to the models folder."
-    )
+    model_path: str | None = Field(default=None, description="The model's folder (or GGUF file), in a models folder.")
     vllm_model: str | None = Field(
         default=None, min_length=1, description="The model's name on the Hugging Face hub, instead of `model_path`."
     )
@@ -76,7 +74,7 @@ class VllmFields(Definition):
     vllm_reasoning_parser: str | None = Field(default=None, description="Parser that takes thoughts out of answers.")
     vllm_tool_call_parser: str | None = Field(default=None, description="Parser of tool calls; also turns them on.")
     vllm_chat_template_file: str | None = Field(
-        default=None, description="Jinja chat template, relative to the models folder; default: the model's own."
+        default=None, description="Jinja chat template, in a models folder; default: the model's own."
     )
     prompt_format: ChatFormat | None = Field(
         default=None, description="Names what the model's chat template is; default: told by the model's name."

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from controller.artifacts.model_roots import ModelRoots
 from controller.config.parse import ParsedFolder, parse_folder
 from controller.config.read import MAX_FILE_BYTES, SUFFIXES, FolderSnapshot, is_read, merge_order, read_folder
 from controller.desired.config_diff import ModelEdit, diff_keys, diff_models
@@ -43,7 +44,7 @@ async def run_dry_run(
     proposed: ProposedFiles,
     *,
     folder: Path,
-    models_root: Path,
+    roots: ModelRoots,
     desired_now: DesiredState,
     observed: ObservedState,
     overrides: Mapping[str, Override],
@@ -56,7 +57,7 @@ async def run_dry_run(
     redactor: Redactor,
     now: float,
 ) -> DryRun:
-    """What these files would do in place of those of the same name in `folder`. `models_root` is absolute.
+    """What these files would do in place of those of the same name in `folder`. `roots` are absolute.
 
     Raises RoundhouseError: a name that no desired-state file has, a file too large, the removal of one that is not
     there. Problems of the files are an answer.
@@ -64,7 +65,7 @@ async def run_dry_run(
     contents = _check_contents(proposed)
     snapshot = await asyncio.to_thread(read_folder, folder)
     # A large file takes seconds to parse.
-    parsed = await asyncio.to_thread(parse_folder, _merge_files(snapshot, contents), models_root)
+    parsed = await asyncio.to_thread(parse_folder, _merge_files(snapshot, contents), roots)
     if not parsed.is_valid:
         return DryRun(ok=False, problems=list(parsed.problems), changes=[], plan=None)
     current_stage = DryRunStage(declared_now, desired_now)

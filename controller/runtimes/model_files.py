@@ -6,11 +6,14 @@ import difflib
 import os
 import stat
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from controller.artifacts.facts import ArtifactError
+from controller.artifacts.locate import LocatedPath, is_inside, locate_path
+from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.read import read_custom_code
 from controller.engines.base import CodeCheck, Engine, FileCheck
 from controller.schema.desired import Definition
@@ -21,18 +24,18 @@ _LOOKED_AT: Final = 10_000
 """Files that are searched at most for a name to suggest."""
 
 
-def check_model(models_root: Path, engine: Engine, definition: Definition) -> str | None:
+def check_model(roots: ModelRoots, engine: Engine, definition: Definition) -> str | None:
     """Return why a model must not start: files that are missing or unreadable, or code that its folder brings along.
     None: it may start."""
-    problem = check_files(models_root, engine.list_files(definition))
-    return problem or _check_code(models_root, engine.list_code_checks(definition))
+    problem = check_files(roots, engine.list_files(definition))
+    return problem or _check_code(roots, engine.list_code_checks(definition))
 
 
-def _check_code(models_root: Path, checks: Sequence[CodeCheck]) -> str | None:
+def _check_code(roots: ModelRoots, checks: Sequence[CodeCheck]) -> str | None:
     for check in checks:
         subject = f"{check.field}: {check.path}"
         try:
-            found = read_custom_code(models_root / check.path)
+            found = read_custom_code(locate_path(roots, check.path).path)
         except ArtifactError as error:
             return f"{subject} has a file that cannot be looked through for code: {error}"
         if found is not None:
@@ -45,18 +48,18 @@ def _check_code(models_root: Path, checks: Sequence[CodeCheck]) -> str | None:
     return None
 
 
-def check_files(models_root: Path, checks: Sequence[FileCheck]) -> str | None:
+def check_files(roots: ModelRoots, checks: Sequence[FileCheck]) -> str | None:
     """What is wrong with the first file that is wrong: which field, which path, what to do. None: nothing is."""
-    declared_root = models_root.absolute()
-    root = models_root.resolve()
-    if checks and not root.is_dir():
-        return f"the models folder {declared_root} does not exist"
+    if checks and not any(folder.is_dir() for folder in roots.folders):
+        return _describe_missing_roots(roots)
     for check in checks:
-        path = declared_root / check.full_path
-        if path.is_relative_to(declared_root):
-            path = root / path.relative_to(declared_root)
         try:
-            problem = _check(root, path, check)
+            located = locate_path(roots, check.path)
+            if check.inside:
+                located = replace(located, path=located.path / check.inside, searched_roots=(located.root,))
+            problem = _check(roots, located, check)
+        except ArtifactError as error:
+            problem = str(error)
         except OSError as error:
             problem = f"cannot be read: {error.strerror or error}"
         if problem:
@@ -64,19 +67,26 @@ def check_files(models_root: Path, checks: Sequence[FileCheck]) -> str | None:
     return None
 
 
-def _check(root: Path, path: Path, check: FileCheck) -> str | None:
-    if not Path(os.path.normpath(path)).is_relative_to(root):
-        return f"is outside the models folder {root}"
+def _describe_missing_roots(roots: ModelRoots) -> str:
+    folders = roots.absolute().folders
+    if len(folders) == 1:
+        return f"the models folder {folders[0]} does not exist"
+    return f"none of the models folders {', '.join(map(str, folders))} exists"
+
+
+def _check(roots: ModelRoots, located: LocatedPath, check: FileCheck) -> str | None:
+    path = located.path
     try:
         target = path.resolve(strict=True)
     except FileNotFoundError:
-        return _missing(root, path, check)
+        return _missing(located, check)
     except NotADirectoryError:
-        return f"is missing from {root}: one of its folders is a file"
+        return f"is missing from {located.root}: one of its folders is a file"
     except RuntimeError:  # Python 3.11 and 3.12; later ones raise OSError
         return "is a symbolic link that leads in a circle"
-    if not target.is_relative_to(root):
-        return f"is a symbolic link to {target}, outside the models folder {root}: copy or mount the files below it"
+    if not is_inside(roots, target):
+        advice = roots.absolute().advise_adding(target) or "copy or mount the files below it"
+        return f"is a symbolic link to {target}, outside {roots.resolve().describe()}: {advice}"
     mode = target.stat().st_mode
     if stat.S_ISDIR(mode):
         return _check_folder(target, check.kind)
@@ -87,21 +97,25 @@ def _check(root: Path, path: Path, check: FileCheck) -> str | None:
     return _check_content(target, check.kind) or _check_beside(path, check.beside)
 
 
-def _missing(root: Path, path: Path, check: FileCheck) -> str:
-    if path.is_symlink():
-        return f"is a symbolic link to {os.readlink(path)}, which does not exist"  # noqa: PTH115 - as it is written
-    suggestion = _nearest(root, path, check)
-    return f"is missing from {root}" + (f'; did you mean "{suggestion}"?' if suggestion else "")
+def _missing(located: LocatedPath, check: FileCheck) -> str:
+    if located.path.is_symlink():
+        return f"is a symbolic link to {os.readlink(located.path)}, which does not exist"  # noqa: PTH115 - as it is written
+    suggestion = _nearest(located, check)
+    folders = (f"{root}{'' if root.is_dir() else ' (which does not exist)'}" for root in located.searched_roots)
+    return f"is missing from {' and '.join(folders)}" + (f'; did you mean "{suggestion}"?' if suggestion else "")
 
 
-def _nearest(root: Path, path: Path, check: FileCheck) -> str | None:
+def _nearest(located: LocatedPath, check: FileCheck) -> str | None:
     suffix = ".gguf" if check.kind == "gguf" else ""
+    below_roots = ((root, each) for root in located.searched_roots for each in _below(root))
     names = {
-        each: str(each.relative_to(root)) for each in islice(_below(root), _LOOKED_AT) if each.name.endswith(suffix)
+        each: str(each.relative_to(root))
+        for root, each in islice(below_roots, _LOOKED_AT)
+        if each.name.endswith(suffix)
     }
-    wanted_path = str(path.relative_to(root))
+    wanted_path = str(located.path.relative_to(located.root))
     by_path = difflib.get_close_matches(wanted_path, names.values(), n=1)
-    by_name = difflib.get_close_matches(path.name, {each.name for each in names}, n=1)
+    by_name = difflib.get_close_matches(located.path.name, {each.name for each in names}, n=1)
     if by_path or not by_name:
         return by_path[0] if by_path else None
     return min(name for each, name in names.items() if each.name == by_name[0])

@@ -36,7 +36,8 @@ class Definition(BaseModel):
         default=None, description="Which engine serves the model. Left out, it is resolved from the artifact."
     )
     model_path: str | None = Field(
-        default=None, description="The model's file or folder, relative to the models folder or absolute below it."
+        default=None,
+        description="The model's file or folder, in a models folder: relative to it, absolute, or with `~`.",
     )
     enabled: bool = Field(default=True, description="false: known, not loaded, loadable.")
     autoload: bool = Field(default=False, description="Load on the first request for it, even if not enabled.")

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import ceil
-from pathlib import Path
 from typing import Final
 
 from controller.artifacts.facts import Artifact, ArtifactError, UnreadArtifact
+from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.read import Stamp, files_below, read_artifact, stamp_of
 from controller.engines import ENGINES
 from controller.engines.memory import MIB, Prediction, Unpredicted
@@ -95,14 +95,14 @@ class _ReadArtifact:
 
 
 class Estimator:
-    """What is known of the model files in `models_root`.
+    """What is known of the files in the models folders.
 
     Reads in a thread, each path once for all who ask meanwhile, and a file's head again only when its size or time of
     change is another.
     """
 
-    def __init__(self, models_root: Path, clock: Callable[[], float]) -> None:
-        self._root = models_root
+    def __init__(self, roots: ModelRoots, clock: Callable[[], float]) -> None:
+        self._roots = roots
         self._clock = clock
         self._read_artifacts: dict[str, _ReadArtifact] = {}
         self._read_tasks: dict[str, asyncio.Task[bool]] = {}
@@ -164,7 +164,7 @@ class Estimator:
             previous_entries = {path: self._read_artifacts.get(path) for path in paths}
             now = self._clock()
             entries = await asyncio.to_thread(
-                lambda: {path: _look_at_files(self._root, path, previous_entries[path], now) for path in paths}
+                lambda: {path: _look_at_files(self._roots, path, previous_entries[path], now) for path in paths}
             )
             self._read_artifacts = {
                 path: entry for path, entry in self._read_artifacts.items() if entry.seen_at > now - KEPT_S
@@ -233,9 +233,9 @@ def _artifact_of(entry: _ReadArtifact | None) -> Artifact | None:
     return entry.artifact if entry is not None else None
 
 
-def _look_at_files(root: Path, path: str, previous_entry: _ReadArtifact | None, now: float) -> _ReadArtifact:
+def _look_at_files(roots: ModelRoots, path: str, previous_entry: _ReadArtifact | None, now: float) -> _ReadArtifact:
     try:
-        files = files_below(root, path)
+        files = files_below(roots, path)
         stamp = stamp_of(files)
     except ArtifactError as error:
         return _ReadArtifact(UnreadArtifact(f"{path} {error}"), None, now)

@@ -8,13 +8,16 @@ from tests.campaigns.record import Outcome
 ABOUT = """
 Generated files, sequences of reads, and loads: merging is associative and every value stands in a file that says it,
 any text gives definitions or problems with a place, a file that is gone for a moment removes nothing, what was kept
-as the last good state is read again as it was, and no secret is shown in any row, difference, log or problem.
+as the last good state is read again as it was, no secret is shown in any row, difference, log or problem, and no model
+path leads out of the models folders, whatever links lie in them.
 """
 TESTS = (
     "tests/properties/controller/config/test_parse.py",
     "tests/properties/controller/config/test_merge.py",
     "tests/properties/controller/config/test_debounce.py",
     "tests/properties/controller/config/test_last_good.py",
+    "tests/properties/controller/config/test_paths.py",
+    "tests/properties/controller/runtimes/test_model_paths.py",
     "tests/properties/controller/engines/test_load_fields.py",
     "tests/properties/controller/redaction/test_patterns.py",
 )

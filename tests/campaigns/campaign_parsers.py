@@ -7,7 +7,7 @@ from tests.campaigns.record import Outcome
 
 ABOUT = """
 Generated definitions: the real parsers of llama-server and vLLM take the command lines, and mean the same. Generated
-names, labels, logs and texts of engines: what is written is read, however it is cut.
+names, labels, logs, conditions of images and texts of engines: what is written is read, however it is cut.
 """
 TESTS = (
     "tests/properties/controller/engines/test_llama_server_command.py",
@@ -15,6 +15,7 @@ TESTS = (
     "tests/properties/worker/text/test_text.py",
     "tests/unit/worker/hf/test_vocabulary.py",
     "tests/unit/worker/engines/test_onnx.py",
+    "tests/properties/controller/runtimes/docker/test_driver_requirements.py",
     "tests/unit/controller/runtimes/docker/test_labels.py",
     "tests/unit/controller/runtimes/test_naming.py",
     "tests/unit/controller/runtimes/test_logs.py",

@@ -49,7 +49,8 @@ async def test_the_image_serves_every_engine_that_it_holds(stack: RoundhouseStac
 async def test_an_engine_that_the_image_lacks_is_named(stack: RoundhouseStack) -> None:
     (stack.models / "hf").mkdir()
     (stack.models / "hf" / "config.json").write_text("{}")
-    stack.declare({"heavy": {"backend": "vllm", "model_path": "hf"}})
+    image = stack.environment()["ROUNDHOUSE_IMAGE_WORKER"]
+    stack.declare({"heavy": {"backend": "vllm", "model_path": "hf", "image": image}})
     await stack.open()
     heavy = await stack.model_where("heavy", lambda model: model.last_error is not None, "it failed")
     assert "vLLM is not installed" in str(heavy.last_error)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
+from pathlib import Path
 from textwrap import dedent
 
+from controller.artifacts.model_roots import ModelRoots
 from controller.config.parse import ParsedFolder, parse_folder
 from controller.config.read import FolderSnapshot, merge_order
 
 FOLDER = "desired-state"
-MODELS_ROOT = PurePosixPath("/srv/models")
+MODELS_ROOT = ModelRoots((Path("/srv/models"),))
 
 
 def snapshot(files: dict[str, str | bytes]) -> FolderSnapshot:

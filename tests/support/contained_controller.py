@@ -1,6 +1,6 @@
 """Run inside a controller's container: what a Docker runtime does there, told as one line of JSON.
 
-`python contained_controller.py JSON`, with `instance`, `models`, `network`, `images`, `shell` and `serve`.
+`python contained_controller.py JSON`, with `instance`, `models`, `model_path`, `network`, `images`, `shell`, `serve`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from controller.artifacts.model_roots import split_folders
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.stub import StubDefinition
 from controller.runtimes.base import StartRequest
@@ -28,7 +29,7 @@ async def main(told: dict[str, Any]) -> dict[str, Any]:
     try:
         runtime = await open_docker(
             instance=told["instance"],
-            models=Path(told["models"]),
+            models=split_folders(told["models"]),
             state=Path("/state"),
             images=told["images"],
             engines_network=told["network"],
@@ -42,8 +43,9 @@ async def main(told: dict[str, Any]) -> dict[str, Any]:
         return StartRequest(replica, name, definition, model, definition.image, TOKEN)
 
     answering = request("stub", StubDefinition(backend="stub", stub_text="from inside"))
-    body = "cat /models/m.gguf; cat < /dev/null > /models/x"
-    reading = request("reader", LlamaServerDefinition(model_path="m.gguf", image=told["shell"], env={"BODY": body}))
+    body = 'cat "$2"; cat < /dev/null > "$2.new"'
+    definition = LlamaServerDefinition(model_path=told["model_path"], image=told["shell"], env={"BODY": body})
+    reading = request("reader", definition)
     wanted = (answering, reading) if told["serve"] else (reading,)
     try:
         preflights = [await runtime.check_preflight(each.served_name, each.definition, None) for each in wanted]

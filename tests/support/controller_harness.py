@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from controller.admin.service import AdminService
+from controller.artifacts.model_roots import ModelRoots
 from controller.desired.resolve import Defaults
 from controller.desired.source import DesiredStateSource
 from controller.journal.event_log import EventLog
@@ -76,7 +77,9 @@ class ControllerHarness:
 
         wake = asyncio.Event()
         self.store = StateDir.open_folder(root / "state")
-        self.files = DesiredStateSource(root / "desired", root, self.store, Defaults(), resync_s=1.0, clock=clock)
+        self.files = DesiredStateSource(
+            root / "desired", ModelRoots((root,)), self.store, Defaults(), resync_s=1.0, clock=clock
+        )
         self.files.recover_last_good()
         stored_state = self.files.stored_state
         self.memory = OperationState(
@@ -112,7 +115,7 @@ class ControllerHarness:
             memory=self.memory,
             remotes=remotes,
             hub=self.hub,
-            predictions=Estimator(root, clock),
+            predictions=Estimator(ModelRoots((root,)), clock),
             memory_history=self.memory_history,
             journal=self.journal,
             gpus=runtime,

@@ -18,6 +18,7 @@ import docker.errors
 import psutil
 import requests
 
+from controller.artifacts.model_roots import ModelRoots
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.stub import StubDefinition
 from controller.runtimes.base import Runtime, StartRequest
@@ -32,7 +33,7 @@ from tests.support.runtime_contract import request_for
 TEST_LABEL = "dev.roundhouse-test.owner"
 """On containers that a test makes and that are not Roundhouse's, for the cleaning up."""
 SOCKET = Path(os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").removeprefix("unix://"))
-_SHELL = '#!/bin/sh\nexec /bin/sh -c "$BODY"\n'
+_SHELL = '#!/bin/sh\nexec /bin/sh -c "$BODY" "$0" "$@"\n'
 
 
 @functools.cache
@@ -65,7 +66,7 @@ images = functools.cache(ensure_images)
 
 @functools.cache
 def shell_image() -> str:
-    """An image whose /app/llama-server runs the shell program in the variable BODY."""
+    """An image whose /app/llama-server runs the shell program in the variable BODY, with its arguments."""
     dockerfile = f"FROM {base_image()}\nCOPY engine /app/llama-server\n"
     return _build_image(f"{PREFIX}/shell:latest", {"Dockerfile": dockerfile, "engine": _SHELL})
 
@@ -119,7 +120,7 @@ class DockerEngines:
         """A runtime over this place; another object stands for another controller."""
         defaults: dict[str, Any] = {
             "instance": self.instance,
-            "models": self.models,
+            "models": ModelRoots((self.models,)),
             "state": self.state,
             "images": {},
             "engines_network": self.network,

@@ -27,6 +27,7 @@ from controller.state import (
     ReplicaId,
 )
 from tests.fakes.fake_runtime import FakeRuntime
+from tests.support.config_files import MODELS_ROOT
 
 NOW = 1_000.0
 CHAT = "models:\n  chat:\n    backend: stub\n"
@@ -69,7 +70,7 @@ class DryRunHarness:
 
     def parsed(self) -> ParsedFolder:
         """What is in force."""
-        return parse_folder(read_folder(self.folder), Path("/srv/models"))
+        return parse_folder(read_folder(self.folder), MODELS_ROOT)
 
     def desired(self) -> DesiredState:
         """What is wanted."""
@@ -95,7 +96,7 @@ class DryRunHarness:
         return await run_dry_run(
             ProposedFiles(files={f"{stem}.yaml": text and dedent(text) for stem, text in files.items()}),
             folder=self.folder,
-            models_root=Path("/srv/models"),
+            roots=MODELS_ROOT,
             desired_now=self.desired(),
             observed=ObservedState(NOW, tuple(replicas), loaded_once=frozenset({"chat"})),
             overrides=self.overrides,

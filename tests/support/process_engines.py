@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from controller.artifacts.model_roots import ModelRoots
 from controller.engines import get_engine
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.stub import StubDefinition
@@ -45,7 +46,8 @@ class ProcessEngines:
 
     def runtime(self, **settings: Any) -> ProcessRuntime:
         """A runtime over this place; another object stands for another controller."""
-        return ProcessRuntime(self.instance, self.state, self.models, **settings)
+        roots = settings.pop("models", ModelRoots((self.models,)))
+        return ProcessRuntime(self.instance, self.state, roots, **settings)
 
     def other_instance(self) -> ProcessEngines:
         """Another Roundhouse that was given the same folders."""

@@ -117,7 +117,7 @@ class UpRun:
     def _first_model(self) -> FirstModelWatcher:
         settings = self._settings
         return FirstModelWatcher(
-            settings.controller_url, settings.gateway_url, settings.desired, settings.models, self._announcer
+            settings.controller_url, settings.gateway_url, settings.desired, settings.models.first, self._announcer
         )
 
     def _record(self, pids: Mapping[str, int]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from types import MappingProxyType
@@ -22,6 +22,7 @@ from controller.runtimes.docker.user import UserIdentity
 PORT: Final = 8000
 """Where every engine listens, in its container."""
 MODELS: Final = PurePosixPath("/models")
+"""Where engines see the first models folder."""
 CACHE: Final = PurePosixPath("/cache")
 PIDS_LIMIT: Final = 4096
 """Processes and threads of one engine. vLLM on many cores has some hundreds."""
@@ -40,8 +41,9 @@ class HostContext:
     network: str
     publishes_ports: bool
     """True: engines are reached by a port on 127.0.0.1; false: by their container's name on the network."""
-    models: Mapping[str, Any]
-    """The models folder as the daemon must be told of it: `Type` and `Source` of a mount."""
+    models: Sequence[Mapping[str, Any] | None]
+    """Each models folder, in their order, as the daemon must be told of it: `Type` and `Source` of a mount. None: it is
+    not there now."""
     log_mib: int
 
     @property
@@ -55,8 +57,20 @@ def cache_dir(identity: UserIdentity) -> PurePosixPath:
     return CACHE / str(identity.uid)
 
 
+def models_targets(count: int) -> tuple[PurePosixPath, ...]:
+    """Where engines see so many models folders: `/models`, `/models-2`, and so on.
+
+    Beside each other: inside a mount that is read-only Docker could make no folder for another one.
+    """
+    return (MODELS, *(MODELS.with_name(f"{MODELS.name}-{number}") for number in range(2, count + 1)))
+
+
 def render_context(
-    served_name: str, identity: UserIdentity, images: Mapping[str, str], gpus: tuple[ClaimedGpu, ...] = ()
+    served_name: str,
+    identity: UserIdentity,
+    images: Mapping[str, str],
+    gpus: tuple[ClaimedGpu, ...] = (),
+    model_paths: Mapping[str, str] = MappingProxyType({}),
 ) -> RenderContext:
     """The world as an engine in a container sees it."""
     return RenderContext(
@@ -68,6 +82,7 @@ def render_context(
         cache_dir=cache_dir(identity),
         images=images,
         gpus=gpus,
+        model_paths=model_paths,
     )
 
 
@@ -161,7 +176,7 @@ def _host_config(request: StartRequest, launch: Launch, identity: UserIdentity, 
         **hardened_host_config(identity.cap_add),
         "PidsLimit": PIDS_LIMIT,
         "NetworkMode": host.network,
-        "Mounts": [_models_mount(host), _cache_mount(host)],
+        "Mounts": [*_models_mounts(host), _cache_mount(host)],
         "Tmpfs": {"/tmp": f"rw,nosuid,nodev,exec,mode=1777,size={TMP_BYTES}"},  # noqa: S108 - the container's own
         "LogConfig": bounded_log(host.log_mib),
     }
@@ -180,8 +195,12 @@ def _host_config(request: StartRequest, launch: Launch, identity: UserIdentity, 
     return config
 
 
-def _models_mount(host: HostContext) -> dict[str, Any]:
-    return {**host.models, "Target": str(MODELS), "ReadOnly": True}
+def _models_mounts(host: HostContext) -> list[dict[str, Any]]:
+    return [
+        {**mount, "Target": str(target), "ReadOnly": True}
+        for mount, target in zip(host.models, models_targets(len(host.models)), strict=True)
+        if mount is not None
+    ]
 
 
 def _cache_mount(host: HostContext) -> dict[str, Any]:

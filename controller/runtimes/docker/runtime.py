@@ -11,16 +11,17 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import docker
 
+from controller.artifacts.model_roots import ModelRoots
 from controller.engines import get_engine
 from controller.engines.base import ClaimedGpu, Launch
 from controller.runtimes.base import LogPart, Rendered, RuntimeUnavailableError, SeenReplica, StartError, StartRequest
 from controller.runtimes.claimed_gpus import describe_claims, find_claimed_gpus, is_wsl2, visible_gpus
 from controller.runtimes.docker.client import Daemon, DaemonRefusedError, copy_detached
-from controller.runtimes.docker.container_spec import HostContext, container_config, render_context
+from controller.runtimes.docker.container_spec import HostContext, container_config, models_targets, render_context
 from controller.runtimes.docker.containers import (
     Inspected,
     find_replica,
@@ -44,6 +45,7 @@ from controller.runtimes.docker.self_inspect import DockerSetupError, Surroundin
 from controller.runtimes.docker.stop import stop_container
 from controller.runtimes.docker.user import UNPRIVILEGED, UserIdentity, choose_identity, entries_to_read
 from controller.runtimes.ended_logs import EndedLogs
+from controller.runtimes.engine_paths import Mounts, find_broken_link, find_engine_paths, mount_roots
 from controller.runtimes.gpu_owners import GpuOwners
 from controller.runtimes.logs import plain_tail
 from controller.runtimes.model_files import check_model
@@ -66,7 +68,7 @@ log = logging.getLogger(__name__)
 async def open_docker(
     *,
     instance: str,
-    models: Path,
+    models: ModelRoots,
     state: Path,
     images: Mapping[str, str],
     engines_network: str,
@@ -103,7 +105,7 @@ class DockerRuntime:
         self,
         *,
         instance: str,
-        models: Path,
+        models: ModelRoots,
         state: Path,
         images: Mapping[str, str],
         engines_network: str,
@@ -112,7 +114,7 @@ class DockerRuntime:
         nvml: NvmlReader | None = None,
     ) -> None:
         self._instance = instance
-        self._models = models
+        self._roots = models.absolute()
         self._images = images
         self._network = engines_network
         self._network_lock = asyncio.Lock()
@@ -137,9 +139,9 @@ class DockerRuntime:
         """Where this controller is, as the daemon sees it; asked once."""
         async with self._surroundings_lock:
             if self._surroundings is None:
-                models, network = self._models, self._network
+                roots, network = self._roots, self._network
                 self._surroundings = await self._read_daemon.call(
-                    lambda client: inspect_surroundings(client, models, network)
+                    lambda client: inspect_surroundings(client, roots, network)
                 )
             return self._surroundings
 
@@ -294,7 +296,8 @@ class DockerRuntime:
     def _find_problem(self, model: str, definition: Definition) -> str | None:
         engine = get_engine(definition)
         try:
-            if problem := check_model(self._models, engine, definition):
+            mounts, checks = self._mounts(), engine.list_files(definition)
+            if problem := check_model(self._roots, engine, definition) or find_broken_link(self._roots, checks, mounts):
                 return problem
             engine.render_command(
                 definition, render_context(model, UserIdentity(UNPRIVILEGED, UNPRIVILEGED), self._images)
@@ -320,9 +323,8 @@ class DockerRuntime:
     async def start_replica(self, request: StartRequest) -> None:
         """Start a replica; one of that name that exists is not started twice."""
         surroundings = await self.get_surroundings()
-        host = HostContext(
-            self._instance, self._network, surroundings.publishes_ports, surroundings.models, self._log_mib
-        )
+        models = await asyncio.to_thread(self._present_models, surroundings)
+        host = HostContext(self._instance, self._network, surroundings.publishes_ports, models, self._log_mib)
         gpus = await self._claimed_gpus(request.claims)
         launch, identity = await self._render_launch(
             request.served_name, request.definition, request.image, describe_claims(request.claims, gpus)
@@ -346,9 +348,20 @@ class DockerRuntime:
     ) -> tuple[Launch, UserIdentity]:
         engine = get_engine(definition)
         paths = [check.path for check in engine.list_files(definition)]
-        identity = choose_identity(await asyncio.to_thread(entries_to_read, self._models, paths))
-        launch = engine.render_command(definition, render_context(model, identity, self._images, gpus))
+        identity = choose_identity(await asyncio.to_thread(entries_to_read, self._roots, paths))
+        model_paths = await asyncio.to_thread(lambda: find_engine_paths(self._roots, paths, self._mounts()))
+        context = render_context(model, identity, self._images, gpus, model_paths)
+        launch = engine.render_command(definition, context)
         return replace(launch, image=image or launch.image), identity
+
+    def _mounts(self) -> Mounts:
+        return mount_roots(self._roots, models_targets(len(self._roots.folders)))
+
+    def _present_models(self, surroundings: Surroundings) -> list[Mapping[str, Any] | None]:
+        """The models folders as mounts, without those that are not there: a disk that is away keeps no other model from
+        its start. The first one always is: without it nothing was set up."""
+        folders = zip(self._roots.folders, surroundings.models, strict=True)
+        return [mount if folder == self._roots.first or folder.is_dir() else None for folder, mount in folders]
 
     async def stop_replica(self, name: str, grace_s: float) -> None:
         """End a replica and forget it. Its whole process tree ends with its container."""

@@ -12,6 +12,7 @@ from typing import Any, Final
 import docker
 from docker.errors import NotFound
 
+from controller.artifacts.model_roots import ModelRoots
 from controller.runtimes.base import RuntimeUnavailableError
 
 MOUNTINFO: Final = Path("/proc/self/mountinfo")
@@ -33,16 +34,17 @@ class Surroundings:
     container_id: str | None
     publishes_ports: bool
     """Whether engines must publish a port on 127.0.0.1 to be reached."""
-    models: Mapping[str, Any]
-    """The models folder as the daemon must be told of it: `Type` and `Source` of a mount."""
+    models: tuple[Mapping[str, Any], ...]
+    """Each models folder, in their order, as the daemon must be told of it: `Type` and `Source` of a mount."""
 
 
-def inspect_surroundings(client: docker.APIClient, models: Path, network: str) -> Surroundings:
+def inspect_surroundings(client: docker.APIClient, roots: ModelRoots, network: str) -> Surroundings:
     """Ask the daemon. Blocks. Raises DockerSetupError, or docker-py's errors."""
     own_container = _inspect_self(client)
     if own_container is None:
         _refuse_unknown_container(client)
-        return Surroundings(None, publishes_ports=True, models={"Type": "bind", "Source": str(models.resolve())})
+        mounts = tuple({"Type": "bind", "Source": str(folder)} for folder in roots.resolve().folders)
+        return Surroundings(None, publishes_ports=True, models=mounts)
     networks = own_container["NetworkSettings"]["Networks"] or {}
     is_on_host_network = "host" in networks
     if not is_on_host_network and network not in networks:
@@ -50,8 +52,9 @@ def inspect_surroundings(client: docker.APIClient, models: Path, network: str) -
             f"the controller's container is not on the network {network} (it is on {', '.join(sorted(networks))}), so "
             "it could not reach the engines: add it there, or set ROUNDHOUSE_ENGINES_NETWORK"
         )
-    mount = host_mount(own_container.get("Mounts") or [], PurePosixPath(models.absolute()))
-    return Surroundings(str(own_container["Id"]), publishes_ports=is_on_host_network, models=mount)
+    own_mounts = own_container.get("Mounts") or []
+    models = tuple(host_mount(own_mounts, PurePosixPath(folder)) for folder in roots.absolute().folders)
+    return Surroundings(str(own_container["Id"]), publishes_ports=is_on_host_network, models=models)
 
 
 def own_container_ids(mountinfo: str, hostname: str) -> list[str]:

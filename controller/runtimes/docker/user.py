@@ -10,6 +10,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from controller.artifacts.facts import ArtifactError
+from controller.artifacts.locate import locate_path
+from controller.artifacts.model_roots import ModelRoots
+
 UNPRIVILEGED: Final = 10001
 """User and group of engines whose models everybody may read; the same as in our images."""
 _LOOKED_AT: Final = 10_000
@@ -57,23 +61,32 @@ def choose_identity(entries: Sequence[FileEntry]) -> UserIdentity:
     return UserIdentity(0, 0, ("DAC_OVERRIDE",))
 
 
-def entries_to_read(models_root: Path, paths: Iterable[str]) -> list[FileEntry]:
+def entries_to_read(roots: ModelRoots, paths: Iterable[str]) -> list[FileEntry]:
     """What must be readable for these declared paths: themselves, all below them, and the folders down to them.
 
     In the order: the models first, then the folders around them, so that a model's own owner is preferred. What does
     not exist is left out: that is preflight's to say.
     """
-    root = models_root.resolve()
+    root_folders = roots.resolve().folders
     model_entries: dict[Path, FileEntry] = {}
     folder_entries: dict[Path, FileEntry] = {}
     for path in paths:
-        target = (root / path).resolve()
-        for each in (target, *islice(_below(target), _LOOKED_AT)):
+        try:
+            declared = locate_path(roots, path).path
+            target = declared.resolve()
+        except (ArtifactError, OSError, RuntimeError):
+            continue
+        files = [target, *islice(_below(target), _LOOKED_AT)]
+        for each in files:
             _add_entry(each, model_entries)
-        for folder in target.parents:
-            if folder.is_relative_to(root):
+        # A link is followed only by who can enter the folders on both sides of it.
+        ends = [Path(os.path.realpath(each)) for each in files if each.is_symlink()]
+        folders = (folder for end in (target, declared, *ends) for folder in end.parents)
+        for folder in dict.fromkeys(folders):
+            if any(folder.is_relative_to(root) for root in root_folders):
                 _add_entry(folder, folder_entries)
-    _add_entry(root, folder_entries)
+    if not folder_entries:
+        _add_entry(root_folders[0], folder_entries)
     return [*model_entries.values(), *folder_entries.values()]
 
 

@@ -10,10 +10,12 @@ import time
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path, PurePosixPath
 
+from controller.artifacts.model_roots import ModelRoots
 from controller.engines import get_engine
 from controller.engines.base import ClaimedGpu, Launch, RenderContext
 from controller.runtimes.base import Rendered, StartError, StartRequest
 from controller.runtimes.claimed_gpus import describe_claims, find_claimed_gpus, visible_gpus
+from controller.runtimes.engine_paths import find_engine_paths
 from controller.runtimes.model_files import check_model
 from controller.runtimes.nvml import NvmlReader
 from controller.runtimes.process.logs import ProcessLogs
@@ -44,7 +46,7 @@ class Launcher:
         *,
         work: Path,
         cache: Path,
-        models: Path,
+        roots: ModelRoots,
         host: str,
         python: str,
     ) -> None:
@@ -54,7 +56,7 @@ class Launcher:
         self._nvml = nvml
         self._work_dir = work
         self._cache_dir = cache
-        self._models = models
+        self._roots = roots
         self._host = host
         for folder in (work, cache):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -66,9 +68,9 @@ class Launcher:
         """Why an engine could not be started; None: it could."""
         engine = get_engine(definition)
         try:
-            if problem := check_model(self._models, engine, definition):
+            if problem := check_model(self._roots, engine, definition):
                 return problem
-            return check_program(engine.render_command(definition, self._context(model, port=1)).argv)
+            return check_program(self._render_command(definition, model, port=1).argv)
         except (ValueError, TypeError, KeyError) as error:
             return f"the definition of {model} cannot be turned into a command line: {error}"
         except OSError as error:
@@ -78,8 +80,8 @@ class Launcher:
         """What a replica would be started with now, at its own address; None: the definition does not render."""
         try:
             gpus = self._claimed_gpus(record.claims)
-            context = self._context(record.model, record.port, describe_claims(record.claims, gpus), record.host)
-            return Rendered(get_engine(definition).render_command(definition, context).argv)
+            claims = describe_claims(record.claims, gpus)
+            return Rendered(self._render_command(definition, record.model, record.port, claims, record.host).argv)
         except (ValueError, TypeError, KeyError, AssertionError, StartError):
             return None
 
@@ -104,8 +106,9 @@ class Launcher:
 
     def _prepare_start(self, request: StartRequest, gpus: tuple[Gpu, ...]) -> tuple[ReplicaRecord, Launch]:
         port = find_free_port(self._host, {record.port for record in self._records.read_records()})
-        context = self._context(request.served_name, port, describe_claims(request.claims, gpus))
-        launch = get_engine(request.definition).render_command(request.definition, context)
+        launch = self._render_command(
+            request.definition, request.served_name, port, describe_claims(request.claims, gpus)
+        )
         record = ReplicaRecord(
             instance=self._instance,
             name=request.name,
@@ -153,19 +156,28 @@ class Launcher:
         shutil.rmtree(self._work_dir / name, ignore_errors=True)
         self._records.remove_record(name)
 
-    def _context(
-        self, served_name: str, port: int, gpus: tuple[ClaimedGpu, ...] = (), host: str | None = None
-    ) -> RenderContext:
-        return RenderContext(
+    def _render_command(
+        self,
+        definition: Definition,
+        served_name: str,
+        port: int,
+        gpus: tuple[ClaimedGpu, ...] = (),
+        host: str | None = None,
+    ) -> Launch:
+        engine = get_engine(definition)
+        paths = [check.path for check in engine.list_files(definition)]
+        context = RenderContext(
             runtime="process",
             served_name=served_name,
-            models_root=PurePosixPath(self._models),
+            models_root=PurePosixPath(self._roots.first.resolve()),
             host=host or self._host,
             port=port,
             cache_dir=PurePosixPath(self._cache_dir),
             executables=self._executables,
             gpus=gpus,
+            model_paths=find_engine_paths(self._roots, paths),
         )
+        return engine.render_command(definition, context)
 
     def _claimed_gpus(self, claims: Mapping[str, int]) -> tuple[Gpu, ...]:
         if not claims.keys() - {HOST}:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
 
+from controller.artifacts.model_roots import ModelRoots
 from controller.runtimes.base import LogPart, Rendered, RuntimeUnavailableError, SeenReplica, StartError, StartRequest
 from controller.runtimes.gpu_owners import GpuOwners
 from controller.runtimes.logs import EXIT_LINES
@@ -49,7 +50,7 @@ class ProcessRuntime:
         self,
         instance: str,
         state: Path,
-        models: Path,
+        models: ModelRoots,
         *,
         python: str = sys.executable,
         log_mib: int = 16,
@@ -70,7 +71,7 @@ class ProcessRuntime:
             self._nvml,
             work=self._work_dir,
             cache=state / "cache",
-            models=models.resolve(),
+            roots=models.absolute(),
             host=host,
             python=python,
         )

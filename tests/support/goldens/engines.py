@@ -106,7 +106,7 @@ def _container(engine: Engine, want: DesiredModel, *, published: bool) -> dict[s
     token = replica_token(SECRET, name)
     request = StartRequest(replica, name, want.definition, MODEL, want.image, token, _claims(want))
     launch = engine.render_command(want.definition, docker_context(MODEL, USER, IMAGES, _claimed_gpus(want)))
-    models = {"Type": "bind", "Source": "/srv/models"}
+    models = ({"Type": "bind", "Source": "/srv/models"},)
     host = HostContext(INSTANCE, "roundhouse_engines", published, models, log_mib=10)
     return {"name": name, "create": container_config(request, launch, USER, host, 12.5)}
 

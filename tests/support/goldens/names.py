@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from ruamel.yaml import YAML
 
+from controller.artifacts.model_roots import ModelRoots
 from tests.support.goldens.product import (
     CACHE_ROLE,
     COMMAND,
@@ -61,7 +62,7 @@ _DOCKER_WORDS: Final = ("ENTRYPOINT", "CMD", "USER", "ENV", "EXPOSE", "VOLUME", 
 
 def make_docker() -> Any:
     """Labels, and names of containers, networks and volumes."""
-    host = HostContext("golden", "n", publishes_ports=False, models={}, log_mib=1)
+    host = HostContext("golden", "n", publishes_ports=False, models=(), log_mib=1)
     names = ("m", "org/model:q4", "a.b", "a-b", "UPPER", "x" * 80, "m-01234567")
     settings = ControllerSettings.model_fields
     return {
@@ -93,7 +94,7 @@ def make_state_folder() -> Any:
         store.save_memory(StoredMemory())
         last_good.save_last_good(folder, {}, {}, 0.0)
         save_observed(folder, MemoryHistory().file_content())
-        ProcessRuntime("golden", folder, Path(root) / "models")
+        ProcessRuntime("golden", folder, ModelRoots((Path(root) / "models",)))
         journal = EventJournal(folder / JOURNAL_NAME)
         journal.close()
         ResponseDatabase(folder / RESPONSES_NAME, max_bytes=2**20, retention_s=1.0, clock=lambda: 0.0).close()

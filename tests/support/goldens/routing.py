@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from hashlib import sha256
-from pathlib import PurePosixPath
 from typing import Any, Final
 
 from pydantic import SecretStr
 
-from tests.support.config_files import snapshot
+from tests.support.config_files import MODELS_ROOT, snapshot
 from tests.support.goldens.product import (
     DeclaredModel,
     Defaults,
@@ -129,9 +128,7 @@ def make_report() -> Any:
 
 
 def _desired() -> DesiredState:
-    parsed = parse_folder(
-        snapshot({"models.json": json.dumps({"models": MODELS, "keys": KEYS})}), PurePosixPath("/srv/models")
-    )
+    parsed = parse_folder(snapshot({"models.json": json.dumps({"models": MODELS, "keys": KEYS})}), MODELS_ROOT)
     assert parsed.is_valid, parsed.problems
     declared = {
         name: DeclaredModel(definition, MODELS[name], NOW - 100) for name, definition in parsed.definitions.items()

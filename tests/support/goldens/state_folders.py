@@ -14,9 +14,10 @@ import json
 import shutil
 import time
 from dataclasses import asdict
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Final
 
+from controller.artifacts.model_roots import ModelRoots
 from tests.support.goldens.golden import FOLDER
 from tests.support.goldens.product import (
     JOURNAL_NAME,
@@ -55,7 +56,7 @@ def read_controller(folder: Path) -> Any:
     store = StateDir.open_folder(folder)
     try:
         memory = store.load_memory()
-        settled = last_good.load_last_good(folder, PurePosixPath("/srv/roundhouse/models"))
+        settled = last_good.load_last_good(folder, ModelRoots((Path("/srv/roundhouse/models"),)))
         assert settled is not None
         declared = {
             name: DeclaredModel(settled.definitions[name], settled.declared_models[name], 0.0)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from controller.artifacts.model_roots import ModelRoots
 from controller.config.debounce import DebouncedState
 from controller.desired.config_diff import diff_keys
 from controller.desired.resolve import Defaults
@@ -41,7 +42,7 @@ class Place:
     def files(self) -> DesiredStateSource:
         """As a controller that starts makes them."""
         files = DesiredStateSource(
-            self.desired, self.desired, self.store, Defaults(), resync_s=10.0, clock=lambda: self.now,
+            self.desired, ModelRoots((self.desired,)), self.store, Defaults(), resync_s=10.0, clock=lambda: self.now,
             on_edit=lambda _, after, ends: self.edits.append((sorted(after.keys), dict(ends))),
         )  # fmt: skip
         files.recover_last_good()

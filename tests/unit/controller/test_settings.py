@@ -34,6 +34,16 @@ def test_what_is_given_goes_before_the_environment_and_that_before_defaults(monk
     assert (settings.port, settings.runtime, settings.desired) == (9001, "docker", Path("desired-state"))
 
 
+def test_models_may_lie_in_several_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ann")
+    assert str(load_settings().models) == "models"
+    assert str(load_settings(models=Path("/srv/m")).models) == "/srv/m"
+    monkeypatch.setenv("ROUNDHOUSE_MODELS", "/srv/models,~/.cache/huggingface/hub")
+    roots = load_settings().models.absolute()
+    assert roots.folders == (Path("/srv/models"), Path("/home/ann/.cache/huggingface/hub"))
+    assert roots.home == Path("/home/ann")
+
+
 def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROUNDHOUSE_INSTANCE", "")
     monkeypatch.setenv("ROUNDHOUSE_PORT", "")
@@ -56,6 +66,7 @@ def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> N
         ("CONTROLLER_LISTEN", "8090", "ROUNDHOUSE_CONTROLLER_LISTEN: must be `unix:<path>` or `host:port`, is `8090`"),
         ("CONTROLLER_LISTEN", "h:0", "ROUNDHOUSE_CONTROLLER_LISTEN: must be `unix:<path>` or `host:port`, is `h:0`"),
         ("HOST", " , ", "ROUNDHOUSE_HOST: names no address"),
+        ("MODELS", " , ", "ROUNDHOUSE_MODELS: names no folder"),
         ("CONTROLLER_LISTEN", "unix:", "ROUNDHOUSE_CONTROLLER_LISTEN: names no path after `unix:`"),
     ],
 )

@@ -25,7 +25,9 @@ def _run(tmp_path: Path, *command: str) -> tuple[subprocess.CompletedProcess[str
     fake.parent.mkdir(exist_ok=True)
     fake.write_text(FAKE_DOCKER)
     fake.chmod(0o755)
-    env = {**os.environ, "PATH": f"{fake.parent}:{os.environ['PATH']}", "FAKE_DOCKER_BUILDS": str(builds)}
+    # What the make that runs the tests was told, such as ARGS, is not for this one.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    env = {**inherited, "PATH": f"{fake.parent}:{os.environ['PATH']}", "FAKE_DOCKER_BUILDS": str(builds)}
     done = subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, check=False)
     text = builds.read_text() if builds.exists() else ""
     return done, [each.split("\n") for each in text.split("\n\n") if each]

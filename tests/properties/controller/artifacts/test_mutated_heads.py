@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from controller.artifacts.facts import Artifact, ArtifactError, Ct2, Gguf, HfFolder, SizedArtifact, UnreadArtifact
+from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.read import files_below, read_artifact, read_custom_code
 from tests.support.campaign import RecordProperty, campaign_count, campaign_seed, record_figure
 from tests.support.mutated_models import (
@@ -82,7 +83,7 @@ def read_measured(root: Path, path: str) -> tuple[Artifact, int, int]:
     tracemalloc.reset_peak()
     before, _ = tracemalloc.get_traced_memory()
     with Steps() as steps:
-        artifact = read_artifact(path, files_below(root, path))
+        artifact = read_artifact(path, files_below(ModelRoots((root,)), path))
         with suppress(ArtifactError):
             read_custom_code(root / path)
     return artifact, tracemalloc.get_traced_memory()[1] - before, steps.count

@@ -11,6 +11,7 @@ from typing import Literal
 
 import pytest
 
+from controller.artifacts.model_roots import ModelRoots
 from controller.engines.base import FileCheck
 from controller.runtimes.model_files import check_files
 
@@ -18,7 +19,7 @@ Kind = Literal["gguf", "file", "folder", "any"]
 
 
 def check(root: Path, path: str, kind: Kind = "gguf") -> str | None:
-    return check_files(root, [FileCheck("model_path", path, kind)])
+    return check_files(ModelRoots((root,)), [FileCheck("model_path", path, kind)])
 
 
 @pytest.fixture
@@ -94,7 +95,8 @@ def test_links_may_not_leave_the_models_folder(root: Path, tmp_path: Path) -> No
     (root / "dangling.gguf").symlink_to("nowhere.gguf")
     (root / "circle.gguf").symlink_to("circle.gguf")
     assert check(root, "inside.gguf") is None
-    refused = f"is a symbolic link to {outside}, outside the models folder {root}: copy or mount the files below it"
+    advice = f"`ROUNDHOUSE_MODELS={root},{tmp_path}` (or `--models`) adds the folder {tmp_path}"
+    refused = f"is a symbolic link to {outside}, outside the models folder {root}: {advice}"
     assert check(root, "outside.gguf") == f"model_path: outside.gguf {refused}"
     assert check(root, "folder/outside.gguf") == f"model_path: folder/outside.gguf {refused}"
     assert check(root, "dangling.gguf") == (
@@ -113,9 +115,59 @@ def test_the_models_folder_may_be_a_link_itself(root: Path, tmp_path: Path) -> N
     assert check(link, str(root / "llama/llama-3-q4.gguf")) is None
 
 
+@pytest.fixture
+def further(root: Path, tmp_path: Path) -> ModelRoots:
+    """The models folder, and one beside it."""
+    made = tmp_path / "further"
+    (made / "llama").mkdir(parents=True)
+    (made / "llama" / "other.gguf").write_bytes(b"GGUF")
+    return ModelRoots((root, made))
+
+
+def test_a_file_may_lie_in_any_models_folder(root: Path, further: ModelRoots) -> None:
+    def check(path: str, kind: Kind = "gguf", inside: str = "") -> str | None:
+        return check_files(further, [FileCheck("model_path", path, kind, inside)])
+
+    other = further.folders[1]
+    assert check("llama/other.gguf") is None
+    assert check(str(other / "llama" / "other.gguf")) is None
+    (root / "link.gguf").symlink_to(other / "llama" / "other.gguf")
+    assert check("link.gguf") is None
+    missing = f"is missing from {root} and {other}"
+    assert check("llama/othr.gguf") == f'model_path: llama/othr.gguf {missing}; did you mean "llama/other.gguf"?'
+    assert check(f"{other}/x") == f"model_path: {other}/x is missing from {other}"
+    # What is in a folder of that name elsewhere does not count: the engine is given one folder.
+    (other / "hf").mkdir()
+    (other / "hf" / "model.bin").touch()
+    assert check("hf", "file", "model.bin") == f"model_path: hf/model.bin is missing from {root}"
+
+
+def test_a_link_out_of_all_models_folders(root: Path, further: ModelRoots, tmp_path: Path) -> None:
+    blob = tmp_path / "hub" / "models--a--b" / "blobs" / "0123"
+    blob.parent.mkdir(parents=True)
+    blob.write_bytes(b"GGUF")
+    (root / "link.gguf").symlink_to(blob)
+    advice = f"`ROUNDHOUSE_MODELS={further},{tmp_path}/hub` (or `--models`) adds the folder {tmp_path}/hub"
+    assert check_files(further, [FileCheck("model_path", "link.gguf", "gguf")]) == (
+        f"model_path: link.gguf is a symbolic link to {blob}, outside the models folders {root}, "
+        f"{further.folders[1]}: {advice}"
+    )
+
+
+def test_models_folders_that_do_not_exist(root: Path, tmp_path: Path) -> None:
+    away = ModelRoots((tmp_path / "none", tmp_path / "nor"))
+    check = FileCheck("model_path", "m.gguf", "gguf")
+    assert check_files(away, [check]) == f"none of the models folders {tmp_path}/none, {tmp_path}/nor exists"
+    one_away = ModelRoots((tmp_path / "none", root))
+    assert check_files(one_away, [FileCheck("model_path", "llama/llama-3-q4.gguf", "gguf")]) is None
+    assert check_files(one_away, [FileCheck("model_path", "none.gguf", "gguf")]) == (
+        f"model_path: none.gguf is missing from {tmp_path}/none (which does not exist) and {root}"
+    )
+
+
 def test_no_models_folder(tmp_path: Path) -> None:
     assert check(tmp_path / "none", "m.gguf") == f"the models folder {tmp_path / 'none'} does not exist"
-    assert check_files(tmp_path / "none", []) is None
+    assert check_files(ModelRoots((tmp_path / "none",)), []) is None
 
 
 def test_the_first_wrong_file_is_told(root: Path) -> None:
@@ -124,7 +176,7 @@ def test_the_first_wrong_file_is_told(root: Path) -> None:
         FileCheck("llama_server_mmproj", "nothing", "gguf"),
         FileCheck("other", "nothing", "gguf"),
     ]
-    assert check_files(root, checks) == f"llama_server_mmproj: nothing is missing from {root}"
+    assert check_files(ModelRoots((root,)), checks) == f"llama_server_mmproj: nothing is missing from {root}"
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pytest
 from controller.artifacts import hf
 from controller.artifacts.facts import UnreadArtifact
 from controller.artifacts.gguf import parse_head
+from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.read import files_below, read_artifact
 from tests.support.gguf_files import gguf_head
 from tests.support.mutated_models import SPLIT_NAMES, Files, ct2_model, hub_model, safetensors_file, split_model
@@ -29,7 +30,7 @@ def write_model(folder: Path, files: Files) -> None:
 
 
 def read_reason(root: Path, path: str) -> str:
-    artifact = read_artifact(path, files_below(root, path))
+    artifact = read_artifact(path, files_below(ModelRoots((root,)), path))
     assert isinstance(artifact, UnreadArtifact)
     return artifact.reason
 
@@ -140,7 +141,7 @@ def test_a_small_file_takes_little_memory_whatever_it_says(tmp_path: Path, name:
         files[SHARD] = (99_999_999).to_bytes(8, "little") + files[SHARD][8:]
     write_model(tmp_path / "m", files)
     tracemalloc.start()
-    read_artifact("m", files_below(tmp_path, "m"))
+    read_artifact("m", files_below(ModelRoots((tmp_path,)), "m"))
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 2**18, "64 MiB were set aside for an index, and 100 for a head that is not there"

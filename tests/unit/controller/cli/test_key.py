@@ -11,6 +11,7 @@ from typing import get_args
 import pytest
 from typer.testing import CliRunner
 
+from controller.artifacts.model_roots import ModelRoots
 from controller.cli.app import app, run
 from controller.cli.exit_codes import ExitCode
 from controller.config.parse import parse_folder
@@ -31,7 +32,7 @@ def declared(folder: Path, lines: str) -> KeyRing:
     """The ring of a folder whose keys stand in these lines."""
     (folder / "models.yaml").write_text("models: {}\n")
     (folder / "keys.yaml").write_text(lines)
-    parsed = parse_folder(read_folder(folder), folder)
+    parsed = parse_folder(read_folder(folder), ModelRoots((folder,)))
     assert parsed.is_valid, parsed.problems
     return KeyRing.of(build_keys(parsed.keys))
 

@@ -110,7 +110,7 @@ def test_validate_warns_of_models_that_could_not_be_started_here(
     gone = f'model_path: theer.gguf is missing from {models}; did you mean "there.gguf"?'
     linked = (
         f"model_path: link.gguf is a symbolic link to {tmp_path}/elsewhere.gguf, outside the models folder {models}:"
-        " copy or mount the files below it"
+        f" `ROUNDHOUSE_MODELS={models},{tmp_path}` (or `--models`) adds the folder {tmp_path}"
     )
     assert run(["validate", str(tmp_path), "--models", str(models)]) == ExitCode.PENDING
     assert capsys.readouterr() == (
@@ -123,6 +123,33 @@ def test_validate_warns_of_models_that_could_not_be_started_here(
     answer = json.loads(capsys.readouterr().out)
     assert (answer["ok"], answer["problems"]) == (True, [])
     assert answer["warnings"] == [{"model": "gone", "message": gone}, {"model": "linked", "message": linked}]
+
+
+def test_validate_without_the_models_folder_looks_at_no_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, "models: {gone: {model_path: gone.gguf}}")
+    away = tmp_path / "away"
+    assert run(["validate", str(tmp_path), "--models", str(away)]) == ExitCode.DONE, "as where files are only edited"
+    assert capsys.readouterr().out == (
+        f"{tmp_path}: good; models: gone\n"
+        f"not here: the models folder {away}; so the models' own files were not looked at\n"
+    )
+
+
+def test_validate_takes_models_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path, "models: {a: {model_path: ~/hub/a.gguf}}")
+    assert run(["validate", str(tmp_path), "--models", "/srv/models"]) == ExitCode.FAILED
+    advice = capsys.readouterr().out.split("`")[3]
+    assert advice == f"ROUNDHOUSE_MODELS=/srv/models,{tmp_path}/hub"
+    monkeypatch.setenv(*advice.split("=", 1))
+    (tmp_path / "hub").mkdir()
+    (tmp_path / "hub" / "a.gguf").write_bytes(b"GGUF")
+    assert run(["validate", str(tmp_path)]) == ExitCode.DONE
+    assert run(["validate", str(tmp_path), "--models", "models,~/hub"]) == ExitCode.DONE
 
 
 def test_validate_uses_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

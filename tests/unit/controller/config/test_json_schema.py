@@ -14,7 +14,7 @@ from controller.config.read import SCHEMA_FILE, read_folder
 from controller.engines import BACKEND_OF_SUFFIX, ENGINES
 from controller.schema.desired import Definition
 from controller.schema.keys import KeyDefinition
-from tests.support.config_files import snapshot
+from tests.support.config_files import MODELS_ROOT, snapshot
 
 EXAMPLE = Path(__file__).parents[4] / "desired-state"
 
@@ -25,7 +25,7 @@ def test_the_file_of_the_example_is_the_one_that_the_code_makes() -> None:
 
 def test_the_example_works_as_it_stands_and_points_editors_at_the_schema() -> None:
     read = read_folder(EXAMPLE)
-    parsed = parse_folder(read, Path("/srv/models"))
+    parsed = parse_folder(read, MODELS_ROOT)
     assert list(parsed.problems) == []
     assert {"clockwork", "clockwork-embed"} <= set(parsed.definitions)
     assert read.files["models.yaml"].startswith(b"# yaml-language-server: $schema=./schema.json\n")
@@ -35,7 +35,7 @@ def test_what_the_example_comments_out_would_work_too() -> None:
     text = (EXAMPLE / "models.yaml").read_text()
     # Comments of a YAML block: two spaces, the sign, and then a key or what belongs to it.
     taken = [line.replace("# ", "", 1) if _is_yaml(line) else line for line in text.splitlines()]
-    parsed = parse_folder(snapshot({"models.yaml": "\n".join(taken)}), Path("/srv/models"))
+    parsed = parse_folder(snapshot({"models.yaml": "\n".join(taken)}), MODELS_ROOT)
     assert list(parsed.problems) == []
     assert {"gemma", "coder", "large", "hosted"} <= set(parsed.definitions)
     assert {"laptop", "batch"} <= set(parsed.keys)

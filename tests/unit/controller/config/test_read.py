@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from controller.artifacts.model_roots import ModelRoots
 from controller.config.parse import parse_folder
 from controller.config.read import MAX_FILE_BYTES, read_folder
 
@@ -24,7 +25,7 @@ def test_which_files_are_read_and_in_which_order(tmp_path: Path) -> None:
 
 
 def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
-    parsed = parse_folder(read_folder(tmp_path / "none"), tmp_path)
+    parsed = parse_folder(read_folder(tmp_path / "none"), ModelRoots((tmp_path,)))
     assert [str(problem) for problem in parsed.problems] == [
         f"{tmp_path}/none: the desired-state folder cannot be read: No such file or directory"
     ]
@@ -43,7 +44,7 @@ def test_a_link_that_leads_nowhere_is_an_error_and_others_are_still_read(tmp_pat
     assert [str(problem) for problem in snapshot.problems] == [
         f"{tmp_path}/b.yaml: cannot be read: No such file or directory"
     ]
-    assert not parse_folder(snapshot, tmp_path).is_valid
+    assert not parse_folder(snapshot, ModelRoots((tmp_path,))).is_valid
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
@@ -62,12 +63,12 @@ def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
 def test_links_to_files_are_followed(tmp_path: Path) -> None:
     (tmp_path / "data").write_text(GOOD)
     (tmp_path / "models.yaml").symlink_to("data")
-    assert list(parse_folder(read_folder(tmp_path), tmp_path).definitions) == ["a"]
+    assert list(parse_folder(read_folder(tmp_path), ModelRoots((tmp_path,))).definitions) == ["a"]
 
 
 def test_problems_name_files_as_the_operator_named_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "desired").mkdir()
     (tmp_path / "desired" / "models.yaml").write_text("models: 3")
-    problem = parse_folder(read_folder(Path("desired")), tmp_path).problems[0]
+    problem = parse_folder(read_folder(Path("desired")), ModelRoots((tmp_path,))).problems[0]
     assert (problem.file, problem.line) == ("desired/models.yaml", 1)

@@ -166,7 +166,7 @@ def test_every_field_of_every_backend_is_hashed_or_known_to_be_scheduling() -> N
 
 def test_a_hash_is_the_same_in_every_process() -> None:
     definition = LlamaServerDefinition.model_validate(_raw())
-    assert spec_hash(definition, "image", "m") == "a792a9ebded017d1"
+    assert spec_hash(definition, "image", "m") == "74299f14cb6ee23f"
     assert get_engine(definition).name == "llama_server"
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from controller.artifacts.model_roots import ModelRoots
 from controller.desired.resolve import Defaults
 from controller.desired.source import STORED_FIELD_WORDS, DesiredStateSource
 from controller.schema.attempts import AttemptNumbers
@@ -31,7 +32,7 @@ class Place:
     def files(self) -> DesiredStateSource:
         """As a controller that starts makes them."""
         files = DesiredStateSource(
-            self.desired, self.desired, self.store, Defaults(), resync_s=10.0, clock=lambda: self.now
+            self.desired, ModelRoots((self.desired,)), self.store, Defaults(), resync_s=10.0, clock=lambda: self.now
         )
         files.recover_last_good()
         return files
@@ -241,7 +242,7 @@ async def test_what_no_longer_fits_ends_and_stays_ended_when_the_edit_is_taken_b
     place.write(text.format(backend="llama_server"))
     ended: list[dict[str, Sequence[str]]] = []
     files = DesiredStateSource(
-        place.desired, place.desired, place.store, Defaults(), resync_s=10.0, clock=lambda: place.now,
+        place.desired, ModelRoots((place.desired,)), place.store, Defaults(), resync_s=10.0, clock=lambda: place.now,
         on_edit=lambda _before, _after, ends: ended.append(dict(ends)),
     )  # fmt: skip
     await files.read_files()
@@ -268,8 +269,8 @@ async def test_secrets_of_files_and_of_loads_are_learned_before_anything_is_said
 
     def files() -> DesiredStateSource:
         return DesiredStateSource(
-            place.desired, place.desired, place.store, Defaults(), resync_s=10.0, clock=lambda: place.now,
-            learn=lambda declared: learned.append(str(declared)),
+            place.desired, ModelRoots((place.desired,)), place.store, Defaults(), resync_s=10.0,
+            clock=lambda: place.now, learn=lambda declared: learned.append(str(declared)),
         )  # fmt: skip
 
     place.write("models:\n  m:\n    backend: stub\n    env: {TOKEN: a-secret}\n")

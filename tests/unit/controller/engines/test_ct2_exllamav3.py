@@ -167,7 +167,7 @@ def test_what_is_wrong_with_a_definition(line: str, problem: str) -> None:
 
 
 HASHES = [
-    ("llama_server", {"model_path": "m.gguf"}, "ff366ce1a40b96ad"),
+    ("llama_server", {"model_path": "m.gguf"}, "3c9349452fd580d1"),
     (
         "llama_server",
         {
@@ -178,13 +178,13 @@ HASHES = [
             "gpus": 1,
             "extra_args": ["-x"],
         },
-        "dab0c157508c5242",
+        "400caad5476ccc32",
     ),
-    ("llama_cpp", {"model_path": "m.gguf"}, "c47540e9c95d93bc"),
+    ("llama_cpp", {"model_path": "m.gguf"}, "5aaaa9c8670fa524"),
     (
         "llama_cpp",
         {"model_path": "m.gguf", "gguf_n_ctx": 512, "gguf_type_k": "q8_0", "env": {"A": "b"}},
-        "4fb5b5d854c27f6e",
+        "e32d53243ba43ad4",
     ),
     ("openai_remote", {"base_url": "https://x/v1", "remote_model": "y"}, "0393eff42584e7c6"),
     ("stub", {}, "b0041e5113cb5963"),

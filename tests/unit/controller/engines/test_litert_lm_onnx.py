@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
+from controller.artifacts.model_roots import ModelRoots
 from controller.engines import ENGINES
 from controller.engines.base import Launch, RenderContext
 from controller.runtimes.model_files import check_files
@@ -102,13 +103,15 @@ def test_an_embedding_model_s_tokenizer_is_looked_for(tmp_path: Path, tokenizer:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "m.onnx").write_bytes(b"x")
     (tmp_path / tokenizer).write_text("in another folder")
-    found = check_files(tmp_path, engine.list_files(definition("onnx", "a/m.onnx")))
+    found = check_files(ModelRoots((tmp_path,)), engine.list_files(definition("onnx", "a/m.onnx")))
     wanted = "tokenizer.json or *-vocab.txt or vocab.txt"
     assert found == f"model_path: a/m.onnx needs a file beside it that is not there: {wanted}"
     named = engine.list_files(definition("onnx", "a/m.onnx", onnx_tokenizer="t.json"))
-    assert str(check_files(tmp_path, named)).startswith(f"onnx_tokenizer: t.json is missing from {tmp_path}")
+    assert str(check_files(ModelRoots((tmp_path,)), named)).startswith(
+        f"onnx_tokenizer: t.json is missing from {tmp_path}"
+    )
     (tmp_path / "a" / tokenizer).write_text("x")
-    assert check_files(tmp_path, engine.list_files(definition("onnx", "a/m.onnx"))) is None
+    assert check_files(ModelRoots((tmp_path,)), engine.list_files(definition("onnx", "a/m.onnx"))) is None
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from controller.schema.admin import ProposedFiles
 from controller.schema.errors import RoundhouseError
 from controller.schema.override import Evicted
 from controller.state import Draining, ObservedState, Phase
+from tests.support.config_files import MODELS_ROOT
 from tests.support.dry_runs import CHAT, NOW, OTHERS, DryRunHarness
 from tests.support.process_engines import ProcessEngines
 
@@ -146,7 +147,7 @@ async def test_only_names_of_desired_state_files_are_taken(harness: DryRunHarnes
     proposed = ProposedFiles(files={name: CHAT})
     with pytest.raises(RoundhouseError) as refused:
         await run_dry_run(
-            proposed, folder=harness.folder, models_root=Path("/srv"), desired_now=harness.desired(),
+            proposed, folder=harness.folder, roots=MODELS_ROOT, desired_now=harness.desired(),
             observed=ObservedState(NOW), overrides={}, demand={}, rested={}, defaults=Defaults(),
             declared_now={}, keys_now={}, runtime=harness.runtime, redactor=harness.redactor, now=NOW,
         )  # fmt: skip

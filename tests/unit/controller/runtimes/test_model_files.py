@@ -19,6 +19,7 @@ from controller.artifacts import read
 from controller.artifacts.facts import Artifact, ArtifactError, Ct2, Gguf, HfFolder, SizedArtifact, UnreadArtifact
 from controller.artifacts.gguf import TooShort, build_gguf, parse_head
 from controller.artifacts.hf import tensor_bytes
+from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.read import files_below, read_artifact
 from controller.engines.memory import Prediction, Unpredicted
 from controller.engines.memory_llama import LlamaLoad, predict_llama
@@ -49,7 +50,7 @@ DATA = 4 * (800 + 64 + 128 + 64 + 8 + 8)
 
 
 def read_below(root: Path, path: str) -> Artifact:
-    return read_artifact(path, files_below(root, path))
+    return read_artifact(path, files_below(ModelRoots((root,)), path))
 
 
 def test_a_gguf_file_s_head(tmp_path: Path) -> None:
@@ -244,11 +245,12 @@ def test_other_files_have_a_size(tmp_path: Path) -> None:
 
 def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="is outside the models folder"):
-        files_below(tmp_path, "../a")
-    for path in ("a\0", "gone.gguf"):
-        facts = read_below(tmp_path, path)
-        assert isinstance(facts, UnreadArtifact)
-        assert facts.reason.startswith(f"{path} cannot be read: ")
+        files_below(ModelRoots((tmp_path,)), "../a")
+    with pytest.raises(ArtifactError, match="cannot be read: embedded null byte"):
+        files_below(ModelRoots((tmp_path,)), "a\0")
+    gone = read_below(tmp_path, "gone.gguf")
+    assert isinstance(gone, UnreadArtifact)
+    assert gone.reason.startswith("gone.gguf cannot be read: ")
     os.mkfifo(tmp_path / "a.gguf")
     pipe = read_below(tmp_path, "a.gguf")
     assert isinstance(pipe, UnreadArtifact)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from controller.artifacts.facts import Artifact
+from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.read import read_artifact
 from controller.engines import ENGINES, get_engine
 from controller.engines.exllamav3 import ExLlamaV3Definition
@@ -87,7 +88,7 @@ async def test_a_file_that_says_enough_is_predicted_by(tmp_path: Path) -> None:
     # One layer with one KV head of 64: 256 bytes a token at f16. 4096 cells: 1 MiB.
     write_llama(tmp_path / "a.gguf", layers=1, width=256, heads=4, kv_heads=1, vocabulary=1024)
     wants = [gguf("short", "a.gguf", llama_server_n_ctx=4096), gguf("long", "a.gguf", llama_server_n_ctx=4096 * 65)]
-    found = await Estimator(tmp_path, Clock()).estimate_models(wants)
+    found = await Estimator(ModelRoots((tmp_path,)), Clock()).estimate_models(wants)
     assert {each.source for each in found.values()} == {"predicted"}
     assert {each.per_gpu_mib for each in found.values()} == {0}
     # 64 MiB more of cache, and 512 rows of a mask that is 2 bytes x 262,144 wider.
@@ -99,7 +100,7 @@ async def test_a_model_s_files_count_together_where_only_sizes_are_known(tmp_pat
     file(tmp_path / "draft.gguf", 2)
     file(tmp_path / "split-00001-of-00002.gguf", 4)
     file(tmp_path / "split-00002-of-00002.gguf", 5)
-    found = await Estimator(tmp_path, Clock()).estimate_models(
+    found = await Estimator(ModelRoots((tmp_path,)), Clock()).estimate_models(
         [
             gguf("one", "a.gguf"),
             gguf("two", "a.gguf", llama_server_draft_model_path="draft.gguf"),
@@ -124,7 +125,7 @@ async def test_a_model_s_files_count_together_where_only_sizes_are_known(tmp_pat
 
 async def test_an_estimate_follows_an_edit(tmp_path: Path) -> None:
     write_llama(tmp_path / "a.gguf", layers=1, width=256, heads=4, kv_heads=1, vocabulary=1024)
-    predictions, told = Estimator(tmp_path, Clock()), []
+    predictions, told = Estimator(ModelRoots((tmp_path,)), Clock()), []
     for want in (
         gguf("m", "a.gguf", llama_server_n_ctx=4096),
         gguf("m", "a.gguf", llama_server_n_ctx=8192),
@@ -142,7 +143,7 @@ async def test_an_estimate_follows_an_edit(tmp_path: Path) -> None:
 async def test_what_is_set_aside_is_never_by_size_alone(tmp_path: Path) -> None:
     file(tmp_path / "strange.gguf", 3)
     write_llama(tmp_path / "a.gguf", layers=1, width=256, heads=4, kv_heads=1, vocabulary=1024)
-    predictions = Estimator(tmp_path, Clock())
+    predictions = Estimator(ModelRoots((tmp_path,)), Clock())
     wants = [gguf("a", "a.gguf", gpus=1), gguf("host", "a.gguf"), gguf("strange", "strange.gguf", gpus=1)]
     assert predictions.predict_requirements(wants) == {}, "nothing was read yet, and nobody waits for it"
     assert await predictions.refresh_artifacts(wants)
@@ -166,7 +167,7 @@ def test_the_largest_gpu_that_a_model_may_use_counts() -> None:
 async def test_a_head_is_read_once_and_again_when_its_file_changed(tmp_path: Path, reads: list[str]) -> None:
     file(tmp_path / "a.gguf", 3)
     clock = Clock()
-    predictions = Estimator(tmp_path, clock)
+    predictions = Estimator(ModelRoots((tmp_path,)), clock)
     models = [gguf("one", "a.gguf"), gguf("two", "a.gguf")]
     for found in await asyncio.gather(*(predictions.estimate_models(models) for _ in range(5))):
         assert {name: each.host_mib for name, each in found.items()} == {"one": 3, "two": 3}
@@ -194,7 +195,7 @@ async def test_files_that_no_model_names_are_forgotten(tmp_path: Path) -> None:
     file(tmp_path / "a.gguf", 3)
     file(tmp_path / "b.gguf", 3)
     clock = Clock()
-    predictions = Estimator(tmp_path, clock)
+    predictions = Estimator(ModelRoots((tmp_path,)), clock)
     await predictions.refresh_artifacts([gguf("one", "a.gguf")])
     clock.now += KEPT_S
     await predictions.refresh_artifacts([gguf("two", "b.gguf")])
@@ -203,7 +204,7 @@ async def test_files_that_no_model_names_are_forgotten(tmp_path: Path) -> None:
 
 async def test_who_stops_waiting_takes_the_answer_from_nobody(tmp_path: Path, reads: list[str]) -> None:
     file(tmp_path / "a.gguf", 3)
-    predictions = Estimator(tmp_path, Clock())
+    predictions = Estimator(ModelRoots((tmp_path,)), Clock())
     first, second = (asyncio.create_task(_one(predictions)) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
@@ -241,7 +242,7 @@ async def test_absurd_numbers_in_one_model_s_files_cost_no_other_one_its_estimat
         exllama(tmp_path, "wide", width="1" + "0" * 400),
         exllama(tmp_path, "endless", ends="1e999"),
     ]
-    predictions = Estimator(tmp_path, Clock())
+    predictions = Estimator(ModelRoots((tmp_path,)), Clock())
     for _ in range(3):
         found = await predictions.estimate_models(wants)
         assert predictions.predict_requirements(wants).keys() == {"good"}
@@ -262,7 +263,7 @@ async def test_an_error_that_nobody_thought_of_costs_no_other_file_its_estimate(
 
     monkeypatch.setattr("controller.sizing.estimator.read_artifact", read)
     wants = [exllama(tmp_path, "good"), exllama(tmp_path, "odd")]
-    predictions = Estimator(tmp_path, Clock())
+    predictions = Estimator(ModelRoots((tmp_path,)), Clock())
     for _ in range(3):
         found = await predictions.estimate_models(wants)
         assert predictions.predict_requirements(wants).keys() == {"good"}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from controller.artifacts.model_roots import ModelRoots
 from controller.runtimes.base import RuntimeGoneError, RuntimeUnavailableError
 from controller.runtimes.docker.client import Daemon
 from controller.runtimes.docker.runtime import DockerRuntime, open_docker
@@ -18,7 +19,9 @@ from controller.runtimes.docker.runtime import DockerRuntime, open_docker
 
 def runtime_at(url: str, root: Path) -> DockerRuntime:
     """A runtime whose daemon is elsewhere."""
-    return DockerRuntime(instance="dead", models=root, state=root, images={}, engines_network="none", docker_url=url)
+    return DockerRuntime(
+        instance="dead", models=ModelRoots((root,)), state=root, images={}, engines_network="none", docker_url=url
+    )
 
 
 async def test_a_daemon_that_is_not_there_is_unavailable_in_plain_words(tmp_path: Path) -> None:
@@ -36,7 +39,12 @@ async def test_a_daemon_that_is_not_there_is_unavailable_in_plain_words(tmp_path
     await runtime.close()
     with pytest.raises(RuntimeUnavailableError, match="no such socket"):
         await open_docker(
-            instance="dead", models=tmp_path, state=tmp_path, images={}, engines_network="none", docker_url=url
+            instance="dead",
+            models=ModelRoots((tmp_path,)),
+            state=tmp_path,
+            images={},
+            engines_network="none",
+            docker_url=url,
         )
 
 

@@ -28,6 +28,7 @@ def controller(
     containers: DockerEngines,
     *mounts: docker.types.Mount,
     models: str = "/models",
+    model_path: str = "m.gguf",
     network: str | None = None,
     serve: bool = False,
 ) -> Any:
@@ -36,6 +37,7 @@ def controller(
     told = {
         "instance": containers.instance,
         "models": models,
+        "model_path": model_path,
         "network": containers.network,
         "images": images(),
         "shell": shell_image(),
@@ -88,6 +90,17 @@ async def test_the_models_may_be_a_volume(containers: DockerEngines) -> None:
     folder = Path(volume.attrs["Mountpoint"])
     (folder / "m.gguf").write_bytes((containers.models / "m.gguf").read_bytes())
     check_read(controller(containers, docker.types.Mount("/models", volume.name, type="volume", read_only=True)))
+
+
+async def test_the_models_may_lie_in_several_mounts(containers: DockerEngines) -> None:
+    first = containers.root / "first"
+    first.mkdir(mode=0o755)
+    (first / "link.gguf").symlink_to("/data/m.gguf")
+    mounts = bind("/models", first), bind("/data", containers.models)
+    for model_path in ("m.gguf", "/data/m.gguf", "link.gguf"):
+        check_read(controller(containers, *mounts, models="/models,/data", model_path=model_path))
+    told = controller(containers, mounts[0], models="/models,/data")
+    assert told["refused"].startswith("/data is not a mount of the controller's container")
 
 
 async def test_models_that_are_no_mount_are_refused(containers: DockerEngines) -> None:

@@ -25,7 +25,7 @@ from controller.runtimes.docker.user import UserIdentity
 from controller.state import Gpu, ReplicaId
 
 HOST = HostContext(
-    "one", "engines", publishes_ports=False, models={"Type": "bind", "Source": "/srv/models"}, log_mib=16
+    "one", "engines", publishes_ports=False, models=({"Type": "bind", "Source": "/srv/models"},), log_mib=16
 )
 USER = UserIdentity(1000, 1001)
 DEFINITION = LlamaServerDefinition(model_path="m.gguf", image="engine:1", memory_mib=512, env={"A": "b=c"})
@@ -137,6 +137,17 @@ def test_everything_is_restricted() -> None:
     ]
     cap_added = container_config(REQUEST, Launch(("x",), image="i"), UserIdentity(0, 0, ("DAC_OVERRIDE",)), HOST, 0.0)
     assert cap_added["HostConfig"]["CapAdd"] == ["DAC_OVERRIDE"]
+
+
+def test_every_models_folder_is_mounted_beside_the_first_one_and_read_only() -> None:
+    folders = [{"Type": "bind", "Source": "/srv/models"}, None, {"Type": "volume", "Source": "hub"}]
+    mounts = config(host=replace(HOST, models=folders))["HostConfig"]["Mounts"]
+    assert mounts[:-1] == [
+        {"Type": "bind", "Source": "/srv/models", "Target": "/models", "ReadOnly": True},
+        {"Type": "volume", "Source": "hub", "Target": "/models-3", "ReadOnly": True},
+    ]
+    paths = {"m.gguf": "/models-3/m.gguf"}
+    assert render_context("m", USER, {}, model_paths=paths).resolve_path("m.gguf") == "/models-3/m.gguf"
 
 
 def test_logs_are_bounded_whatever_is_asked() -> None:

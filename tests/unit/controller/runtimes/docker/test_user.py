@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from controller.artifacts.model_roots import ModelRoots
 from controller.runtimes.docker.user import UNPRIVILEGED, FileEntry, UserIdentity, choose_identity, entries_to_read
 
 FILE, FOLDER = stat.S_IFREG, stat.S_IFDIR
@@ -58,12 +59,12 @@ def test_what_must_be_read_is_the_model_all_below_it_and_the_way_to_it(tmp_path:
         os.chown(inside / name, uid, uid)
     (tmp_path / "other").write_bytes(b"x")
     os.chown(tmp_path / "other", 99, 99)
-    found = [entry.uid for entry in entries_to_read(tmp_path, ["org/model"])]
+    found = [entry.uid for entry in entries_to_read(ModelRoots((tmp_path,)), ["org/model"])]
     assert found[0] == 3, "the model's own folder first"
     assert sorted(found[1:3]) == [10, 11]
     assert sorted(found[3:]) == [1, 2]
-    assert [entry.uid for entry in entries_to_read(tmp_path, [])] == [1]
-    assert [entry.uid for entry in entries_to_read(tmp_path, ["missing"])] == [1]
+    assert [entry.uid for entry in entries_to_read(ModelRoots((tmp_path,)), [])] == [1]
+    assert [entry.uid for entry in entries_to_read(ModelRoots((tmp_path,)), ["missing"])] == [1]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving files to other users needs root")
@@ -74,4 +75,20 @@ def test_links_are_followed_to_what_they_name(tmp_path: Path) -> None:
     os.chown(blobs / "1", 10, 10)
     os.chown(blobs, 5, 5)
     (tmp_path / "m.gguf").symlink_to("blobs/1")
-    assert {entry.uid for entry in entries_to_read(tmp_path, ["m.gguf"])} == {10, 5, 0}
+    assert {entry.uid for entry in entries_to_read(ModelRoots((tmp_path,)), ["m.gguf"])} == {10, 5, 0}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving files to other users needs root")
+def test_only_the_folders_on_the_way_count_and_those_on_both_sides_of_a_link(tmp_path: Path) -> None:
+    first, hub = tmp_path / "first", tmp_path / "hub"
+    snapshot, blobs = hub / "snapshots" / "1", hub / "blobs"
+    for folder in (first, snapshot, blobs):
+        folder.mkdir(parents=True)
+    (blobs / "b").write_bytes(b"x")
+    (snapshot / "m.gguf").symlink_to("../../blobs/b")
+    for uid, path in enumerate((first, hub, hub / "snapshots", snapshot, blobs, blobs / "b"), start=1):
+        os.chown(path, uid, uid)
+    roots = ModelRoots((first, hub))
+    for declared in ("snapshots/1/m.gguf", "snapshots/1"):
+        assert {entry.uid for entry in entries_to_read(roots, [declared])} == {2, 3, 4, 5, 6}
+    assert {entry.uid for entry in entries_to_read(roots, [])} == {1}

@@ -1,0 +1,137 @@
+"""By which path an engine reaches a model's files, where it sees the models folders elsewhere than the controller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from controller.artifacts.facts import ArtifactError
+from controller.artifacts.files import list_files
+from controller.artifacts.locate import LocatedPath, locate_path
+from controller.artifacts.model_roots import ModelRoots
+from controller.engines.base import FileCheck
+
+_MOST_LINKS: Final = 40
+"""Symbolic links on the way to one file, as Linux counts them (path_resolution(7))."""
+_LOOKED_AT: Final = 10_000
+"""Files of one model that are looked at, at most."""
+_OPENED: Final = (".bin", ".gguf", ".json", ".litertlm", ".model", ".onnx", ".safetensors")
+"""Endings of the files of a folder that engines open as a rule. What else a folder holds may lead anywhere."""
+
+Mounts = Mapping[Path, PurePosixPath]
+"""Models folder, without symbolic links, to where engines see it."""
+
+
+def mount_roots(roots: ModelRoots, targets: Sequence[PurePosixPath]) -> Mounts:
+    """Where engines see each of the models folders. `targets` are in the folders' order."""
+    mounts: dict[Path, PurePosixPath] = {}
+    for folder, target in zip(roots.resolve().folders, targets, strict=True):
+        mounts.setdefault(folder, target)
+    return mounts
+
+
+def find_engine_paths(roots: ModelRoots, paths: Iterable[str], mounts: Mounts | None = None) -> dict[str, str]:
+    """Model path to the path by which an engine reaches it. `mounts` None: engines see this file system as it is.
+
+    A path that a symbolic link leads on from is the link's own where engines can follow it, for its name may tell
+    something (a set of split files), else its target's. A path that is refused is left out.
+    """
+    engine_paths: dict[str, str] = {}
+    for path in paths:
+        try:
+            located = locate_path(roots, path)
+        except ArtifactError:
+            continue
+        engine_paths[path] = str(located.path if mounts is None else _path_in_mounts(located, mounts))
+    return engine_paths
+
+
+def find_broken_link(roots: ModelRoots, checks: Iterable[FileCheck], mounts: Mounts) -> str | None:
+    """What is wrong with the first symbolic link that leads the controller to a file, and engines to none: the field,
+    the path, what to do. None: there is none, or what is wrong is for others to say."""
+    for check in checks:
+        try:
+            located = locate_path(roots, check.path)
+            broken_file = _find_broken_file(located, check, mounts)
+        except (ArtifactError, OSError, RuntimeError):
+            continue
+        if broken_file is not None:
+            name, text = broken_file.name, broken_file.readlink() if broken_file.is_symlink() else "elsewhere"
+            return (
+                f"{check.field}: {check.path} needs {name}, which is reached by a symbolic link ({text}) that engines"
+                " in containers cannot follow: there only relative links within one models folder lead to the same"
+                " file. Make it relative (`ln -srf`), or put the file itself there"
+            )
+    return None
+
+
+def _path_in_mounts(located: LocatedPath, mounts: Mounts) -> PurePosixPath:
+    path = located.path
+    if not is_reached_alike(path, located.root, mounts):
+        try:
+            target = path.resolve()
+        except (OSError, RuntimeError):  # a circle: Python 3.11 and 3.12 raise the latter
+            target = path
+        root = next((each for each in mounts if target.is_relative_to(each)), None)
+        if root is not None:
+            return mounts[root] / target.relative_to(root)
+    return mounts[located.root] / path.relative_to(located.root)
+
+
+def is_reached_alike(path: Path, root: Path, mounts: Mounts) -> bool:
+    """Whether an engine that goes by this path below `root` comes to the same file as the controller: every symbolic
+    link on the way is relative and stays in its models folder, or leads into a folder that both see at one place."""
+    current, remaining, links = root, list(path.relative_to(root).parts), 0
+    while remaining:
+        part = remaining.pop(0)
+        absolute_parts: tuple[str, ...] = ()
+        if part == "..":
+            if current != root:
+                current = current.parent
+                continue
+            if str(mounts[root]) != str(root):
+                return False
+            absolute_parts = root.parent.parts
+        elif (current / part).is_symlink():
+            links += 1
+            if links > _MOST_LINKS:
+                return False
+            target = (current / part).readlink()
+            if not target.is_absolute():
+                remaining[:0] = target.parts
+                continue
+            absolute_parts = target.parts
+        else:
+            current /= part
+            continue
+        entered = _enter_shared_root((*absolute_parts, *remaining), mounts)
+        if entered is None:
+            return False
+        root, remaining = entered
+        current = root
+    return True
+
+
+def _enter_shared_root(parts: tuple[str, ...], mounts: Mounts) -> tuple[Path, list[str]] | None:
+    """The models folder that an absolute path leads into, and what is left of the path below it. None: into none that
+    controller and engines see at the same place."""
+    for root, target in mounts.items():
+        count = len(root.parts)
+        if str(root) == str(target) and parts[:count] == root.parts:
+            return root, list(parts[count:])
+    return None
+
+
+def _find_broken_file(located: LocatedPath, check: FileCheck, mounts: Mounts) -> Path | None:
+    is_path_alike = is_reached_alike(located.path, located.root, mounts)
+    if located.path.is_dir():
+        folder = located.path if is_path_alike else located.path.resolve()
+        root = located.root if is_path_alike else next(each for each in mounts if folder.is_relative_to(each))
+        files = [file for file in islice(list_files(folder), _LOOKED_AT) if file.name.endswith(_OPENED)]
+        return next((file for file in files if not is_reached_alike(file, root, mounts)), None)
+    files = list_files(located.path)
+    if len(files) == 1 and not check.beside:
+        return None  # where the link cannot be followed, the engine is given what it names
+    return next((file for file in files if not is_reached_alike(file, located.root, mounts)), None)
