@@ -227,7 +227,7 @@ async def test_an_engine_that_leaves_its_gpu_alone_has_failed(
     require("embedded", available, "xllamacpp is not installed (extra `embedded`)")
     ahead = [0.0]
     monkeypatch.setattr("controller.assembly.time", SimpleNamespace(time=lambda: time.time() + ahead[0]))
-    make_model(host.settings.models / "m.gguf")
+    make_model(host.settings.models.first / "m.gguf")
     host.nvml.add(uuid="GPU-a", bus=1, total_mib=8_000, used_mib=300, drawing={1: 300})
     # A CPU build, told to use no device, is what a CUDA build is whose CUDA did not start.
     leaves_gpu = {"gpus": 1, "vram_mib": 500, "extra_args": ["--device", "none"], "llama_server_threads": 1}
