@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeGuard
 
 from pydantic import TypeAdapter
 
@@ -53,9 +54,20 @@ def shown_value(value: object) -> str:
         return str(value).lower()
     if isinstance(value, (int, float)):
         return str(value)
-    if isinstance(value, str) and len(value) <= _SHOWN_CHARS and value.isprintable():
+    if _is_short_text(value):
         return f"`{mask_text(value)}`"
     return kind_of(value)
+
+
+def typed_value(value: object) -> str:
+    """The value as `shown_value`, a text without secrets with its type and in YAML's quotes: `the text "2"`."""
+    if _is_short_text(value) and mask_text(value) == value:
+        return f"the text {json.dumps(value, ensure_ascii=False)}"
+    return shown_value(value)
+
+
+def _is_short_text(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and len(value) <= _SHOWN_CHARS and value.isprintable()
 
 
 _Shown: TypeAlias = Callable[[object], str]
@@ -64,7 +76,13 @@ _Words: TypeAlias = Callable[[Any, Mapping[str, Any], _Shown], str]
 
 
 def _must_be(expected: str) -> _Words:
+    """Of a value that is given as a text whatever it is, as an environment variable is."""
     return lambda value, _, show: f"must be {expected}, is {show(value)}"
+
+
+def _must_have_type(expected: str) -> _Words:
+    """Of a value of another type, where a text in quotes is no number."""
+    return lambda value, _, show: f"must be {expected}, is {typed_value(value) if show is shown_value else show(value)}"
 
 
 def _string(value: object, _: Mapping[str, Any], _show: _Shown) -> str:
@@ -104,11 +122,14 @@ _WORDS: Final[Mapping[str, _Words]] = {
     "less_than": lambda value, ctx, show: f"must be less than {ctx['lt']:g}, is {show(value)}",
     "less_than_equal": lambda value, ctx, show: f"must be at most {ctx['le']:g}, is {show(value)}",
     "value_error": lambda _value, ctx, _show: str(ctx["error"]),
-    **{f"bool_{end}": _must_be("true or false") for end in ("type", "parsing")},
-    **{f"int_{end}": _must_be("a whole number") for end in ("type", "parsing", "from_float", "parsing_size")},
-    **{f"float_{end}": _must_be("a number") for end in ("type", "parsing")},
-    **{name: _must_be("a list") for name in ("list_type", "tuple_type")},
-    "dict_type": _must_be("a mapping"),
+    "bool_parsing": _must_be("true or false"),
+    **{f"int_{end}": _must_be("a whole number") for end in ("parsing", "from_float", "parsing_size")},
+    "float_parsing": _must_be("a number"),
+    "bool_type": _must_have_type("true or false"),
+    "int_type": _must_have_type("a whole number"),
+    "float_type": _must_have_type("a number"),
+    **{name: _must_have_type("a list") for name in ("list_type", "tuple_type")},
+    "dict_type": _must_have_type("a mapping"),
 }
 
 

@@ -59,7 +59,7 @@ def test_validate_tells_every_problem(tmp_path: Path, capsys: pytest.CaptureFixt
     assert run(["validate", str(tmp_path)]) == ExitCode.FAILED
     assert capsys.readouterr() == (
         f"{tmp_path}/models.yaml:4: models.chat.replica: unknown field; did you mean `replicas`?\n"
-        f"{tmp_path}/models.yaml:5: models.chat.enabled: must be true or false, is `on`\n",
+        f'{tmp_path}/models.yaml:5: models.chat.enabled: must be true or false, is the text "on"\n',
         "",
     )
     assert run(["validate", str(tmp_path), "--json"]) == ExitCode.FAILED
@@ -76,7 +76,7 @@ def test_validate_tells_every_problem(tmp_path: Path, capsys: pytest.CaptureFixt
                 "file": f"{tmp_path}/models.yaml",
                 "line": 5,
                 "field": "models.chat.enabled",
-                "message": "must be true or false, is `on`",
+                "message": 'must be true or false, is the text "on"',
             },
         ],
         "warnings": [],

@@ -46,7 +46,7 @@ def test_files_are_merged_in_name_order_and_local_comes_last() -> None:
 def test_a_problem_is_placed_in_the_file_that_has_the_last_word() -> None:
     assert problems_of(
         "models:\n  a: {backend: stub, replicas: 2}\n", local="\nmodels:\n  a:\n    replicas: none\n"
-    ) == ["desired-state/local.yaml:4: models.a.replicas: must be a whole number, is `none`"]
+    ) == ['desired-state/local.yaml:4: models.a.replicas: must be a whole number, is the text "none"']
 
 
 def test_what_a_null_took_away_is_missing_there() -> None:

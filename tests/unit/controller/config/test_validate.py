@@ -27,14 +27,16 @@ def in_stub(line: str) -> list[str]:
             "llama_server_n_ctx: 4096",
             "llama_server_n_ctx: belongs to backend llama_server; this model's backend is stub",
         ),
-        ('replicas: "2"', "replicas: must be a whole number, is `2`"),
+        ('replicas: "2"', 'replicas: must be a whole number, is the text "2"'),
         ("replicas: 2.5", "replicas: must be a whole number, is 2.5"),
         ("replicas: true", "replicas: must be a whole number, is true"),
         ("replicas: 0", "replicas: must be at least 1, is 0"),
         ("replicas: 1000", "replicas: must be at most 256, is 1000"),
         ("start_timeout_s: 0", "start_timeout_s: must be more than 0, is 0"),
-        ("start_timeout_s: soon", "start_timeout_s: must be a number, is `soon`"),
-        ("enabled: on", "enabled: must be true or false, is `on`"),
+        ("start_timeout_s: soon", 'start_timeout_s: must be a number, is the text "soon"'),
+        ("enabled: on", 'enabled: must be true or false, is the text "on"'),
+        ("enabled: 'a \"b\\c'", 'enabled: must be true or false, is the text "a \\"b\\\\c"'),
+        ("enabled: 1", "enabled: must be true or false, is 1"),
         ("stub_text: 4", "stub_text: must be a string, is a number: put it in quotes"),
         ("stub_text: {a: b}", "stub_text: must be a string, is a mapping"),
         ("env: {A: 1}", "env.A: must be a string, is a number: put it in quotes"),
@@ -46,7 +48,7 @@ def in_stub(line: str) -> list[str]:
         ("stub_token_delay_ms: hunter2", "stub_token_delay_ms: must be a whole number, is a string"),
         ("stub_token_delay_ms: -5", "stub_token_delay_ms: must be at least 0, is -5"),
         ("enabled: --api-key hunter2secret", "enabled: must be true or false, is `--api-key ***`"),
-        ("gpus: two", "gpus: must be a whole number, is `two`, or must be a list, is `two`"),
+        ("gpus: two", 'gpus: must be a whole number, is the text "two", or must be a list, is the text "two"'),
         ("gpus: 99", "gpus: must be at most 64, is 99"),
         ("gpus: []", "gpus: must have at least 1 item(s)"),
         ("gpus: [{}]", "gpus[0]: must be a string, is a mapping"),
@@ -97,7 +99,7 @@ def test_an_unknown_backend_does_not_hide_other_problems() -> None:
     assert problems_of("models:\n  a:\n    backend: stubb\n    replica: 2\n    vram_mib: lots\n    stub_text: x\n") == [
         f"{FIRST}:3: models.a.backend: unknown backend `stubb`; did you mean `stub`?",
         f"{FIRST}:4: models.a.replica: unknown field; did you mean `replicas`?",
-        f"{FIRST}:5: models.a.vram_mib: must be a whole number, is `lots`",
+        f'{FIRST}:5: models.a.vram_mib: must be a whole number, is the text "lots"',
     ]
 
 
