@@ -13,17 +13,44 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # One process more than there are processors: tests of whole programs wait as much as they work.
 WORKERS ?= $(shell expr $$(nproc) + 1)
+# Said on the command line alone: a PORT of the environment is some other program's.
+PORT_OPTION = $(if $(filter command,$(origin PORT)),--port $(PORT))
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help up install images test quick engines check format bench campaign lock audit sbom clean
+.PHONY: help up install install-launcher images test quick engines check format bench campaign lock audit sbom clean
 
 help: ## This list.
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 26
 
-up: $(VENV)/.installed models/clockwork.gguf ## Serve desired-state/ on http://127.0.0.1:8080; Ctrl-C stops everything.
-	@exec $(BIN)/roundhouse up --runtime process $(ARGS)
+up: $(VENV)/.installed models/clockwork.gguf ## Serve desired-state/ on http://127.0.0.1:8080 (PORT=9000: there); Ctrl-C stops everything.
+	@exec $(BIN)/roundhouse up --runtime process $(PORT_OPTION) $(ARGS)
 
 install: $(VENV)/.installed ## The environment alone, in .venv.
+
+install-launcher: $(VENV)/.installed ## `roundhouse` in ~/.local/bin, for this folder's desired-state/, models/ and state/.
+	@launcher="$$HOME/.local/bin/roundhouse"
+	mark="# Written by make install-launcher."
+	if { [ -e "$$launcher" ] || [ -L "$$launcher" ]; } && ! grep -qsF "$$mark" "$$launcher"; then
+	  echo "roundhouse: $$launcher is something else, and stays; remove it first" >&2
+	  exit 1
+	fi
+	mkdir -p "$${launcher%/*}"
+	{
+	  echo '#!/usr/bin/env bash'
+	  echo "$$mark"
+	  for name in desired:desired-state models:models state:state; do
+	    variable=ROUNDHOUSE_$${name%%:*}
+	    printf 'export %s="$${%s:-"%q"}"\n' "$${variable^^}" "$${variable^^}" "$$PWD/$${name#*:}"
+	  done
+	  printf 'exec %q "$$@"\n' "$$PWD/$(BIN)/roundhouse"
+	} >"$$launcher.new"
+	chmod 755 "$$launcher.new"
+	mv "$$launcher.new" "$$launcher"
+	echo "roundhouse: $$launcher runs $(BIN)/roundhouse of $$PWD"
+	case ":$$PATH:" in
+	*":$${launcher%/*}:"*) ;;
+	*) echo "roundhouse: your PATH lacks $${launcher%/*}: add export PATH=\"\$$HOME/.local/bin:\$$PATH\" to ~/.profile" ;;
+	esac
 
 images: ## The four container images; ENGINES="exllamav3 vllm" builds the workers of these engines instead.
 	@images/build $(if $(ENGINES),--engines "$(ENGINES)") $(ARGS)
@@ -76,9 +103,28 @@ $(VENV)/.made:
 	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { rm -rf $(VENV); echo "roundhouse: $(PYTHON) cannot make a virtual environment; install it: apt-get install python3-venv" >&2; exit 1; }
 	@touch $@
 
+# Reads pip's own words: on a terminal one line that changes, elsewhere a line now and then.
+define show_progress
+	show_progress() {
+	  local count=0 word rest
+	  while read -r word rest; do
+	    case $$word in
+	    Collecting)
+	      count=$$((count + 1))
+	      if [ -t 1 ]; then printf '\r\033[Kroundhouse: %d packages found: %s' "$$count" "$${rest%% *}"
+	      elif [ $$((count % 20)) = 0 ]; then echo "roundhouse: $$count packages found"; fi ;;
+	    Installing)
+	      if [ -t 1 ]; then printf '\r\033[K'; fi
+	      echo "roundhouse: unpacking $$count packages" ;;
+	    esac
+	  done
+	}
+endef
+
 define install_part
-	echo "roundhouse: installing into $(VENV) ($(1))"
-	$(PIP) install --require-hashes -r requirements/$(1).txt 2>$(VENV)/install.log \
+	$(show_progress)
+	echo "roundhouse: installing into $(VENV) ($(1)); it takes about a minute"
+	$(BIN)/python -m pip --disable-pip-version-check install --require-hashes -r requirements/$(1).txt 2>$(VENV)/install.log | show_progress \
 	  && $(PIP) install --no-deps --editable . 2>>$(VENV)/install.log \
 	  || { echo "roundhouse: the installation failed: $$(grep -m1 -E '^ERROR|rror' $(VENV)/install.log || tail -n1 $(VENV)/install.log) (all of it: $(VENV)/install.log)" >&2; exit 1; }
 	touch $@
