@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+import shlex
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +20,9 @@ from controller.schema.status import ControllerStatus, ModelState
 
 FIRST_POLL_S: Final = 0.2
 LAST_POLL_S: Final = 2.0
+PROGRAM: Final = "roundhouse"
+DEMO_MODELS: Final = frozenset({"clockwork", "clockwork-embed"})
+"""What the checkout's own desired-state folder declares."""
 EXAMPLES: Final[Mapping[str, Mapping[str, Any]]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello"}]},
     "/v1/completions": {"prompt": "Hello"},
@@ -66,7 +72,12 @@ class FirstModelWatcher:
             return False
         name, api = choice
         self._announcer.print_result("ready", try_line(name, api, self._gateway_url), model=name, url=self._gateway_url)
-        self._announcer.print_result("hint", real_model_line(self._desired, self._models))
+        if has_only_demo(each.name for each in status.models):
+            self._announcer.print_result("hint", real_model_line(self._desired, self._models))
+        if shutil.which(PROGRAM) is None:
+            in_checkout = (Path(sys.prefix).parent / "Makefile").is_file()
+            program = Path(sys.executable).with_name(PROGRAM)
+            self._announcer.print_result("hint", commands_line(program, Path.cwd(), in_checkout=in_checkout))
         return True
 
     def _print_failures(self, status: ControllerStatus) -> None:
@@ -112,6 +123,21 @@ def try_line(name: str, api: str, url: str) -> str:
     """One line with a request to paste into a shell."""
     body = json.dumps({"model": name, **EXAMPLES[api]})
     return f"{name} is ready. Try: curl {url}{api} -H 'content-type: application/json' -d '{body}'"
+
+
+def has_only_demo(names: Iterable[str]) -> bool:
+    """Whether no model is declared but the demo's."""
+    return DEMO_MODELS.issuperset(names)
+
+
+def commands_line(program: Path, folder: Path, *, in_checkout: bool) -> str:
+    """One line that names the program of the other commands, for a shell in `folder`, whose PATH lacks it.
+
+    `in_checkout`: the program lies in the environment that the Makefile has made.
+    """
+    short_path = program.relative_to(folder) if program.is_relative_to(folder) else program
+    launcher = f"; `make install-launcher` puts `{PROGRAM}` on PATH" if in_checkout else ""
+    return f"Other commands: `{shlex.quote(str(short_path))} status` and so on{launcher}."
 
 
 def real_model_line(desired: Path, models: Path) -> str:

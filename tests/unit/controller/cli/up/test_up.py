@@ -17,7 +17,14 @@ import pytest
 
 from controller.cli.app import run
 from controller.cli.exit_codes import ExitCode
-from controller.cli.up.first_model import choose_first_model, real_model_line, try_line
+from controller.cli.up.first_model import (
+    DEMO_MODELS,
+    choose_first_model,
+    commands_line,
+    has_only_demo,
+    real_model_line,
+    try_line,
+)
 from controller.cli.up.record import ProcessRecord, UpRecord, read_record, write_record
 from controller.settings import url_of
 from tests.support.stand_in_up import ENDED_IN_ORDER, Up, down, runs
@@ -34,12 +41,12 @@ async def up(folder: Path) -> AsyncIterator[Up]:
 
 
 async def test_it_says_how_to_use_the_first_model_and_ends_in_order(up: Up) -> None:
-    up.start()
+    up.start(PATH="/usr/bin:/bin")
     await up.ready()
     await until("the hint is there", lambda: up.out.count("\n") == 2)
-    ready, hint = up.out.splitlines()
+    ready, hint = up.out.splitlines()  # none of a real model: `chat` is not the demo
     assert ready.startswith(f"chat is ready. Try: curl http://127.0.0.1:{up.port}/v1/chat/completions ")
-    assert "hf download" in hint
+    assert re.fullmatch(r"Other commands: `.*bin/roundhouse status` and so on.*", hint)
     up.send(signal.SIGINT)
     assert await up.ended() == ExitCode.DONE
     events = up.events()
@@ -318,6 +325,38 @@ def test_the_line_to_try_is_a_shell_command_with_json() -> None:
     url, *_, body = done.stdout.splitlines()
     assert url == "http://127.0.0.1:8080/v1/chat/completions"
     assert json.loads(body)["model"] == "org/chat:1"
+
+
+def test_the_demo_is_what_the_checkout_declares() -> None:
+    from controller.config.parse import parse_folder
+    from controller.config.read import read_folder
+
+    folder = Path(__file__).parents[5] / "desired-state"
+    assert set(parse_folder(read_folder(folder), folder).definitions) == DEMO_MODELS
+
+
+def test_only_who_has_the_demo_alone_is_led_to_a_real_model() -> None:
+    assert has_only_demo(["clockwork", "clockwork-embed"])
+    assert has_only_demo(["clockwork"])
+    assert not has_only_demo(["clockwork", "gemma"])
+    assert not has_only_demo(["gemma"])
+
+
+@pytest.mark.parametrize(
+    ("program", "in_checkout", "line"),
+    [
+        ("/srv/r/.venv/bin/roundhouse", False, "Other commands: `.venv/bin/roundhouse status` and so on."),
+        ("/opt/bin/roundhouse", False, "Other commands: `/opt/bin/roundhouse status` and so on."),
+        (
+            "/srv/a b/.venv/bin/roundhouse",
+            True,
+            "Other commands: `'/srv/a b/.venv/bin/roundhouse' status` and so on; `make install-launcher` puts"
+            " `roundhouse` on PATH.",
+        ),
+    ],
+)
+def test_the_line_on_other_commands_names_the_program(program: str, in_checkout: bool, line: str) -> None:
+    assert commands_line(Path(program), Path("/srv/r"), in_checkout=in_checkout) == line
 
 
 def test_the_line_that_leads_to_a_real_model_declares_a_valid_one() -> None:
