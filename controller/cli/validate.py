@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from controller.cli.exit_codes import ExitCode
-from controller.cli.options import Json, Models
+from controller.cli.exit_codes import CommandError, ExitCode
+from controller.cli.options import Desired, Json, Models
 from controller.cli.output import count_words, print_json, print_line
 from controller.cli.settings import read_settings
 
@@ -22,6 +22,7 @@ def validate(
     folder: Annotated[
         Path | None, typer.Argument(metavar="[DIR]", help="Folder of the desired-state files; default: the setting.")
     ] = None,
+    desired: Desired = None,
     models: Models = None,
     as_json: Json = False,
 ) -> int:
@@ -34,10 +35,12 @@ def validate(
     from controller.config.parse import parse_folder  # pydantic and ruamel.yaml
     from controller.config.read import read_folder
 
-    settings = read_settings(desired=folder, models=models)
+    if folder is not None and desired is not None:
+        raise CommandError("the folder stands twice: as an argument and after --desired", ExitCode.USAGE)
+    settings = read_settings(desired=folder or desired, models=models)
     roots = settings.models.absolute()
     parsed_folder = parse_folder(read_folder(settings.desired), roots)
-    has_models = any(folder.is_dir() for folder in roots.folders)
+    has_models = any(root.is_dir() for root in roots.folders)
     warnings = _find_start_problems(parsed_folder.definitions, roots) if has_models else {}
     if as_json:
         print_json(

@@ -50,7 +50,7 @@ def restricted_config(image: str, command: Sequence[str], claims: Mapping[str, i
     instance = f"gpu{secrets.token_hex(3)}"
     definition = StubDefinition.model_validate({"backend": "stub", "image": image, "gpus": list(claims)})
     request = request_for(instance, definition, image, "check", 1, claims)
-    host = HostContext(instance, "none", publishes_ports=False, models=(), log_mib=2)
+    host = HostContext(instance, "none", publishes_ports=False, models=(None,), log_mib=2)
     launch = Launch(tuple(command), image=image)
     config = container_config(request, launch, UserIdentity(UNPRIVILEGED, UNPRIVILEGED), host, time.time())
     config["HostConfig"] |= {"Mounts": [], "AutoRemove": False}

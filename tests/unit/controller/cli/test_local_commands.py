@@ -152,6 +152,14 @@ def test_validate_takes_models_where_they_are(
     assert run(["validate", str(tmp_path), "--models", "models,~/hub"]) == ExitCode.DONE
 
 
+def test_validate_takes_the_folder_as_an_option_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, "models: {a: {backend: stub}}")
+    assert run(["validate", "--desired", str(tmp_path), "--models", str(tmp_path)]) == ExitCode.DONE
+    assert capsys.readouterr().out == f"{tmp_path}: good; models: a\n"
+    assert run(["validate", str(tmp_path), "--desired", str(tmp_path)]) == ExitCode.USAGE
+    assert capsys.readouterr().err == "roundhouse: the folder stands twice: as an argument and after --desired\n"
+
+
 def test_validate_uses_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROUNDHOUSE_DESIRED", str(write(tmp_path, "models: {}")))
     assert run(["validate"]) == ExitCode.DONE
