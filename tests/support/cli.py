@@ -49,5 +49,9 @@ class Terminal:
         """Everything so far, without control sequences."""
         return _ESCAPES.sub("", self._seen.decode("utf-8", "replace"))
 
+    def type_text(self, text: str) -> None:
+        """Press these keys."""
+        os.write(self._master, text.encode())
+
     def _read(self) -> None:
         self._seen += os.read(self._master, 65536)

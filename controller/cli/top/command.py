@@ -40,8 +40,8 @@ def top(
 ) -> int:
     """A live table of the models.
 
-    Their state, replicas, requests, tokens per second and memory, the busiest first, until Ctrl-C. Tokens are counted
-    when a request ends; without a gateway that can be reached the column shows `-`.
+    Their state, replicas, requests, tokens per second and memory, the busiest first, until q or Ctrl-C. Tokens are
+    counted when a request ends; without a gateway that can be reached the column shows `-`.
     """
     url = controller_url(controller, state)
     gateway_url = gateway or _gateway_url()
@@ -52,7 +52,7 @@ def top(
         else:
             _print(view)
         return ExitCode.DONE
-    with suppress(KeyboardInterrupt):  # the only way to end it
+    with suppress(KeyboardInterrupt):
         asyncio.run(_live(url, gateway_url, interval))
     return ExitCode.DONE
 
@@ -72,19 +72,28 @@ async def _once(url: str, gateway: str, interval_s: float) -> TopView:
 
 
 async def _live(url: str, gateway: str, interval_s: float) -> None:
-    """Until it is cancelled. A controller that goes away is waited for, with the last table on show."""
+    """Until `q` is typed or it is cancelled.
+
+    A controller that goes away is waited for, with the last table on show.
+    """
     from rich.live import Live
 
     from controller.cli.admin_client import AdminClient
+    from controller.cli.top.quit_key import watch_quit_key
     from controller.cli.top.source import TopSource
 
+    quit_event = asyncio.Event()
     async with AdminClient(url) as client, TopSource(client, gateway) as source:
         view, note = await source.read_view(), ""
-        with Live(_screen(view, note), screen=True, auto_refresh=False) as live:
-            while True:
-                live.update(_screen(view, note), refresh=True)
-                await asyncio.sleep(interval_s)
-                view, note = await _next(source, view)
+        with watch_quit_key(quit_event) as has_key:
+            hint = "q quits" if has_key else ""
+            with Live(_screen(view, note, hint), screen=True, auto_refresh=False) as live:
+                while True:
+                    live.update(_screen(view, note, hint), refresh=True)
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(quit_event.wait(), interval_s)
+                        break
+                    view, note = await _next(source, view)
 
 
 async def _next(source: TopSource, view: TopView) -> tuple[TopView, str]:
@@ -95,7 +104,7 @@ async def _next(source: TopSource, view: TopView) -> tuple[TopView, str]:
         return view, str(error)
 
 
-def _screen(view: TopView, note: str) -> Group:
+def _screen(view: TopView, note: str, hint: str) -> Group:
     from rich.console import Group
     from rich.text import Text
 
@@ -103,7 +112,7 @@ def _screen(view: TopView, note: str) -> Group:
 
     lines = [Text(line) for line in view.gpu_lines()]
     lines += [Text(line, style="red") for line in (*view.trouble_lines(), note) if line]
-    return Group(*lines, table_of(COLUMNS, view.rows(), STATE_COLOURS))
+    return Group(*lines, table_of(COLUMNS, view.rows(), STATE_COLOURS), Text(hint, style="dim"))
 
 
 def _print(view: TopView) -> None:

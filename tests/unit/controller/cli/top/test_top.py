@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import termios
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
@@ -179,3 +180,28 @@ async def test_on_a_terminal_it_lives_until_ctrl_c(api: FakeControlApi, gateway:
         async with asyncio.timeout(60):
             _, err = await program.communicate()
     assert (program.returncode, err) == (ExitCode.DONE, b"")
+
+
+async def test_on_a_terminal_q_ends_it_and_leaves_the_terminal_as_it_was(api: FakeControlApi) -> None:
+    async with Terminal() as terminal:
+        before = termios.tcgetattr(terminal.end)
+        # An interval that no test would wait for: the key is not looked at between two looks alone.
+        program = await started(api, "top", "--interval", "3600", *NO_GATEWAY, stdin=terminal.end, stdout=terminal.end)
+        await until("a table", lambda: "IN FLIGHT" in terminal.text)
+        assert "q quits" in terminal.text
+        terminal.type_text("xq")
+        async with asyncio.timeout(60):
+            _, err = await program.communicate()
+        assert (program.returncode, err) == (ExitCode.DONE, b"")
+        assert termios.tcgetattr(terminal.end) == before
+
+
+async def test_without_a_terminal_to_read_from_there_is_no_key(api: FakeControlApi) -> None:
+    async with Terminal() as terminal:
+        nothing = asyncio.subprocess.DEVNULL
+        program = await started(api, "top", "--interval", "3600", *NO_GATEWAY, stdin=nothing, stdout=terminal.end)
+        await until("a table", lambda: "IN FLIGHT" in terminal.text)
+        assert "q quits" not in terminal.text
+        program.send_signal(signal.SIGINT)
+        async with asyncio.timeout(60):
+            assert await program.wait() == ExitCode.DONE
