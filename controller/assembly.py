@@ -293,6 +293,9 @@ class Controller:
             problems=self._files.list_problems(),
             error=self._reconciler.error,
             gateways=self.hub.connected_ids,
+            gateway_addresses=self.hub.addresses,
+            keys=self.hub.table.keys if self.hub.table is not None else (),
+            now=time.time(),
             unsaved=self._list_unsaved(),
         )
 

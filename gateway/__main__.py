@@ -99,6 +99,7 @@ def main() -> int:
         return _refuse_start(
             EXIT_PORT, f"cannot listen on {address}: {error}. Choose another ROUNDHOUSE_HOST or _PORT."
         )
+    settings = settings.model_copy(update={"port": listeners[0].getsockname()[1]})  # 0 took one
     try:
         store = open_store(settings)
     except StoreError as error:

@@ -140,6 +140,7 @@ def create_gateway(
     link = ControllerLink(
         address,
         f"gw-{secrets.token_hex(8)}",
+        addresses=settings.urls,
         live=live,
         ledger=ledger,
         remotes=remotes,

@@ -159,6 +159,12 @@ class GatewaySettings(BaseSettings):
         return split_hosts(self.host)
 
     @property
+    def urls(self) -> tuple[str, ...]:
+        """What it listens on, as URLs."""
+        scheme = "http" if self.tls_cert is None else "https"
+        return tuple(f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}" for host in self.hosts)
+
+    @property
     def is_local(self) -> bool:
         """Whether only this machine reaches it, at whichever address."""
         return all(map(is_loopback, self.hosts))

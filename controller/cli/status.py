@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,6 +22,7 @@ from controller.cli.output import (
     time_words,
 )
 from controller.cli.settings import controller_url
+from controller.cli.status_json import status_as_json
 
 if TYPE_CHECKING:
     from controller.schema.status import ControllerStatus, ModelStatus, ReplicaStatus
@@ -54,7 +55,7 @@ def status(
     url = controller_url(controller, state)
     snapshot = asyncio.run(_wait(url, timeout) if wait else _ask(url))
     if as_json:
-        print_json(snapshot)
+        print_json(status_as_json(snapshot))
     else:
         _show(snapshot)
     return exit_code_of(snapshot)
@@ -128,8 +129,7 @@ async def _wait(url: str, timeout_s: float) -> ControllerStatus:
 
 def _show(snapshot: ControllerStatus) -> None:
     if snapshot.models:
-        rows = [_row(model) for model in snapshot.models]
-        print_table(("MODEL", "STATE", "READY", "BACKEND", "BECAUSE"), rows, STATE_COLOURS)
+        _print_models(snapshot.models)
     else:
         print_line("no models are declared" if snapshot.observed_at is not None else "nothing was observed yet")
     for gpu in snapshot.gpus or ():
@@ -138,13 +138,40 @@ def _show(snapshot: ControllerStatus) -> None:
         )
     for unread_gpu in snapshot.unread_gpus:
         print_line(unread_gpu_words(unread_gpu))
-    for line in _notes(snapshot):
+    for line in (*_access_lines(snapshot), *_notes(snapshot)):
         print_line(line)
 
 
-def _row(model: ModelStatus) -> tuple[str, ...]:
-    ready = f"{model.loaded_replicas}/{model.wanted_replicas}"
-    return (model.name, model.state.value, ready, model.backend, model.statement.reason)
+def _print_models(models: Sequence[ModelStatus]) -> None:
+    """The table; with a column of aliases where some model has one."""
+    rows = [_row(model) for model in models]
+    columns = ["MODEL", "ALIASES", "STATE", "READY", "BACKEND", "BECAUSE"]
+    if not any(model.aliases for model in models):
+        columns.remove("ALIASES")
+    print_table(columns, [[row[column] for column in columns] for row in rows], STATE_COLOURS)
+
+
+def _row(model: ModelStatus) -> dict[str, str]:
+    """Column to cell."""
+    return {
+        "MODEL": model.name,
+        "ALIASES": ", ".join(model.aliases) or "-",
+        "STATE": model.state.value,
+        "READY": f"{model.loaded_replicas}/{model.wanted_replicas}",
+        "BACKEND": model.backend,
+        "BECAUSE": model.statement.reason,
+    }
+
+
+def _access_lines(snapshot: ControllerStatus) -> Iterator[str]:
+    """Where clients reach the models, and with which keys."""
+    if snapshot.gateway_addresses:
+        yield f"gateway: {', '.join(snapshot.gateway_addresses)}"
+    if snapshot.keys or snapshot.expired_keys:
+        expired = f"; expired: {', '.join(snapshot.expired_keys)}" if snapshot.expired_keys else ""
+        yield f"keys in force: {', '.join(snapshot.keys) or 'none'}{expired}"
+    elif snapshot.gateway_addresses:
+        yield "no keys are declared"
 
 
 def _notes(snapshot: ControllerStatus) -> Iterator[str]:

@@ -54,6 +54,12 @@ class GatewayHub:
         """Ids of the gateways whose link is up."""
         return sorted(self._links)
 
+    @property
+    def addresses(self) -> list[str]:
+        """URLs that the gateways whose link is up listen on, each once."""
+        reports = [self._views[gateway].report for gateway in self.connected_ids if gateway in self._views]
+        return list(dict.fromkeys(address for report in reports for address in report.addresses))
+
     def publish_table(self, models: tuple[ModelRoute, ...], keys: tuple[Key, ...] = ()) -> Stamp:
         """Make these routes and keys the current table, if they differ from it. The stamp of the current table."""
         names = {route.name for route in models}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from controller import __version__
 from controller.planning.actions import Action, Start
 from controller.planning.plan import plan
+from controller.schema.keys import Key
 from controller.schema.status import (
     ActionView,
     BlockedView,
@@ -29,9 +31,13 @@ def status_view(
     problems: list[Problem],
     error: str | None,
     gateways: list[str],
+    gateway_addresses: list[str],
+    keys: Sequence[Key],
+    now: float,
     unsaved: list[str],
 ) -> ControllerStatus:
-    """The answer of `roundhouse status`."""
+    """The answer of `roundhouse status` at Unix time `now`. `keys`: those that gateways are told of."""
+    expired_keys = sorted(key.name for key in keys if key.expires_at is not None and key.expires_at <= now)
     status = ControllerStatus(
         instance=instance,
         version=__version__,
@@ -40,6 +46,9 @@ def status_view(
         observation_error=error,
         desired_problems=problems,
         gateways=gateways,
+        gateway_addresses=gateway_addresses,
+        keys=sorted(key.name for key in keys if key.name not in expired_keys),
+        expired_keys=expired_keys,
         unsaved=unsaved,
     )
     if last_round is None:

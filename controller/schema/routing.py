@@ -142,6 +142,9 @@ class GatewayReport(Wire):
     kind: Literal["report"] = "report"
     schema_version: int = SCHEMA_VERSION
     gateway_id: str
+    addresses: tuple[str, ...] = Field(
+        default=(), description="URLs that it listens on, as it is told them; empty: an older gateway, which says none."
+    )
     stamp: Stamp | None = Field(description="The table that the gateway works by; null before the first.")
     inflight: dict[str, int] = Field(
         default_factory=dict, description="Replica name to requests inside; zero left out."

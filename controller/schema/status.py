@@ -142,6 +142,11 @@ class ControllerStatus(Wire):
         default_factory=list, description="GPUs that are left out of `gpus`, since nothing can be read of them."
     )
     gateways: list[str] = Field(default_factory=list)
+    gateway_addresses: list[str] = Field(
+        default_factory=list, description="URLs that the connected gateways listen on, as these say."
+    )
+    keys: list[str] = Field(default_factory=list, description="Names of the keys in force, without expired ones.")
+    expired_keys: list[str] = Field(default_factory=list, description="Names of declared keys that have expired.")
 
 
 class ActionView(Wire):

@@ -134,6 +134,7 @@ class ControllerLink:
         address: ControllerAddress,
         gateway_id: str,
         *,
+        addresses: tuple[str, ...],
         live: LiveRoutes,
         ledger: InflightCounts,
         remotes: RemoteProber,
@@ -141,8 +142,9 @@ class ControllerLink:
         now: Callable[[], float],
         jitter: Callable[[], float],
     ) -> None:
-        """`now` gives monotonic seconds, `jitter` numbers in [0, 1)."""
+        """`addresses`: URLs that the gateway listens on; `now` gives monotonic seconds, `jitter` numbers in [0, 1)."""
         self._address = address
+        self._listening_addresses = addresses
         self._gateway_id = gateway_id
         self._live = live
         self._ledger = ledger
@@ -187,7 +189,11 @@ class ControllerLink:
 
     def _report(self) -> str:
         report = self._ledger.make_report(self._gateway_id, self._live.current_or_none)
-        update = {"ending": self._is_ending, "remotes": self._remotes.results}
+        update = {
+            "addresses": self._listening_addresses,
+            "ending": self._is_ending,
+            "remotes": self._remotes.results,
+        }
         return report.model_copy(update=update).model_dump_json()
 
     async def _connect_and_serve(self, session: aiohttp.ClientSession) -> int:

@@ -36,6 +36,7 @@ async def test_the_first_report_names_no_table_and_every_table_is_acknowledged()
     async with gateway_harness() as here:
         assert here.controller.reports[0].stamp is None
         assert here.controller.reports[0].gateway_id.startswith("gw-")
+        assert here.controller.reports[0].addresses, "where it listens"
         for _ in range(5):
             stamp = await here.controller.publish(route("m"))
             await here.controller.acknowledged(stamp)

@@ -110,6 +110,7 @@ def make_report() -> Any:
     """A gateway's report with everything in it."""
     report = GatewayReport(
         gateway_id="gw-0123456789abcdef",
+        addresses=("http://127.0.0.1:8080", "https://[::1]:8080"),
         stamp=Stamp(epoch=7, seq=3),
         inflight={"rh-golden-loaded-0-01234567-1": 2},
         queued={"loaded": 1, "on-demand": 3},

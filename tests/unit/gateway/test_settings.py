@@ -77,6 +77,12 @@ def test_allowed_hosts_are_a_comma_separated_list(monkeypatch: pytest.MonkeyPatc
     assert GatewaySettings().admin_host == ("gateway.egress", "127.0.0.1")
 
 
+def test_what_is_listened_on_as_urls(tmp_path: Path) -> None:
+    assert GatewaySettings(host="127.0.0.1,::1", port=9000).urls == ("http://127.0.0.1:9000", "http://[::1]:9000")
+    (tmp_path / "cert.pem").touch()
+    assert GatewaySettings(tls_cert=tmp_path / "cert.pem").urls == ("https://127.0.0.1:8080",)
+
+
 @pytest.mark.parametrize("url", ["http://controller:8081", "unix:/run/controller.sock", "unix:state/controller.sock"])
 def test_controller_urls(url: str) -> None:
     assert GatewaySettings(controller_url=url).controller_url == url

@@ -14,6 +14,8 @@ from controller.cli.app import run
 from controller.cli.exit_codes import ExitCode
 from controller.cli.output import time_words
 from controller.cli.status import exit_code_of
+from controller.cli.status_json import ROW_NAMES, status_as_json
+from controller.schema.admin import AdminModel
 from controller.schema.status import (
     ActionView,
     BlockedView,
@@ -21,6 +23,7 @@ from controller.schema.status import (
     GpuStatus,
     PlanView,
     Problem,
+    ReplicaStatus,
     UnreadGpuStatus,
 )
 from tests.fakes.fake_control_api import FakeControlApi, model, status
@@ -107,6 +110,59 @@ async def test_status_tells_since_when_nothing_is_seen(api: FakeControlApi, caps
     api.status = status(observed_at=5000.0, observation_error="docker does\nnot answer")
     assert await roundhouse(api, "status") == ExitCode.FAILED
     assert f"what runs cannot be seen since {time_words(5000.0)}: docker does | not answer\n" in capsys.readouterr().out
+
+
+async def test_status_tells_aliases_addresses_and_keys(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
+    api.status = status(
+        model("chat", aliases=["gpt-4o", "best"]),
+        model("other"),
+        gateway_addresses=["http://0.0.0.0:9000", "http://[::1]:9000"],
+        keys=["alice", "ci"],
+        expired_keys=["bob"],
+    )
+    assert await roundhouse(api, "status") == ExitCode.DONE
+    assert capsys.readouterr().out == (
+        "MODEL  ALIASES       STATE   READY  BACKEND  BECAUSE\n"
+        "chat   gpt-4o, best  loaded  1/1    stub     enabled in the files\n"
+        "other  -             loaded  1/1    stub     enabled in the files\n"
+        "gateway: http://0.0.0.0:9000, http://[::1]:9000\n"
+        "keys in force: alice, ci; expired: bob\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("access", "lines"),
+    [
+        ({"gateway_addresses": ["http://127.0.0.1:1"]}, ["gateway: http://127.0.0.1:1", "no keys are declared"]),
+        ({"expired_keys": ["bob"]}, ["keys in force: none; expired: bob"]),
+        ({}, []),  # an older gateway says no address
+    ],
+)
+async def test_status_tells_who_may_come_in(
+    api: FakeControlApi, capsys: pytest.CaptureFixture[str], access: dict[str, list[str]], lines: list[str]
+) -> None:
+    api.status = status(model("chat"), **access)
+    assert await roundhouse(api, "status") == ExitCode.DONE
+    assert capsys.readouterr().out.splitlines()[2:] == lines
+
+
+async def test_status_as_json_has_the_names_of_admin_rows_beside_the_old_ones(
+    api: FakeControlApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replica = ReplicaStatus(name="chat-0", index=0, attempt=1, phase="starting", spec_hash="x", outdated=False)
+    api.status = status(model("chat", "loading", progress=0.5, replicas=[replica]))
+    assert await roundhouse(api, "status", "--json") == ExitCode.PENDING
+    [shown] = json.loads(capsys.readouterr().out)["models"]
+    assert (shown["state"], shown["backend"], shown["progress"]) == ("loading", "stub", 0.5)
+    assert (shown["runtime_state"], shown["resolved_backend"], shown["load_progress"]) == ("loading", "stub", 0.5)
+    assert shown["is_loaded"] is False
+    assert shown["replica_details"] == shown["replicas"] == [replica.model_dump()]
+
+
+def test_what_the_status_of_a_model_has_without_a_name_of_its_own_is_a_field_of_a_row() -> None:
+    [shown] = status_as_json(status(model("chat")))["models"]
+    deprecated = set(ROW_NAMES)
+    assert set(shown) - set(AdminModel.model_fields) - deprecated == {"wanted_replicas"}
 
 
 async def test_status_as_json_is_the_controllers_own(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:

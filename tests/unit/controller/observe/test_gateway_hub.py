@@ -55,6 +55,16 @@ def test_newer_epochs_are_newer_tables() -> None:
     assert Stamp(epoch=2, seq=1) <= Stamp(epoch=2, seq=1)
 
 
+def test_where_gateways_listen_is_told_while_their_links_are_up() -> None:
+    hub, _ = _hub([0.0])
+    for gateway, addresses in (("gw-1", ("http://a:1", "http://b:1")), ("gw-2", ("http://b:1",)), ("old", ())):
+        hub.open_link(gateway)
+        hub.take_report(GatewayReport(gateway_id=gateway, stamp=None, addresses=addresses))
+    assert hub.addresses == ["http://a:1", "http://b:1"]
+    hub.close_link("gw-1")
+    assert hub.addresses == ["http://b:1"]
+
+
 def test_only_reports_that_matter_wake_the_loop() -> None:
     hub, wakes = _hub([0.0])
     stamp = Stamp(epoch=3, seq=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from controller.engines.stub import StubDefinition
 from controller.planning.plan import plan
 from controller.reports.views import plan_view, status_view
+from controller.schema.keys import Key
 from controller.schema.status import Problem
 from controller.state import (
     DesiredModel,
@@ -49,9 +50,12 @@ def test_a_definition_that_is_known_to_be_wrong_is_shown_as_blocked() -> None:
     assert [item.reason for item in view.blocked] == ["model_path: no such file"]
 
 
+ACCESS = {"gateways": ["g"], "gateway_addresses": ["http://127.0.0.1:8080"], "keys": (), "now": NOW}
+
+
 def test_status_before_and_after_the_first_round() -> None:
     problem = Problem(file="models.yaml", line=3, field="models.m", message="is wrong")
-    common = {"instance": "i", "runtime": "docker", "problems": [problem], "gateways": ["g"], "unsaved": ["x"]}
+    common = {"instance": "i", "runtime": "docker", "problems": [problem], "unsaved": ["x"], **ACCESS}
     before = status_view(None, error="the daemon is down", **common)  # type: ignore[arg-type]
     assert (before.models, before.observation_error, before.observed_at) == ([], "the daemon is down", None)
     assert before.unsaved == ["x"]
@@ -63,11 +67,23 @@ def test_status_before_and_after_the_first_round() -> None:
     assert str(after.desired_problems[0]) == "models.yaml:3: models.m: is wrong"
 
 
+def test_a_status_tells_keys_in_force_apart_from_expired_ones() -> None:
+    keys = [
+        Key(name="ci", sha256="1", tenant="t"),
+        Key(name="bob", sha256="2", tenant="t", expires_at=NOW),
+        Key(name="alice", sha256="3", tenant="t", expires_at=NOW + 1),
+    ]
+    common = {"instance": "i", "runtime": "docker", "problems": [], "unsaved": [], **ACCESS, "keys": keys}
+    seen = status_view(None, error=None, **common)  # type: ignore[arg-type]
+    assert (seen.keys, seen.expired_keys) == (["alice", "ci"], ["bob"])
+    assert seen.gateway_addresses == ["http://127.0.0.1:8080"]
+
+
 def test_a_gpu_that_cannot_be_read_is_shown_with_its_reason_and_with_what_is_claimed_of_it() -> None:
     lost = (UnreadGpu(1, "it has fallen off the bus", "GPU-a", "0000:0a:00.0"), UnreadGpu(2, "Unknown Error", mig=3))
     for gpus in ((), None):
         seen = _round(ObservedState(NOW, (OLD,), gpus=gpus, unread_gpus=lost))
-        common = {"instance": "i", "runtime": "docker", "problems": [], "gateways": [], "unsaved": []}
+        common = {"instance": "i", "runtime": "docker", "problems": [], "unsaved": [], **ACCESS}
         first, second = status_view(seen, error=None, **common).unread_gpus  # type: ignore[arg-type]
         assert (first.index, first.uuid, first.pci_address, first.claimed_mib) == (1, "GPU-a", "0000:0a:00.0", 300)
         words = "GPU 1 (GPU-a, PCI 0000:0a:00.0) is left out: it has fallen off the bus"
