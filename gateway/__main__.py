@@ -117,9 +117,7 @@ def main() -> int:
     for listener in listeners:
         host, port = listener.getsockname()[:2]
         log.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
-    if not settings.serves_everybody:
-        log.info("%s is not loopback: requests are refused while no keys are declared", settings.host)
-    elif not settings.opens_admin:
+    if settings.serves_everybody and not settings.opens_admin:
         log.info("admin requests are refused while no keys are declared (ROUNDHOUSE_OPEN_ADMIN)")
     raise_file_limit()
     tune_garbage_collector()

@@ -16,6 +16,7 @@ from gateway.exchange.response_exchange import ResponseExchange
 from gateway.exchange.services import ApiSpec, Services
 from gateway.ingress.admin_gate import AdminGate
 from gateway.ingress.authenticator import Authenticator
+from gateway.ingress.keyless_warning import KeylessWarning
 from gateway.routing.table import Routes
 from gateway.server.call import ClientCall, Handler
 
@@ -43,6 +44,9 @@ class InferenceDispatcher:
         self._next_id = next_id
         self._is_stopping = False
         self._openers = {(api.method.encode(), api.path.encode()): partial(self._open_exchange, api) for api in apis}
+        self._keyless_warning = KeylessWarning(
+            services.settings.host, serves_everybody=services.settings.serves_everybody
+        )
         services.live.on_table = self._follow_table
 
     def open_request(self, method: bytes, path: bytes) -> Callable[[ClientCall], Handler] | None:
@@ -125,6 +129,7 @@ class InferenceDispatcher:
     def _follow_table(self, routes: Routes) -> None:
         """Let in whom the new table has room for, and tell the others that wait what became of their model and key."""
         services = self._services
+        self._keyless_warning.follow_keys(has_keys=not routes.keys.is_empty)
         services.limits.follow_keys(routes.keys, services.now())
         grants = services.admission.apply_table(routes, services.now())
         services.turns.grant_slots(grants)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
+from typing import Any
 
 import pytest
 
@@ -30,6 +32,34 @@ async def statuses(client: RawClient) -> tuple[int, ...]:
     before = len(client.answers)
     client.write(b"".join(asked))
     return tuple([(await client.answer(before + number)).status for number in range(1, len(asked) + 1)])
+
+
+async def test_who_refuses_everybody_for_want_of_keys_warns_with_the_line_that_makes_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def warnings() -> list[str]:
+        return [each.getMessage() for each in caplog.records if "no keys are declared" in each.getMessage()]
+
+    async with gateway_harness(host="0.0.0.0") as here:
+        [warning] = warnings()
+        assert warning == (
+            "no keys are declared, and 0.0.0.0 is not loopback: every request is refused; `roundhouse key new NAME >"
+            " desired-state/key-NAME.yaml` declares a key"
+        )
+        assert {each.levelno for each in caplog.records if each.getMessage() == warning} == {logging.WARNING}
+        await here.publish(route("m"))
+        await here.publish(keys=(key("bob"),))
+        assert len(warnings()) == 1, "told once"
+        await here.publish(keys=())
+        assert len(warnings()) == 2, "the last key is gone"
+
+
+@pytest.mark.parametrize("settings", [{"host": "127.0.0.1"}, {"host": "0.0.0.0", "open": True}])
+async def test_who_serves_everybody_does_not_warn_of_want_of_keys(
+    settings: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with gateway_harness(**settings):
+        assert "no keys are declared" not in caplog.text
 
 
 async def test_a_new_table_admits_and_revokes_at_once_also_on_an_open_connection() -> None:
