@@ -130,10 +130,10 @@ def create_gateway(
     gate = AdminGate(find_admin_addresses(settings), is_open=settings.opens_admin)
     responses = StoredResponses(store, live, HistoryBounds(settings.max_body_bytes), time.time)
     services = Services(
-        settings, live, ledger, admission, limits, engines, metrics, lines, responses, time.monotonic, time.time
+        settings, live, ledger, admission, gate, limits, engines, metrics, lines, responses, time.monotonic, time.time
     )
     apis = [api for group in INFERENCE_GROUPS for api in group.APIS]
-    inference = InferenceDispatcher(apis, services, authenticator, gate, next_id)
+    inference = InferenceDispatcher(apis, services, authenticator, next_id)
 
     address = ControllerAddress.parse(settings.controller_url, settings.gateway_token_file)
     remotes = RemoteProber(time.time)

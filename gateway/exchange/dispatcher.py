@@ -14,7 +14,6 @@ from controller.schema.errors import RoundhouseError
 from gateway.exchange.exchange import Exchange
 from gateway.exchange.response_exchange import ResponseExchange
 from gateway.exchange.services import ApiSpec, Services
-from gateway.ingress.admin_gate import AdminGate
 from gateway.ingress.authenticator import Authenticator
 from gateway.ingress.keyless_warning import KeylessWarning
 from gateway.routing.table import Routes
@@ -35,12 +34,10 @@ class InferenceDispatcher:
         apis: Iterable[ApiSpec],
         services: Services,
         authenticator: Authenticator,
-        gate: AdminGate,
         next_id: Callable[[], str],
     ) -> None:
         self._services = services
         self._authenticator = authenticator
-        self._gate = gate
         self._next_id = next_id
         self._is_stopping = False
         self._openers = {(api.method.encode(), api.path.encode()): partial(self._open_exchange, api) for api in apis}
@@ -112,7 +109,7 @@ class InferenceDispatcher:
             caller = self._authenticator.authenticate_request(client.headers, is_http_1_1=client.is_http_1_1)
             exchange.authorize_caller(caller)
             self._check_running()
-            self._gate.authorize_request(caller, api.scope, client.local_address)
+            services.gate.authorize_request(caller, api.scope, client.local_address)
             self._check_served(api)
         except RoundhouseError as error:
             exchange.fail_request(error)

@@ -27,7 +27,7 @@ from gateway.exchange.services import ApiSpec, Services
 from gateway.metrics.registry import UNKNOWN_MODEL
 from gateway.protocols.api_matrix import ServingOption, serving_option
 from gateway.protocols.common.request import InferenceRequest
-from gateway.routing.availability import find_model, refusal_of
+from gateway.routing.availability import find_model
 from gateway.server.call import ClientCall
 from gateway.server.request_head import explain_unread_body
 from gateway.tenancy.api_keys import ANONYMOUS, Caller
@@ -43,7 +43,6 @@ class Exchange(LoadWait):
     __slots__ = (
         "_api",
         "_attempt",
-        "_caller",
         "_checked_route",
         "_request",
         "_serving_option",
@@ -54,7 +53,7 @@ class Exchange(LoadWait):
         self._api = api
         self._client = client
         self._services = services
-        self._caller: Caller = ANONYMOUS
+        self._caller = ANONYMOUS
         now = services.now()
         self._account = RequestAccount(UNKNOWN_MODEL, now)
         self._deadline = now + services.settings.request_timeout_s
@@ -150,7 +149,7 @@ class Exchange(LoadWait):
     def _find_slot(self, route: ModelRoute, now: float) -> None:
         """Find a place for the request: at once, or in the queue."""
         services, request = self._services, self._request
-        error = refusal_of(route, services.clock())
+        error = self._find_refusal(route)
         if error is None and not self._api.takes_slot:
             self._answer.lines = self._header_lines(now)
             self._send_attempt(route, services.admission.choose_replica(route, now))
@@ -251,7 +250,7 @@ class Exchange(LoadWait):
             retries = NO_RETRIES.after_refusal(replica) if is_refused else NO_RETRIES.after_break(replica)
             self._send_attempt(route, services.admission.choose_replica(route, now, retries))
             return
-        error = refusal_of(route, services.clock())
+        error = self._find_refusal(route)
         if error is not None:
             self._await_load(route, error, now)
         endpoint, grants = services.admission.retry_ticket(ticket, now, is_refused=is_refused)

@@ -8,6 +8,7 @@ from typing import Final
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
+from controller.schema.status import ModelState
 from gateway.exchange.accounting import RequestAccount
 from gateway.exchange.client_response import ClientResponse
 from gateway.exchange.services import Services
@@ -15,6 +16,7 @@ from gateway.protocols.common.json_bytes import json_bytes
 from gateway.routing.availability import is_worth_waiting, no_longer_loading, not_loaded_in_time, refusal_of
 from gateway.server.asgi import Header
 from gateway.server.call import ClientCall
+from gateway.tenancy.api_keys import Caller
 
 ASKED: Final = (b"x-load-progress", b"true")
 """The header of a client that wants to be told how far the load is that it waits for."""
@@ -26,6 +28,7 @@ class LoadWait(ABC):
     __slots__ = (
         "_account",
         "_answer",
+        "_caller",
         "_client",
         "_deadline",
         "_is_over",
@@ -39,6 +42,7 @@ class LoadWait(ABC):
 
     _account: RequestAccount
     _answer: ClientResponse
+    _caller: Caller
     _client: ClientCall
     _deadline: float
     _is_over: bool
@@ -70,13 +74,22 @@ class LoadWait(ABC):
         self._load_deadline = now + self._services.settings.autoload_timeout_s
         self._set_due()
 
+    def _find_refusal(self, route: ModelRoute) -> RoundhouseError | None:
+        """Why the model takes no request now, as the caller may know it; None: it takes requests."""
+        if route.state is ModelState.LOADED:
+            return None
+        return refusal_of(route, self._services.clock(), shows_paths=self._may_see_paths())
+
+    def _may_see_paths(self) -> bool:
+        return self._services.gate.allows_admin(self._caller, self._client.local_address)
+
     def follow_table(self) -> None:
         """A newer table came while the request waits."""
         self._run_guarded(self._check_table)
 
     def _check_table(self) -> None:
         route = self._renew_route()
-        error = refusal_of(route, self._services.clock())
+        error = self._find_refusal(route)
         if error is None:
             self._load_deadline = None
             self._set_due()

@@ -146,6 +146,10 @@ class ResponseExchange(Exchange):
         else:
             super()._send_attempt(route, endpoint)
 
+    def _may_see_paths(self) -> bool:
+        """Not of one in the background: its error is stored, and other keys of the tenant may read it."""
+        return not self._options.is_background and super()._may_see_paths()
+
     def _send_held_attempt(self, endpoint: Endpoint) -> None:
         super()._send_attempt(self._renew_route(), endpoint)
 

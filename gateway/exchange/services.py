@@ -13,6 +13,7 @@ from controller.schema.keys import KeyScope
 from controller.schema.routing import Endpoint
 from gateway.admission.admission import Admission, Grant
 from gateway.control.inflight import InflightCounts
+from gateway.ingress.admin_gate import AdminGate
 from gateway.ingress.response_headers import ResponseHeaders
 from gateway.metrics.registry import Metrics
 from gateway.protocols.api_matrix import SERVING_OPTIONS
@@ -117,6 +118,7 @@ class Services:
     live: LiveRoutes
     ledger: InflightCounts
     admission: Admission
+    gate: AdminGate
     limits: RateLimits
     engines: EngineClient
     metrics: Metrics

@@ -24,6 +24,14 @@ class AdminGate:
         self._addresses = None if addresses is None else {*map(parse_address, addresses)} - {None}
         self._is_open = is_open
 
+    def allows_admin(self, caller: Caller, local_address: str | None) -> bool:
+        """Whether `caller` may administer here. `local_address`: the connection's own end; None: it has none."""
+        try:
+            self.authorize_request(caller, "admin", local_address)
+        except RoundhouseError:
+            return False
+        return True
+
     def authorize_request(self, caller: Caller, scope: KeyScope, local_address: str | None) -> None:
         """Refuse what `caller` may not do here. `local_address`: the connection's own end; None: it has none.
 

@@ -6,6 +6,7 @@ from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
 from controller.schema.status import ModelState
 from gateway.protocols.common.addresses import hide_addresses
+from gateway.protocols.common.file_paths import hide_paths
 from gateway.routing.table import Routes
 
 
@@ -34,8 +35,9 @@ class LoadingError(RoundhouseError):
         return headers if self.progress is None else headers | {"x-load-progress": f"{self.progress:.2f}"}
 
 
-def refusal_of(route: ModelRoute, now: float) -> RoundhouseError | None:
-    """Why a request for this model is refused at Unix time `now`; None if it is loaded."""
+def refusal_of(route: ModelRoute, now: float, *, shows_paths: bool = False) -> RoundhouseError | None:
+    """Why a request for this model is refused at Unix time `now`; None if it is loaded. `shows_paths`: the caller may
+    know where the server has its files."""
     if route.state == ModelState.LOADED:
         return None
     code, text = {
@@ -45,6 +47,8 @@ def refusal_of(route: ModelRoute, now: float) -> RoundhouseError | None:
         ModelState.FAILED: ("model_failed", "could not be loaded"),
     }[route.state]
     detail = hide_addresses(route.last_error) if route.last_error else (f"{route.reason}." if route.reason else None)
+    if detail and not shows_paths:
+        detail = hide_paths(detail)
     detail_text = f": {detail}" if detail else "."
     wait_s = None if route.retry_at is None else max(1.0, route.retry_at - now)
     if route.state == ModelState.LOADING:

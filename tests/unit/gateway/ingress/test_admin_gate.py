@@ -111,3 +111,18 @@ def test_addresses(text: str, address: str) -> None:
 @pytest.mark.parametrize("text", ["", "localhost", "10.0.0", "/run/x.sock"])
 def test_what_is_no_address(text: str) -> None:
     assert parse_address(text) is None
+
+
+@pytest.mark.parametrize(
+    ("gate", "who", "local_address", "allows"),
+    [
+        (OPEN, ANONYMOUS, None, True),
+        (CLOSED, ANONYMOUS, None, False),
+        (OPEN, USER, "10.0.0.1", False),
+        (CLOSED, BOSS, "10.0.0.9", True),
+        (MEANT, BOSS, "10.0.0.1", True),
+        (MEANT, BOSS, "10.0.0.2", False),
+    ],
+)
+def test_who_may_administer(gate: AdminGate, who: Caller, local_address: str | None, allows: bool) -> None:
+    assert gate.allows_admin(who, local_address) is allows

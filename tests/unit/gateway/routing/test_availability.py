@@ -35,6 +35,15 @@ def test_a_model_that_is_not_loaded_says_why() -> None:
     assert error.message == "The model 'm' is not loaded: an operator unloaded it."
 
 
+def test_paths_of_the_server_are_for_those_who_may_see_them() -> None:
+    failed = route("m", state=ModelState.FAILED, last_error="/srv/m.gguf at 10.0.0.1:80 is empty")
+    hidden, shown = refusal_of(failed, NOW), refusal_of(failed, NOW, shows_paths=True)
+    assert hidden is not None
+    assert shown is not None
+    assert hidden.message == "The model 'm' could not be loaded: [path] at [address] is empty"
+    assert shown.message == "The model 'm' could not be loaded: /srv/m.gguf at [address] is empty"
+
+
 def test_a_loaded_model_is_not_refused() -> None:
     assert refusal_of(route("m"), NOW) is None
 

@@ -1,0 +1,123 @@
+"""Why a model is not loaded, as clients are told: the server's paths are for those who may administer it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from controller.schema.status import ModelState
+from tests.fakes.fake_controller import route
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
+from tests.support.queueing import key
+
+PATH = "/srv/of bob/models/private.gguf"
+REASON = f"model: private.gguf is a symbolic link to '{PATH}', which does not exist"
+FAILED = route("m", state=ModelState.FAILED, last_error=REASON)
+WAITING = route("m", state=ModelState.LOADING, last_error=REASON, autoload=True)
+USER, BOSS = ({"authorization": f"Bearer secret-{name}"} for name in ("user", "boss"))
+KEYS = (key("user", scopes=("inference",)), key("boss", scopes=("inference", "admin")))
+REQUESTS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
+    "/v1/completions": {"prompt": "Hi"},
+    "/v1/embeddings": {"input": "Hi"},
+    "/v1/responses": {"input": "Hi"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9},
+    "/v1/rerank": {"query": "Hi", "documents": ["Hi"]},
+    "/tokenize": {"content": "Hi"},
+}
+
+
+async def told(here: GatewayHarness, path: str, headers: dict[str, str] | None = None, **fields: Any) -> str:
+    """The text of an answer to a request."""
+    body = {"model": "m"} | REQUESTS[path] | fields
+    async with here.client.post(here.url + path, json=body, headers=headers) as answer:
+        assert answer.status == 503
+        return await answer.text()
+
+
+def check_is_hidden(text: str) -> None:
+    """The reason is told, and no part of the path."""
+    assert "which does not exist" in text
+    assert "[path]" in text
+    assert "/srv" not in text
+    assert "bob" not in text
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_inference_key_is_told_the_reason_without_paths(path: str, stream: bool) -> None:
+    async with gateway_harness() as here:
+        await here.publish(FAILED, keys=KEYS)
+        check_is_hidden(await told(here, path, USER, stream=stream))
+        assert REASON in json.loads(await told(here, path, BOSS, stream=stream))["error"]["message"]
+
+
+async def test_so_is_one_that_waited_for_the_load() -> None:
+    async with gateway_harness(hold_headers_s=0.05) as here:
+        for headers in (USER, BOSS):
+            for stream in (False, True):
+                await here.publish(WAITING, keys=KEYS)
+                call = asyncio.create_task(wait_for_load(here, headers, stream=stream))
+                await here.controller.report_where(lambda report: report.queued == {"m": 1})
+                await here.publish(FAILED, keys=KEYS)
+                text = await call
+                assert "model_failed" in text
+                if headers is USER:
+                    check_is_hidden(text)
+                else:
+                    assert REASON in text
+                await here.idle()
+
+
+async def test_what_is_stored_for_a_tenant_holds_no_path_whoever_asked() -> None:
+    async with gateway_harness() as here:
+        await here.publish(WAITING, keys=KEYS)
+        body = {"model": "m", "input": "Hi", "background": True}
+        async with here.client.post(here.url + "/v1/responses", json=body, headers=BOSS) as answer:
+            response_id = (await answer.json())["id"]
+        await here.controller.report_where(lambda report: report.queued == {"m": 1})
+        await here.publish(FAILED, keys=KEYS)
+        await here.idle()
+        async with here.client.get(f"{here.url}/v1/responses/{response_id}", headers=BOSS) as answer:
+            check_is_hidden(await answer.text())
+
+
+async def wait_for_load(here: GatewayHarness, headers: dict[str, str], *, stream: bool) -> str:
+    """What a chat is answered, as a whole or as a stream."""
+    body = {"model": "m", "stream": stream} | REQUESTS["/v1/chat/completions"]
+    async with here.client.post(here.url + "/v1/chat/completions", json=body, headers=headers) as answer:
+        return await answer.text()
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_shown"),
+    [
+        ({}, True),
+        ({"open_admin": False}, False),
+        ({"host": "0.0.0.0", "open": True}, False),
+        ({"host": "0.0.0.0", "open": True, "open_admin": True}, True),
+        ({"admin_host": ("127.0.0.2",)}, False),
+    ],
+)
+async def test_without_keys_it_is_told_to_those_to_whom_administration_is_open(
+    settings: dict[str, Any], is_shown: bool
+) -> None:
+    async with gateway_harness(**settings) as here:
+        await here.publish(FAILED)
+        text = await told(here, "/v1/chat/completions")
+        if is_shown:
+            assert REASON in text
+        else:
+            check_is_hidden(text)
+
+
+async def test_lists_of_models_tell_no_reason() -> None:
+    async with gateway_harness() as here:
+        await here.publish(FAILED)
+        for path in ("/v1/models", "/models", "/v1/models/m", "/health"):
+            async with here.client.get(here.url + path) as answer:
+                assert answer.status == 200
+                assert "does not exist" not in await answer.text()
