@@ -25,8 +25,10 @@ from pydantic import ValidationError
 from common.line_writer import LineWriter, end_program, open_missing_streams
 from common.listening import ListenError, bind_listeners
 from common.program_logs import configure_logging, keep_log_file
+from controller.schema.errors import RoundhouseError
 from gateway.app import AdminHostError, Gateway, create_gateway, open_certificate, open_store
-from gateway.server.connection import ClientConnection
+from gateway.server.call import header_lines
+from gateway.server.connection import ClientConnection, last_answer
 from gateway.server.request_reader import ClientLimits
 from gateway.server.tls_certificate import CertificateError, TlsCertificate
 from gateway.settings import GatewaySettings
@@ -54,7 +56,13 @@ class Server(uvicorn.Server):
         """Listen, with our certificate: uvicorn's own would be read once."""
         if self._certificate is not None:
             self.config.ssl = self._certificate.listening_context
+            self._certificate.listening_context.answer_plain_http = self._refuse_plain_http
         await super().startup(sockets)
+
+    def _refuse_plain_http(self) -> bytes:
+        error = RoundhouseError("https_required", "This port speaks HTTPS, and the request came as plain HTTP.")
+        request_id = self._gateway.inference.next_request_id()
+        return last_answer(error, request_id, header_lines(self.server_state.default_headers))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop: accept nothing new, wait for what is under way, end the rest with a word."""

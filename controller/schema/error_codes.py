@@ -42,6 +42,14 @@ REQUEST_ERRORS: Final = (
         ("Correct the field that `param` names.",),
     ),
     ErrorCode(
+        "https_required",
+        400,
+        "invalid_request_error",
+        "The gateway serves HTTPS, and the request came as plain HTTP.",
+        ("Ask at an address that begins with `https://`.",),
+        retry=False,
+    ),
+    ErrorCode(
         "invalid_load_request",
         400,
         "invalid_request_error",

@@ -205,11 +205,7 @@ class ClientConnection(RequestReader):
 
     def _answer_nobody(self, error: RoundhouseError) -> None:
         """Answer what is no request; it gets an id like one."""
-        request_id = self._direct.next_request_id()
-        body = error.json_bytes(request_id)
-        lines = header_lines([(b"x-request-id", request_id.encode()), *error_headers(error)])
-        head = b"%bcontent-length: %d\r\nconnection: close\r\n\r\n" % (lines, len(body))
-        self.transport.write(status_line(error.entry.status) + self.default_lines + head + body)
+        self.transport.write(last_answer(error, self._direct.next_request_id(), self.default_lines))
         self._linger()
 
     def send_400_response(self, msg: str) -> None:
@@ -283,6 +279,14 @@ class ClientConnection(RequestReader):
             self._current_call.handler.client_ready()
         elif self._current_call is None and self.pipeline:
             self.loop.call_soon(self._start_next_request)
+
+
+def last_answer(error: RoundhouseError, request_id: str, default_lines: bytes) -> bytes:
+    """The whole answer to what is no request; the connection ends after it. `default_lines`: what every answer has."""
+    body = error.json_bytes(request_id)
+    lines = header_lines([(b"x-request-id", request_id.encode()), *error_headers(error)])
+    head = b"%bcontent-length: %d\r\nconnection: close\r\n\r\n" % (lines, len(body))
+    return status_line(error.entry.status) + default_lines + head + body
 
 
 def _is_incomplete(cycle: RequestResponseCycle | ClientCall | None) -> bool:

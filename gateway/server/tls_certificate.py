@@ -13,6 +13,8 @@ import ssl
 from pathlib import Path
 from typing import Final
 
+from gateway.server.plain_http import HttpsContext
+
 logger = logging.getLogger(__name__)
 
 CHECK_S: Final = 5.0
@@ -79,13 +81,13 @@ class TlsCertificate:
         return tuple(_read_stamp(path) for path in (self._cert, self._key) if path is not None)
 
 
-def load_context(cert: Path, key: Path | None) -> ssl.SSLContext:
+def load_context(cert: Path, key: Path | None) -> HttpsContext:
     """What these files let a server show.
 
     Raises:
         CertificateError: they cannot be read, hold something else, or do not belong together.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = HttpsContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(cert, key, password=bytes)  # else OpenSSL asks the terminal for a password
     except OSError as error:  # ssl's own errors are some of them

@@ -15,13 +15,15 @@ from typing import Any
 import aiohttp
 import pytest
 
+from controller.schema.errors import ErrorEnvelope
+from gateway.server.plain_http import DROPPED_BYTES
 from gateway.server.tls_certificate import CHECK_S
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.fakes.mock_engine import WORDS, MockEngine
 from tests.support.gateway_process import ended, start
 from tests.support.loop_clock import LoopClock, loop_clock
-from tests.support.raw_http import chat_body, raw, spotless
+from tests.support.raw_http import chat_body, raw, request, spotless
 from tests.support.wait import until
 
 __all__ = ["loop_clock"]
@@ -116,10 +118,51 @@ async def test_a_body_over_the_cap_is_answered_and_the_connection_ends(files: Pa
         await spotless(here)
 
 
-async def test_who_does_not_speak_tls_is_not_answered(files: Path) -> None:
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "OPTIONS", "PRI"])
+async def test_who_speaks_plain_http_is_told_so_in_plain_http(files: Path, method: str) -> None:
+    async with secured(files) as (here, engine, client):
+        async with raw(here) as plain:
+            plain.write(request(method))
+            answer = await plain.answer()
+            assert (answer.status, answer["connection"]) == (400, "close")
+            error = ErrorEnvelope.model_validate_json(answer.body).error
+            assert (error.code, error.status, error.request_id) == ("https_required", 400, answer["x-request-id"])
+            assert "HTTPS" in error.message
+            assert answer["date"]
+            assert answer["x-should-retry"] == "false"
+            plain.write(request(method))  # what follows is dropped
+        async with client.post(here.url + "/v1/chat/completions", data=chat_body()) as served:
+            assert served.status == 200
+        assert len(engine.requests) == 1
+        await client.close()
+        await spotless(here)
+
+
+async def test_so_is_one_whose_request_comes_in_pieces_and_is_long(files: Path) -> None:
+    async with secured(files) as (here, engine, _):
+        async with raw(here) as plain:
+            await plain.send(b"P", b"OST / HTTP/1.1\r\n", b"content-length: 300000\r\n\r\n", b"x" * 300_000)
+            assert (await plain.answer()).error["code"] == "https_required"
+            assert len(plain.answers) == 1
+        assert not engine.requests
+        await spotless(here)
+
+
+async def test_who_sends_without_an_end_is_cut_off(files: Path) -> None:
     async with secured(files) as (here, _, _):
         async with raw(here) as plain:
-            plain.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            plain.write(b"GET / HTTP/1.1\r\n\r\n")
+            await plain.answer()
+            plain.write(b"x" * 4 * DROPPED_BYTES)
+            assert not await plain.read()
+        await spotless(here)
+
+
+@pytest.mark.parametrize("sent", [b"\x80\x2e\x01\x00\x02", b"\x15\x03\x01\x00\x02\x02\x0a", b"\x00" * 40, b"\xff" * 40])
+async def test_who_speaks_neither_tls_nor_http_is_not_answered(files: Path, sent: bytes) -> None:
+    async with secured(files) as (here, _, _):
+        async with raw(here) as plain:
+            plain.write(sent + b"\x00" * 100)
             while await plain.read_bytes():
                 pass
             assert not plain.received.startswith(b"HTTP/")

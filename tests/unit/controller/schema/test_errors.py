@@ -18,6 +18,7 @@ def test_codes_and_statuses_are_pinned() -> None:
     assert {code: entry.status for code, entry in ERROR_CODES.items()} == {
         "invalid_json": 400,
         "invalid_request": 400,
+        "https_required": 400,
         "invalid_load_request": 400,
         "thinking_unsupported": 400,
         "modality_unsupported": 400,
