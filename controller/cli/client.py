@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import getpass
 import os
+import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,8 @@ HINTS: Mapping[str, str] = {
     "schema_violation": "",
 }
 """What to do first, at a command line, where the errors' own next step speaks of the HTTP interface."""
+_NAME_MISMATCHES: Final = (62, 64)
+"""OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH."""
 STREAM_START_S = 30.0
 """For the headers of a stream: a gateway may hold them for a while."""
 Query: TypeAlias = Mapping[str, str | int | Sequence[str]]
@@ -74,7 +77,8 @@ KEY_VARIABLE: Final = "ROUNDHOUSE_KEY"
 
 
 class ControllerClient:
-    """Asks one controller. Every method raises NoControllerError, or RefusedError when it refuses."""
+    """Asks one controller. Every method raises NoControllerError; RequestRefusedError when it refuses; CommandError
+    where its TLS fails."""
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
         """`url` is `unix:<path>` or `http://host:port`."""
@@ -180,6 +184,8 @@ class ControllerClient:
             raise LostControllerError(self._url, f"nothing came for {within_s:g} s") from None
         except TimeoutError:
             raise NoControllerError(self._url, f"no answer within {within_s:g} s") from None
+        except aiohttp.ClientSSLError as error:
+            raise CommandError(_tls_words(self._url, error)) from None
         except aiohttp.ClientConnectorError as error:
             raise NoControllerError(self._url, error.strerror or str(error)) from None
         except aiohttp.ClientPayloadError:
@@ -195,6 +201,20 @@ def _actor() -> str:
     except (OSError, KeyError):  # a user without a name, as in many containers
         return "command line"
     return f"command line of {user}" if user.isascii() and user.isprintable() else "command line"
+
+
+def _tls_words(url: str, error: aiohttp.ClientSSLError) -> str:
+    """What is wrong with the TLS of an address, and what to do."""
+    cause = error.certificate_error if isinstance(error, aiohttp.ClientConnectorCertificateError) else None
+    if not isinstance(cause, ssl.SSLCertVerificationError):
+        reason = error.strerror or str(error)
+        return f"no TLS with {url} ({reason}): where plain HTTP is served, the address begins with http://"
+    advice = (
+        "ask by a name or an address that it is for"
+        if cause.verify_code in _NAME_MISMATCHES
+        else "set SSL_CERT_FILE to a file that holds it, or its CA's"
+    )
+    return f"the certificate of {url} is not trusted ({cause.verify_message.rstrip('.')}): {advice}"
 
 
 def _error_of(content: bytes) -> ErrorBody | None:
