@@ -7,6 +7,7 @@ import itertools
 import logging
 import secrets
 from collections.abc import Callable
+from typing import Final
 
 from controller.schema.errors import RoundhouseError
 from gateway.ingress.admin_gate import AdminGate
@@ -28,9 +29,11 @@ from gateway.server.asgi import (
     send_whole,
 )
 from gateway.tenancy.api_keys import Caller
-from gateway.tenancy.rate_limits import RateLimits, client_headers
+from gateway.tenancy.rate_limits import RateLimitEntry, RateLimits, client_headers
 
 logger = logging.getLogger(__name__)
+
+_READING_METHODS: Final = ("GET", "HEAD")
 
 
 def request_id_source() -> Callable[[], str]:
@@ -106,7 +109,7 @@ class IngressMiddleware:
         try:
             if access in ("inference", "admin"):
                 self._gate.authorize_request(caller, access, local_address_of(scope))
-            entry = self._limits.admit_request(caller, 0, self._now())
+            entry = self._count_request(caller, scope["method"])
         except RoundhouseError as error:
             error_headers = [*answer_headers[1:], *self._limits.response_headers(caller, self._now())]
             if error.entry.code == "rate_limit_exceeded":
@@ -118,6 +121,11 @@ class IngressMiddleware:
             await self._through_framework(scope, receive, send, answer_headers)
         finally:
             entry.release_request(self._now(), 0)
+
+    def _count_request(self, caller: Caller, method: str) -> RateLimitEntry:
+        if method in _READING_METHODS:
+            return self._limits.admit_read(caller, self._now())
+        return self._limits.admit_request(caller, 0, self._now())
 
     async def _through_framework(
         self, scope: Scope, receive: Receive, send: Send, answer_headers: list[Header]

@@ -15,6 +15,8 @@ from controller.schema.errors import RoundhouseError
 from gateway.tenancy.api_keys import Caller, KeyRing
 
 BYTES_PER_TOKEN: Final = 4
+READS_PER_MINUTE: Final = 600
+"""Of a key with `requests_per_minute`, beside these; as many as these where they are more."""
 MOST_TOKENS: Final = 10_000_000
 """An answer's bound above this is none."""
 MOST_ANSWERS: Final = 128
@@ -112,13 +114,14 @@ class TokenBucket:
 class _KeyUsage:
     """One key's use."""
 
-    __slots__ = ("concurrency", "inflight", "is_gone", "request_bucket", "token_bucket")
+    __slots__ = ("concurrency", "inflight", "is_gone", "read_bucket", "request_bucket", "token_bucket")
 
     def __init__(self, caller: Caller, now: float) -> None:
         self.inflight = 0
         self.is_gone = False
         self.concurrency = caller.concurrency
         self.request_bucket = _adapt_bucket(None, caller.requests_per_minute, now)
+        self.read_bucket = _adapt_bucket(None, _reads_per_minute(caller), now)
         self.token_bucket = _adapt_bucket(None, caller.tokens_per_minute, now)
 
     def adapt_limits(self, caller: Caller, now: float) -> None:
@@ -126,7 +129,12 @@ class _KeyUsage:
         self.is_gone = False
         self.concurrency = caller.concurrency
         self.request_bucket = _adapt_bucket(self.request_bucket, caller.requests_per_minute, now)
+        self.read_bucket = _adapt_bucket(self.read_bucket, _reads_per_minute(caller), now)
         self.token_bucket = _adapt_bucket(self.token_bucket, caller.tokens_per_minute, now)
+
+
+def _reads_per_minute(caller: Caller) -> int | None:
+    return None if caller.requests_per_minute is None else max(READS_PER_MINUTE, caller.requests_per_minute)
 
 
 def _adapt_bucket(bucket: TokenBucket | None, capacity: int | None, now: float) -> TokenBucket | None:
@@ -221,8 +229,7 @@ class RateLimits:
             return _FREE
         state = self._state_of(caller, now)
         requests, tokens = state.request_bucket, state.token_bucket
-        if state.concurrency is not None and state.inflight >= state.concurrency:
-            raise _rate_limit_error(caller, f"{state.concurrency} request(s) at a time", None)
+        _check_concurrency(caller, state)
         requests_wait_s = tokens_wait_s = 0.0
         if requests is not None:
             requests.refill(now)
@@ -241,6 +248,26 @@ class RateLimits:
             tokens.level -= estimated_tokens
         state.inflight += 1
         return RateLimitEntry(self, caller.name, state, estimated_tokens)
+
+    def admit_read(self, caller: Caller, now: float) -> RateLimitEntry:
+        """Count a request that only reads what the gateway or the controller knows. It takes nothing of the requests
+        and tokens per minute, and has a bound of its own. One that is refused uses nothing up.
+
+        Raises RoundhouseError `rate_limit_exceeded`, as `admit_request`.
+        """
+        if not caller.is_limited or caller.name is None:
+            return _FREE
+        state = self._state_of(caller, now)
+        reads = state.read_bucket
+        _check_concurrency(caller, state)
+        if reads is not None:
+            reads.refill(now)
+            wait_s = reads.wait_s(1)
+            if wait_s:
+                raise _rate_limit_error(caller, f"{reads.capacity} read(s) per minute", wait_s)
+            reads.level -= 1
+        state.inflight += 1
+        return RateLimitEntry(self, caller.name, state, 0)
 
     def header_lines(self, caller: Caller, now: float) -> bytes:
         """`headers` as they go over the wire."""
@@ -305,6 +332,11 @@ def _bucket_lines(unit: str, capacity: int, remaining: int, reset_text: str) -> 
         f"x-ratelimit-limit-{unit}: {capacity}\r\nx-ratelimit-remaining-{unit}: {remaining}\r\n"
         f"x-ratelimit-reset-{unit}: {reset_text}\r\n"
     )
+
+
+def _check_concurrency(caller: Caller, state: _KeyUsage) -> None:
+    if state.concurrency is not None and state.inflight >= state.concurrency:
+        raise _rate_limit_error(caller, f"{state.concurrency} request(s) at a time", None)
 
 
 def _rate_limit_error(caller: Caller, limit: str, wait_s: float | None) -> RoundhouseError:

@@ -10,6 +10,7 @@ import pytest
 
 from gateway.routing.live_routes import LiveRoutes
 from gateway.routing.table import Routes
+from gateway.tenancy import rate_limits
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.support.loop_clock import LoopClock, loop_clock
@@ -20,13 +21,20 @@ from tests.support.wait import until
 __all__ = ["clock", "loop_clock"]
 BOTH = ("inference", "admin")
 FRAMEWORK = (
+    ("POST", "/v1/admin/plan"),
+    ("DELETE", "/v1/responses/resp_x"),
+    ("POST", "/nowhere"),
+    ("PUT", "/v1/chat/completions"),
+)
+READING = (
     ("GET", "/v1/models"),
+    ("GET", "/models"),
     ("GET", "/v1/models/m"),
+    ("GET", "/v1/responses/resp_x"),
     ("GET", "/openapi.json"),
     ("GET", "/v1/admin/status"),
-    ("POST", "/v1/admin/plan"),
     ("GET", "/nowhere"),
-    ("PUT", "/v1/chat/completions"),
+    ("HEAD", "/nowhere"),
 )
 
 
@@ -58,18 +66,38 @@ async def test_requests_per_minute_hold_on_routes_of_the_framework(method: str, 
         assert (await ask(here, method, path))[0] != 429
 
 
+@pytest.mark.parametrize(("method", "path"), READING)
+async def test_reading_costs_no_request_and_has_a_bound_of_its_own(
+    method: str, path: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rate_limits, "READS_PER_MINUTE", 4)
+    async with gateway_harness() as here:
+        await here.publish(route("m"), keys=(key("a", scopes=BOTH, requests_per_minute=1, tokens_per_minute=100),))
+        assert (await ask(here, "POST", "/v1/admin/plan"))[0] == 200
+        assert (await ask(here, "POST", "/v1/admin/plan"))[0] == 429
+        for _ in range(4):
+            status, headers, _ = await ask(here, method, path)
+            assert status != 429
+            assert (headers["x-ratelimit-limit-requests"], headers["x-ratelimit-remaining-requests"]) == ("1", "0")
+        status, headers, _ = await ask(here, method, path)
+        assert (status, headers["x-ratelimit-client"], headers["retry-after"]) == (429, "a", "15")
+        clock.now += 15
+        assert (await ask(here, method, path))[0] != 429
+
+
 async def test_the_framework_and_models_share_a_limit_and_a_refusal_uses_nothing_up(clock: Clock) -> None:
     async with gateway_harness() as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url]), keys=(key("a", requests_per_minute=2),))
-        assert (await ask(here, "GET", "/v1/admin/status"))[0] == 403
-        assert (await ask(here, "GET", "/v1/models"))[1]["x-ratelimit-remaining-requests"] == "1"
+        assert (await ask(here, "POST", "/v1/admin/plan"))[0] == 403
+        assert (await ask(here, "POST", "/nowhere"))[1]["x-ratelimit-remaining-requests"] == "1"
         async with here.client.post(
             here.url + "/v1/chat/completions",
             json={"model": "m", "messages": []},
             headers={"authorization": "Bearer secret-a"},
         ) as answer:
             assert (answer.status, answer.headers["x-ratelimit-remaining-requests"]) == (200, "0")
-        assert (await ask(here, "GET", "/v1/models"))[0] == 429
+        assert (await ask(here, "POST", "/nowhere"))[0] == 429
+        assert (await ask(here, "GET", "/v1/models"))[0] == 200
 
 
 async def test_events_count_as_one_request_until_they_end() -> None:
@@ -119,7 +147,7 @@ async def test_errors_on_paths_of_messages_have_anthropics_form(path: str) -> No
         await here.publish(keys=keys)
         seen = []
         for who in ("nobody", "a", "a"):
-            status, headers, body = await ask(here, "GET", path, who)
+            status, headers, body = await ask(here, "PUT", path, who)
             told: Any = json.loads(body)
             seen.append((status, told["type"], told["error"]["type"]))
             assert told["request_id"] == headers["x-request-id"]

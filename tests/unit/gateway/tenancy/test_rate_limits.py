@@ -15,6 +15,7 @@ from gateway.tenancy.rate_limits import (
     MOST_ANSWERS,
     MOST_LOOKS,
     MOST_TOKENS,
+    READS_PER_MINUTE,
     RateLimits,
     client_headers,
     duration_text,
@@ -55,6 +56,89 @@ def test_requests_per_minute_are_refilled_all_the_time() -> None:
     assert refused(limits, who, now=9.9).build_headers() == {"retry-after": "1"}
     limits.admit_request(who, 0, 10.0)
     assert refused(limits, who, now=10.1).retry_after_s == 10
+
+
+def refused_read(limits: RateLimits, who: Caller, now: float = 0.0) -> RoundhouseError:
+    with pytest.raises(RoundhouseError) as raised:
+        limits.admit_read(who, now)
+    assert raised.value.entry.code == "rate_limit_exceeded"
+    return raised.value
+
+
+def test_reading_takes_nothing_of_the_other_limits_and_is_not_bound_by_them() -> None:
+    limits, who = RateLimits(), caller(requests_per_minute=1, tokens_per_minute=60)
+    for _ in range(9):
+        limits.admit_read(who, 0.0).release_request(0.0, 0)
+    full = {"limit-requests": "1", "remaining-requests": "1", "reset-requests": "0ms"}
+    assert full.items() <= left(limits, who).items()
+    assert left(limits, who)["remaining-tokens"] == "60"
+    limits.admit_request(who, 60, 0.0).release_request(0.0, 600)
+    refused(limits, who)
+    limits.admit_read(who, 0.0).release_request(0.0, 0)
+    assert left(limits, who)["reset-tokens"] == "10m0s"
+
+
+def test_reading_has_a_bound_of_its_own() -> None:
+    limits, who = RateLimits(), caller(requests_per_minute=6)
+    for _ in range(READS_PER_MINUTE):
+        limits.admit_read(who, 0.0).release_request(0.0, 0)
+    for _ in range(2):
+        error = refused_read(limits, who)
+        assert (error.message, error.retry_after_s) == (
+            f"The key ci has reached its limit of {READS_PER_MINUTE} read(s) per minute.",
+            1.0,
+        )
+    limits.admit_request(who, 0, 0.0).release_request(0.0, 0)
+    limits.admit_read(who, 60 / READS_PER_MINUTE)
+    refused_read(limits, who, 60 / READS_PER_MINUTE)
+
+
+@pytest.mark.parametrize("requests", [READS_PER_MINUTE - 1, READS_PER_MINUTE, READS_PER_MINUTE + 5])
+def test_reading_is_never_bound_closer_than_requests(requests: int) -> None:
+    limits, who = RateLimits(), caller(requests_per_minute=requests)
+    for _ in range(max(requests, READS_PER_MINUTE)):
+        limits.admit_read(who, 0.0)
+    refused_read(limits, who)
+
+
+def test_without_requests_per_minute_reading_has_no_bound() -> None:
+    limits = RateLimits()
+    for who in (caller(tokens_per_minute=1), caller(), ANONYMOUS):
+        for _ in range(READS_PER_MINUTE + 2):
+            limits.admit_read(who, 0.0).release_request(0.0, 0)
+    assert limits.count_inflight("ci") == 0
+
+
+def test_reading_counts_among_the_requests_at_a_time() -> None:
+    limits, who = RateLimits(), caller(concurrency=2)
+    first = limits.admit_read(who, 0.0)
+    limits.admit_request(who, 0, 0.0)
+    assert refused_read(limits, who).message == "The key ci has reached its limit of 2 request(s) at a time."
+    refused(limits, who)
+    first.release_request(0.0, 0)
+    assert limits.count_inflight("ci") == 1
+
+
+def test_a_key_that_is_gone_is_forgotten_when_its_reading_ends() -> None:
+    limits, who = RateLimits(), caller(concurrency=2)
+    entry = limits.admit_read(who, 0.0)
+    limits.follow_keys(KeyRing.of(()), 0.0)
+    assert limits.count_inflight("ci") == 1
+    entry.release_request(0.0, 0)
+    assert not limits._states
+
+
+def test_the_bound_of_reading_follows_an_edit() -> None:
+    limits, keys = RateLimits(), ring(requests_per_minute=6)
+    for _ in range(READS_PER_MINUTE):
+        limits.admit_read(keys.by_name["ci"], 0.0).release_request(0.0, 0)
+    wider = ring(requests_per_minute=2 * READS_PER_MINUTE)
+    limits.follow_keys(wider, 0.0)
+    refused_read(limits, wider.by_name["ci"])
+    limits.admit_read(wider.by_name["ci"], 30 / READS_PER_MINUTE)
+    free = ring(tokens_per_minute=6)
+    limits.follow_keys(free, 30 / READS_PER_MINUTE)
+    limits.admit_read(free.by_name["ci"], 30 / READS_PER_MINUTE)
 
 
 def test_who_comes_back_when_told_is_let_in() -> None:
