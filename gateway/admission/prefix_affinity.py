@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, Generic, TypeVar
 
@@ -17,6 +17,8 @@ _WHOLE: Final = 2048
 """A longer text is known by its length, its beginning and its end."""
 _NODES: Final = 64
 """Values looked at in one message."""
+
+_SYSTEM_ROLES: Final = ("system", "developer")
 
 ReplicaT = TypeVar("ReplicaT")
 
@@ -57,38 +59,61 @@ def prefix_keys(fields: Mapping[str, Any], parsed_prompt: Prompt | None = None) 
 
     Before all, where the client says which requests belong together (`prompt_cache_key`), that. Then one for each of
     the leading `messages`, with all before it; or for each block of a `prompt`, where that is a string; or for each
-    turn of the request as a translation has read it (`parsed_prompt`).
+    turn of the request as a translation has read it (`parsed_prompt`). A system prompt has none of its own, since
+    every replica soon has it in its cache: what has only that in common would all go to one replica.
     Equal beginnings give equal keys within this process; different ones nearly always different keys.
     """
-    keys = _beginning_digests(fields, parsed_prompt)
+    keys = _beginning_keys(fields, parsed_prompt)
     cache_key = fields.get("prompt_cache_key")
     return [hash(("prompt_cache_key", cache_key)), *keys] if cache_key and isinstance(cache_key, str) else keys
 
 
-def _beginning_digests(fields: Mapping[str, Any], parsed_prompt: Prompt | None) -> list[int]:
+def _beginning_keys(fields: Mapping[str, Any], parsed_prompt: Prompt | None) -> list[int]:
     messages = fields.get("messages")
     if isinstance(messages, list):
-        digests = [_digest_of_message(message) for message in messages[:MOST_KEYS]]
-        return _cumulate_digests([_digest_of_any(fields["system"]), *digests] if "system" in fields else digests)
+        messages = messages[:MOST_KEYS]
+        system_key = hash((0, _digest_of_any(fields["system"]))) if "system" in fields else 0
+        return _cumulate_digests(map(_digest_of_message, messages), system_key, _count_system_messages(messages))
     prompt = fields.get("prompt")
     if isinstance(prompt, str):
         ends = range(BLOCK, min(len(prompt), BLOCK * MOST_KEYS) + 1, BLOCK)
         return _cumulate_digests([hash(prompt[end - BLOCK : end]) for end in ends])
-    return (
-        _cumulate_digests([_digest_of_turn(turn) for turn in parsed_prompt.turns[:MOST_KEYS]])
-        if parsed_prompt is not None
-        else []
-    )
+    if parsed_prompt is None:
+        return []
+    turns = parsed_prompt.turns[:MOST_KEYS]
+    return _cumulate_digests(map(_digest_of_turn, turns), system_count=_count_system_turns(turns))
 
 
-def _cumulate_digests(digests: list[int]) -> list[int]:
+def _cumulate_digests(digests: Iterable[int], key: int = 0, system_count: int = 0) -> list[int]:
+    """The keys of what follows `key`, the longest beginning's first; none for the first `system_count` parts by
+    themselves."""
     keys = []
-    key = 0
     for digest in digests:
         key = hash((key, digest))
         keys.append(key)
     keys.reverse()
+    if system_count:
+        del keys[-system_count:]
     return keys
+
+
+def _count_system_messages(messages: Sequence[Any]) -> int:
+    """How many messages a conversation begins with that are its system prompt."""
+    count = 0
+    for message in messages:
+        if not isinstance(message, dict) or message.get("role") not in _SYSTEM_ROLES:
+            break
+        count += 1
+    return count
+
+
+def _count_system_turns(turns: Sequence[Turn]) -> int:
+    count = 0
+    for turn in turns:
+        if not isinstance(turn, System):
+            break
+        count += 1
+    return count
 
 
 def _digest_of_message(message: object) -> int:

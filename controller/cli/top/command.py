@@ -112,7 +112,8 @@ def _screen(view: TopView, note: str, hint: str) -> Group:
 
     lines = [Text(line) for line in view.gpu_lines()]
     lines += [Text(line, style="red") for line in (*view.trouble_lines(), note) if line]
-    return Group(*lines, table_of(COLUMNS, view.rows(), STATE_COLOURS), Text(hint, style="dim"))
+    notes = [Text(line, style="dim") for line in (*view.note_lines(), hint)]
+    return Group(*lines, table_of(COLUMNS, view.rows(), STATE_COLOURS), *notes)
 
 
 def _print(view: TopView) -> None:
@@ -122,5 +123,7 @@ def _print(view: TopView) -> None:
         print_line(line)
     if view.listing.models:
         print_table(COLUMNS, view.rows(), STATE_COLOURS)
+        for line in view.note_lines():
+            print_line(line)
     else:
         print_line("no models are declared")

@@ -12,6 +12,10 @@ from controller.schema.admin import AdminModel, AdminModels, GpuMemoryAnswer, Li
 
 COLUMNS = ("MODEL", "STATE", "READY", "IN FLIGHT", "QUEUE", "TOKENS/S", "MEMORY")
 UNKNOWN = "-"
+SEVERAL_REPLICAS = (
+    "Of several replicas one may have all the work: requests that begin alike go where their beginning is in the cache,"
+    " unless another replica has fewer inside (docs/gateway.md)."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,11 @@ class TopView:
     def trouble_lines(self) -> list[str]:
         """What to know before the table is believed; none while all is well."""
         return list(warning_lines(self.listing))
+
+    def note_lines(self) -> list[str]:
+        """What looks wrong in the table and is not; none where nothing does."""
+        has_several = any(model.loaded_replicas > 1 for model in self.listing.models)
+        return [SEVERAL_REPLICAS] if has_several else []
 
     def gpu_lines(self) -> list[str]:
         """One line per GPU, those that cannot be read included; none where there are no figures."""

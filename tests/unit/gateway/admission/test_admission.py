@@ -9,6 +9,7 @@ import pytest
 from controller.schema.errors import DEFAULT_RETRY_AFTER_S, RoundhouseError
 from controller.schema.status import ModelState
 from gateway.admission.admission import Admission, QueuePlace, Ticket
+from gateway.admission.prefix_affinity import prefix_keys
 from tests.support.admission import AdmissionHarness, route_of, where, who
 
 
@@ -51,6 +52,29 @@ def test_of_equals_the_one_that_had_the_same_beginning() -> None:
         harness.leave(ticket)
     assert where(harness.come(prefix=[9, 2])) == "b"
     assert where(harness.come(prefix=[9, 2])) == "a", "b has more inside"
+
+
+def ask_after_each_other(harness: AdmissionHarness, *texts: str) -> str:
+    """Where requests with one system prompt and these texts go, each when the last one is over."""
+    places = ""
+    for text in texts:
+        messages = [{"role": "system", "content": "be nice"}, {"role": "user", "content": text}]
+        ticket = harness.come(prefix=prefix_keys({"messages": messages}))
+        places += where(ticket)
+        harness.leave(ticket)
+    return places
+
+
+def test_what_has_only_its_system_prompt_in_common_is_spread() -> None:
+    harness = AdmissionHarness()
+    harness.table(route_of("m", ["a", "b"], target=2))
+    assert ask_after_each_other(harness, *"uvwxyz") == "ababab"
+
+
+def test_what_begins_alike_stays_where_its_cache_is() -> None:
+    harness = AdmissionHarness()
+    harness.table(route_of("m", ["a", "b"], target=2))
+    assert ask_after_each_other(harness, *"uuuvvvuv") == "aaabbbab"
 
 
 def test_of_two_the_one_that_had_the_same_beginning_also_for_who_waited() -> None:

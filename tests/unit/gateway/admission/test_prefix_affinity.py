@@ -46,7 +46,7 @@ def test_parts_tools_and_roles_count() -> None:
     other = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000 + "B"}}
     bodies: list[dict[str, Any]] = [
         {"messages": [{"role": "user", "content": "x"}]},
-        {"messages": [{"role": "system", "content": "x"}]},
+        {"messages": [{"role": "assistant", "content": "x"}]},
         {"messages": [{"role": "user", "content": "x", "name": "bob"}]},
         {"messages": [{"role": "user", "content": [picture]}]},
         {"messages": [{"role": "user", "content": [other]}]},
@@ -74,7 +74,7 @@ def test_what_a_translation_has_read_has_a_key_for_each_turn() -> None:
     system, said = System("be nice"), User((Text("hello"),), place="input[0]")
     before = read(system, said)
     after = read(system, replace(said, place="input[1]"), Assistant("hi!"), ToolResult("c", (Text("1"),)))
-    assert (len(before), len(after)) == (2, 4)
+    assert (len(before), len(after)) == (1, 3)
     assert after[2:] == before
     long = "x" * 100_000
     others = [
@@ -88,16 +88,81 @@ def test_what_a_translation_has_read_has_a_key_for_each_turn() -> None:
         read(system, Assistant("", "hello")),
         read(system, Assistant("", calls=(Call("c", "f", "{}"),))),
     ]
-    assert len({keys[0] for keys in [before, *others]}) == len(others) + 1
-    assert {keys[1] for keys in others} == {before[1]}
+    assert len({key for keys in [before, *others] for key in keys}) == len(others) + 1
 
 
-def test_anthropics_system_is_a_beginning_too() -> None:
+def test_anthropics_system_is_a_part_of_every_beginning() -> None:
     plain = prefix_keys(_said("hello"))
     first, second = (prefix_keys(_said("hello") | {"system": text}) for text in ("be nice", "be rude"))
-    assert len(first) == len(second) == 2
-    assert len({*plain, *first, *second}) == 5
-    assert prefix_keys(_said("other") | {"system": "be nice"})[1] == first[1]
+    assert len(first) == len(second) == 1
+    assert len({*plain, *first, *second}) == 3
+    assert prefix_keys(_said("hello", "more") | {"system": "be nice"})[1:] == first
+
+
+SYSTEM = {"role": "system", "content": "be nice"}
+DEVELOPER = {"role": "developer", "content": [{"type": "text", "text": "be brief"}]}
+
+
+def _asks(text: str, *before: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [*before, {"role": "user", "content": text}]}
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda text: _asks(text, SYSTEM),
+        lambda text: _asks(text, SYSTEM, DEVELOPER, SYSTEM),
+        lambda text: _asks(text) | {"system": "be nice"},
+        lambda text: _asks(text, SYSTEM) | {"system": [{"type": "text", "text": "be nice"}]},
+    ],
+)
+def test_what_is_alike_in_its_system_prompt_alone_shares_no_key(ask: Any) -> None:
+    first, second = prefix_keys(ask("hello")), prefix_keys(ask("good-bye"))
+    assert len(first) == len(second) == 1
+    assert first != second
+    assert prefix_keys(ask("hello")) == first
+
+
+def test_nor_does_what_a_translation_has_read() -> None:
+    def read(text: str) -> list[int]:
+        return prefix_keys({"input": "x"}, Prompt(turns=(System("be nice"), System("be brief"), User((Text(text),)))))
+
+    assert len(read("hello")) == 1
+    assert not {*read("hello")} & {*read("good-bye")}
+
+
+def test_a_system_prompt_alone_has_no_key_and_a_later_one_is_a_message_like_others() -> None:
+    assert prefix_keys({"messages": [SYSTEM, DEVELOPER]}) == []
+    assert prefix_keys({"messages": [], "system": "be nice"}) == []
+    said = {"role": "user", "content": "hello"}
+    keys = prefix_keys({"messages": [SYSTEM, said, DEVELOPER, said]})
+    assert len(keys) == 3
+    assert keys[2:] == prefix_keys({"messages": [SYSTEM, said]})
+    assert keys[2:] != prefix_keys({"messages": [said]}), "what it is a beginning of"
+
+
+def test_a_long_system_prompt_leaves_the_most_keys_to_what_follows() -> None:
+    said = [{"role": "user", "content": str(number)} for number in range(MOST_KEYS)]
+    assert len(prefix_keys({"messages": [SYSTEM, *said]})) == MOST_KEYS - 1
+    assert prefix_keys({"messages": [SYSTEM] * MOST_KEYS + said}) == []
+
+
+@settings(max_examples=campaign_count(50, 5_000))
+@given(
+    st.lists(st.sampled_from([SYSTEM, DEVELOPER]), max_size=3),
+    st.lists(st.text(max_size=5), min_size=1, max_size=5),
+    st.lists(st.text(max_size=5), min_size=1, max_size=5),
+)
+def test_conversations_share_as_many_keys_as_they_share_messages_that_follow_the_system_prompt(
+    system: list[dict[str, Any]], first: list[str], second: list[str]
+) -> None:
+    keys = [prefix_keys({"messages": [*system, *_said(*texts)["messages"]]})[::-1] for texts in (first, second)]
+    shared = 0
+    while shared < min(len(first), len(second)) and first[shared] == second[shared]:
+        shared += 1
+    assert [len(each) for each in keys] == [len(first), len(second)]
+    assert keys[0][:shared] == keys[1][:shared]
+    assert not {*keys[0][shared:]} & {*keys[1][shared:]}
 
 
 def test_a_prompt_has_a_key_for_each_whole_block() -> None:

@@ -107,6 +107,22 @@ def test_the_busiest_come_first() -> None:
     ]
 
 
+@pytest.mark.parametrize(("loaded", "is_shown"), [((1, 0), False), ((1, 1), False), ((1, 2), True), ((3,), True)])
+def test_where_there_are_several_replicas_it_says_why_one_may_have_all_the_work(
+    loaded: tuple[int, ...], is_shown: bool
+) -> None:
+    models = [row(f"m{number}", loaded_replicas=count) for number, count in enumerate(loaded)]
+    lines = TopView(listed(*models), NO_GPUS, None).note_lines()
+    assert bool(lines) is is_shown
+    assert all("begin alike" in line and "cache" in line for line in lines)
+
+
+async def test_the_note_stands_below_the_table(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
+    api.rows = [row("chat", loaded_replicas=2, replicas=2)]
+    assert await roundhouse(api, "top", *NO_GATEWAY) == ExitCode.DONE
+    assert capsys.readouterr().out.splitlines()[2:] == TopView(listed(*api.rows), NO_GPUS, None).note_lines()
+
+
 async def test_one_table_without_a_terminal(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
     api.memory = GpuMemoryAnswer(gpus=[CARD], models=[], error=None)
     assert await roundhouse(api, "top", *NO_GATEWAY) == ExitCode.DONE
