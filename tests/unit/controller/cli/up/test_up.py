@@ -328,11 +328,12 @@ def test_the_line_to_try_is_a_shell_command_with_json() -> None:
 
 
 def test_the_demo_is_what_the_checkout_declares() -> None:
+    from controller.artifacts.model_roots import ModelRoots
     from controller.config.parse import parse_folder
     from controller.config.read import read_folder
 
     folder = Path(__file__).parents[5] / "desired-state"
-    assert set(parse_folder(read_folder(folder), folder).definitions) == DEMO_MODELS
+    assert set(parse_folder(read_folder(folder), ModelRoots((folder,))).definitions) == DEMO_MODELS
 
 
 def test_only_who_has_the_demo_alone_is_led_to_a_real_model() -> None:
