@@ -21,7 +21,7 @@ def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """uvloop's for these, asyncio's for others."""
-    if item.path.name.startswith("test_gateway_"):
+    if "gateway" in item.path.parent.parts:
         return {"uvloop": uvloop.new_event_loop}
     return {"asyncio": asyncio.new_event_loop}
 
