@@ -1,7 +1,9 @@
-"""An SQLite file as a place in a folder: whether what was opened is still there, and what lies beside it."""
+"""An SQLite file as a place in a folder: whose it is, whether what was opened is still there, and what lies beside it."""
 
 from __future__ import annotations
 
+import fcntl
+import os
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -31,3 +33,20 @@ def remove_side_files(path: Path) -> None:
     """
     for suffix in _SIDE_FILES:
         path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+def hold_file(path: Path) -> int:
+    """Hold a file that exists for one program; the descriptor holds it, and so ends with the process.
+
+    The lock is flock's, which SQLite does not use: others may still read the file through SQLite. To be closed after
+    every connection of this process to the file, for that close gives SQLite's own locks back.
+
+    Raises BlockingIOError: another program holds it. Raises OSError.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor

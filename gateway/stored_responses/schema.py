@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from common.sqlite_files import remove_side_files
+from common.sqlite_files import hold_file, remove_side_files
 
 SCHEMA_VERSION: Final = 1
 BUSY_S: Final = 2.0
 """How long a predecessor may take to let go of the file."""
+HOLD_POLL_S: Final = 0.05
 _DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 _TABLES: Final = """
@@ -44,15 +46,35 @@ class NewerDatabaseError(sqlite3.DatabaseError):
     """A newer Roundhouse wrote the file: it is neither read nor written."""
 
 
+class HeldConnection(sqlite3.Connection):
+    """A connection to a file that this process holds until the connection is closed."""
+
+    held_descriptor: int | None = None
+
+    def close(self) -> None:
+        """Close the connection, and let go of the file."""
+        super().close()
+        if self.held_descriptor is not None:
+            os.close(self.held_descriptor)
+            self.held_descriptor = None
+
+
 def open_database(path: Path) -> sqlite3.Connection:
-    """The file, made if it is missing, readable by its owner alone, and locked: one gateway at a time has it, and the
-    lock ends with its process. May raise sqlite3.Error and OSError."""
+    """The file, made if it is missing, readable by its owner alone, and held: one gateway at a time has it, and the
+    hold ends with its process. Others may read it (`roundhouse backup` does). May raise sqlite3.Error and OSError."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     path.chmod(0o600)
-    # Opened in one thread and used in another, one after the other.
-    db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    held_descriptor = _hold_within(path, BUSY_S)
     try:
-        db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        # Opened in one thread and used in another, one after the other.
+        db = sqlite3.connect(
+            path, timeout=BUSY_S, isolation_level=None, check_same_thread=False, factory=HeldConnection
+        )
+    except BaseException:
+        os.close(held_descriptor)
+        raise
+    db.held_descriptor = held_descriptor
+    try:
         version = _version_of(db)
         if not version:
             db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts before the first table only
@@ -67,6 +89,20 @@ def open_database(path: Path) -> sqlite3.Connection:
         db.close()
         raise
     return db
+
+
+def _hold_within(path: Path, within_s: float) -> int:
+    """Raises sqlite3.OperationalError (SQLITE_BUSY): another gateway holds the file."""
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            return hold_file(path)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                error = sqlite3.OperationalError("database is locked: another gateway holds it")
+                error.sqlite_errorcode = sqlite3.SQLITE_BUSY
+                raise error from None
+        time.sleep(HOLD_POLL_S)
 
 
 def _version_of(db: sqlite3.Connection) -> int:

@@ -282,7 +282,8 @@ def _put_aside(path: Path, error: sqlite3.DatabaseError) -> None:
 def _is_disk_full(error: Exception) -> bool:
     code = getattr(error, "sqlite_errorcode", None)
     if code is not None:
-        return bool(code & 0xFF == sqlite3.SQLITE_FULL)
+        # The second: no room for the index of the write-ahead log, a file of its own.
+        return bool(code & 0xFF == sqlite3.SQLITE_FULL or code == sqlite3.SQLITE_IOERR_SHMSIZE)
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 

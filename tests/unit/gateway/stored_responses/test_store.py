@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import sqlite3
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -327,3 +328,15 @@ async def test_it_tidies_up_by_itself_and_tells_how_much_there_is(
         clock.now += 2 * HOUR
         await until("they are gone", lambda: store.totals.responses == 0)
         assert store.totals.bytes < 250 * 2000
+
+
+async def test_another_process_can_read_the_file_while_it_is_written(tmp_path: Path) -> None:
+    async with opened(tmp_path) as store:
+        await store.save_new_response(stored("a"))
+        ids = "import sqlite3, sys; print(*next(sqlite3.connect(sys.argv[1]).execute('SELECT id FROM responses')))"
+        command = (sys.executable, "-c", ids, str(tmp_path / "responses.db"))
+        reader = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        said, _ = await reader.communicate()
+        assert said.decode().strip() == response("a")["id"]
+        await store.save_new_response(stored("b"))
+        assert await found(store, "b") == response("b")
