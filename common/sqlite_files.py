@@ -1,4 +1,4 @@
-"""An SQLite file as a place in a folder: whose it is, whether what was opened is still there, and what lies beside it."""
+"""An SQLite file as a place in a folder: who holds it, whether it is the one that was opened, what lies beside it."""
 
 from __future__ import annotations
 

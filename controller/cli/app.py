@@ -8,6 +8,7 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from controller.cli import (
+    backup,
     down,
     drift,
     events,
@@ -19,6 +20,7 @@ from controller.cli import (
     pause,
     plan,
     reset,
+    restore,
     schema,
     status,
     unload,
@@ -56,6 +58,8 @@ for command in (
     validate.validate,
     pause.pause,
     pause.resume,
+    backup.backup,
+    restore.restore,
     schema.schema,
     version.version,
 ):

@@ -27,6 +27,10 @@ Models: TypeAlias = Annotated[
     Path | None,
     typer.Option("--models", metavar="DIR", help="Folder that holds the models; several with commas."),
 ]
+Responses: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--responses", metavar="DIR", help="Folder of the gateway's responses.db; default: the state folder."),
+]
 Runtime: TypeAlias = Annotated[
     str | None, typer.Option("--runtime", metavar="process|docker|auto", help="Where engines run.")
 ]

@@ -18,8 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from controller.engines import spec_hash
 from controller.state import DesiredModel, Gpu, Requirement
 from controller.storage.atomic_write import write_atomic
+from controller.storage.state_dir import OBSERVED_MEMORY_NAME
 
-FILE_NAME: Final = "observed-memory.json"
+FILE_NAME: Final = OBSERVED_MEMORY_NAME
 SCHEMA_VERSION: Final = 1
 LOADS_KEPT: Final = 3
 """Of each kind. What the largest of them took is believed: one took less perhaps because it served less."""

@@ -36,8 +36,12 @@ from controller.storage.atomic_write import overwrite, write_atomic
 log = logging.getLogger(__name__)
 
 
+LOCK_NAME: Final = "lock"
 IDENTITY_NAME: Final = "identity.json"
 EPOCH_NAME: Final = "epoch.json"
+MEMORY_NAME: Final = "memory.json"
+OBSERVED_MEMORY_NAME: Final = "observed-memory.json"
+"""Written by controller.sizing.history."""
 
 
 class StateError(Exception):
@@ -104,18 +108,7 @@ class StateDir:
 
         `instance` names a new folder's instance; a folder that has a name keeps it.
         """
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise StateError(f"state folder {folder} cannot be used: {error.strerror}") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
-            os.close(lock)
-            raise StateLockedError(f"state folder {folder} is in use by process {holder}") from error
-        _note_holder(lock)
+        lock = lock_state_folder(folder)
         try:
             identity = _read_file(folder / IDENTITY_NAME, Identity)
             return cls(folder, lock, _settle_identity(folder, identity, instance), is_new=identity is None)
@@ -170,15 +163,35 @@ class StateDir:
 
     def load_memory(self) -> StoredState:
         """What the last controller left."""
-        return _read_file(self.folder / "memory.json", StoredState) or StoredState()
+        return _read_file(self.folder / MEMORY_NAME, StoredState) or StoredState()
 
     def save_memory(self, memory: StoredState) -> None:
         """Keep what the next controller must know."""
-        _write_file(self.folder / "memory.json", memory)
+        _write_file(self.folder / MEMORY_NAME, memory)
 
     def close(self) -> None:
         """Give the lock back."""
         os.close(self._lock)
+
+
+def lock_state_folder(folder: Path) -> int:
+    """Lock the folder, making it if it is missing; the descriptor holds the lock.
+
+    Raises StateLockedError: a controller works on it. Raises StateError: it cannot be used.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StateError(f"state folder {folder} cannot be used: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(lock)
+        raise StateLockedError(f"state folder {folder} is in use by process {holder}") from error
+    _note_holder(lock)
+    return lock
 
 
 def _note_holder(lock: int) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from common.sqlite_files import hold_file, remove_side_files
+from common.state_files import RESPONSES_SCHEMA_VERSION
 
-SCHEMA_VERSION: Final = 1
 BUSY_S: Final = 2.0
 """How long a predecessor may take to let go of the file."""
 HOLD_POLL_S: Final = 0.05
@@ -108,7 +108,7 @@ def _hold_within(path: Path, within_s: float) -> int:
 def _version_of(db: sqlite3.Connection) -> int:
     """0: there is nothing in it. Raises NewerDatabaseError before anything is written."""
     [version] = db.execute("PRAGMA user_version").fetchone()
-    if version > SCHEMA_VERSION:
+    if version > RESPONSES_SCHEMA_VERSION:
         raise NewerDatabaseError(f"a newer Roundhouse wrote it (schema version {version})")
     return int(version)
 
@@ -116,7 +116,7 @@ def _version_of(db: sqlite3.Connection) -> int:
 def _make_tables(db: sqlite3.Connection) -> None:
     for statement in _TABLES.split(";")[:-1]:
         db.execute(statement)
-    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    db.execute(f"PRAGMA user_version = {RESPONSES_SCHEMA_VERSION}")
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from common.sqlite_files import remove_side_files
+from common.state_files import RESPONSES_NAME
 from common.tracebacks import without_tracebacks
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Fields
@@ -31,7 +32,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-FILE_NAME: Final = "responses.db"
+FILE_NAME: Final = RESPONSES_NAME
 MOST_WAITING: Final = 1024
 """Requests that may wait for the database; more means that it hangs."""
 MOST_UNWRITTEN_BYTES: Final = 256 * 1024 * 1024

@@ -36,6 +36,8 @@ COMMANDS = (
     "validate",
     "pause",
     "resume",
+    "backup",
+    "restore",
     "schema",
     "version",
 )

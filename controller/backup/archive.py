@@ -1,0 +1,151 @@
+"""The archive of a backup: a tar.gz whose first member, `manifest.json`, has the SHA-256 of every other."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Final
+
+from controller.backup.manifest import (
+    MANIFEST_NAME,
+    DamagedArchiveError,
+    ForeignArchiveError,
+    Manifest,
+    Member,
+    parse_manifest,
+)
+
+MAX_MANIFEST_BYTES: Final = 16 * 1024 * 1024
+CHUNK_BYTES: Final = 1024 * 1024
+
+
+def describe_file(path: Path) -> Member:
+    """Size and digest of a file. Raises OSError."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return Member(bytes=file.tell(), sha256=digest)
+
+
+def write_archive(path: Path, manifest: Manifest, files: Mapping[str, Path]) -> None:
+    """Write an archive of `files`, by member name, onto the disk. `path` must not exist. Raises OSError.
+
+    A failure leaves a part of it, which is the caller's to remove.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        with (
+            gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=6) as packed,
+            tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as archive,
+        ):
+            content = manifest.model_dump_json(indent=1).encode()
+            _add(archive, MANIFEST_NAME, len(content), 0o600, manifest.made_at, io.BytesIO(content))
+            for member, source in files.items():
+                with source.open("rb") as opened:
+                    status = os.fstat(opened.fileno())
+                    _add(archive, member, status.st_size, status.st_mode & 0o666, manifest.made_at, opened)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _add(archive: tarfile.TarFile, name: str, size: int, mode: int, at: float, content: IO[bytes]) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode, entry.mtime = size, mode, int(at)
+    archive.addfile(entry, content)
+
+
+def verify_archive(file: IO[bytes]) -> Manifest:
+    """Read a whole archive and compare every member with the manifest. Nothing is written.
+
+    Raises BackupError: it cannot be restored. Raises OSError: it cannot be read.
+    """
+    return read_archive(file, lambda *_: None)
+
+
+def read_archive(file: IO[bytes], take: Callable[[str, int, Iterator[bytes]], None]) -> Manifest:
+    """Read a whole archive; `take` is given each member's name, its permissions and its content.
+
+    What was taken counts only when this returns: a member's digest is known at its end, and the archive's at the end of
+    the file. `take` may leave content unread. Raises BackupError, OSError, and what `take` raises.
+    """
+    file.seek(0)
+    with _as_damage(), gzip.GzipFile(fileobj=file, mode="rb") as unpacked:
+        if unpacked.peek(1) == b"":
+            raise DamagedArchiveError("it is empty")
+        with tarfile.open(fileobj=unpacked, mode="r|") as archive:
+            manifest = _read_manifest(archive)
+            seen_members: set[str] = set()
+            while (entry := archive.next()) is not None:
+                _take_member(archive, entry, manifest, seen_members, take)
+        # The checksum of the whole stands at the end of the file.
+        while unpacked.read(CHUNK_BYTES):
+            pass
+    if missing_members := sorted(set(manifest.members) - seen_members):
+        raise DamagedArchiveError(f"{', '.join(missing_members)} of its manifest is missing")
+    return manifest
+
+
+def _read_manifest(archive: tarfile.TarFile) -> Manifest:
+    entry = archive.next()
+    if entry is None or entry.name != MANIFEST_NAME or not entry.isreg() or entry.size > MAX_MANIFEST_BYTES:
+        raise ForeignArchiveError(f"it does not begin with a {MANIFEST_NAME}")
+    opened = archive.extractfile(entry)
+    assert opened is not None, "it is a regular file"
+    try:
+        content = json.loads(opened.read())
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise ForeignArchiveError(f"its {MANIFEST_NAME} is no JSON object")
+    return parse_manifest(content)
+
+
+def _take_member(
+    archive: tarfile.TarFile,
+    entry: tarfile.TarInfo,
+    manifest: Manifest,
+    seen_members: set[str],
+    take: Callable[[str, int, Iterator[bytes]], None],
+) -> None:
+    declared = manifest.members.get(entry.name)
+    if declared is None or entry.name in seen_members or not entry.isreg() or entry.issparse():
+        raise ForeignArchiveError(f"it holds {entry.name!r}, which its manifest does not")
+    seen_members.add(entry.name)
+    if entry.size != declared.bytes:
+        raise DamagedArchiveError(f"{entry.name} has {entry.size} bytes in place of {declared.bytes}")
+    opened = archive.extractfile(entry)
+    assert opened is not None, "it is a regular file"
+    digest = hashlib.sha256()
+    chunks = _hashed_chunks(opened, digest.update)
+    take(entry.name, entry.mode, chunks)
+    for _ in chunks:  # what was not taken
+        pass
+    if digest.hexdigest() != declared.sha256:
+        raise DamagedArchiveError(f"{entry.name} is not what its manifest says")
+
+
+def _hashed_chunks(opened: IO[bytes], update: Callable[[bytes], None]) -> Iterator[bytes]:
+    while chunk := opened.read(CHUNK_BYTES):
+        update(chunk)
+        yield chunk
+
+
+@contextmanager
+def _as_damage() -> Iterator[None]:
+    """Errors of the formats as DamagedArchiveError; those of the disk stay."""
+    try:
+        yield
+    except gzip.BadGzipFile as error:
+        words = "it is no tar.gz" if "Not a gzipped" in str(error) else f"its checksum is wrong ({error})"
+        raise DamagedArchiveError(words) from None
+    except EOFError:
+        raise DamagedArchiveError("it ends too early") from None
+    except (tarfile.TarError, zlib.error, ValueError, OverflowError) as error:
+        raise DamagedArchiveError(str(error)) from None

@@ -1,0 +1,211 @@
+"""A backup put back: everything is read, compared and written beside its place before anything is replaced."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Final
+
+from common.sqlite_files import remove_side_files
+from controller.backup.archive import describe_file, read_archive
+from controller.backup.manifest import (
+    DESIRED_FOLDER,
+    IDENTITY,
+    JOURNAL,
+    RESPONSES,
+    RESPONSES_FOLDER,
+    STATE_FILES,
+    STATE_FOLDER,
+    BackupError,
+    DamagedArchiveError,
+    Manifest,
+    MemberPlace,
+    parse_member,
+)
+from controller.backup.snapshot import check_database, sync_folder
+from controller.config.read import is_read
+from controller.storage.state_dir import LOCK_NAME
+
+ASIDE_SUFFIX: Final = ".before-restore"
+"""Of what was replaced. No file of such a name is a desired-state file."""
+_NO_STATE: Final = (LOCK_NAME, "up.lock", "lost+found")
+"""What a state folder without a state may hold."""
+
+
+class OccupiedError(BackupError):
+    """There is something already where the backup would go."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreFolders:
+    """Where a backup goes."""
+
+    state: Path
+    responses: Path
+    """Of `responses.db`."""
+    desired: Path
+
+    def folder_of(self, place: MemberPlace) -> Path:
+        """Where a member's file belongs."""
+        return {STATE_FOLDER: self.state, RESPONSES_FOLDER: self.responses, DESIRED_FOLDER: self.desired}[place.folder]
+
+    def path_of(self, place: MemberPlace) -> Path:
+        """A member's file."""
+        return self.folder_of(place) / place.name
+
+
+@dataclass(slots=True)
+class Restored:
+    """What a restore did."""
+
+    written_files: list[Path] = field(default_factory=list)
+    aside_files: list[Path] = field(default_factory=list)
+    """What was there before, under its new name."""
+    keeps_identity: bool = False
+    """The folder's own identity stayed."""
+
+
+def check_vacant(manifest: Manifest, folders: RestoreFolders) -> None:
+    """Raises OccupiedError: there is a state, or declarations that are in no file of the backup. Raises OSError."""
+    try:
+        entries = sorted(entry.name for entry in folders.state.iterdir() if entry.name not in _NO_STATE)
+    except FileNotFoundError:
+        entries = []
+    if entries:
+        raise OccupiedError(f"{folders.state} holds a state already ({', '.join(entries[:3])})")
+    if (folders.responses / RESPONSES).exists():
+        raise OccupiedError(f"{folders.responses / RESPONSES} is there already")
+    for path in _desired_files(folders.desired):
+        declared = manifest.members.get(f"{DESIRED_FOLDER}/{path.name}")
+        if declared is None or describe_file(path) != declared:
+            raise OccupiedError(f"{path} is there already, and is not in the backup so")
+
+
+def restore_archive(
+    file: IO[bytes], manifest: Manifest, folders: RestoreFolders, *, force: bool, new_identity: bool
+) -> Restored:
+    """Put a verified archive in place. The state folder is locked by the caller, and no gateway runs.
+
+    `force`: what is there is moved aside, under names that end in `.before-restore`; an identity that is there stays,
+    for engines that run are known by it. `new_identity`: the archive's is left out, of a folder that has none.
+
+    Raises BackupError and OSError; what was in place then still is, unless the disk failed between two renames.
+    """
+    if not force:
+        check_vacant(manifest, folders)
+    restored = Restored(keeps_identity=not new_identity and (folders.state / IDENTITY).exists())
+    skipped_members = {f"{STATE_FOLDER}/{IDENTITY}"} if new_identity or restored.keeps_identity else set()
+    staged_files: dict[MemberPlace, Path] = {}
+
+    def _take(member: str, mode: int, chunks: Iterator[bytes]) -> None:
+        place = parse_member(member)
+        if member not in skipped_members:
+            staged_files[place] = _stage_path(folders, place)
+            _write_staged(staged_files[place], mode, chunks)
+
+    try:
+        for folder in (folders.state, folders.responses):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folders.desired.mkdir(parents=True, exist_ok=True)
+        if read_archive(file, _take) != manifest:
+            raise BackupError("the backup was replaced while it was read")
+        _drop_equal_declarations(staged_files, folders)
+        for place, staged in staged_files.items():
+            if place.is_database:
+                _check_staged_database(staged, place)
+        _move_into_place(staged_files, manifest, folders, restored)
+    finally:
+        for staged in staged_files.values():
+            staged.unlink(missing_ok=True)
+            remove_side_files(staged)
+    return restored
+
+
+def _stage_path(folders: RestoreFolders, place: MemberPlace) -> Path:
+    return folders.folder_of(place) / f".{place.name}.{os.getpid()}.new"
+
+
+def _write_staged(path: Path, mode: int, chunks: Iterator[bytes]) -> None:
+    """Write a file onto the disk, as its folder's owner has it: root restores for others."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as staged:
+        for chunk in chunks:
+            staged.write(chunk)
+        os.fchmod(descriptor, mode & 0o666 | 0o600)
+        owner = path.parent.stat()
+        if os.geteuid() == 0 and (owner.st_uid, owner.st_gid) != (0, 0):
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
+        staged.flush()
+        os.fsync(descriptor)
+
+
+def _drop_equal_declarations(staged_files: dict[MemberPlace, Path], folders: RestoreFolders) -> None:
+    """Leave declarations alone that are in place as they were."""
+    for place in [place for place in staged_files if place.folder == DESIRED_FOLDER]:
+        path = folders.path_of(place)
+        if path.is_file() and path.read_bytes() == staged_files[place].read_bytes():
+            staged_files.pop(place).unlink()
+
+
+def _check_staged_database(path: Path, place: MemberPlace) -> None:
+    try:
+        with closing(sqlite3.connect(path)) as db:
+            check_database(db)
+    except sqlite3.Error as error:
+        raise DamagedArchiveError(f"{place.member} is damaged: {error}") from None
+
+
+def _move_into_place(
+    staged_files: Mapping[MemberPlace, Path],
+    manifest: Manifest,
+    folders: RestoreFolders,
+    restored: Restored,
+) -> None:
+    for path in _replaced_files(staged_files, manifest, folders):
+        restored.aside_files.append(_move_aside(path))
+    for place, staged in staged_files.items():
+        path = folders.path_of(place)
+        staged.replace(path)
+        restored.written_files.append(path)
+    for folder in {folders.state, folders.responses, folders.desired}:
+        sync_folder(folder)
+
+
+def _replaced_files(
+    staged_files: Mapping[MemberPlace, Path], manifest: Manifest, folders: RestoreFolders
+) -> list[Path]:
+    """Files that are there and would be, or would rule beside, what is restored."""
+    paths = [folders.state / name for name in (*STATE_FILES, JOURNAL) if name != IDENTITY] + [
+        folders.responses / RESPONSES
+    ]
+    paths += [
+        path
+        for path in _desired_files(folders.desired)
+        if MemberPlace(DESIRED_FOLDER, path.name) in staged_files
+        or f"{DESIRED_FOLDER}/{path.name}" not in manifest.members
+    ]
+    return [path for path in paths if path.exists()]
+
+
+def _desired_files(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if is_read(path.name) and not path.is_dir())
+    except FileNotFoundError:
+        return []
+
+
+def _move_aside(path: Path) -> Path:
+    """Rename a file, over one that an earlier restore moved; with an SQLite file its write-ahead log."""
+    aside_path = path.with_name(f"{path.name}{ASIDE_SUFFIX}")
+    remove_side_files(aside_path)
+    write_ahead_log = path.with_name(f"{path.name}-wal")
+    path.replace(aside_path)
+    if write_ahead_log.exists():
+        write_ahead_log.replace(aside_path.with_name(f"{aside_path.name}-wal"))
+    remove_side_files(path)
+    return aside_path

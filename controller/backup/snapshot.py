@@ -1,0 +1,163 @@
+"""What goes into a backup, as it is at one moment each: taken while a controller and a gateway run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from pydantic import ValidationError
+
+from controller import __version__
+from controller.backup.archive import describe_file, write_archive
+from controller.backup.manifest import (
+    DESIRED_FOLDER,
+    IDENTITY,
+    JOURNAL,
+    RESPONSES,
+    RESPONSES_FOLDER,
+    STATE_FILES,
+    STATE_FOLDER,
+    BackupError,
+    Manifest,
+)
+from controller.config.read import read_folder
+from controller.storage.state_dir import Identity
+
+BUSY_S: Final = 5.0
+"""How long another program may keep a database to itself."""
+
+
+def write_backup(path: Path, *, desired: Path, state: Path, responses: Path, now: float) -> Manifest:
+    """Back up an installation into the file `path`, which is replaced only by a whole archive. `now` is Unix time.
+
+    `responses` is the folder of `responses.db`. Raises BackupError; nothing is left beside `path` then.
+    """
+    try:
+        work_folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    except OSError as error:
+        raise BackupError(f"{path} cannot be written: {error.strerror or error}") from error
+    try:
+        files = _collect(work_folder, desired, state, responses)
+        manifest = Manifest(
+            version=__version__,
+            made_at=now,
+            instance=_read_instance(work_folder / STATE_FOLDER / IDENTITY),
+            members={member: describe_file(file) for member, file in files.items()},
+        )
+        archive_path = work_folder / "archive"
+        write_archive(archive_path, manifest, files)
+        archive_path.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise BackupError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(work_folder, ignore_errors=True)
+    return manifest
+
+
+def sync_folder(folder: Path) -> None:
+    """Let renames in a folder outlive a power cut. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _collect(work_folder: Path, desired: Path, state: Path, responses: Path) -> dict[str, Path]:
+    """Copy everything; by member name the copies. Raises BackupError, and OSError of the work folder."""
+    for name in (STATE_FOLDER, RESPONSES_FOLDER, DESIRED_FOLDER):
+        (work_folder / name).mkdir()
+    copies = [*_copy_declarations(desired, work_folder / DESIRED_FOLDER)]
+    for name in STATE_FILES:
+        copies += _copy_state_file(state / name, work_folder / STATE_FOLDER / name)
+    for source, folder in ((state / JOURNAL, STATE_FOLDER), (responses / RESPONSES, RESPONSES_FOLDER)):
+        copies += copy_database(source, work_folder / folder / source.name)
+    if work_folder / STATE_FOLDER / IDENTITY not in copies:
+        raise BackupError(f"{state} is no state folder of a Roundhouse: it has no {IDENTITY}")
+    return {str(copy.relative_to(work_folder)): copy for copy in copies}
+
+
+def _copy_declarations(desired: Path, folder: Path) -> list[Path]:
+    """Raises BackupError."""
+    snapshot = read_folder(desired)
+    if snapshot.problems:
+        raise BackupError("; ".join(str(problem) for problem in snapshot.problems))
+    copies = [folder / name for name in snapshot.files]
+    for copy, content in zip(copies, snapshot.files.values(), strict=True):
+        copy.write_bytes(content)
+        copy.chmod(_permissions(desired / copy.name))
+    return copies
+
+
+def _permissions(path: Path) -> int:
+    try:
+        return path.stat().st_mode & 0o666 | 0o600
+    except OSError:  # it was replaced or removed meanwhile
+        return 0o600
+
+
+def _copy_state_file(source: Path, copy: Path) -> list[Path]:
+    """The copy; none where there is no such file. Raises BackupError, and OSError of the copy."""
+    try:
+        content = source.read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise BackupError(f"{source} cannot be read: {error.strerror or error}") from error
+    copy.write_bytes(content)
+    copy.chmod(0o600)
+    return [copy]
+
+
+def _read_instance(path: Path) -> str:
+    try:
+        return Identity.model_validate_json(path.read_bytes()).instance
+    except ValidationError:
+        raise BackupError(f"{path.name} of the state folder is damaged: restore it or move it away") from None
+
+
+def copy_database(source: Path, copy: Path) -> list[Path]:
+    """Copy an SQLite file as it is after its last finished transaction; writers go on. The copy; none: there is none.
+
+    Raises BackupError: it cannot be read, is damaged, or somebody has it to themselves.
+    """
+    if not source.exists():
+        return []
+    try:
+        # Not read-only: whoever closes last tidies up beside the file, and one who may only read cannot.
+        uri = f"file:{quote(str(source.absolute()))}?mode=rw"
+        with (
+            closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)) as db,
+            closing(sqlite3.connect(copy)) as target,
+        ):
+            # `backup` would wait for ever for somebody who has the file to himself; a read waits for BUSY_S.
+            db.execute("BEGIN")
+            db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            db.backup(target)
+            check_database(target)
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_FULL:
+            raise BackupError(f"there is no room for a copy of {source} beside the backup") from error
+        hint = (
+            ": a gateway of an earlier version has it to itself; stop that one first"
+            if code == sqlite3.SQLITE_BUSY
+            else ""
+        )
+        raise BackupError(f"{source} cannot be copied ({error}){hint}") from error
+    copy.chmod(0o600)
+    return [copy]
+
+
+def check_database(db: sqlite3.Connection) -> None:
+    """Raises sqlite3.DatabaseError: the file is damaged."""
+    [verdict] = db.execute("PRAGMA quick_check(1)").fetchone()
+    if verdict != "ok":
+        raise sqlite3.DatabaseError(str(verdict))

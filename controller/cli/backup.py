@@ -1,0 +1,51 @@
+"""`roundhouse backup`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from controller.cli.exit_codes import CommandError, ExitCode
+from controller.cli.options import Desired, Json, Responses, State
+from controller.cli.output import count_words, print_json, print_line
+from controller.cli.settings import read_settings
+
+
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The archive (.tar.gz); one that is there is replaced.")],
+    desired: Desired = None,
+    state: State = None,
+    responses: Responses = None,
+    as_json: Json = False,
+) -> int:
+    """Write everything that cannot be had again into one file, while all goes on.
+
+    Declarations and keys, loads and unloads by operators, history, stored responses, observed memory, and who this
+    installation is; no models and no logs of engines. Keep the file as you keep the state folder: it holds secrets.
+    """
+    from controller.backup.manifest import BackupError
+    from controller.backup.snapshot import write_backup
+
+    settings = read_settings(desired=desired, state=state)
+    try:
+        manifest = write_backup(
+            file,
+            desired=settings.desired,
+            state=settings.state,
+            responses=responses or settings.state,
+            now=time.time(),
+        )
+    except BackupError as error:
+        raise CommandError(str(error)) from None
+    if as_json:
+        print_json({"file": str(file), "manifest": manifest.model_dump()})
+    else:
+        size_mib = file.stat().st_size / 1024**2
+        print_line(
+            f"{file}: {count_words(len(manifest.members), 'file')} of {settings.state} and {settings.desired}, "
+            f"{size_mib:.1f} MiB"
+        )
+    return ExitCode.DONE

@@ -1,0 +1,111 @@
+"""`roundhouse restore`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from controller.cli.exit_codes import CommandError, ExitCode
+from controller.cli.options import Desired, Json, Responses, State
+from controller.cli.output import count_words, print_error, print_json, print_line, time_words
+from controller.cli.settings import read_settings
+
+if TYPE_CHECKING:
+    from controller.backup.manifest import Manifest
+    from controller.backup.restoring import Restored, RestoreFolders
+
+
+def restore(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `roundhouse backup` wrote.")],
+    desired: Desired = None,
+    state: State = None,
+    responses: Responses = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace what is there; it is kept beside, as NAME.before-restore.")
+    ] = False,
+    new_identity: Annotated[
+        bool,
+        typer.Option("--new-identity", help="Become another installation, for a copy that runs beside the original."),
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """Put a backup in place, with nothing of Roundhouse running on these folders.
+
+    The whole backup is read and compared first: one that is torn, another program's or a newer version's changes
+    nothing. Exit code 4: a controller, a gateway or `up` runs on the state folder.
+    """
+    from controller.backup.archive import verify_archive
+    from controller.backup.manifest import BackupError, NewerArchiveError
+    from controller.backup.restoring import OccupiedError, RestoreFolders, restore_archive
+
+    if force and new_identity:
+        raise CommandError("--new-identity is for an empty state folder, so without --force", ExitCode.USAGE)
+    settings = read_settings(desired=desired, state=state)
+    folders = RestoreFolders(settings.state, responses or settings.state, settings.desired)
+    try:
+        with file.open("rb") as archive:
+            manifest = verify_archive(archive)
+            with _hold_folders(folders):
+                restored = restore_archive(archive, manifest, folders, force=force, new_identity=new_identity)
+    except OccupiedError as error:
+        raise CommandError(f"{error}; --force replaces it, and keeps it beside") from None
+    except NewerArchiveError as error:
+        raise CommandError(f"{file} cannot be restored: {error}") from None
+    except BackupError as error:
+        raise CommandError(f"{file} is no whole backup of Roundhouse: {error}; nothing was changed") from None
+    except OSError as error:
+        place = error.filename or file
+        raise CommandError(f"{place}: {error.strerror or error}; the restore is not done") from None
+    _show(file, manifest, restored, as_json=as_json)
+    return ExitCode.DONE
+
+
+@contextmanager
+def _hold_folders(folders: RestoreFolders) -> Iterator[None]:
+    """Keep `up`, a controller and a gateway away. Raises CommandError: one of them runs."""
+    from common.sqlite_files import hold_file
+    from controller.backup.manifest import RESPONSES
+    from controller.cli.up.record import lock_state
+    from controller.storage.state_dir import StateError, StateLockedError, lock_state_folder
+
+    descriptors = [lock_state(folders.state)]
+    responses_path = folders.responses / RESPONSES
+    try:
+        descriptors.append(lock_state_folder(folders.state))
+        if responses_path.exists():
+            descriptors.append(hold_file(responses_path))
+        yield
+    except StateLockedError as error:
+        raise CommandError(f"{error}; `roundhouse down` ends it", ExitCode.LOCKED) from None
+    except StateError as error:
+        raise CommandError(str(error)) from None
+    except BlockingIOError:
+        raise CommandError(f"a gateway uses {responses_path}; `roundhouse down` ends it", ExitCode.LOCKED) from None
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _show(file: Path, manifest: Manifest, restored: Restored, *, as_json: bool) -> None:
+    if restored.keeps_identity:
+        print_error("the state folder's own identity stays: engines that run are known by it")
+    if as_json:
+        print_json(
+            {
+                "file": str(file),
+                "made_at": manifest.made_at,
+                "version": manifest.version,
+                "written": [str(path) for path in restored.written_files],
+                "kept": [str(path) for path in restored.aside_files],
+            }
+        )
+        return
+    words = f"{count_words(len(restored.written_files), 'file')} restored"
+    print_line(f"{file}: {words}, as of {time_words(manifest.made_at)} (Roundhouse {manifest.version})")
+    for path in restored.aside_files:
+        print_line(f"kept: {path}")

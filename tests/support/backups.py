@@ -1,0 +1,71 @@
+"""A small installation on disk, and its backup."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from controller.backup.manifest import Manifest
+from controller.backup.restoring import RestoreFolders
+from controller.backup.snapshot import write_backup
+
+FILES = {
+    "identity.json": {"schema_version": 1, "instance": "abc", "secret": "00" * 32},
+    "memory.json": {"schema_version": 1, "paused": True},
+    "desired.json": {"schema_version": 1, "saved_at": 1, "models": {}, "keys": {}},
+    "observed-memory.json": {"schema_version": 1, "kinds": []},
+}
+
+
+@dataclass(frozen=True)
+class Installation:
+    """Its folders."""
+
+    root: Path
+
+    @property
+    def state(self) -> Path:
+        """The state folder, with responses.db."""
+        return self.root / "state"
+
+    @property
+    def desired(self) -> Path:
+        """The desired-state folder."""
+        return self.root / "desired-state"
+
+    @property
+    def folders(self) -> RestoreFolders:
+        """Both, as a restore wants them."""
+        return RestoreFolders(self.state, self.state, self.desired)
+
+    def content(self) -> dict[str, bytes]:
+        """Every file there, by its path."""
+        return {str(path.relative_to(self.root)): path.read_bytes() for path in self.root.rglob("*") if path.is_file()}
+
+    def back_up(self, path: Path) -> Manifest:
+        """Write its backup."""
+        return write_backup(path, desired=self.desired, state=self.state, responses=self.state, now=1_000_000.0)
+
+
+def make_installation(root: Path) -> Installation:
+    """An installation with one of everything."""
+    made = Installation(root)
+    made.state.mkdir(parents=True)
+    made.desired.mkdir()
+    for name, content in FILES.items():
+        (made.state / name).write_text(json.dumps(content))
+    for name in ("journal.db", "responses.db"):
+        with closing(sqlite3.connect(made.state / name)) as db:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("CREATE TABLE kept (what TEXT)")
+            db.execute("INSERT INTO kept VALUES (?)", (name,))
+            db.commit()
+    (made.state / "logs").mkdir()
+    (made.state / "logs" / "engine.log").write_text("not for a backup")
+    (made.state / "epoch.json").write_text('{"schema_version": 1, "epoch": 7}')
+    (made.desired / "models.yaml").write_text("models: {a: {backend: stub}}")
+    (made.desired / "notes.txt").write_text("not read by anybody")
+    return made

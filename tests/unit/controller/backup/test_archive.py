@@ -1,0 +1,147 @@
+"""An archive is restored whole or refused, whatever was done to it."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.backup.archive import verify_archive
+from controller.backup.manifest import (
+    BackupError,
+    DamagedArchiveError,
+    ForeignArchiveError,
+    NewerArchiveError,
+    parse_member,
+)
+from tests.support.backups import make_installation
+
+EVIL_NAMES = ("../evil", "/etc/passwd", "state/../../evil", "desired-state/a/../b.yaml", "state/lock", "a", "")
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A whole backup."""
+    folder = tmp_path_factory.mktemp("backup")
+    make_installation(folder / "here").back_up(folder / "b.tar.gz")
+    return (folder / "b.tar.gz").read_bytes()
+
+
+def members_of(archive: bytes) -> dict[str, bytes]:
+    """What it holds."""
+    with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
+        return {entry.name: opened.extractfile(entry).read() for entry in opened}  # type: ignore[union-attr]
+
+
+def pack(members: dict[str, bytes], kind: bytes = tarfile.REGTYPE) -> io.BytesIO:
+    """An archive of these; all but the manifest are of this kind."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as opened:
+        for name, content in members.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            if name != "manifest.json":
+                entry.type, entry.linkname = kind, "/etc/passwd"
+            opened.addfile(entry, io.BytesIO(content))
+    packed.seek(0)
+    return packed
+
+
+def with_manifest(archive: bytes, **changes: Any) -> io.BytesIO:
+    """The same archive with another manifest."""
+    members = members_of(archive)
+    members["manifest.json"] = json.dumps(json.loads(members["manifest.json"]) | changes).encode()
+    return pack(members)
+
+
+def test_a_whole_one_is_believed(archive: bytes) -> None:
+    manifest = verify_archive(io.BytesIO(archive))
+    assert set(manifest.members) == set(members_of(archive)) - {"manifest.json"}
+    assert set(manifest.members) == {
+        "state/identity.json",
+        "state/memory.json",
+        "state/desired.json",
+        "state/observed-memory.json",
+        "state/journal.db",
+        "responses/responses.db",
+        "desired-state/models.yaml",
+    }
+
+
+def test_a_torn_one_is_refused_wherever_it_is_torn(archive: bytes) -> None:
+    for length in range(len(archive)):
+        with pytest.raises(DamagedArchiveError):
+            verify_archive(io.BytesIO(archive[:length]))
+
+
+@given(st.data())
+def test_a_flipped_bit_changes_nothing_that_is_believed(archive: bytes, data: st.DataObject) -> None:
+    position = data.draw(st.integers(0, len(archive) * 8 - 1))
+    flipped = bytearray(archive)
+    flipped[position // 8] ^= 1 << position % 8
+    try:
+        manifest = verify_archive(io.BytesIO(flipped))
+    except BackupError:
+        return
+    assert manifest == verify_archive(io.BytesIO(archive))  # gzip's own header, which says nothing
+
+
+@pytest.mark.parametrize("content", [b"models: {}", gzip.compress(b"a log"), gzip.compress(b""), b"PK\x03\x04"])
+def test_what_is_no_backup_is_refused(content: bytes) -> None:
+    with pytest.raises(BackupError):
+        verify_archive(io.BytesIO(content))
+
+
+@pytest.mark.parametrize("field", ["schema_version", "state_schema_version", "responses_schema_version"])
+def test_a_newer_one_is_refused_in_words(archive: bytes, field: str) -> None:
+    with pytest.raises(
+        NewerArchiveError, match=rf"a newer Roundhouse wrote it \(9.9; {field} 2, this one reads up to 1"
+    ):
+        verify_archive(with_manifest(archive, version="9.9", **{field: 2}))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"format": "tar"}, {"members": {"state/x": {}}}, {"members": []}, {"instance": None}]
+)
+def test_another_programs_manifest_is_refused(archive: bytes, changes: dict[str, Any]) -> None:
+    with pytest.raises(ForeignArchiveError):
+        verify_archive(with_manifest(archive, **changes))
+
+
+@pytest.mark.parametrize("name", EVIL_NAMES)
+def test_no_name_leads_out_of_the_folders(archive: bytes, name: str) -> None:
+    with pytest.raises(ForeignArchiveError):
+        parse_member(name)
+    members = members_of(archive)
+    manifest = json.loads(members["manifest.json"])
+    manifest["members"][name] = manifest["members"]["state/memory.json"]
+    content = {"manifest.json": json.dumps(manifest).encode(), name: members["state/memory.json"]}
+    with pytest.raises(ForeignArchiveError):
+        verify_archive(pack(content))
+    with pytest.raises(BackupError):  # and where the manifest does not name it
+        verify_archive(pack(members | {name: b""}))
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE])
+def test_nothing_but_files_is_believed(archive: bytes, kind: bytes) -> None:
+    with pytest.raises(BackupError):
+        verify_archive(pack(members_of(archive), kind))
+
+
+def test_a_member_is_needed_once(archive: bytes) -> None:
+    members = members_of(archive)
+    del members["state/journal.db"]
+    with pytest.raises(DamagedArchiveError, match=r"state/journal.db of its manifest is missing"):
+        verify_archive(pack(members))
+
+
+def test_its_file_says_nothing_of_the_machine(archive: bytes, tmp_path: Path) -> None:
+    with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
+        assert {(entry.uid, entry.gid, entry.uname) for entry in opened} == {(0, 0, "")}
