@@ -24,6 +24,7 @@ from controller.cli import (
     schema,
     status,
     unload,
+    upgrade,
     validate,
     version,
 )
@@ -60,6 +61,7 @@ for command in (
     pause.resume,
     backup.backup,
     restore.restore,
+    upgrade.upgrade,
     schema.schema,
     version.version,
 ):

@@ -57,17 +57,17 @@ def get_engine(definition: Definition) -> Engine:
     return ENGINES[name]
 
 
-def spec_hash(definition: Definition, image: str | None, served_name: str) -> str:
+def spec_hash(definition: Definition, image: str | None, served_name: str, *, render_version: int | None = None) -> str:
     """Digest (64 bits, hex) of all that affects a running engine, and of nothing else.
 
     Never aliases, scheduling fields, which GPU, port or secrets; `target_inflight` and `vram_mib` only where the engine
-    renders them.
+    renders them. `render_version`: as an engine that an earlier version started; None: as this version starts it.
     """
     engine = get_engine(definition)
     set_names = [name for name in engine.hashed_when_set if getattr(definition, name) is not None]
     content = {
         "backend": engine.name,
-        "render_version": engine.render_version,
+        "render_version": engine.render_version if render_version is None else render_version,
         "image": image,
         "served_name": served_name,
         "gpus": definition.gpu_count,

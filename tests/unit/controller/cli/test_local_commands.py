@@ -38,6 +38,7 @@ COMMANDS = (
     "resume",
     "backup",
     "restore",
+    "upgrade",
     "schema",
     "version",
 )

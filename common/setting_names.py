@@ -1,0 +1,43 @@
+"""Every environment variable `ROUNDHOUSE_*` that this version reads, by who reads it, and those that went.
+
+`roundhouse upgrade --check` compares an environment with it, and may import neither the gateway nor the worker. A test
+compares it with the programs' settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+PREFIX: Final = "ROUNDHOUSE_"
+
+_CONTROLLER: Final = """
+    CONNECT_TIMEOUT_S CONTROLLER_LISTEN DESIRED DOCKER_GONE_S DRAIN_TIMEOUT_S ENGINES_MEMORY_MIB ENGINES_NETWORK
+    ENGINE_LOG_MIB GATEWAY_TOKEN_FILE HISTORY_ENTRIES HOST IMAGE_CONTROLLER IMAGE_LLAMA_SERVER IMAGE_VLLM
+    IMAGE_WORKER IMAGE_WORKER_EXLLAMAV3 IMAGE_WORKER_VLLM INSTANCE LOG_LEVEL MODELS PORT PREFLIGHT_RECHECK_S
+    PROBE_INTERVAL_S RESYNC_S RUNTIME START_TIMEOUT_S STATE STOP_TIMEOUT_S SWAP_WAIT_S
+"""
+_GATEWAY: Final = """
+    ADMIN_HOST ALLOWED_HOSTS ANSWER_BUFFER_MIB AUTOLOAD_TIMEOUT_S CLIENT_TIMEOUT_S CONNECT_TIMEOUT_S CONTROLLER_URL
+    CORS_ORIGINS ENGINE_STATE_ROUTES GATEWAY_TOKEN_FILE HEARTBEAT_S HOLD_HEADERS_S HOST KEEP_ALIVE_S LOG_LEVEL
+    MAX_BODY_MIB MAX_HEADER_KIB OPEN OPEN_ADMIN PORT QUEUE_LIMIT REQUEST_TIMEOUT_S RESPONSES_MAX_MIB
+    RESPONSES_RETENTION_H SHUTDOWN_GRACE_S STATE TLS_CERT TLS_KEY
+"""
+_OTHERS: Final = """
+    CACHE CAMPAIGN COVERAGE_BASE DESIRED_DIR DOCKER_SOCKET ENGINE_TOKEN IMAGE_GATEWAY KEY LLAMA_CMAKE MODELS_DIR PYTHON
+    REPLICA SEED START TEST_REQUIRE UP_CHILD
+"""
+
+
+def _variables(names: str) -> frozenset[str]:
+    return frozenset(f"{PREFIX}{name}" for name in names.split())
+
+
+CONTROLLER_VARIABLES: Final = _variables(_CONTROLLER)
+GATEWAY_VARIABLES: Final = _variables(_GATEWAY)
+OTHER_VARIABLES: Final = _variables(_OTHERS)
+"""Of the command line, of engines, of compose.yaml, and of development."""
+KNOWN_VARIABLES: Final = CONTROLLER_VARIABLES | GATEWAY_VARIABLES | OTHER_VARIABLES
+DEPRECATED_VARIABLES: Final[Mapping[str, str]] = MappingProxyType({})
+"""Variable that is still read, or was, to what to do in its place. None went so far."""

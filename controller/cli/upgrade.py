@@ -1,0 +1,210 @@
+"""`roundhouse upgrade --check`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from controller import __version__
+from controller.cli.exit_codes import CommandError, ExitCode
+from controller.cli.options import ControllerUrl, Desired, Json, Models, State
+from controller.cli.output import print_json, print_line
+from controller.cli.settings import read_settings
+
+if TYPE_CHECKING:
+    from controller.cli.running_controller import RunningController
+    from controller.desired.upgrade_check import RunningReplica, UpgradeChange
+    from controller.schema.status import ControllerStatus
+    from controller.settings import ControllerSettings
+    from controller.state import DesiredModel
+
+BUSY_S = 0.5
+
+
+def upgrade(
+    check: Annotated[
+        bool, typer.Option("--check", help="Say what would change. Nothing is installed, and nothing is changed.")
+    ] = False,
+    desired: Desired = None,
+    state: State = None,
+    models: Models = None,
+    controller: ControllerUrl = None,
+    as_json: Json = False,
+) -> int:
+    """What this version would change on an installation that another version runs.
+
+    Run the new version's `roundhouse` with the installation's --state. It asks the running controller and reads its
+    environment, the files and the state folder. Exit code 0: nothing would change. 1: this version would not work so.
+    2: something would change.
+    """
+    if not check:
+        raise CommandError("say `upgrade --check`: a new version is installed by git or by its images", ExitCode.USAGE)
+
+    from common.setting_names import DEPRECATED_VARIABLES, KNOWN_VARIABLES, PREFIX
+    from controller.cli.running_controller import find_controller
+    from controller.desired.upgrade_check import list_engine_changes, list_schema_changes, list_setting_changes
+
+    options = {"desired": desired, "state": state, "models": models}
+    own_settings = read_settings(**options)
+    running = find_controller(own_settings.state)
+    settings = _settings_of(running, options) if running is not None else own_settings
+    status = _ask_status(controller or settings.controller_url)
+    replicas = _running_replicas(status, settings.state)
+    runtime = status.runtime if status is not None else "process" if replicas else settings.runtime
+    desired_models, changes = _resolve_models(settings, runtime)
+    changes += list_engine_changes(desired_models, replicas or ())
+    variables = {*os.environ, *(running.environment if running is not None else ())}
+    roundhouse_variables = {name for name in variables if name.startswith(PREFIX)}
+    changes += list_setting_changes(roundhouse_variables, KNOWN_VARIABLES, DEPRECATED_VARIABLES)
+    changes += list_schema_changes(*_schema_versions(settings.state))
+    unknown = [] if replicas is not None else ["which engines run: no controller answers, and none runs as a process"]
+    _show(status.version if status is not None else None, changes, unknown, as_json=as_json)
+    if any(change.is_obstacle for change in changes):
+        return ExitCode.FAILED
+    return ExitCode.PENDING if changes else ExitCode.DONE
+
+
+def _settings_of(running: RunningController, options: Mapping[str, Path | None]) -> ControllerSettings:
+    """The settings under options and this environment, and where these say nothing, as the controller has them."""
+    from controller.settings import PREFIX, ControllerSettings
+
+    values: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    for name, field in ControllerSettings.model_fields.items():
+        variable = f"{PREFIX}{name.upper()}"
+        if name in values or os.environ.get(variable):
+            continue
+        if value := running.environment.get(variable):
+            values[name] = value
+        if name in ("desired", "models"):
+            values[name] = running.folder / Path(values.get(name, field.default))
+    return read_settings(**values)
+
+
+def _ask_status(url: str) -> ControllerStatus | None:
+    """None: no controller answers."""
+    from controller.cli.client import NoControllerError, ask_controller
+
+    try:
+        return ask_controller(url, lambda client: client.get_status())
+    except NoControllerError:
+        return None
+
+
+def _running_replicas(status: ControllerStatus | None, state: Path) -> list[RunningReplica] | None:
+    """What the controller says that runs, else what was started as processes; None: nobody knows."""
+    from controller.desired.upgrade_check import RunningReplica
+
+    if status is not None:
+        return [
+            RunningReplica(model.name, replica.spec_hash, replica.outdated)
+            for model in status.models
+            for replica in model.replicas
+            if replica.phase != "ended"
+        ]
+    folder = state / "replicas"
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    records = [_read_json(path) for path in paths if not path.name.startswith(".")]
+    live_records = [record for record in records if record.get("ended") is False]
+    if not live_records:
+        return None
+    return [RunningReplica(str(record.get("model")), str(record.get("spec_hash"))) for record in live_records]
+
+
+def _resolve_models(
+    settings: ControllerSettings, runtime: str
+) -> tuple[Mapping[str, DesiredModel], list[UpgradeChange]]:
+    """The declared models as this version resolves them, with operators' statements; what it refuses of the files."""
+    from controller.config.parse import parse_folder
+    from controller.config.read import read_folder
+    from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired
+    from controller.desired.upgrade_check import UpgradeChange
+    from controller.storage.state_dir import MEMORY_NAME, StoredState
+
+    parsed_folder = parse_folder(read_folder(settings.desired), settings.models.absolute())
+    problems = [
+        UpgradeChange("file", problem.file, f"{problem}", is_obstacle=True) for problem in parsed_folder.problems
+    ]
+    stored_state = StoredState()
+    with suppress(OSError, ValueError):  # of another schema_version, which is told apart
+        stored_state = StoredState.model_validate_json((settings.state / MEMORY_NAME).read_bytes())
+    declared_models = {
+        name: DeclaredModel(definition, parsed_folder.declared_models[name], 0.0)
+        for name, definition in parsed_folder.definitions.items()
+    }
+    images = settings.images if runtime == "docker" else {}
+    resolved = resolve_desired(
+        declared_models, stored_state.overrides, stored_state.demand, Defaults(images), generation=0
+    )
+    return resolved.models, problems
+
+
+def _schema_versions(state: Path) -> tuple[dict[str, int], dict[str, int]]:
+    """By file of the state folder: the version that it has, and the one that this version writes."""
+    from common.state_files import RESPONSES_SCHEMA_VERSION
+    from controller.backup.manifest import JOURNAL, RESPONSES, STATE_FILES
+    from controller.schema.status import SCHEMA_VERSION
+    from controller.storage.state_dir import EPOCH_NAME
+
+    json_files = [*STATE_FILES, EPOCH_NAME]
+    found_versions: dict[str, int | None] = {name: _json_version(state / name) for name in json_files}
+    found_versions[JOURNAL] = _query_version(state / JOURNAL, "SELECT value FROM meta WHERE key = 'schema_version'")
+    found_versions[RESPONSES] = _query_version(state / RESPONSES, "PRAGMA user_version")
+    known_versions = {**dict.fromkeys([*json_files, JOURNAL], SCHEMA_VERSION), RESPONSES: RESPONSES_SCHEMA_VERSION}
+    return {name: version for name, version in found_versions.items() if version}, known_versions
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Empty where it cannot be read."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _json_version(path: Path) -> int | None:
+    version = _read_json(path).get("schema_version")
+    return version if isinstance(version, int) else None
+
+
+def _query_version(path: Path, query: str) -> int | None:
+    """None: there is no such file, or it cannot be read, such as while an earlier gateway has it to itself."""
+    if not path.exists():
+        return None
+    uri = f"file:{quote(str(path.absolute()))}?mode=rw"
+    try:
+        with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S)) as db:
+            row = db.execute(query).fetchone()
+    except sqlite3.Error:
+        return None
+    return int(row[0]) if row else None
+
+
+def _show(running_version: str | None, changes: list[UpgradeChange], unknown: list[str], *, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "version": __version__,
+                "running_version": running_version,
+                "changes": [asdict(change) for change in changes],
+                "unknown": unknown,
+            }
+        )
+        return
+    running_words = f"{running_version} runs" if running_version is not None else "no controller answers"
+    print_line(f"this is Roundhouse {__version__}; {running_words}")
+    for change in changes:
+        print_line(change.message if change.kind == "file" else f"{change.subject}: {change.message}")
+    for words in unknown:
+        print_line(f"not known: {words}")
+    if not changes:
+        print_line("nothing would change")

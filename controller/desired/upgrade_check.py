@@ -1,0 +1,106 @@
+"""What this version would do differently from the one that runs. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from controller.engines import ENGINES, spec_hash
+from controller.state import DesiredModel
+
+
+@dataclass(frozen=True, slots=True)
+class UpgradeChange:
+    """One thing that an upgrade to this version changes."""
+
+    kind: Literal["engine", "setting", "state", "file"]
+    subject: str
+    """A model, a variable, or a file."""
+    message: str
+    is_obstacle: bool = False
+    """True: this version would not work so."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningReplica:
+    """An engine that runs."""
+
+    model: str
+    spec_hash: str
+    is_outdated: bool = False
+    """True: it differs from what is declared for the version that runs, too."""
+
+
+def list_engine_changes(
+    desired_models: Mapping[str, DesiredModel], replicas: Iterable[RunningReplica]
+) -> list[UpgradeChange]:
+    """By model, the engines that this version would start anew, and why. `desired_models` are resolved by this version.
+
+    Left out are engines whose model is not declared, and those that the version that runs would replace as well.
+    """
+    running_hashes: dict[str, list[str]] = {}
+    for replica in replicas:
+        if not replica.is_outdated:
+            running_hashes.setdefault(replica.model, []).append(replica.spec_hash)
+    changes: list[UpgradeChange] = []
+    for name, hashes in sorted(running_hashes.items()):
+        model = desired_models.get(name)
+        other_hashes = [each for each in hashes if model is not None and each != model.spec_hash]
+        if model is not None and other_hashes:
+            count = len(other_hashes)
+            engines = "1 engine would be restarted" if count == 1 else f"{count} engines would be restarted"
+            reasons = sorted({_explain_hash(model, each) for each in other_hashes})
+            changes.append(UpgradeChange("engine", name, f"{engines}: {'; '.join(reasons)}"))
+    return changes
+
+
+def _explain_hash(model: DesiredModel, running_hash: str) -> str:
+    """Why the engine of that spec hash differs from what this version would start."""
+    current_version = ENGINES[model.backend].render_version
+    for version in range(current_version - 1, 0, -1):
+        if spec_hash(model.definition, model.image, model.name, render_version=version) == running_hash:
+            return f"{model.backend} is started otherwise (render_version {version}, now {current_version})"
+    if model.image is not None and model.definition.image is None:
+        return f"another default image (now {model.image}), or other fields count for {model.backend}"
+    return f"other fields count for {model.backend}, or the files were edited and nothing has applied it yet"
+
+
+def list_setting_changes(
+    variables: Iterable[str], known_variables: Iterable[str], deprecated_variables: Mapping[str, str]
+) -> list[UpgradeChange]:
+    """Which of the variables this version does not read, or will not for long."""
+    known_names = sorted(known_variables)
+    changes: list[UpgradeChange] = []
+    for name in sorted(set(variables)):
+        if name in deprecated_variables:
+            changes.append(UpgradeChange("setting", name, f"deprecated: {deprecated_variables[name]}"))
+        elif name not in known_names:
+            hint = f"; there is {close_name}" if (close_name := _find_close_name(name, known_names)) else ""
+            changes.append(UpgradeChange("setting", name, f"this version does not read it{hint}"))
+    return changes
+
+
+def _find_close_name(name: str, known_names: Iterable[str]) -> str | None:
+    # All begin alike, which makes no two of them alike.
+    ends = {known_name.partition("_")[2]: known_name for known_name in known_names}
+    close_ends = difflib.get_close_matches(name.partition("_")[2], ends, n=1, cutoff=0.8)
+    return ends[close_ends[0]] if close_ends else None
+
+
+def list_schema_changes(found_versions: Mapping[str, int], known_versions: Mapping[str, int]) -> list[UpgradeChange]:
+    """Which files of the state folder are of another schema_version than this version writes. Both by file."""
+    changes: list[UpgradeChange] = []
+    for name, version in sorted(found_versions.items()):
+        known = known_versions[name]
+        if version > known:
+            message = f"a newer Roundhouse wrote it (schema_version {version}); this version reads up to {known}"
+            changes.append(UpgradeChange("state", name, message, is_obstacle=True))
+        elif version < known:
+            message = (
+                f"schema_version {version} becomes {known}, which the version that wrote it cannot read: "
+                "`roundhouse backup` first"
+            )
+            changes.append(UpgradeChange("state", name, message))
+    return changes

@@ -1,0 +1,24 @@
+"""The list of variables says what the programs read."""
+
+from __future__ import annotations
+
+from common.setting_names import (
+    CONTROLLER_VARIABLES,
+    DEPRECATED_VARIABLES,
+    GATEWAY_VARIABLES,
+    KNOWN_VARIABLES,
+    OTHER_VARIABLES,
+    PREFIX,
+)
+from controller.settings import ControllerSettings
+from gateway.settings import GatewaySettings
+
+
+def test_it_lists_the_settings_of_both_programs() -> None:
+    for settings, listed in ((ControllerSettings, CONTROLLER_VARIABLES), (GatewaySettings, GATEWAY_VARIABLES)):
+        assert {f"{PREFIX}{name.upper()}" for name in settings.model_fields} == listed, settings
+
+
+def test_no_variable_is_listed_twice() -> None:
+    assert not OTHER_VARIABLES & (CONTROLLER_VARIABLES | GATEWAY_VARIABLES)
+    assert not DEPRECATED_VARIABLES.keys() & KNOWN_VARIABLES
