@@ -75,6 +75,7 @@ def upgrade(
 
 def _settings_of(running: RunningController, options: Mapping[str, Path | None]) -> ControllerSettings:
     """The settings under options and this environment, and where these say nothing, as the controller has them."""
+    from controller.artifacts.model_roots import split_folders
     from controller.settings import PREFIX, ControllerSettings
 
     values: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
@@ -84,8 +85,11 @@ def _settings_of(running: RunningController, options: Mapping[str, Path | None])
             continue
         if value := running.environment.get(variable):
             values[name] = value
-        if name in ("desired", "models"):
+        if name == "desired":
             values[name] = running.folder / Path(values.get(name, field.default))
+        if name == "models":
+            folders = split_folders(str(values.get(name, field.default))).folders
+            values[name] = ",".join(str(running.folder / folder.expanduser()) for folder in folders)
     return read_settings(**values)
 
 

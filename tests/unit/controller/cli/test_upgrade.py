@@ -39,10 +39,13 @@ def options(there: Installation) -> tuple[str, ...]:
 
 def stub_hash() -> str:
     """Of the model `a`, by this version."""
+    from controller.artifacts.model_roots import ModelRoots
     from controller.config.parse import parse_folder
     from controller.config.read import FolderSnapshot
 
-    parsed = parse_folder(FolderSnapshot("", {"m.yaml": b"models: {a: {backend: stub}}"}), Path("/models"))
+    parsed = parse_folder(
+        FolderSnapshot("", {"m.yaml": b"models: {a: {backend: stub}}"}), ModelRoots((Path("/models"),))
+    )
     definition: Definition = parsed.definitions["a"]
     assert get_engine(definition).name == "stub"
     return spec_hash(definition, None, "a")
