@@ -21,7 +21,8 @@ PREFIX = "campaign_"
 """A campaign is a module `campaign_NAME` with `ABOUT`, a text, and `run(seed)`, which gives an Outcome. One that is
 tests with larger counts names their files in `TESTS`. One with options has `declare_options(parser)`, whose
 defaults are those of `run`. One that can be run on several runtimes names them in `RUNTIMES` and has an option
-`--runtime`; each run has a page of its own, NAME_RUNTIME."""
+`--runtime`; each run has a page of its own, NAME_RUNTIME. One whose page has another name has it in `PAGE`. In a
+command, `-` stands for `_` too."""
 
 
 def campaign_names() -> list[str]:
@@ -40,7 +41,8 @@ def page_names() -> dict[str, str]:
 
 
 def _page_name(name: str, runtime: str | None) -> str:
-    return name if runtime is None else f"{name}_{runtime}"
+    page: str = getattr(import_module(f"tests.campaigns.{PREFIX}{name}"), "PAGE", name)
+    return page if runtime is None else f"{page}_{runtime}"
 
 
 def describe_machine() -> str:
@@ -76,11 +78,16 @@ def _set_environment(name: str, seed: int) -> None:
 def read_command(words: Sequence[str]) -> tuple[str, int, dict[str, Any]]:
     """A campaign's name, its seed, and those of its own options that were said."""
     parser = argparse.ArgumentParser(prog="make campaign ARGS=")
-    parser.add_argument("name", metavar="NAME", choices=campaign_names(), help=f"one of {', '.join(campaign_names())}")
+    names = campaign_names()
+    parser.add_argument("name", metavar="NAME", type=_module_name, choices=names, help=f"one of {', '.join(names)}")
     parser.add_argument("--seed", type=int, default=1, help="of everything random (default: 1)")
     arguments, rest = parser.parse_known_args(words)
     _set_environment(arguments.name, arguments.seed)
     return arguments.name, arguments.seed, _read_options(arguments.name, rest)
+
+
+def _module_name(said: str) -> str:
+    return said.replace("-", "_")
 
 
 def _read_options(name: str, words: Sequence[str]) -> dict[str, Any]:

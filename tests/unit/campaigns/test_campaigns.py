@@ -224,8 +224,13 @@ def test_a_run_on_a_runtime_has_a_page_of_its_own(monkeypatch: pytest.MonkeyPatc
     assert (made.name, made.command) == ("chaos_docker", 'make campaign ARGS="chaos --seed 3 --runtime docker"')
     assert run_campaign(*read_command(["chaos"])).name == "chaos_process"
     assert {page: name for page, name in page_names().items() if page != name} == {
-        "chaos_process": "chaos", "chaos_docker": "chaos", "chaos_compose": "chaos"
+        "chaos_process": "chaos", "chaos_docker": "chaos", "chaos_compose": "chaos",
+        "first-hour": "first_hour"
     }  # fmt: skip
+
+
+def test_a_hyphen_in_a_command_stands_for_an_underscore(in_campaign: None) -> None:
+    assert read_command(["first-hour"]) == ("first_hour", 1, {})
 
 
 def test_the_command_line_refuses_an_unknown_runtime(in_campaign: None, capsys: pytest.CaptureFixture[str]) -> None:

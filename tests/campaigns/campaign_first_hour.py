@@ -1,0 +1,58 @@
+"""What a new user does in the first hour, as the README says it, with its times."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.campaigns.record import Outcome, Table
+from tests.support.first_hour import FirstHour, Step
+
+PAGE = "first-hour"
+ABOUT = """
+A new user, with the README alone: a clone of the commit in an empty folder, installed and started by `make up`; a GGUF
+file that lies outside the project, declared and asked; a key, with the gateway on another address than the default. In
+place of 0.0.0.0 it is 127.0.0.2, which no other machine reaches, and in place of 8080 a free port. Each step ends with a right answer by curl, and nothing may be refused on the way:
+no warning, no error, no answer but "not yet". Times are those of the machine, without the typing, and with whatever
+else runs there; pip finds its packages as it is set up.
+"""
+BOUNDS_S = {"An own GGUF file from outside the project": 60.0, "A key, and an address of the network": 120.0}
+"""Most seconds of a step. The first one's are mostly pip's, and have no bound."""
+TESTS = ("tests/e2e/test_new_user.py",)
+
+
+def run(seed: int) -> Outcome:
+    """Walk it once, with the real installation. Nothing is random."""
+    with tempfile.TemporaryDirectory(prefix="rh", ignore_cleanup_errors=True) as folder:
+        hour = FirstHour(Path(folder))
+        failures: list[str] = []
+        try:
+            asyncio.run(hour.walk())
+        except Exception as error:
+            failures.append(f"{hour.steps[-1].title}: led nowhere\n{error}")
+    return Outcome(
+        [Table("Steps", ("step", "typed", "time", "bound", "refused"), _rows(hour.steps))],
+        [*failures, *failures_of(hour.steps)],
+    )
+
+
+def failures_of(steps: Sequence[Step]) -> list[str]:
+    """What was refused, and what took too long."""
+    failures = [f"{step.title}: {line}" for step in steps for line in step.refusals]
+    slow = [step for step in steps if step.seconds > BOUNDS_S.get(step.title, step.seconds)]
+    return failures + [f"{step.title}: {step.seconds:.0f} s, bound {BOUNDS_S[step.title]:.0f} s" for step in slow]
+
+
+def _rows(steps: Sequence[Step]) -> list[tuple[str, ...]]:
+    return [
+        (
+            step.title,
+            "<br>".join(f"`{command}`" for command in step.commands),
+            f"{step.seconds:.1f} s",
+            f"{BOUNDS_S[step.title]:.0f} s" if step.title in BOUNDS_S else "",
+            str(len(step.refusals)),
+        )
+        for step in steps
+    ]
