@@ -4,7 +4,8 @@
 socket that its settings name, and ends when it is asked to or told to; `gateway` lists one loaded model. Both append
 what happens to the file $EVENTS. $CONTROLLER_DOES and $GATEWAY_DOES make one misbehave: `exit:N` ends at once with that
 code, `exit-once:N` only the first time, `exit-second:N` only the second, `deaf` ignores SIGTERM and requests to end,
-`until:FILE` heeds them once that file is there. `up` is the real `UpRun` over both, `service` the real `ServiceRun`.
+`until:FILE` heeds them once that file is there; a gateway with `keys` asks for one. `up` is the real `UpRun` over both,
+`service` the real `ServiceRun`.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ async def gateway(does: str) -> None:
     settings = load_settings()
 
     async def models(_request: web.Request) -> web.Response:
+        if does == "keys":
+            return web.json_response({"error": {"code": "invalid_api_key"}}, status=401)
         model = {"id": "chat", "state": "loaded", "apis": ["/v1/chat/completions"]}
         return web.json_response({"object": "list", "data": [model]})
 

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
@@ -67,7 +68,7 @@ class FirstModelWatcher:
         if not any(model.state is ModelState.LOADED for model in status.models):
             self._print_empty(status)
             return False
-        choice = await self._find_served(gateway)
+        choice = await self._find_served(gateway, status)
         if choice is None:
             return False
         name, api = choice
@@ -96,11 +97,16 @@ class FirstModelWatcher:
             )
             self._is_empty_reported = True
 
-    async def _find_served(self, gateway: aiohttp.ClientSession) -> tuple[str, str] | None:
-        """A loaded model and an API that it offers, as the gateway says; None: none yet."""
+    async def _find_served(
+        self, gateway: aiohttp.ClientSession, status: ControllerStatus
+    ) -> tuple[str, str | None] | None:
+        """A loaded model and an API that it offers, as the gateway says; without an API where the gateway wants a key,
+        which `up` has not. None: none yet."""
         try:
             async with gateway.get(f"{self._gateway_url}/v1/models") as response:
-                models = (await response.json())["data"] if response.status == 200 else []
+                if response.status == HTTPStatus.UNAUTHORIZED:
+                    return next(model.name for model in status.models if model.state is ModelState.LOADED), None
+                models = (await response.json())["data"] if response.status == HTTPStatus.OK else []
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError):
             return None
         return choose_first_model(models)
@@ -119,8 +125,10 @@ def choose_first_model(models: Sequence[Mapping[str, Any]]) -> tuple[str, str] |
     return None
 
 
-def try_line(name: str, api: str, url: str) -> str:
-    """One line with a request to paste into a shell."""
+def try_line(name: str, api: str | None, url: str) -> str:
+    """One line with a request to paste into a shell. `api` None: keys are declared."""
+    if api is None:
+        return f"{name} is ready. Try, with a key: curl {url}/v1/models -H 'authorization: Bearer rh-...'"
     body = json.dumps({"model": name, **EXAMPLES[api]})
     return f"{name} is ready. Try: curl {url}{api} -H 'content-type: application/json' -d '{body}'"
 

@@ -61,6 +61,13 @@ async def test_it_says_how_to_use_the_first_model_and_ends_in_order(up: Up) -> N
     ]
 
 
+async def test_with_keys_it_says_so_and_that_the_first_model_is_ready(up: Up) -> None:
+    up.start(GATEWAY_DOES="keys")
+    await up.ready()
+    url = f"http://127.0.0.1:{up.port}/v1/models"
+    assert up.out.splitlines()[0] == (f"chat is ready. Try, with a key: curl {url} -H 'authorization: Bearer rh-...'")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 async def test_every_signal_that_ends_a_program_ends_it_in_order(up: Up, number: signal.Signals) -> None:
     up.start("--json")
