@@ -223,5 +223,5 @@ async def test_of_a_killed_engine_and_of_one_that_is_stopped_while_it_loads_noth
 
 
 def _log(served: Served) -> str:
-    (log,) = (served.stack.state / "logs").glob("*.log")
+    (log,) = (served.stack.state / "logs").glob("rh-*.log")
     return log.read_text(errors="replace")

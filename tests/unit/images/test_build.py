@@ -26,7 +26,7 @@ def _run(tmp_path: Path, *command: str) -> tuple[subprocess.CompletedProcess[str
     fake.write_text(FAKE_DOCKER)
     fake.chmod(0o755)
     # What the make that runs the tests was told, such as ARGS, is not for this one.
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "ARGS"))}
     env = {**inherited, "PATH": f"{fake.parent}:{os.environ['PATH']}", "FAKE_DOCKER_BUILDS": str(builds)}
     done = subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, check=False)
     text = builds.read_text() if builds.exists() else ""
