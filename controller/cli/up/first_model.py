@@ -8,7 +8,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +20,8 @@ from controller.schema.status import ControllerStatus, ModelState
 
 FIRST_POLL_S: Final = 0.2
 LAST_POLL_S: Final = 2.0
+KEY_WANTED: Final = 401
+"""The gateway's status for who shows no key where some are declared."""
 PROGRAM: Final = "roundhouse"
 DEMO_MODELS: Final = frozenset({"clockwork", "clockwork-embed"})
 """What the checkout's own desired-state folder declares."""
@@ -104,9 +105,9 @@ class FirstModelWatcher:
         which `up` has not. None: none yet."""
         try:
             async with gateway.get(f"{self._gateway_url}/v1/models") as response:
-                if response.status == HTTPStatus.UNAUTHORIZED:
+                if response.status == KEY_WANTED:
                     return next(model.name for model in status.models if model.state is ModelState.LOADED), None
-                models = (await response.json())["data"] if response.status == HTTPStatus.OK else []
+                models = (await response.json())["data"] if response.status == 200 else []
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError):
             return None
         return choose_first_model(models)
