@@ -73,7 +73,7 @@ class LineWriter:
 
 
 class LineHandler(logging.Handler):
-    """Writes log records to a LineWriter."""
+    """A handler of `logging` for an output that may be dead: a LineWriter writes each record, and waits for nobody."""
 
     def __init__(self, writer: LineWriter) -> None:
         super().__init__()

@@ -72,7 +72,7 @@ class JournalFormatter(logging.Formatter):
         super().__init__("%(name)s: %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        """One or more lines, without the last newline."""
+        """Return the record as lines, each with its priority. A traceback makes several; the last has no newline."""
         prefix = f"<{journal_priority(record.levelno)}>"
         return "\n".join(f"{prefix}{line}" for line in super().format(record).split("\n"))
 
@@ -93,7 +93,7 @@ class BoundedLogFile(logging.Handler):
         self._is_losing = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record."""
+        """Append the record as one line. A line that cannot be written is lost, and the first lost one is warned of."""
         try:
             line = self.format(record).encode("utf-8", "backslashreplace")
         except Exception:  # noqa: BLE001 - as every handler of `logging`: a wrong call that logs ends nothing
@@ -110,7 +110,7 @@ class BoundedLogFile(logging.Handler):
             self._is_losing = False
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the log file. A later record opens it again."""
         self.acquire()
         try:
             self._close_file()

@@ -12,7 +12,7 @@ from controller.artifacts.model_roots import ModelRoots, path_below
 
 @dataclass(frozen=True, slots=True)
 class LocatedPath:
-    """One model path, found or not."""
+    """Where a declared model path leads: its models folder and its place there, whether a file is there or not."""
 
     root: Path
     """The models folder that it lies in, without symbolic links."""

@@ -26,7 +26,7 @@ class ModelRoots:
 
     @property
     def first(self) -> Path:
-        """The folder that is looked into first."""
+        """The first models folder, which a relative model path is looked for in before the others."""
         return self.folders[0]
 
     def absolute(self) -> ModelRoots:
@@ -47,11 +47,14 @@ class ModelRoots:
         return _SEPARATOR.join(map(str, self.folders))
 
     def describe(self) -> str:
-        """The folders in an error."""
+        """Return the folders as an error names them: `the models folders /a, /b`."""
         return f"the models folder{'s' if len(self.folders) > 1 else ''} {', '.join(map(str, self.folders))}"
 
     def advise_adding(self, path: PurePath) -> str | None:
-        """What to set so that `path`, which is absolute, lies in a models folder; None: no folder is fit for that."""
+        """Return the setting that adds a models folder for `path`, an absolute path.
+
+        None: no folder above `path` can be added (the root folder, a name with a comma or with control characters).
+        """
         folder = str(_folder_to_add(path))
         if folder == "/" or _SEPARATOR in folder or not folder.isprintable():
             return None

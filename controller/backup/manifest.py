@@ -35,19 +35,19 @@ class BackupError(Exception):
 
 
 class ForeignArchiveError(BackupError):
-    """It is no backup of Roundhouse."""
+    """The file is no backup that Roundhouse has written."""
 
 
 class DamagedArchiveError(BackupError):
-    """It is torn, or its content is not what its manifest says."""
+    """The archive is cut off, or a file in it differs from what its manifest says."""
 
 
 class NewerArchiveError(BackupError):
-    """A newer Roundhouse wrote it."""
+    """A newer version of Roundhouse wrote the archive, in a form that this version does not read."""
 
 
 class Member(BaseModel):
-    """One file of an archive."""
+    """What the manifest says of one file of the archive: its size in bytes, its SHA-256 in hexadecimal digits."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -56,7 +56,7 @@ class Member(BaseModel):
 
 
 class Manifest(BaseModel):
-    """The first member of an archive."""
+    """The content of `manifest.json`, the first file of an archive: who wrote it, when, and which files follow."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -76,7 +76,7 @@ class Manifest(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class MemberPlace:
-    """Where a member belongs."""
+    """To which folder of an installation a file of the archive belongs, and its name there."""
 
     folder: str
     """`state`, `responses` or `desired-state`."""
@@ -85,7 +85,7 @@ class MemberPlace:
 
     @property
     def member(self) -> str:
-        """Its name in an archive."""
+        """The name of the file in an archive, such as `state/memory.json`."""
         return f"{self.folder}/{self.name}"
 
     @property

@@ -87,7 +87,11 @@ SUBJECTS = (
     Subject(
         "limits",
         ("gateway/tenancy/rate_limits.py",),
-        ("tests/unit/gateway/tenancy/test_rate_limits.py", "tests/properties/gateway/tenancy/test_rate_limits.py"),
+        (
+            "tests/unit/gateway/tenancy/test_rate_limits.py",
+            "tests/unit/gateway/tenancy/test_estimated_tokens.py",
+            "tests/properties/gateway/tenancy/test_rate_limits.py",
+        ),
     ),
     Subject(
         "openness",

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 from controller.cli import stop_timeouts
 from controller.cli.exit_codes import ExitCode
 from controller.cli.up.announce import Announcer
-from controller.cli.up.marks import find_children, mark_variables
-from controller.cli.up.record import ProcessRecord, UpRecord, remove_record, write_record
+from controller.cli.up.marks import find_children, mark_specs
+from controller.cli.up.record import ProcessRecord, remove_record
+from controller.cli.up.recorder import ChildRecorder
 from controller.cli.up.supervisor import Child, ChildSpec, Supervisor
 from controller.runtimes.process.groups import send_signal
 from controller.settings import ControllerSettings
@@ -29,8 +28,9 @@ class ServiceRun:
     def __init__(self, settings: ControllerSettings, specs: Sequence[ChildSpec], announcer: Announcer) -> None:
         self._settings = settings
         self._announcer = announcer
-        specs = [replace(each, env={**each.env, **mark_variables(settings.state, each.name)}) for each in specs]
-        self._supervisor = Supervisor(specs, say=announcer.print_note, on_change=self._record)
+        recorder = ChildRecorder(settings.state, announcer)
+        marked_specs = mark_specs(settings.state, specs)
+        self._supervisor = Supervisor(marked_specs, say=announcer.print_note, on_change=recorder.record_children)
         self._stop_event = asyncio.Event()
 
     async def run(self) -> ExitCode:
@@ -56,14 +56,6 @@ class ServiceRun:
             ("gateway", stop_timeouts.gateway_stop_timeout_s()),
             ("controller", stop_timeouts.controller_stop_timeout_s(self._settings)),
         )
-
-    def _record(self, pids: Mapping[str, int]) -> None:
-        children = {name: record for name, pid in pids.items() if (record := ProcessRecord.of(pid)) is not None}
-        try:
-            write_record(self._settings.state, UpRecord(up=ProcessRecord.of(os.getpid()), children=children))
-        except OSError as error:
-            # `down` finds what runs by its marks, too.
-            self._announcer.print_note(f"what runs cannot be recorded: {error.strerror or error}")
 
     async def _end_child(self, child: Child, within_s: float) -> None:
         child.send_signal(signal.SIGTERM)

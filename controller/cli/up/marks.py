@@ -7,10 +7,13 @@ the folder's path would also be that of a container, and stays behind when the f
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from controller.cli.up.record import LOCK_NAME, ProcessRecord, read_record
+from controller.cli.up.supervisor import ChildSpec
 from controller.runtimes.process.groups import has_variable
 from controller.runtimes.process.stat import PROC, list_stats
 
@@ -25,6 +28,12 @@ def mark_variables(state: Path, name: str) -> dict[str, str]:
     """
     stat = state.stat()
     return {MARK_ENV: f"{name}:{stat.st_dev}:{stat.st_ino}"}
+
+
+def mark_specs(state: Path, specs: Iterable[ChildSpec]) -> list[ChildSpec]:
+    """Return the programs with these variables in their environments. Raises OSError: the state folder does not
+    exist."""
+    return [replace(spec, env={**spec.env, **mark_variables(state, spec.name)}) for spec in specs]
 
 
 def find_up(state: Path) -> ProcessRecord | None:

@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -18,15 +17,9 @@ from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.orphans import stop_orphans
 from controller.cli.up.announce import Announcer
 from controller.cli.up.first_model import FirstModelWatcher
-from controller.cli.up.marks import find_children, mark_variables
-from controller.cli.up.record import (
-    RECORD_NAME,
-    ProcessRecord,
-    UpRecord,
-    lock_state,
-    remove_record,
-    write_record,
-)
+from controller.cli.up.marks import find_children, mark_specs
+from controller.cli.up.record import lock_state, remove_record
+from controller.cli.up.recorder import ChildRecorder
 from controller.cli.up.supervisor import Child, ChildSpec, Ending, FatalExit, Supervisor
 from controller.settings import ControllerSettings
 
@@ -90,10 +83,9 @@ class UpRun:
     def __init__(self, settings: ControllerSettings, specs: Sequence[ChildSpec], announcer: Announcer) -> None:
         self._settings = settings
         self._announcer = announcer
-        self._is_recorded = True
-        """Whether the last record could be written."""
-        specs = [replace(each, env={**each.env, **mark_variables(settings.state, each.name)}) for each in specs]
-        self._supervisor = Supervisor(specs, say=announcer.print_note, on_change=self._record)
+        recorder = ChildRecorder(settings.state, announcer)
+        marked_specs = mark_specs(settings.state, specs)
+        self._supervisor = Supervisor(marked_specs, say=announcer.print_note, on_change=recorder.record_children)
         self._stop_event = asyncio.Event()
         self._force_event = asyncio.Event()
 
@@ -119,19 +111,6 @@ class UpRun:
         return FirstModelWatcher(
             settings.controller_url, settings.gateway_url, settings.desired, settings.models.first, self._announcer
         )
-
-    def _record(self, pids: Mapping[str, int]) -> None:
-        children = {name: record for name, pid in pids.items() if (record := ProcessRecord.of(pid)) is not None}
-        try:
-            write_record(self._settings.state, UpRecord(up=ProcessRecord.of(os.getpid()), children=children))
-        except OSError as error:
-            # Whatever runs is found by its marks, too: no reason to end it.
-            if self._is_recorded:
-                path, reason = self._settings.state / RECORD_NAME, error.strerror or error
-                self._announcer.print_note(f"what runs cannot be recorded in {path} ({reason}); `down` finds it")
-            self._is_recorded = False
-        else:
-            self._is_recorded = True
 
     def _on_signal(self, number: signal.Signals) -> None:
         if not self._stop_event.is_set():
