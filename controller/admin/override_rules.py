@@ -41,9 +41,17 @@ class ModelStanding:
 
 
 def decide_load(
-    standing: ModelStanding, params: Mapping[str, LoadValue], replicas: int | None, *, actor: str, now: float
+    standing: ModelStanding,
+    params: Mapping[str, LoadValue],
+    replicas: int | None,
+    *,
+    restart: bool,
+    actor: str,
+    now: float,
 ) -> Override | None:
     """The load to state; None: what stands is a load already. `params` are the request's own fields.
+
+    `restart` lets the load set other values for a model that is loaded or loading.
 
     Raises:
         RoundhouseError: `invalid_load_request` or `state_conflict`.
@@ -53,11 +61,13 @@ def decide_load(
     _check_replicas(want, replicas)
     if standing.state is ModelState.UNLOADING:
         raise RoundhouseError("state_conflict", f"The model {want.name!r} is being unloaded; load it afterwards.")
-    is_plain = not override_params and replicas is None
-    if standing.state in (ModelState.LOADED, ModelState.LOADING):
-        if not is_plain:
+    if standing.state in (ModelState.LOADED, ModelState.LOADING) and not restart:
+        if override_params or replicas is not None:
             field = next(iter(params), "replicas")
-            message = f"The model {want.name!r} is {standing.state}; other values need an unload first."
+            message = (
+                f"The model {want.name!r} is {standing.state}; other values need an unload first, or `restart=true` "
+                "(`roundhouse load --restart`), which replaces its engines one at a time."
+            )
             raise RoundhouseError("invalid_load_request", message, param=field)
         # What autoload brought would go when nobody asks for it; a load stays.
         if want.statement.kind != "autoload":

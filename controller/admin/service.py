@@ -31,6 +31,7 @@ from controller.sizing.estimator import Estimator, largest_mib
 from controller.sizing.history import MemoryHistory
 from controller.state import DesiredModel, Gpu, GpuDriver
 from controller.status.reconcile_round import Round
+from controller.status.rollout import is_rolled_out, is_rollout_blocked
 
 TAKEN_WITHIN_S = 2.0
 """How long an answer is held back for a statement to come into force at the gateways."""
@@ -202,19 +203,21 @@ class AdminService:
     # Saying.
 
     def load_model(
-        self, name: str, params: Mapping[str, LoadValue], replicas: int | None, *, actor: str
+        self, name: str, params: Mapping[str, LoadValue], replicas: int | None, *, restart: bool = False, actor: str
     ) -> StatementResult:
-        """State a load, where it says something new.
+        """State a load, where it says something new. `restart` lets it set other values for a model that serves.
 
         Raises:
             RoundhouseError: `unknown_model`, `invalid_load_request`, `state_conflict`.
         """
         standing = self._read_standing(name)
-        override = decide_load(standing, params, replicas, actor=actor, now=self._clock())
+        override = decide_load(standing, params, replicas, restart=restart, actor=actor, now=self._clock())
         if override is not None:
             if standing.state not in (ModelState.LOADED, ModelState.LOADING):
                 self._operation_state.reset_failures(standing.want)
                 self._remote_health.reset_health(standing.want.name)
+            elif restart:
+                self._operation_state.forget_failures(standing.want)
             self._set_override(override)
         return StatementResult(self._files.revision, override is not None)
 
@@ -257,14 +260,18 @@ class AdminService:
 
     # Waiting.
 
-    async def wait_for_load(self, name: str, result: StatementResult, timeout_s: float) -> tuple[AdminModel, bool]:
+    async def wait_for_load(
+        self, name: str, result: StatementResult, timeout_s: float, *, restart: bool = False
+    ) -> tuple[AdminModel, bool]:
         """The row once the model is loaded, and True; or as it is when the time is up, and False.
+
+        With `restart`, the model is loaded once every wanted replica has the values of the load.
 
         Raises:
             RoundhouseError: `model_failed`, or `state_conflict`: somebody unloaded it or took it out of the files.
         """
         is_done = await self._wait_for_round(
-            lambda current_round: _load_is_done(current_round, name), result.revision, timeout_s
+            lambda current_round: _load_is_done(current_round, name, restart), result.revision, timeout_s
         )
         return await self.get_model(name), is_done
 
@@ -318,7 +325,7 @@ def _status(current_round: Round, name: str) -> ModelStatus:
     return next(status for status in current_round.statuses if status.name == name)
 
 
-def _load_is_done(current_round: Round, name: str) -> bool:
+def _load_is_done(current_round: Round, name: str, restart: bool) -> bool:
     want = current_round.desired.models.get(name)
     if want is None or want.replicas == 0:
         reason = "it is no longer declared" if want is None else want.statement.reason
@@ -326,7 +333,15 @@ def _load_is_done(current_round: Round, name: str) -> bool:
     status = _status(current_round, name)
     if status.state is ModelState.FAILED:
         raise RoundhouseError("model_failed", f"The model {name!r} could not be loaded: {status.last_error}")
-    return status.state is ModelState.LOADED
+    if not restart or status.state is not ModelState.LOADED:
+        return status.state is ModelState.LOADED
+    if is_rollout_blocked(status.last_error, status.blocked):
+        message = (
+            f"The model {name!r} could not be restarted, and serves as before: {status.last_error}. It is tried again; "
+            f"`roundhouse reset {name}` takes the load back."
+        )
+        raise RoundhouseError("model_failed", message)
+    return is_rolled_out(status.replicas, status.loaded_replicas, status.wanted_replicas)
 
 
 def _unload_is_done(current_round: Round, name: str) -> bool:

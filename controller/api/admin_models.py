@@ -33,6 +33,14 @@ STATES = (
 _LATER: dict[int | str, dict[str, Any]] = {
     202: {"model": AdminModel, "description": "Not done yet: the row as it is now. It goes on."}
 }
+Restart = Annotated[
+    bool,
+    Query(
+        description="true: values are taken also while the model is loaded or loading. Its engines are replaced one "
+        "at a time, without a pause where memory allows the old and the new one beside each other. `wait` then waits "
+        "until every replica has the new values."
+    ),
+]
 _TAGS: list[Any] = ["admin"]
 
 
@@ -93,15 +101,17 @@ def _declare_statements(app: FastAPI, service: AdminService) -> None:
         body: Annotated[LoadRequest, Body()] = PLAIN_LOAD,  # type: ignore[valid-type]
         wait: Wait = True,
         timeout_s: Timeout = 600.0,
+        restart: Restart = False,
     ) -> Response:
         """Load a declared model, also one with `enabled: false`. The body may say how many replicas, and parameters of
         its backend for this load only (see `load_constraints`); they are kept until the next unload and never written
-        to the files. Values are taken only while the model is unloaded or failed. A load of a model that is loaded or
-        loading answers what there is. The load goes on when its client leaves."""
+        to the files. Values are taken only while the model is unloaded or failed, or with `restart`. A load of a model
+        that is loaded or loading answers what there is. The load goes on when its client leaves."""
         model_name = service.resolve_name(name)
         params: dict[str, LoadValue] = load_params(body)
-        result = service.load_model(model_name, params, getattr(body, "replicas", None), actor=actor)
-        model, is_done = await service.wait_for_load(model_name, result, timeout_s if wait else 0.0)
+        replicas = getattr(body, "replicas", None)
+        result = service.load_model(model_name, params, replicas, restart=restart, actor=actor)
+        model, is_done = await service.wait_for_load(model_name, result, timeout_s if wait else 0.0, restart=restart)
         return _row(model, is_done or not result.is_new)
 
     @app.post(

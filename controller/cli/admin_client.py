@@ -6,6 +6,7 @@ import asyncio
 import codecs
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 from urllib.parse import quote
 
@@ -16,6 +17,7 @@ from controller.cli.exit_codes import ExitCode
 from controller.cli.sse import SseEvent, SseReader
 from controller.schema.admin import AdminModel, AdminModels, Drift, DryRun, GpuMemoryAnswer, History
 from controller.schema.status import ModelState, PlanView
+from controller.status.rollout import is_rolled_out, is_rollout_blocked
 
 MODELS = "/v1/admin/models"
 SILENCE_S = 60.0
@@ -32,6 +34,24 @@ class Transition(NamedTuple):
 
     verdict: ExitCode
     row: AdminModel
+
+
+@dataclass(frozen=True, slots=True)
+class TransitionGoal:
+    """What a load or an unload is to end in."""
+
+    state: ModelState
+    restart: bool = False
+    """Whether every replica must have the values of the load too."""
+
+    def judge_row(self, row: AdminModel) -> ExitCode:
+        """DONE, FAILED, or PENDING."""
+        if row.runtime_state is not self.state:
+            is_failed = self.state is ModelState.LOADED and row.runtime_state is ModelState.FAILED
+            return ExitCode.FAILED if is_failed else ExitCode.PENDING
+        if not self.restart or is_rolled_out(row.replica_details, row.loaded_replicas, row.replicas):
+            return ExitCode.DONE
+        return ExitCode.FAILED if is_rollout_blocked(row.last_error, row.blocked) else ExitCode.PENDING
 
 
 class AdminClient(ControllerClient):
@@ -53,22 +73,26 @@ class AdminClient(ControllerClient):
             return error.error_code != "unknown_model"
         return True
 
-    async def load_model(self, name: str, values: Mapping[str, JsonValue], wait_s: float | None) -> Transition:
-        """Load it with these values. None: answer at once."""
+    async def load_model(
+        self, name: str, values: Mapping[str, JsonValue], wait_s: float | None, *, restart: bool = False
+    ) -> Transition:
+        """Load it with these values; `restart`: also where it serves with others. `wait_s` None: answer at once."""
+        goal = TransitionGoal(ModelState.LOADED, restart)
         try:
-            return await self._change_model(f"{model_path(name)}/load", dict(values), wait_s, ModelState.LOADED)
+            return await self._change_model(f"{model_path(name)}/load", dict(values), wait_s, goal)
         except RequestRefusedError as error:
             if error.body is None or error.body.code != "model_failed":
                 raise
             row = await self.get_model(name)
-            if row.is_loaded:  # by the next attempt
+            if goal.judge_row(row) is ExitCode.DONE:  # by the next attempt
                 return Transition(ExitCode.DONE, row)
             reason = row.last_error or error.body.message
             return Transition(ExitCode.FAILED, row.model_copy(update={"last_error": reason}))
 
     async def unload_model(self, name: str, *, hold: bool, wait_s: float | None) -> Transition:
         """Unload it. None: answer at once."""
-        return await self._change_model(f"{model_path(name)}/unload", {"hold": hold}, wait_s, ModelState.UNLOADED)
+        goal = TransitionGoal(ModelState.UNLOADED)
+        return await self._change_model(f"{model_path(name)}/unload", {"hold": hold}, wait_s, goal)
 
     async def reset_model(self, name: str) -> AdminModel:
         """Back to what the files say."""
@@ -121,14 +145,15 @@ class AdminClient(ControllerClient):
         yield decoder.decode(b"", final=True)
 
     async def _change_model(
-        self, path: str, body: dict[str, JsonValue], wait_s: float | None, end_state: ModelState
+        self, path: str, body: dict[str, JsonValue], wait_s: float | None, goal: TransitionGoal
     ) -> Transition:
         query = {"wait": "false"} if not wait_s else {"wait": "true", "timeout_s": f"{wait_s:g}"}
+        query |= {"restart": "true"} if goal.restart else {}
         timeout_s = None if wait_s is None else wait_s + WAIT_MARGIN_S
         status, content = await self._exchange("POST", path, body, query, timeout_s=timeout_s)
         row = self._parse_answer(AdminModel, content)
         # 200 is also said to whoever asks for what is on its way already.
-        is_there = status != 202 and (row.runtime_state is end_state or row.runtime_state is not ON_THE_WAY[end_state])
+        is_there = status != 202 and row.runtime_state is not ON_THE_WAY[goal.state]
         return Transition(ExitCode.DONE if is_there else ExitCode.PENDING, row)
 
 

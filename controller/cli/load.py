@@ -15,6 +15,7 @@ from controller.cli.options import ControllerUrl, Json, ModelArgument, NoWait, S
 from controller.cli.output import (
     clock_words,
     count_words,
+    ends_by_reset,
     ends_by_unload,
     one_line,
     print_blocked,
@@ -23,6 +24,7 @@ from controller.cli.output import (
     print_line,
 )
 from controller.cli.settings import controller_url
+from controller.status.rollout import find_outdated
 
 if TYPE_CHECKING:
     from controller.cli.admin_client import Transition
@@ -41,6 +43,14 @@ def load(
         ),
     ] = None,
     replicas: Annotated[int | None, typer.Option("--replicas", min=1, help="How many engines, for this load.")] = None,
+    restart: Annotated[
+        bool,
+        typer.Option(
+            "--restart",
+            help="Set these values also where the model serves: its engines are replaced one at a time, the new one"
+            " first where memory allows both.",
+        ),
+    ] = False,
     no_wait: NoWait = False,
     timeout: Timeout = 600.0,
     controller: ControllerUrl = None,
@@ -49,8 +59,8 @@ def load(
 ) -> int:
     """Load a model.
 
-    The files stay as they are. Ctrl-C ends the waiting, never the load. Exit code 0: it is loaded. 1: it failed, or
-    cannot be loaded so. 2: it is still loading. 3: no controller answers.
+    The files stay as they are; `roundhouse reset` goes back to what they say. Ctrl-C ends the waiting, never the load.
+    Exit code 0: it is loaded. 1: it failed, or cannot be loaded so. 2: it is still loading. 3: no controller answers.
     """
     values = load_values(set_values or ())
     if replicas is not None:
@@ -58,9 +68,11 @@ def load(
             raise CommandError("--replicas and --set replicas: say it once", ExitCode.USAGE)
         values["replicas"] = replicas
     try:
-        transition = asyncio.run(_load(controller_url(controller, state), name, values, None if no_wait else timeout))
+        wait_s = None if no_wait else timeout
+        transition = asyncio.run(_load(controller_url(controller, state), name, values, wait_s, restart))
     except KeyboardInterrupt:
-        print_error(f"{name} goes on loading; `roundhouse unload {name}` ends that")
+        way_out = ends_by_reset(name) if restart else ends_by_unload(name)
+        print_error(f"{name} goes on loading; {way_out}")
         return ExitCode.INTERRUPTED
     if as_json:
         print_json(transition.row)
@@ -68,16 +80,17 @@ def load(
     return transition.verdict
 
 
-async def _load(url: str, name: str, values: dict[str, LoadScalar], wait_s: float | None) -> Transition:
-    from controller.cli.admin_client import AdminClient  # aiohttp takes 150 ms
+async def _load(url: str, name: str, values: dict[str, LoadScalar], wait_s: float | None, restart: bool) -> Transition:
+    from controller.cli.admin_client import AdminClient, TransitionGoal  # aiohttp takes 150 ms
     from controller.cli.transition import wait_for_transition
     from controller.schema.status import ModelState
 
     async with AdminClient(url) as client:
-        request = client.load_model(name, values, wait_s)
-        return await (
-            request if wait_s is None else wait_for_transition(client, name, request, ModelState.LOADED, wait_s)
-        )
+        request = client.load_model(name, values, wait_s, restart=restart)
+        if wait_s is None:
+            return await request
+        goal = TransitionGoal(ModelState.LOADED, restart)
+        return await wait_for_transition(client, name, request, goal, wait_s)
 
 
 def _print_transition(transition: Transition, as_json: bool) -> None:
@@ -86,28 +99,30 @@ def _print_transition(transition: Transition, as_json: bool) -> None:
         for line in failure_lines(row):
             print_error(line)
     elif not as_json:
-        print_line(
-            f"{row.name}: {_state_words(transition)}, "
-            f"{row.loaded_replicas} of {count_words(row.replicas, 'replica')} ready"
-        )
+        print_line(f"{row.name}: {_state_words(transition)}")
         print_blocked(row)
 
 
 def _state_words(transition: Transition) -> str:
-    state = transition.row.runtime_state.value
-    if transition.verdict is ExitCode.DONE:
-        return state
-    return "still loading" if state == "loading" else f"not loaded yet, now {state}"
+    row = transition.row
+    state, replicas = row.runtime_state.value, count_words(row.replicas, "replica")
+    if state == "loaded" and transition.verdict is ExitCode.PENDING:
+        new_count = row.loaded_replicas - len(list(find_outdated(row.replica_details)))
+        has = "has" if new_count == 1 else "have"
+        return f"restarting, it serves meanwhile, {new_count} of {replicas} {has} the new values"
+    words = "still loading" if state == "loading" else state if state == "loaded" else f"not loaded yet, now {state}"
+    return f"{words}, {row.loaded_replicas} of {replicas} ready"
 
 
 def failure_lines(row: AdminModel) -> Iterator[str]:
     """Why a load failed, what else stands in its way, and whether it goes on by itself."""
     error, retry = row.last_error or "no reason is known", _retry_words(row)
+    verdict = "serves with the values of before, the new ones failed" if row.is_loaded else "failed"
     is_one_line = "\n" not in error  # else the engine's log lines come between
     yield (
-        f"{row.name} failed: {error.removesuffix('.')}; {retry}"
+        f"{row.name} {verdict}: {error.removesuffix('.')}; {retry}"
         if retry and is_one_line
-        else f"{row.name} failed: {error}"
+        else f"{row.name} {verdict}: {error}"
     )
     if retry and not is_one_line:
         yield f"{row.name}: {retry}"
@@ -115,7 +130,10 @@ def failure_lines(row: AdminModel) -> Iterator[str]:
 
 
 def _retry_words(row: AdminModel) -> str | None:
+    way_out = ends_by_reset(row.name) if row.is_loaded else ends_by_unload(row.name)
     if row.retry_at is not None:
-        return f"tried again at {clock_words(row.retry_at)} ({ends_by_unload(row.name)})"
+        return f"tried again at {clock_words(row.retry_at)} ({way_out})"
+    if row.is_loaded:
+        return way_out
     # The next attempt may have begun before it was asked for the reason.
     return f"it is tried again now ({ends_by_unload(row.name)})" if row.runtime_state == "loading" else None

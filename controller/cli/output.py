@@ -125,6 +125,11 @@ def ends_by_unload(name: str) -> str:
     return f"`roundhouse unload {name}` ends that"
 
 
+def ends_by_reset(name: str) -> str:
+    """How an operator takes back a load that a model which serves cannot follow."""
+    return f"`roundhouse reset {name}` ends that"
+
+
 def time_words(at: float) -> str:
     """A Unix time as a clock here shows it."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

@@ -14,6 +14,7 @@ from controller.cli.options import ControllerUrl, Json, State
 from controller.cli.output import (
     STATE_COLOURS,
     count_words,
+    ends_by_reset,
     ends_by_unload,
     one_line,
     print_json,
@@ -23,9 +24,10 @@ from controller.cli.output import (
 )
 from controller.cli.settings import controller_url
 from controller.cli.status_json import status_as_json
+from controller.status.rollout import find_outdated, is_rolled_out, is_rollout_blocked
 
 if TYPE_CHECKING:
-    from controller.schema.status import ControllerStatus, ModelStatus, ReplicaStatus
+    from controller.schema.status import ControllerStatus, ModelStatus
 
 POLL_S = 0.3
 
@@ -79,9 +81,8 @@ def _serves_as_declared(model: ModelStatus) -> bool:
     """Whether as many replicas of the declared definition serve as are wanted."""
     return (
         model.state == "loaded"
-        and model.loaded_replicas >= model.wanted_replicas
         and not model.last_error
-        and not any(_serving_outdated(model))
+        and is_rolled_out(model.replicas, model.loaded_replicas, model.wanted_replicas)
     )
 
 
@@ -98,7 +99,7 @@ def _may_settle(snapshot: ControllerStatus) -> bool:
 
 def _has_blocked_edit(model: ModelStatus) -> bool:
     """Whether the model serves, and nothing is under way that would make it serve as declared."""
-    return model.state == "loaded" and model.last_error is not None and model.last_error in model.blocked
+    return model.state == "loaded" and is_rollout_blocked(model.last_error, model.blocked)
 
 
 async def _ask(url: str) -> ControllerStatus:
@@ -197,7 +198,7 @@ def _error_words(model: ModelStatus, error: str) -> str:
     """What went wrong, after what of the model serves all the same."""
     if not model.loaded_replicas:
         return error
-    outdated_count = len(list(_serving_outdated(model)))
+    outdated_count = len(list(find_outdated(model.replicas)))
     if outdated_count:
         serving = "serves" if outdated_count >= model.loaded_replicas else _serving_words(outdated_count, model)
         return f"{serving} the old definition; the edit waits: {one_line(error)}"
@@ -211,13 +212,10 @@ def _serving_words(count: int, model: ModelStatus) -> str:
     return f"{count} of {count_words(model.wanted_replicas, 'replica')} {'serves' if count == 1 else 'serve'}"
 
 
-def _serving_outdated(model: ModelStatus) -> Iterator[ReplicaStatus]:
-    """The replicas of an older definition that requests go to."""
-    return (replica for replica in model.replicas if replica.outdated and replica.phase == "ready")
-
-
 def _way_out(model: ModelStatus) -> str:
     """How the attempts are ended without the end of anything that serves."""
     if not model.loaded_replicas:
         return f"; {ends_by_unload(model.name)}"
-    return "; another edit ends that" if any(_serving_outdated(model)) else ""
+    if not any(find_outdated(model.replicas)):
+        return ""
+    return f"; {ends_by_reset(model.name)}" if model.statement.kind == "load" else "; another edit ends that"

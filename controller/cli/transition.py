@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from controller.cli.admin_client import AdminClient, Transition
+from controller.cli.admin_client import AdminClient, Transition, TransitionGoal
 from controller.cli.client import LostControllerError, NoControllerError
 from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.output import count_words, one_line, print_error
@@ -39,11 +39,11 @@ def progress_bar_of(row: AdminModel) -> ProgressBar:
 
 
 async def wait_for_transition(
-    client: AdminClient, name: str, request: Coroutine[None, None, Transition], end_state: ModelState, wait_s: float
+    client: AdminClient, name: str, request: Coroutine[None, None, Transition], goal: TransitionGoal, wait_s: float
 ) -> Transition:
     """What `request`, a waiting load or unload, comes to. A controller that restarts meanwhile is waited for."""
     deadline = asyncio.get_running_loop().time() + wait_s
-    task = asyncio.create_task(_await_request(client, name, request, end_state, deadline))
+    task = asyncio.create_task(_await_request(client, name, request, goal, deadline))
     try:
         if sys.stderr.isatty():
             await _show_bar(client, name, task)
@@ -53,7 +53,7 @@ async def wait_for_transition(
 
 
 async def _await_request(
-    client: AdminClient, name: str, request: Coroutine[None, None, Transition], end_state: ModelState, deadline: float
+    client: AdminClient, name: str, request: Coroutine[None, None, Transition], goal: TransitionGoal, deadline: float
 ) -> Transition:
     try:
         return await request
@@ -69,17 +69,10 @@ async def _await_request(
             if is_late:
                 raise
         else:
-            verdict = _verdict(row, end_state)
+            verdict = goal.judge_row(row)
             if is_late or verdict is not ExitCode.PENDING:
                 return Transition(verdict, row)
         await asyncio.sleep(min(POLL_S, max(0.0, deadline - loop.time())))
-
-
-def _verdict(row: AdminModel, end_state: ModelState) -> ExitCode:
-    if row.runtime_state is end_state:
-        return ExitCode.DONE
-    is_failed = end_state is ModelState.LOADED and row.runtime_state is ModelState.FAILED
-    return ExitCode.FAILED if is_failed else ExitCode.PENDING
 
 
 async def _show_bar(client: AdminClient, name: str, task: asyncio.Task[Transition]) -> None:

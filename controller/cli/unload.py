@@ -50,14 +50,16 @@ def unload(
 
 
 async def _unload(url: str, name: str, hold: bool, wait_s: float | None) -> Transition:
-    from controller.cli.admin_client import AdminClient  # aiohttp takes 150 ms
+    from controller.cli.admin_client import AdminClient, TransitionGoal  # aiohttp takes 150 ms
     from controller.cli.transition import wait_for_transition
     from controller.schema.status import ModelState
 
     async with AdminClient(url) as client:
         request = client.unload_model(name, hold=hold, wait_s=wait_s)
         return await (
-            request if wait_s is None else wait_for_transition(client, name, request, ModelState.UNLOADED, wait_s)
+            request
+            if wait_s is None
+            else wait_for_transition(client, name, request, TransitionGoal(ModelState.UNLOADED), wait_s)
         )
 
 

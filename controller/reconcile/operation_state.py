@@ -146,11 +146,15 @@ class OperationState:
 
     def reset_failures(self, model: DesiredModel) -> None:
         """Forget what went wrong with a model, for somebody asks for it anew: its replicas come all or not at all."""
+        self.forget_failures(model)
+        self.loaded_once.discard(model.name)
+
+    def forget_failures(self, model: DesiredModel) -> None:
+        """Forget what went wrong with a model that serves: what is tried next need not wait."""
         self.failures = {key: failure for key, failure in self.failures.items() if key.model != model.name}
         self.preflights = {key: result for key, result in self.preflights.items() if key[0] != model.name}
         self.preflighting = {key: mark for key, mark in self.preflighting.items() if key[0] != model.name}
         self.refusals = {key: refusal for key, refusal in self.refusals.items() if key[0] != model.name}
-        self.loaded_once.discard(model.name)
         if model.image is not None and self.pulls.get(model.image) is not None:
             del self.pulls[model.image]
 

@@ -83,6 +83,34 @@ async def test_a_load_with_values_changes_the_engine_and_not_the_definition(
         assert (back["statement"]["kind"], back["load_override"]) == ("file", {})
 
 
+async def test_another_context_is_tried_on_a_model_that_serves_and_taken_back(
+    stack: RoundhouseStack, runtime_fixture: RuntimeFixture
+) -> None:
+    stack.declare({"m": LLAMA | {"enabled": True, "replicas": 2}})
+    await stack.open()
+    await stack.loaded("m")
+    load = Load("m")
+    async with AdminApi(stack.url) as admin, load.running(stack.url, workers=3):
+        await load.more(3)
+        refused = await admin.load("m", {"llama_server_n_ctx": 2048})
+        assert (refused.status, refused.code) == (400, "invalid_load_request")
+        restarted = await admin.load("m", {"llama_server_n_ctx": 2048}, restart=True)
+        assert (restarted.status, restarted.body["runtime_state"]) == (200, "loaded"), restarted.body
+        await until("what drained is gone", lambda: _is_at_rest(admin, "m", 2))
+        assert await _context_length(stack, runtime_fixture, "m") == {2048}
+        assert (await admin.ask("DELETE", "models/m/override")).status == 200
+        await until("the files rule again", lambda: _is_at_rest(admin, "m", 2))
+        assert await _context_length(stack, runtime_fixture, "m") == {1024}
+        await load.more(3)
+    assert (load.lost, load.refused) == ([], {})
+
+
+async def _is_at_rest(admin: AdminApi, name: str, replicas: int) -> bool:
+    """Whether so many replicas serve with the values in force, and no other one is left."""
+    found = [(each["phase"], each["outdated"]) for each in (await admin.row(name))["replica_details"]]
+    return found == [("ready", False)] * replicas
+
+
 async def _is_back(admin: AdminApi) -> bool:
     """Whether the controller answers, and the gateway's link to it is up."""
     listed = await admin.ask("GET", "models")

@@ -128,6 +128,8 @@ class FakeControlApi:
         """Answered to every question of the admin API that asks for a change."""
         self.go = asyncio.Event()
         """A waiting load or unload waits for this; what `rows` says then is its answer."""
+        self.unfinished = False
+        """Loads and unloads are not done when their time is up, whatever the rows say."""
         self.break_waits = False
         """Waiting loads and unloads lose their connection instead."""
         self.dry_run = DryRun(ok=True, problems=[], changes=[], plan=PlanView(generation=3))
@@ -235,7 +237,8 @@ class FakeControlApi:
         if verb == "load" and found.runtime_state == "failed":
             return _error("model_failed", found.last_error or "")
         end = {"load": "loaded", "unload": "unloaded"}[verb]
-        return _json(found.model_dump_json(), 200 if found.runtime_state == end else 202)
+        is_done = found.runtime_state == end and not self.unfinished
+        return _json(found.model_dump_json(), 200 if is_done else 202)
 
     async def _reset(self, request: web.Request) -> web.Response:
         self.asked.append(("reset", request.match_info["name"]))

@@ -23,6 +23,7 @@ from tests.support.loop_clock import LoopClock, loop_clock
 
 __all__ = ["loop_clock"]
 
+LLAMA: dict[str, Any] = {"backend": "llama_server", "model_path": "clockwork.gguf", "llama_server_n_ctx": 1024}
 STUB: dict[str, Any] = {"backend": "stub", "enabled": False, "replica_max": 3}
 
 
@@ -101,6 +102,62 @@ async def test_a_load_of_a_failed_model_tries_at_once_whatever_the_backoff(tmp_p
         assert await bench.state() is ModelState.LOADING
         await bench.round(4)
         assert await bench.state() is ModelState.LOADED
+
+
+async def test_other_values_are_taken_by_a_model_that_serves_where_a_restart_is_asked_for(tmp_path: Path) -> None:
+    async with opened(tmp_path, {"m": LLAMA}) as bench:
+        desk = bench.harness.admin_service
+        await bench.round(4)
+        [first] = bench.runtime.replicas
+        with pytest.raises(RoundhouseError, match="`restart=true`") as refused:
+            desk.load_model("m", {"llama_server_n_ctx": 512}, None, actor="a")
+        assert _code(refused) == "invalid_load_request"
+        result = desk.load_model("m", {"llama_server_n_ctx": 512}, None, restart=True, actor="a")
+        waiting = asyncio.create_task(desk.wait_for_load("m", result, 60, restart=True))
+        await _turns(bench, 1)
+        assert (await bench.state(), waiting.done()) == (ModelState.LOADED, False), "the old one serves meanwhile"
+        await _turns(bench, 6)
+        row, done = await waiting
+        assert (done, row.load_override, row.loaded_replicas) == (True, {"llama_server_n_ctx": 512}, 1)
+        assert first not in bench.runtime.replicas
+        desk.reset_model("m", actor="a")
+        assert (await desk.get_model("m")).load_override == {}
+
+
+async def test_a_restart_that_fails_leaves_what_serves_and_names_the_way_back(tmp_path: Path) -> None:
+    async with opened(tmp_path, {"m": LLAMA}) as bench:
+        desk = bench.harness.admin_service
+        await bench.round(4)
+        [first] = bench.runtime.replicas
+        bench.runtime.preflight_error = "the context is too large"
+        for _ in range(2):  # the second try is not answered with what the first one came to
+            result = desk.load_model("m", {"llama_server_n_ctx": 512}, None, restart=True, actor="a")
+            waiting = asyncio.create_task(desk.wait_for_load("m", result, 60, restart=True))
+            await _turns(bench, 1)
+            assert not waiting.done()
+            await _turns(bench, 3)
+            with pytest.raises(RoundhouseError, match="serves as before: the context is too large") as refused:
+                await waiting
+            assert _code(refused) == "model_failed"
+            assert "`roundhouse reset m`" in refused.value.message
+        assert (await bench.state(), list(bench.runtime.replicas)) == (ModelState.LOADED, [first])
+        desk.reset_model("m", actor="a")
+        await bench.round(3)
+        row = await desk.get_model("m")
+        assert (row.last_error, row.load_override, list(bench.runtime.replicas)) == (None, {}, [first])
+
+
+async def test_more_replicas_by_a_restart_touch_none_that_serves(tmp_path: Path) -> None:
+    async with opened(tmp_path, {"m": STUB | {"enabled": True}}) as bench:
+        desk = bench.harness.admin_service
+        await bench.round(4)
+        [first] = bench.runtime.replicas
+        result = desk.load_model("m", {}, 3, restart=True, actor="a")
+        waiting = asyncio.create_task(desk.wait_for_load("m", result, 60, restart=True))
+        await _turns(bench, 6)
+        row, done = await waiting
+        assert (done, row.loaded_replicas) == (True, 3)
+        assert first in bench.runtime.replicas
 
 
 async def test_an_unload_before_the_load_was_seen_starts_nothing(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from controller.cli.output import clock_words
 from controller.cli.transition import ProgressBar, progress_bar_of
 from controller.schema.admin import AdminModel, HeldBy
 from controller.schema.errors import RoundhouseError
+from controller.schema.status import ReplicaStatus
 from tests.fakes.fake_control_api import FakeControlApi, row
 from tests.support.cli import Terminal, roundhouse, started
 from tests.support.wait import until
@@ -43,6 +44,63 @@ async def test_a_load_with_values(api: FakeControlApi, capsys: pytest.CaptureFix
         "body": {"gguf_n_ctx": 8192, "gguf_flash_attn": "on", "gguf_type_k": None, "replicas": 2},
     }
     assert capsys.readouterr() == ("chat: loaded, 1 of 1 replica ready\n", "")
+
+
+def _replica(index: int, *, outdated: bool = False) -> ReplicaStatus:
+    return ReplicaStatus(
+        name=f"chat-{index}-{'old' if outdated else 'new'}",
+        index=index,
+        attempt=1,
+        phase="ready",
+        spec_hash="a" if outdated else "b",
+        outdated=outdated,
+    )
+
+
+OLD_AND_NEW = [_replica(0), _replica(1, outdated=True)]
+
+
+async def test_a_restart_is_done_once_every_replica_has_the_new_values(
+    api: FakeControlApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.go.set()
+    api.rows = [row("chat", replicas=2, loaded_replicas=2, replica_details=[_replica(0), _replica(1)])]
+    assert await roundhouse(api, "load", "chat", "--set", "gguf_n_ctx=8192", "--restart") == ExitCode.DONE
+    assert question(api, "load") == {
+        "name": "chat",
+        "wait": "true",
+        "timeout_s": "600",
+        "restart": "true",
+        "body": {"gguf_n_ctx": 8192},
+    }
+    assert capsys.readouterr() == ("chat: loaded, 2 of 2 replicas ready\n", "")
+    api.unfinished = True
+    api.rows = [row("chat", replicas=2, loaded_replicas=2, replica_details=OLD_AND_NEW)]
+    assert await roundhouse(api, "load", "chat", "--restart") == ExitCode.PENDING
+    assert capsys.readouterr().out == "chat: restarting, it serves meanwhile, 1 of 2 replicas has the new values\n"
+
+
+async def test_a_restart_that_failed_says_that_the_model_serves_and_how_it_is_taken_back(
+    api: FakeControlApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = "no memory"
+    api.rows = [
+        row("chat", replicas=2, loaded_replicas=2, replica_details=OLD_AND_NEW, last_error=reason, blocked=[reason])
+    ]
+    api.refusal = RoundhouseError("model_failed", reason)
+    assert await roundhouse(api, "load", "chat", "--restart") == ExitCode.FAILED
+    words = "chat serves with the values of before, the new ones failed: no memory; `roundhouse reset chat` ends that"
+    assert capsys.readouterr().err == f"roundhouse: {words}\n"
+
+
+async def test_a_restart_outlasts_its_connection(api: FakeControlApi) -> None:
+    api.break_waits = True
+    api.rows = [row("chat", replicas=2, loaded_replicas=2, replica_details=OLD_AND_NEW)]
+    loading = asyncio.create_task(roundhouse(api, "load", "chat", "--restart"))
+    await until("it asks for the row twice", lambda: api.asked.count(("model", "chat")) >= 2)
+    assert not loading.done()
+    api.rows = [row("chat", replicas=2, loaded_replicas=2, replica_details=[_replica(0), _replica(1)])]
+    assert await loading == ExitCode.DONE
 
 
 async def test_a_load_as_json_is_the_row(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
