@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from controller.schema.status import ReplicaStatus
+if TYPE_CHECKING:
+    from controller.schema.status import ReplicaStatus
 
 
 def find_outdated(replicas: Iterable[ReplicaStatus]) -> Iterator[ReplicaStatus]:
