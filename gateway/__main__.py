@@ -38,6 +38,8 @@ EXIT_SETTINGS = 2
 EXIT_PORT = 3
 UNSENT_BYTES = 128 * 1024
 """Of an answer, handed to the system and not sent yet."""
+BACKLOG = 2048
+"""Connections that wait to be accepted, as uvicorn has them."""
 
 
 class Server(uvicorn.Server):
@@ -120,6 +122,8 @@ def main() -> int:
     keep_log_file(settings.state, "gateway", settings.log_mib)
     disable_created_metrics()  # type: ignore[no-untyped-call]
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    for listener in listeners:
+        listener.listen(BACKLOG)  # before it is said: whoever connects from then on is not refused
     scheme = "https" if settings.tls_cert else "http"
     log = logging.getLogger("gateway")
     for listener in listeners:

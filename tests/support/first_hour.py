@@ -15,6 +15,7 @@ from typing import Any
 
 from tests.support.ports import free_port
 from tests.support.roundhouse_stack import REPOSITORY, SENTENCE
+from tests.support.user_systemd import UserSystemd
 from tests.support.wait import until
 from worker.clockwork import make_model
 
@@ -22,10 +23,11 @@ START_DEADLINE_S = 600.0
 """Of `make up` with its installation, on a busy machine."""
 LAN_ADDRESS = "127.0.0.2"
 """Stands for the machine's address in its network: not the one that is served without being asked for, and loopback."""
+_CURL_REFUSED = 7
+"""Exit code of curl."""
 NOT_YET = ("controller_unavailable", "unknown_model", "model_loading", "model_not_loaded")
 """Codes of answers that say that a saved file is not in force yet."""
-_CURL_REFUSED = 7
-"""Exit code of curl. The gateway says that it listens a moment before it does."""
+_OPTIONS = "--models models,../downloads"
 _COMPLAINTS = (" WARNING ", " ERROR ", "roundhouse: error", "Traceback")
 
 
@@ -50,6 +52,7 @@ class FirstHour:
         self._prepare = prepare
         self._port = free_port()
         self._up: subprocess.Popen[bytes] | None = None
+        self._service: UserSystemd | None = None
         self._read = 0
         (folder / "downloads").mkdir()
         make_model(folder / "downloads" / "mine.gguf")
@@ -60,7 +63,9 @@ class FirstHour:
         try:
             await self._first_answer()
             await self._own_model()
-            await self._lan_key()
+            await self._model_where_it_lies()
+            secret = await self._lan_key()
+            await self._run_as_service(secret)
         finally:
             self._end_up()
 
@@ -80,15 +85,39 @@ class FirstHour:
             self._run("printf 'models:\\n  mine:\\n    model_path: mine.gguf\\n' > desired-state/local.yaml")
             await self._asked_until_in_force("mine")
 
-    async def _lan_key(self) -> None:
+    async def _model_where_it_lies(self) -> None:
+        with self._step("The same file, left where it lies"):
+            self._run("rm models/mine.gguf")
+            self._end_up()
+            shown = f"(Ctrl-C) make up ARGS='{_OPTIONS}'"
+            await self._start_up(f"{_OPTIONS} --port {self._port}", "gateway: listening on", shown)
+            await self._asked_until_in_force("mine")
+
+    async def _lan_key(self) -> str:
         with self._step("A key, and an address of the network"):
             said = self._run(".venv/bin/roundhouse key new laptop > desired-state/key-laptop.yaml").stderr
             secret = next(word for word in said.split() if word.startswith("rh-"))
             self._end_up()
-            await self._start_up(f"--host {LAN_ADDRESS} --port {self._port}", "gateway: listening on")
+            options = f"{_OPTIONS} --host {LAN_ADDRESS} --port {self._port}"
+            await self._start_up(options, "gateway: listening on", f"(Ctrl-C) make up ARGS='{_OPTIONS} --host 0.0.0.0'")
             await self._asked_until_in_force("mine", LAN_ADDRESS, secret)
         status, answer = self._post("mine", LAN_ADDRESS, "")
         assert (status, answer["error"]["code"]) == (401, "invalid_api_key"), "the key opens what is closed without it"
+        return secret
+
+    async def _run_as_service(self, secret: str) -> None:
+        self._end_up()
+        async with UserSystemd(self.clone.parent / "systemd") as self._service:
+            with self._step("A service of systemd"):
+                options = f"{_OPTIONS} --host {LAN_ADDRESS} --port {self._port}"
+                shown = f".venv/bin/roundhouse service install --now {_OPTIONS} --host 0.0.0.0"
+                self._run(f".venv/bin/roundhouse service install --now {options}", shown)
+                await self._asked_until_in_force("mine", LAN_ADDRESS, secret)
+                self._run("systemctl --user restart roundhouse")
+                await self._asked_until_in_force("mine", LAN_ADDRESS, secret)
+                self._run(".venv/bin/roundhouse down")
+                self._run(".venv/bin/roundhouse service remove")
+        self._service = None
 
     # What is typed.
 
@@ -116,8 +145,9 @@ class FirstHour:
     ) -> subprocess.CompletedProcess[str]:
         """Run it in the clone, or in `folder`. `shown` is what the page has in its place; None: the command itself."""
         self._note(shown or command)
+        typed = ["bash", "-c", command]
         return subprocess.run(
-            ["bash", "-c", command],
+            typed if self._service is None else self._service.wrap_command(typed),
             cwd=folder or self.clone,
             env=_user_environment(),
             capture_output=True,
@@ -125,9 +155,10 @@ class FirstHour:
             check=True,
         )
 
-    async def _start_up(self, options: str, ready: str) -> None:
-        """Type `make up` into a terminal of its own, and wait for the words `ready` in what it says."""
-        self._note("make up" if ready.startswith("Try") else "(Ctrl-C) make up ARGS='--host 0.0.0.0'")
+    async def _start_up(self, options: str, ready: str, shown: str = "make up") -> None:
+        """Type `make up` into a terminal of its own, and wait for the words `ready` in what it says. `shown` is what
+        the page has in place of the command."""
+        self._note(shown)
         self._up = self._open_up(options)
         said: list[str] = []
 
@@ -192,7 +223,7 @@ class FirstHour:
         command += ["-H", "Content-Type: application/json"]
         command += ["-H", f"Authorization: Bearer {secret}"] if secret else []
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode == _CURL_REFUSED:
+        if done.returncode == _CURL_REFUSED and self._service is not None:  # systemd says less than `up`
             return 0, {"error": {"code": NOT_YET[0]}}
         done.check_returncode()
         answer, _, status = done.stdout.rpartition("\n")
