@@ -34,7 +34,7 @@ def find_missing() -> str | None:
 
 
 class UserSystemd:
-    """The manager of one user's units, with a home in `folder`. Use it with `async with`; all its processes end then."""
+    """The manager of one user's units, with a home in `folder`. Use it with `async with`, which ends its processes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
