@@ -19,6 +19,7 @@ __all__ = ["compose_project"]
 
 pytestmark = [pytest.mark.engines, pytest.mark.docker]
 
+ONE_STUB = "models:\n  chat:\n    backend: stub\n"
 HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]
 
 
@@ -47,6 +48,35 @@ async def test_compose_serves_survives_its_controller_and_leaves_nothing(compose
     mine = f"com.docker.compose.project={compose_project.name}"
     assert compose_project.runtime_fixture.client.containers.list(all=True, filters={"label": mine}) == []
     assert compose_project.runtime_fixture.client.networks.list(names=[compose_project.runtime_fixture.network]) == []
+
+
+async def test_a_backup_that_was_taken_while_it_runs_is_restored_into_empty_volumes(
+    compose_project: ComposeProject,
+) -> None:
+    (compose_project.folder / "desired-state" / "models.yaml").write_text(ONE_STUB)
+    (compose_project.folder / "backups").mkdir()
+    compose_project.compose("up", "-d", "--no-build")
+    await until("the model is ready", compose_project.loaded, 120)
+    async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{compose_project.port}/v1", api_key="none") as client:
+        kept = await client.responses.create(model="chat", input="Hello")
+    volumes = ("-v", f"{compose_project.name}_responses:/responses", "-v", f"{compose_project.folder}/backups:/backups")
+    tool = ("run", "--rm", "--no-deps", *volumes, "--entrypoint", "roundhouse")
+    archive = ("--responses", "/responses", "/backups/roundhouse.tar.gz")
+    compose_project.compose(*tool, "controller", "backup", *archive)
+    assert "nothing would change" in compose_project.compose(*tool, "controller", "upgrade", "--check")
+    compose_project.down()
+
+    desired_state = compose_project.folder / "desired-state"
+    (desired_state / "models.yaml").unlink()
+    compose_project.compose("up", "--no-start", "--no-build")  # makes the volumes, with their owners
+    restored = compose_project.restore_backup(desired_state, compose_project.folder / "backups", *archive)
+    assert restored.returncode == 0, restored.stderr
+    assert (desired_state / "models.yaml").read_text() == ONE_STUB
+    compose_project.compose("up", "-d", "--no-build")
+    await until("the model is ready again", compose_project.loaded, 120)
+    async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{compose_project.port}/v1", api_key="none") as client:
+        assert (await client.responses.retrieve(kept.id)).output_text == kept.output_text != ""
+    compose_project.down()
 
 
 async def test_the_core_needs_no_registry(compose_project: ComposeProject) -> None:

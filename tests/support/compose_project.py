@@ -58,6 +58,19 @@ class ComposeProject:
         """The command line inside the controller's container."""
         return self.compose("exec", "-T", "controller", "roundhouse", *arguments, check=False)
 
+    def restore_backup(self, desired_state: Path, backups: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """As docs/backup.md says: by `docker run`, for docker-compose 1.29 gives nobody the right to change owners."""
+        mounts = (
+            f"{self.name}_state:/var/lib/roundhouse",
+            f"{self.name}_responses:/responses",
+            f"{desired_state}:/desired-state",
+            f"{backups}:/backups",
+        )
+        command = ["docker", "run", "--rm", *(word for mount in mounts for word in ("-v", mount))]
+        command += ["--entrypoint", "roundhouse", self.settings["ROUNDHOUSE_IMAGE_CONTROLLER"], "restore"]
+        command += ["--state", "/var/lib/roundhouse", "--desired", "/desired-state", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
     def engines(self) -> dict[str, str]:
         """Container name to id."""
         mine = [f"dev.roundhouse.instance={self.runtime_fixture.instance}", "dev.roundhouse.role=replica"]
