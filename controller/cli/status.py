@@ -14,7 +14,6 @@ from controller.cli.options import ControllerUrl, Json, State
 from controller.cli.output import (
     STATE_COLOURS,
     count_words,
-    ends_by_reset,
     ends_by_unload,
     one_line,
     print_json,
@@ -201,7 +200,8 @@ def _error_words(model: ModelStatus, error: str) -> str:
     outdated_count = len(list(find_outdated(model.replicas)))
     if outdated_count:
         serving = "serves" if outdated_count >= model.loaded_replicas else _serving_words(outdated_count, model)
-        return f"{serving} the old definition; the edit waits: {one_line(error)}"
+        waiting = "the load or the edit" if model.statement.kind == "load" else "the edit"
+        return f"{serving} the old definition; {waiting} waits: {one_line(error)}"
     if model.loaded_replicas < model.wanted_replicas:
         return f"{_serving_words(model.loaded_replicas, model)}; what keeps the rest: {one_line(error)}"
     return f"serves; the last error: {one_line(error)}"
@@ -218,4 +218,5 @@ def _way_out(model: ModelStatus) -> str:
         return f"; {ends_by_unload(model.name)}"
     if not any(find_outdated(model.replicas)):
         return ""
-    return f"; {ends_by_reset(model.name)}" if model.statement.kind == "load" else "; another edit ends that"
+    way_out = "another edit ends that"
+    return f"; `roundhouse reset {model.name}` or {way_out}" if model.statement.kind == "load" else f"; {way_out}"

@@ -76,6 +76,15 @@ async def _notes(api: FakeControlApi, model: ModelStatus, capsys: pytest.Capture
     return capsys.readouterr().out.splitlines()[2:]
 
 
+async def test_a_load_that_cannot_be_applied_is_taken_back_by_reset(
+    api: FakeControlApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded = replace(CHAT, statement=Statement("load", 5.0, "loaded by operator"))
+    notes = await _notes(api, _assess(_serving(0), _serving(1), model=loaded, preflights=REFUSED), capsys)
+    assert notes[0] == f"chat: serves the old definition; the load or the edit waits: {MISSING}"
+    assert notes[1].endswith("; `roundhouse reset chat` or another edit ends that")
+
+
 async def test_an_edit_that_cannot_be_applied_waits_and_nobody_is_advised_to_unload_what_serves(
     api: FakeControlApi, capsys: pytest.CaptureFixture[str]
 ) -> None:
