@@ -44,7 +44,7 @@ def classify_replicas(
     buckets = Buckets()
     operations = dict(pending)
     # Ready ones first, so that of two replicas at one index the one that serves is kept.
-    for replica in sorted(replicas, key=lambda each: (each.health is not Health.READY, each.id)):
+    for replica in sorted(replicas, key=_serving_order):
         operation = operations.pop(replica.name, None)
         if operation is not None:
             _sort_busy(model, operation, replica, buckets)
@@ -61,6 +61,12 @@ def classify_replicas(
     for operation in operations.values():
         _sort_busy(model, operation, None, buckets)
     return buckets
+
+
+def _serving_order(replica: ObservedReplica) -> tuple[bool, int, str, int]:
+    """Of replicas of one model. The order of `ReplicaId` is the same, and four times as slow."""
+    replica_id = replica.id
+    return replica.health is not Health.READY, replica_id.index, replica_id.spec_hash, replica_id.attempt
 
 
 def _sort_busy(

@@ -27,6 +27,7 @@ from controller.planning.eviction_candidates import (
     alive_replicas,
     candidate_of,
     is_evictable,
+    pending_models,
 )
 from controller.planning.placement import ClaimLedger, NoRoom, place_replica
 from controller.planning.replica_changes import coming_replicas, leaving_replicas, missing_replicas
@@ -73,11 +74,11 @@ def decide_evictions(
     """Decide. `ledger` has the claims of all that is not seen gone; it is not changed."""
     desired_on_demand = _request_reloads(desired, observed)
     reload_names = tuple(name for name, model in desired_on_demand.models.items() if model is not desired.models[name])
-    alive_by_model = alive_replicas(observed)
+    alive_by_model, pending_names = alive_replicas(observed), pending_models(observed)
     candidates = {
         name: candidate
         for name, model in desired_on_demand.models.items()
-        if (candidate := candidate_of(model, alive_by_model.get(name, ()), observed, now)) is not None
+        if (candidate := candidate_of(model, alive_by_model.get(name, ()), observed, now, pending_names)) is not None
     }
     missing_indices = missing_replicas(desired_on_demand, observed)
     if not missing_indices and not candidates:

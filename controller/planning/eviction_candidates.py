@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,22 +54,34 @@ def alive_replicas(observed: ObservedState) -> dict[str, list[ObservedReplica]]:
     return replicas_by_model
 
 
+def pending_models(observed: ObservedState) -> set[str]:
+    """Names of the models of which a replica is being started, stopped or removed."""
+    return {operation.id.model for operation in observed.pending.values()}
+
+
 def is_evictable(model: DesiredModel | None) -> bool:
     """Whether a request would load it again, and nobody has said that it is to stay."""
     return model is not None and model.autoload and not model.pinned and model.statement.kind in ("autoload", "file")
 
 
 def candidate_of(
-    model: DesiredModel, replicas: Sequence[ObservedReplica], observed: ObservedState, now: float
+    model: DesiredModel,
+    replicas: Sequence[ObservedReplica],
+    observed: ObservedState,
+    now: float,
+    pending_names: Collection[str],
 ) -> EvictionCandidate | None:
-    """None: it cannot be let go, or there is nothing of it that could."""
-    if not (is_evictable(model) and model.replicas and replicas):
+    """The model as a candidate. None: the model cannot be evicted, or no replica of it runs.
+
+    `replicas` are those that run. `pending_names` is of `pending_models`: such a model loads, or goes anyway.
+    """
+    if model.name in pending_names or not (is_evictable(model) and model.replicas and replicas):
         return None
     moments = [(each.started_at, each.ready_since) for each in replicas]
     # None later than now: the clock was set back.
     ready_times = [min(since, now) for _, since in moments if since is not None]
-    if len(ready_times) < len(moments) or any(op.id.model == model.name for op in observed.pending.values()):
-        return None  # it loads, or goes anyway
+    if len(ready_times) < len(moments):
+        return None
     reload_s = max((until - since for since, until in moments if since is not None and until is not None), default=0.0)
     counts = [observed.inflight.get(each.name, 0) for each in replicas]
     known_counts = [count for count in counts if count is not None]

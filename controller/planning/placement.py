@@ -78,14 +78,17 @@ class ClaimLedger:
 
     def claimed_on(self, key: str) -> int:
         """MiB that are claimed of a GPU (by uuid) or of main memory (HOST), which may be the same memory."""
-        return sum(self.claimed_mib.get(each, 0) for each in self._same_memory(key))
+        return self._sum_mib(self.claimed_mib, key)
 
     def released_on(self, key: str) -> int:
         """MiB still in use there by replicas that are counted as gone."""
-        return sum(self.released_mib.get(each, 0) for each in self._same_memory(key))
+        return self._sum_mib(self.released_mib, key)
 
-    def _same_memory(self, key: str) -> Collection[str]:
-        return {HOST, *self.unified_gpus} if key == HOST or key in self.unified_gpus else (key,)
+    def _sum_mib(self, mib_by_key: Mapping[str, int], key: str) -> int:
+        """The sum over `key` and whatever is the same memory."""
+        if key == HOST or key in self.unified_gpus:
+            return mib_by_key.get(HOST, 0) + sum(mib_by_key.get(uuid, 0) for uuid in self.unified_gpus)
+        return mib_by_key.get(key, 0)
 
     def find_busy_neighbour(self, replica: ObservedReplica) -> str | None:
         """Another one that loads or stops on one of its GPUs."""

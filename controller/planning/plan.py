@@ -222,10 +222,11 @@ class ModelTurn:
         return self._exceeds_room(model)
 
     def _exceeds_room(self, model: DesiredModel) -> bool:
+        missing_indices = [index for index in range(model.replicas) if index not in self.buckets.current]
+        if not missing_indices:
+            return False
         scratch = self.ledger.copy_without(())
-        for index in range(model.replicas):
-            if index in self.buckets.current:
-                continue
+        for index in missing_indices:
             placement = place_replica(model, self.observed, scratch)
             if self.wait_reason is not None:
                 self._wait_for_room(model, index, self.wait_reason)

@@ -14,6 +14,7 @@ from controller.planning.eviction_candidates import (
     alive_replicas,
     candidate_of,
     is_evictable,
+    pending_models,
 )
 from controller.state import (
     DesiredModel,
@@ -40,7 +41,8 @@ def replica(index: int = 0, **fields: object) -> ObservedReplica:
 
 def resident(*replicas: ObservedReplica, want: DesiredModel = A, **observed: object) -> EvictionCandidate | None:
     """What is known of the model's replicas."""
-    return candidate_of(want, replicas, ObservedState(NOW, replicas, **observed), NOW)  # type: ignore[arg-type]
+    state = ObservedState(NOW, replicas, **observed)  # type: ignore[arg-type]
+    return candidate_of(want, replicas, state, NOW, pending_models(state))
 
 
 def known(*replicas: ObservedReplica, want: DesiredModel = A, **observed: object) -> EvictionCandidate:
