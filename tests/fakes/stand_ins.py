@@ -48,8 +48,8 @@ def misbehave(program: str) -> str:
     return does
 
 
-async def until_told(program: str, does: str, asked: asyncio.Event) -> None:
-    """Return on SIGTERM, or when `asked` is set; a deaf one never does."""
+def note_signals(program: str) -> asyncio.Event:
+    """What SIGTERM, SIGINT and SIGHUP set from now on: before it answers anybody, who may send one at once."""
     loop = asyncio.get_running_loop()
     told = asyncio.Event()
 
@@ -59,6 +59,11 @@ async def until_told(program: str, does: str, asked: asyncio.Event) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, on_signal, number)
+    return told
+
+
+async def until_told(program: str, does: str, told: asyncio.Event, asked: asyncio.Event) -> None:
+    """Return when `told` or `asked` is set; a deaf one never does."""
     waits = [asyncio.create_task(told.wait()), asyncio.create_task(asked.wait())]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     if asked.is_set():
@@ -75,14 +80,15 @@ async def controller(does: str) -> None:
     """The stand-in controller."""
     address = split_address(load_settings().listen)
     assert isinstance(address, Path)
+    told = note_signals("controller")
     address.unlink(missing_ok=True)
     async with FakeControlApi(address) as api:
-        await until_told("controller", does, api.changed)
+        await until_told("controller", does, told, api.changed)
 
 
 async def gateway(does: str) -> None:
     """The stand-in gateway."""
-    settings = load_settings()
+    settings, told = load_settings(), note_signals("gateway")
 
     async def models(_request: web.Request) -> web.Response:
         if does == "keys":
@@ -99,7 +105,7 @@ async def gateway(does: str) -> None:
             await web.TCPSite(runner, host, settings.port, reuse_address=True).start()
     except OSError:
         sys.exit(3)  # as the gateway does
-    await until_told("gateway", does, asyncio.Event())
+    await until_told("gateway", does, told, asyncio.Event())
     await runner.cleanup()
 
 
