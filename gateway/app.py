@@ -15,7 +15,17 @@ from fastapi import FastAPI
 
 from common.listening import ListenError, resolve_host
 from gateway.admission.admission import Admission
-from gateway.api import INFERENCE_GROUPS, admin, document, errors, health, models, stored_responses
+from gateway.api import (
+    INFERENCE_GROUPS,
+    admin,
+    conversations,
+    document,
+    errors,
+    health,
+    models,
+    stored_completions,
+    stored_responses,
+)
 from gateway.api.declare import TAGS
 from gateway.control.http_client import ControllerClient
 from gateway.control.inflight import InflightCounts
@@ -34,6 +44,8 @@ from gateway.metrics.registry import Metrics
 from gateway.routing.live_routes import LiveRoutes
 from gateway.server.tls_certificate import TlsCertificate
 from gateway.settings import MIB, GatewaySettings
+from gateway.stored_responses.completions.registry import StoredCompletions
+from gateway.stored_responses.conversations.registry import Conversations
 from gateway.stored_responses.records import HistoryBounds
 from gateway.stored_responses.registry import StoredResponses
 from gateway.stored_responses.store import ResponseStore
@@ -128,9 +140,23 @@ def create_gateway(
     hosts = HostCheck(settings.hosts, settings.allowed_hosts, is_open=settings.open)
     authenticator = Authenticator(live, hosts, cors, time.time, serves_everybody=settings.serves_everybody)
     gate = AdminGate(find_admin_addresses(settings), is_open=settings.opens_admin)
-    responses = StoredResponses(store, live, HistoryBounds(settings.max_body_bytes), time.time)
+    bounds = HistoryBounds(settings.max_body_bytes)
+    responses = StoredResponses(store, live, bounds, time.time)
+    completions = StoredCompletions(store, live, time.time)
     services = Services(
-        settings, live, ledger, admission, gate, limits, engines, metrics, lines, responses, time.monotonic, time.time
+        settings,
+        live,
+        ledger,
+        admission,
+        gate,
+        limits,
+        engines,
+        metrics,
+        lines,
+        responses,
+        completions,
+        time.monotonic,
+        time.time,
     )
     apis = [api for group in INFERENCE_GROUPS for api in group.APIS]
     inference = InferenceDispatcher(apis, services, authenticator, next_id)
@@ -155,6 +181,8 @@ def create_gateway(
         group.declare(app)
     models.declare(app, live)
     stored_responses.declare(app, responses)
+    stored_completions.declare(app, completions, settings.max_body_bytes)
+    conversations.declare(app, Conversations(store, responses, live, bounds), settings.max_body_bytes)
     health.declare(app, version=app.version, live=live, ledger=ledger, link=link_state, metrics=metrics)
     admin.declare(app, forward)
     document.declare(app, controller)

@@ -64,15 +64,17 @@ class GatewaySettings(BaseSettings):
     )
     state: Path = Field(
         Path("state"),
-        description="Folder that stored responses are kept in, as `responses.db`. One gateway at a time holds it.",
+        description="Folder that responses, conversations and chat completions are stored in, as `responses.db`. One "
+        "gateway at a time holds it.",
     )
     responses_retention_h: float = Field(
         720,
         ge=0,
-        description="Hours that a response is stored after it was made or last continued; 0: none is stored.",
+        description="Hours that responses, conversations and chat completions are stored after they were made or last "
+        "continued; 0: none is stored.",
     )
     responses_max_mib: int = Field(
-        1024, ge=1, description="Most MiB of stored responses; those that were used longest ago make room."
+        1024, ge=1, description="Most MiB of what is stored; what was used longest ago makes room."
     )
     queue_limit: int = Field(
         8, ge=0, description="Requests that may wait for each replica of a model that does not say `queue_limit`."

@@ -9,7 +9,7 @@ from gateway.api.schemas import ChatCompletion, ChatCompletionRequest, InputToke
 from gateway.exchange.services import ApiSpec
 
 _CHAT, _COUNT = APIS = (
-    ApiSpec("/v1/chat/completions", streams=True, scope="inference"),
+    ApiSpec("/v1/chat/completions", streams=True, state="completion", scope="inference"),
     ApiSpec("/v1/chat/completions/input_tokens", takes_slot=False, scope="inference"),
 )
 
@@ -22,7 +22,7 @@ def declare(app: FastAPI) -> None:
         request=ChatCompletionRequest,
         answer=ChatCompletion,
         summary="Chat",
-        text="Blocking or, with `stream: true`, as server-sent events.",
+        text="Blocking or, with `stream: true`, as server-sent events. With `store: true` the completion is stored.",
     )
     count_text = "The tokens of what would be a request for a chat completion. Takes no slot of the engine."
     declare_inference(

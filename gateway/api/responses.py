@@ -12,7 +12,7 @@ _MAKE, _COUNT = APIS = (
     ApiSpec("/v1/responses", streams=True, state="made", scope="inference"),
     ApiSpec("/v1/responses/input_tokens", takes_slot=False, state="read", scope="inference"),
 )
-_CODES = ("previous_response_not_found", "response_store_failed")
+_CODES = ("previous_response_not_found", "conversation_not_found", "conversation_locked", "response_store_failed")
 
 
 def declare(app: FastAPI) -> None:

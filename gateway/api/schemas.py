@@ -62,6 +62,8 @@ class ChatCompletionRequest(_Generation):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
+    store: bool | None = Field(None, description="`true`: the gateway keeps the completion, under an id of its own.")
+    metadata: dict[str, str] | None = Field(None, description="Pairs to find a stored completion by.")
     service_tier: str | None = Field(
         None, description="`priority`, `default` or `flex`: the place in the queue among those of the key's tenant."
     )

@@ -10,40 +10,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from controller.schema.errors import RoundhouseError
 from gateway.api.declare import ANY_OTHER, INGRESS_CODES, codes_paragraph, error_responses
+from gateway.api.stored_requests import ItemList, answer_json, list_parameters, read_list_query
 from gateway.ingress.route_access import require_access
-from gateway.protocols.common.conversation import Fields
-from gateway.protocols.common.errors import encode_json
 from gateway.stored_responses.pagination import paginate_items
 from gateway.stored_responses.registry import StoredResponses
 
 PATH: Final = "/v1/responses/{response_id}"
-MOST_ITEMS: Final = 100
-USUAL_ITEMS: Final = 20
 _CODES: Final = ("scope_required", "response_not_found", "response_store_failed", *INGRESS_CODES)
 _ASKING: Final = ("invalid_request", *_CODES)
-_LIST_PARAMETERS: Final[list[dict[str, Any]]] = [
-    {
-        "name": "after",
-        "in": "query",
-        "required": False,
-        "schema": {"type": "string"},
-        "description": "Id of the item after which the list begins.",
-    },
-    {
-        "name": "limit",
-        "in": "query",
-        "required": False,
-        "schema": {"type": "integer", "minimum": 1, "maximum": MOST_ITEMS, "default": USUAL_ITEMS},
-        "description": "Most items of the list.",
-    },
-    {
-        "name": "order",
-        "in": "query",
-        "required": False,
-        "schema": {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
-        "description": "`asc`: the oldest first.",
-    },
-]
 _STREAM_PARAMETER: Final[list[dict[str, Any]]] = [
     {
         "name": "stream",
@@ -77,16 +51,6 @@ class DeletedResponse(BaseModel):
     deleted: Literal[True]
 
 
-class ResponseItems(BaseModel):
-    """OpenAI's list of items."""
-
-    object: Literal["list"]
-    data: list[dict[str, Any]]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-
 ResponseId = Annotated[str, Path(description="As the response's `id`.")]
 
 
@@ -108,7 +72,7 @@ def declare(app: FastAPI, responses: StoredResponses) -> None:
         if request.query_params.get("stream", "").lower() in ("true", "1"):
             message = "`stream` must be false: a response's events are sent to the request that makes it."
             raise RoundhouseError("invalid_request", message, param="stream")
-        return _answer(await responses.get_response(request.state.caller, response_id))
+        return answer_json(await responses.get_response(request.state.caller, response_id))
 
     @app.delete(
         PATH,
@@ -122,7 +86,7 @@ def declare(app: FastAPI, responses: StoredResponses) -> None:
     @require_access("inference")
     async def delete_response(request: Request, response_id: ResponseId) -> Response:
         await responses.delete_response(request.state.caller, response_id)
-        return _answer({"id": response_id, "object": "response", "deleted": True})
+        return answer_json({"id": response_id, "object": "response", "deleted": True})
 
     @app.post(
         f"{PATH}/cancel",
@@ -135,7 +99,7 @@ def declare(app: FastAPI, responses: StoredResponses) -> None:
     )
     @require_access("inference")
     async def cancel_response(request: Request, response_id: ResponseId) -> Response:
-        return _answer(await responses.cancel_response(request.state.caller, response_id))
+        return answer_json(await responses.cancel_response(request.state.caller, response_id))
 
     @app.get(
         f"{PATH}/input_items",
@@ -144,29 +108,11 @@ def declare(app: FastAPI, responses: StoredResponses) -> None:
         "still stored.\n\n" + codes_paragraph(_ASKING),
         tags=["responses"],
         responses=error_responses(*_ASKING) | ANY_OTHER,
-        response_model=ResponseItems,
-        openapi_extra={"parameters": _LIST_PARAMETERS},
+        response_model=ItemList,
+        openapi_extra={"parameters": list_parameters("desc")},
     )
     @require_access("inference")
     async def list_input_items(request: Request, response_id: ResponseId) -> Response:
-        query = request.query_params
-        order = query.get("order", "desc")
-        if order not in ("asc", "desc"):
-            message = f"`order` must be asc or desc; it is {order!r:.60}."
-            raise RoundhouseError("invalid_request", message, param="order")
-        limit = _limit(query.get("limit"))
+        page = read_list_query(request.query_params, "desc")
         items = await responses.list_input_items(request.state.caller, response_id)
-        return _answer(paginate_items(items, query.get("after"), limit, is_ascending=order == "asc"))
-
-
-def _limit(text: str | None) -> int:
-    if text is None:
-        return USUAL_ITEMS
-    if not (text.isascii() and text.isdigit() and len(text) <= 3 and 1 <= int(text) <= MOST_ITEMS):
-        message = f"`limit` must be a whole number from 1 to {MOST_ITEMS}; it is {text!r:.60}."
-        raise RoundhouseError("invalid_request", message, param="limit")
-    return int(text)
-
-
-def _answer(fields: Fields) -> Response:
-    return Response(encode_json(fields), media_type="application/json")
+        return answer_json(paginate_items(items, page))

@@ -11,6 +11,7 @@ from typing import Final
 from urllib.parse import unquote_to_bytes
 
 from controller.schema.errors import RoundhouseError
+from gateway.exchange.chat_exchange import ChatExchange
 from gateway.exchange.exchange import Exchange
 from gateway.exchange.response_exchange import ResponseExchange
 from gateway.exchange.services import ApiSpec, Services
@@ -23,6 +24,13 @@ logger = logging.getLogger(__name__)
 
 LONGEST_PAUSE_S: Final = 0.5
 """By how much what is due may be late."""
+_EXCHANGES: Final[dict[str, type[Exchange]]] = {
+    "none": Exchange,
+    "read": ResponseExchange,
+    "made": ResponseExchange,
+    "completion": ChatExchange,
+}
+"""By what a request does with what is stored."""
 _NUMBER: Final = re.compile(rb"/[0-9]+$")
 
 
@@ -103,8 +111,7 @@ class InferenceDispatcher:
 
     def _open_exchange(self, api: ApiSpec, client: ClientCall) -> Handler:
         services = self._services
-        exchange_class = Exchange if api.state == "none" else ResponseExchange
-        exchange = exchange_class(api, client, services, self._next_id())
+        exchange = _EXCHANGES[api.state](api, client, services, self._next_id())
         try:
             caller = self._authenticator.authenticate_request(client.headers, is_http_1_1=client.is_http_1_1)
             exchange.authorize_caller(caller)

@@ -213,9 +213,13 @@ class Exchange(LoadWait):
         # A kept connection that broke may merely have been stale; a second one would prove nothing.
         fresh = self._account.attempts > 0
         self._account.attempts += 1
-        form = AnswerForm(events, collector, dialect.get_body_converter(request), dialect.may_flow)
+        form = self._adapt_form(AnswerForm(events, collector, dialect.get_body_converter(request), dialect.may_flow))
         self._attempt = Attempt(self, services, self._answer, route.name, endpoint, form)
         self._attempt.send_request(self._api.method, option.target or request.target, headers, body, fresh=fresh)
+
+    def _adapt_form(self, form: AnswerForm) -> AnswerForm:
+        """What an attempt makes of the engine's answer."""
+        return form
 
     # What becomes of it
 

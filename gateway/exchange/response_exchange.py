@@ -57,6 +57,11 @@ class ResponseExchange(Exchange):
         return self._context
 
     @property
+    def response_id(self) -> str:
+        """See Run."""
+        return self._context.id
+
+    @property
     def tenant(self) -> str:
         """See Run."""
         return self._caller.tenant
@@ -86,6 +91,9 @@ class ResponseExchange(Exchange):
         )
         self._request.state = self._context
         self._context.stores = options.is_stored
+        self._context.conversation_id = options.conversation_id
+        if options.conversation_id is not None and makes_response:
+            responses.conversation_locks.acquire(self.tenant, options.conversation_id, self)
         if options.needs_stored:
             self._answer.lines = self._header_lines(self._count_request(size))
             responses.load_history(self._caller, options).add_done_callback(self._history_loaded)
@@ -100,9 +108,8 @@ class ResponseExchange(Exchange):
 
     def _use_history(self, history_future: asyncio.Future[History]) -> None:
         history = history_future.result()
-        if self._options.previous_id is not None:
-            self._services.responses.check_visible(self._caller, self._options.previous_id, history)
-        self._context.history = history.items
+        self._services.responses.check_visible(self._caller, self._options, history)
+        self._context.history, self._context.conversation_item = history.items, history.conversation_item
         self._context.referenced_items = self._services.responses.visible_items(self._caller, history)
         self._find_slot(self._renew_route(), self._services.now())
 
@@ -178,20 +185,27 @@ class ResponseExchange(Exchange):
 
     def store_outcome(self) -> None:
         """See Run."""
-        if self._is_outcome_stored or not self._options.is_stored:
+        if self._is_outcome_stored or not (self._options.is_stored or self._options.conversation_id):
             return
         outcome = self._find_outcome()
         if outcome is not None:
             self._is_outcome_stored = True
             self._services.responses.unregister_run(self)
-            self._services.responses.save_response(self, outcome)
+            self._services.responses.save_outcome(self, outcome)
+            self._unlock_conversation()
 
     def _close(self) -> None:
         if not self._is_over:
             super()._close()
             self.store_outcome()
             self._services.responses.unregister_run(self)
+            self._unlock_conversation()
             self._context.cancel = None  # it refers back, see Exchange
+
+    def _unlock_conversation(self) -> None:
+        if self._options.conversation_id is not None:
+            locks = self._services.responses.conversation_locks
+            locks.release(self.tenant, self._options.conversation_id, self)
 
     def _find_outcome(self) -> Fields | None:
         """What is to be stored; None: nothing yet, or nobody was told that there is a response."""

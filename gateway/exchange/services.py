@@ -23,6 +23,7 @@ from gateway.routing.live_routes import LiveRoutes
 from gateway.routing.table import Routes
 from gateway.server.call import ClientCall
 from gateway.settings import GatewaySettings
+from gateway.stored_responses.completions.registry import StoredCompletions
 from gateway.stored_responses.registry import StoredResponses
 from gateway.tenancy.rate_limits import RateLimits
 from gateway.upstream.client import EngineClient
@@ -60,8 +61,9 @@ class ApiSpec:
     """It changes or reveals an engine's inner state, so it is off by default."""
     body: BodyKind = "object"
     """What JSON a request must hold. Where it is no object, the model is named in the query."""
-    state: Literal["none", "read", "made"] = "none"
-    """Of stored responses: a request does nothing with them, continues one, or makes one."""
+    state: Literal["none", "read", "made", "completion"] = "none"
+    """Of what is stored: a request does nothing with it, continues a response, makes one, or makes a chat completion,
+    which is stored where the request asks for that."""
     is_native: bool = False
     """llama.cpp's own: its model may be named in the query, or not at all where there is only one."""
 
@@ -124,6 +126,7 @@ class Services:
     metrics: Metrics
     lines: ResponseHeaders
     responses: StoredResponses
+    completions: StoredCompletions
     now: Callable[[], float]
     clock: Callable[[], float]
     turns: GrantDispatcher = field(default_factory=GrantDispatcher)

@@ -264,6 +264,12 @@ class _StoredResponsesCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         totals = self._stored_totals()
         yield GaugeMetricFamily("roundhouse_gateway_stored_responses", "Responses that are stored.", totals.responses)
+        yield GaugeMetricFamily(
+            "roundhouse_gateway_stored_completions", "Chat completions that are stored.", totals.completions
+        )
+        yield GaugeMetricFamily(
+            "roundhouse_gateway_stored_conversations", "Conversations that are stored.", totals.conversations
+        )
         yield GaugeMetricFamily("roundhouse_gateway_stored_bytes", "What they take of the disk.", totals.bytes)
         yield CounterMetricFamily(
             "roundhouse_gateway_store_failures",

@@ -1,4 +1,6 @@
-"""What is asked of the database of stored responses. Every method waits for the disk, and may raise sqlite3.Error.
+"""What is asked of the database of stored objects. Every method waits for the disk, and may raise sqlite3.Error.
+
+Responses are asked for here; conversations and chat completions have tables of their own in it.
 
 A process that is killed loses nothing that was written; a power cut may cost the last responses (`synchronous` is
 NORMAL), never the file.
@@ -6,19 +8,22 @@ NORMAL), never the file.
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from sqlite3 import DatabaseError
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from common.sqlite_files import identify_file
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.json_bytes import json_bytes
 from gateway.protocols.responses.response_object import fail_response
-from gateway.stored_responses.errors import not_continuable, previous_not_found, too_long
+from gateway.stored_responses.completions.records import StoredCompletion
+from gateway.stored_responses.completions.table import CompletionTable
+from gateway.stored_responses.conversations.records import ConversationTurn
+from gateway.stored_responses.conversations.table import ConversationTable
+from gateway.stored_responses.errors import conversation_gone, not_continuable, previous_not_found, too_long
 from gateway.stored_responses.records import (
     CONTINUABLE,
     FoundResponse,
@@ -29,23 +34,22 @@ from gateway.stored_responses.records import (
     response_of,
 )
 from gateway.stored_responses.schema import open_database, transaction
+from gateway.stored_responses.table_file import TableFile
 
-SWEPT_AT_ONCE: Final = 100
-"""Responses: a longer transaction would keep requests waiting."""
 FREE_PAGES: Final = 256
 """So many may lie idle in the file before it is made smaller."""
 RESTARTED: Final = "The gateway was restarted before the response was complete."
 
 _CHAIN: Final = """
-WITH RECURSIVE chain (number, model, previous, status, items, bytes, depth) AS (
-    SELECT number, model, previous, status, items, bytes, 1 FROM responses
+WITH RECURSIVE chain (number, model, previous, status, items, bytes, conversation, conversation_item, depth) AS (
+    SELECT number, model, previous, status, items, bytes, conversation, conversation_item, 1 FROM responses
     WHERE id = :id AND tenant = :tenant AND used_at >= :cutoff
     UNION ALL
-    SELECT r.number, r.model, r.previous, r.status, r.items, r.bytes, depth + 1
+    SELECT r.number, r.model, r.previous, r.status, r.items, r.bytes, r.conversation, r.conversation_item, depth + 1
     FROM chain JOIN responses AS r ON r.id = chain.previous
     WHERE r.tenant = :tenant AND r.used_at >= :cutoff AND depth < :most
 )
-SELECT number, model, previous, status, items, bytes FROM chain ORDER BY depth
+SELECT number, model, previous, status, items, bytes, conversation, conversation_item FROM chain ORDER BY depth
 """
 _FIND: Final = """
 SELECT model, response, output FROM responses JOIN documents USING (number) WHERE id = ? AND tenant = ? AND used_at >= ?
@@ -67,24 +71,16 @@ WITH RECURSIVE chain (number, tenant, previous) AS (
 UPDATE responses SET used_at = max(used_at, ?) WHERE number IN (SELECT number FROM chain)
 """
 _INSERT: Final = """
-INSERT INTO responses (number, id, tenant, model, created_at, used_at, previous, status, items, bytes) VALUES {}
+INSERT INTO responses
+    (number, id, tenant, model, created_at, used_at, previous, status, items, bytes, conversation, conversation_item)
+VALUES {}
 """
 _INSERT_DOCUMENTS: Final = "INSERT INTO documents (number, response, input, output) VALUES {}"
 _RUNNING: Final = """
 SELECT number, response FROM responses JOIN documents USING (number) WHERE status IN ('queued', 'in_progress')
 """
-_EVICT: Final = """
-DELETE FROM responses WHERE number =
-    (SELECT number FROM responses WHERE status NOT IN ('queued', 'in_progress') ORDER BY used_at, number LIMIT 1)
-"""
-_SWEEP: Final = """
-DELETE FROM responses WHERE number IN
-    (SELECT number FROM responses WHERE used_at < ? AND status NOT IN ('queued', 'in_progress') LIMIT ?)
-"""
-
-
-class DatabaseFullError(DatabaseError):
-    """There is no room for the response, whatever else goes."""
+StoredObject = StoredResponse | StoredCompletion | ConversationTurn
+"""What is written without anybody who waits for it."""
 
 
 class _ChainLink(NamedTuple):
@@ -96,6 +92,10 @@ class _ChainLink(NamedTuple):
     status: str
     items: int
     bytes: int
+    conversation_id: str | None
+    """The conversation that the response was made in; it continues no other response then."""
+    conversation_item: str | None
+    """The active item of that conversation when it was made."""
 
 
 class ResponseDatabase:
@@ -104,14 +104,13 @@ class ResponseDatabase:
     def __init__(self, path: Path, *, max_bytes: int, retention_s: float, clock: Callable[[], float]) -> None:
         """Open it. What was running when it was last closed has failed. `clock` gives Unix time. May raise OSError."""
         self._clock = clock
-        self._retention_s = retention_s
         self._db = open_database(path)
         self._path, self._identity = path, identify_file(path)
         try:
-            self._page_size = self._read_pragma("page_size")
-            self._max_pages = max_bytes // self._page_size
-            [number] = self._db.execute("SELECT coalesce(max(number), 0) FROM responses").fetchone()
-            self._next_number = number + 1
+            self._file = TableFile(self._db, max_bytes=max_bytes, retention_s=retention_s, clock=clock)
+            self.conversations = ConversationTable(self._file)
+            self.completions = CompletionTable(self._file)
+            self._next_number = self._file.find_next_number("responses")
             self._end_running()
         except BaseException:
             self._db.close()
@@ -129,15 +128,30 @@ class ResponseDatabase:
                 self._db.execute("UPDATE documents SET response = ? WHERE number = ?", (failed_response, number))
                 self._db.execute("UPDATE responses SET status = 'failed' WHERE number = ?", (number,))
 
+    def transaction(self) -> AbstractContextManager[None]:
+        """All of what is done in it, or nothing."""
+        return transaction(self._db)
+
     # What requests ask for
 
-    def save_responses(self, *responses: StoredResponse) -> None:
-        """Write responses, all or none, each instead of an earlier one of its id; each id once. What was used longest
-        ago makes room; what they continue counts as used now. Many at once cost little more than one.
+    def save_objects(self, *objects: StoredObject) -> None:
+        """Write what was given, all or none; responses each instead of an earlier one of its id; each id once. What was
+        used longest ago makes room; what they continue counts as used now. Many at once cost little more than one.
 
         Raises:
-            FullError: they are larger than all that may be stored.
+            DatabaseFullError: they are larger than all that may be stored.
         """
+        responses = [each for each in objects if isinstance(each, StoredResponse)]
+        completions = [each for each in objects if isinstance(each, StoredCompletion)]
+        turns = [each.turn if isinstance(each, StoredResponse) else each for each in objects]
+        with transaction(self._db):
+            if responses:
+                self._save_responses(responses)
+            if completions:
+                self.completions.save(completions)
+            self.conversations.add_turns([turn for turn in turns if isinstance(turn, ConversationTurn)])
+
+    def _save_responses(self, responses: Sequence[StoredResponse]) -> None:
         now = self._clock()
         first_number = self._next_number
         self._next_number += len(responses)
@@ -153,59 +167,88 @@ class ResponseDatabase:
                 response.previous_id,
                 response.status,
             )
-            rows.append((*row, response.items, response.items_size))
+            sizes = (response.items, response.items_size)
+            rows.append((*row, *sizes, response.conversation_id, response.conversation_item))
             documents.append((number, response.response, response.input, response.output))
-        with transaction(self._db):
-            self._execute("DELETE FROM responses WHERE (id) IN (VALUES {})", [(response.id,) for response in responses])
-            continued_rows = [
-                (response.previous_id, response.tenant) for response in responses if response.previous_id is not None
-            ]
-            if continued_rows:
-                self._execute(_USE_CHAINS, continued_rows, self._cutoff(now), self._cutoff(now), now)
-            self._make_room(sum(response.size for response in responses), len(responses))
-            self._execute(_INSERT, rows)
-            self._execute(_INSERT_DOCUMENTS, documents)
+        run_with_rows = self._file.run_with_rows
+        run_with_rows("DELETE FROM responses WHERE (id) IN (VALUES {})", [(response.id,) for response in responses])
+        continued_rows = [
+            (response.previous_id, response.tenant) for response in responses if response.previous_id is not None
+        ]
+        if continued_rows:
+            cutoff = self._file.cutoff()
+            run_with_rows(_USE_CHAINS, continued_rows, cutoff, cutoff, now)
+        self._file.make_room(sum(response.size for response in responses), len(responses))
+        run_with_rows(_INSERT, rows)
+        run_with_rows(_INSERT_DOCUMENTS, documents)
 
     def find_response(self, tenant: str, response_id: str) -> FoundResponse | None:
         """One response of a tenant."""
-        row = self._db.execute(_FIND, (response_id, tenant, self._cutoff(self._clock()))).fetchone()
+        row = self._db.execute(_FIND, (response_id, tenant, self._file.cutoff())).fetchone()
         if row is None:
             return None
         model, response, output = row
         return FoundResponse(model, {**json.loads(response), "output": json.loads(output)})
 
     def list_input_items(self, tenant: str, response_id: str) -> tuple[str, list[Fields]] | None:
-        """The own name of the model that made a response, and all items that it was made of: of the responses before
-        it, as far as they are still stored, and its own input."""
-        chain = self._load_chain(tenant, response_id, self._clock())
+        """The own name of the model that made a response, and all items that it was made of: of the responses or the
+        conversation before it, as far as they are still stored, and its own input."""
+        chain = self._load_chain(tenant, response_id)
         if not chain:
             return None
         last_link, *earlier_links = chain
         [own_input, _] = self._db.execute(_ITEMS, (last_link.number,)).fetchone()
-        return last_link.model, [*self._load_items(earlier_links), *json.loads(own_input)]
+        items_before = self._load_conversation(tenant, chain[-1]) or []
+        return last_link.model, [*items_before, *self._load_items(earlier_links), *json.loads(own_input)]
 
     def load_history(
-        self, tenant: str, previous_id: str | None, references: Sequence[str], bounds: HistoryBounds
+        self,
+        tenant: str,
+        previous_id: str | None,
+        references: Sequence[str],
+        bounds: HistoryBounds,
+        conversation_id: str | None = None,
     ) -> History:
-        """What a request continues and refers to, which counts as used now.
+        """What a request continues, a response or a conversation, and what it refers to. All of it counts as used now.
 
         Raises:
             RoundhouseError: `previous_response_not_found`: the response, or one before it, is not there.
-                `invalid_request`: the response cannot be continued, or all of it is too much.
+                `conversation_not_found`. `invalid_request`: the response cannot be continued, or all of it is too much.
         """
         now = self._clock()
         with transaction(self._db):
-            chain = self._continued_chain(tenant, previous_id, now, bounds) if previous_id is not None else []
-            self._mark_used(chain, now)
+            history = History()
+            if conversation_id is not None:
+                branch = self.conversations.load_active(tenant, conversation_id, bounds)
+                history = History(branch.model, branch.items, conversation_item=branch.active_item)
+            elif previous_id is not None:
+                history = self._continue_response(tenant, previous_id, now, bounds)
             referenced_items, models = self._load_referenced(tenant, references, now, bounds)
-            return History(chain[0].model if chain else None, tuple(self._load_items(chain)), referenced_items, models)
+        return history._replace(referenced_items=referenced_items, referred_models=models)
+
+    def _continue_response(self, tenant: str, previous_id: str, now: float, bounds: HistoryBounds) -> History:
+        chain = self._continued_chain(tenant, previous_id, bounds)
+        conversation_id = chain[-1].conversation_id
+        items_before = self._load_conversation(tenant, chain[-1])
+        if items_before is None:
+            raise conversation_gone(previous_id, str(conversation_id))
+        if conversation_id is not None:
+            self.conversations.mark_used(tenant, conversation_id)
+        self._mark_used(chain, now)
+        return History(chain[0].model, (*items_before, *self._load_items(chain)))
+
+    def _load_conversation(self, tenant: str, first_link: _ChainLink) -> list[Fields] | None:
+        """What came before the first response of a chain in its conversation; None: that is gone."""
+        if first_link.conversation_id is None:
+            return []
+        return self.conversations.load_until(tenant, first_link.conversation_id, first_link.conversation_item)
 
     def delete_response(self, tenant: str, response_id: str) -> bool:
         """Delete one response of a tenant. Whether there was one."""
         with transaction(self._db):
             cursor = self._db.execute(
                 "DELETE FROM responses WHERE id = ? AND tenant = ? AND used_at >= ?",
-                (response_id, tenant, self._cutoff(self._clock())),
+                (response_id, tenant, self._file.cutoff()),
             )
         return cursor.rowcount > 0
 
@@ -214,11 +257,11 @@ class ResponseDatabase:
     def sweep_expired(self) -> bool:
         """Delete some of what is kept no longer, and give back some of what is free. Whether there is more to do."""
         with transaction(self._db):
-            deleted_count = self._db.execute(_SWEEP, (self._cutoff(self._clock()), SWEPT_AT_ONCE)).rowcount
-        return self._shrink_file() or deleted_count == SWEPT_AT_ONCE
+            has_more = self._file.delete_expired()
+        return self._shrink_file() or has_more
 
     def _shrink_file(self) -> bool:
-        free_pages = self._read_pragma("freelist_count")
+        free_pages = self._file.read_pragma("freelist_count")
         if free_pages <= FREE_PAGES:
             return False
         # `execute` would take the first step alone, which is one page.
@@ -230,8 +273,10 @@ class ResponseDatabase:
 
     def count_stored(self) -> StoredTotals:
         """How much there is."""
-        [responses] = self._db.execute("SELECT count(*) FROM responses").fetchone()
-        return StoredTotals(responses, self._used_pages() * self._page_size)
+        responses, completions, conversations = map(
+            self._file.count_rows, ("responses", "completions", "conversations")
+        )
+        return StoredTotals(responses, self._file.count_used_bytes(), completions, conversations)
 
     def close(self) -> None:
         """Close it; what was written is then in the one file."""
@@ -239,37 +284,15 @@ class ResponseDatabase:
 
     # Parts of these
 
-    def _cutoff(self, now: float) -> float:
-        return now - self._retention_s
-
-    def _read_pragma(self, name: str) -> int:
-        return int(self._db.execute(f"PRAGMA {name}").fetchone()[0])
-
-    def _used_pages(self) -> int:
-        return self._read_pragma("page_count") - self._read_pragma("freelist_count")
-
-    def _execute(self, statement: str, rows: Sequence[tuple[Any, ...]], *extra_values: Any) -> None:
-        """One statement for all rows: SQLite gives up Python's lock for each, and waits for it again."""
-        values = ", ".join([f"({', '.join('?' * len(rows[0]))})"] * len(rows))
-        self._db.execute(statement.format(values), [*itertools.chain.from_iterable(rows), *extra_values])
-
-    def _make_room(self, size: int, responses: int) -> None:
-        pages = size // self._page_size + 8 * responses  # a few for what is around each
-        if pages > self._max_pages:
-            raise DatabaseFullError("it is larger than all that may be stored")
-        while self._used_pages() + pages > self._max_pages:
-            if not self._db.execute(_EVICT).rowcount:
-                raise DatabaseFullError("all that is stored still runs")
-
     def _load_chain(
-        self, tenant: str, response_id: str, now: float, max_length: int = HistoryBounds(0).responses
+        self, tenant: str, response_id: str, max_length: int = HistoryBounds(0).responses
     ) -> list[_ChainLink]:
         """A response and those before it, the newest first, as far as they are stored."""
-        parameters = {"id": response_id, "tenant": tenant, "cutoff": self._cutoff(now), "most": max_length}
+        parameters = {"id": response_id, "tenant": tenant, "cutoff": self._file.cutoff(), "most": max_length}
         return [_ChainLink(*row) for row in self._db.execute(_CHAIN, parameters)]
 
-    def _continued_chain(self, tenant: str, previous_id: str, now: float, bounds: HistoryBounds) -> list[_ChainLink]:
-        chain = self._load_chain(tenant, previous_id, now, bounds.responses)
+    def _continued_chain(self, tenant: str, previous_id: str, bounds: HistoryBounds) -> list[_ChainLink]:
+        chain = self._load_chain(tenant, previous_id, bounds.responses)
         if not chain:
             raise previous_not_found(previous_id, previous_id)
         if chain[0].status not in CONTINUABLE:
@@ -300,12 +323,13 @@ class ResponseDatabase:
     def _load_referenced(
         self, tenant: str, ids: Sequence[str], now: float, bounds: HistoryBounds
     ) -> tuple[dict[str, Fields], dict[str, str]]:
-        """Items by their id, and the models whose responses they belong to."""
+        """Items by their id, and the models whose responses they belong to. Ids that no response's item has may be
+        those of conversations' items."""
         items: dict[str, Fields] = {}
         models: dict[str, str] = {}
         bytes_left = bounds.bytes
         for response_id in dict.fromkeys(map(response_of, ids)):
-            row = self._db.execute(_REFERENCED, (response_id, tenant, self._cutoff(now))).fetchone()
+            row = self._db.execute(_REFERENCED, (response_id, tenant, self._file.cutoff())).fetchone()
             if row is not None:
                 number, model, size, own_input, output = row
                 bytes_left -= size
@@ -315,4 +339,14 @@ class ResponseDatabase:
                 items |= stored_items
                 models |= dict.fromkeys(stored_items, model)
                 self._db.execute(_USE, (now, number))
+        for item_id in ids:
+            found = None if item_id in items else self.conversations.find_referenced(tenant, item_id)
+            if found is not None:
+                encoded_item, last_model = found
+                bytes_left -= len(encoded_item)
+                if bytes_left < 0:
+                    raise too_long(bounds, "input")
+                items[item_id] = json.loads(encoded_item)
+                if last_model is not None:
+                    models[item_id] = last_model
         return {item_id: items[item_id] for item_id in ids if item_id in items}, models

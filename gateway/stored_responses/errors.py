@@ -19,6 +19,16 @@ def previous_not_found(response_id: str, missing_id: str) -> RoundhouseError:
     return RoundhouseError("previous_response_not_found", message, param=_PREVIOUS)
 
 
+def conversation_gone(response_id: str, conversation_id: str) -> RoundhouseError:
+    """The conversation that the response to be continued was made in is not there any more, or lacks what came before
+    the response."""
+    message = (
+        f"The conversation {conversation_id!r:.100}, in which {response_id!r:.100} or a response before it was made, "
+        "is not stored any more."
+    )
+    return RoundhouseError("previous_response_not_found", message, param=_PREVIOUS)
+
+
 def responses_not_stored() -> RoundhouseError:
     """A response is to be continued, and this gateway stores none."""
     message = "This gateway stores no responses (ROUNDHOUSE_RESPONSES_RETENTION_H is 0), so none can be continued."

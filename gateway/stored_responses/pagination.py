@@ -1,39 +1,63 @@
-"""Pages of items, as a list object has them. Pure."""
+"""Pages of lists, as a list object has them. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
 
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Fields
 
+MOST_LISTED: Final = 100
+USUALLY_LISTED: Final = 20
 
-def paginate_items(items: Iterable[Fields], after: str | None, limit: int, *, is_ascending: bool) -> Fields:
-    """A list object of the items that come after the one of that id; None: of the first ones. An id that occurs twice
-    is listed once, where it was first. The items are given in ascending order.
+
+class ListQuery(NamedTuple):
+    """Which page of a list is asked for."""
+
+    after: str | None = None
+    """The id of the entry after which the page begins; None: it is the first page."""
+    limit: int = USUALLY_LISTED
+    is_ascending: bool = False
+    """The oldest entry comes first."""
+
+
+def paginate_items(items: Iterable[Fields], query: ListQuery) -> Fields:
+    """One page of items, as a list object. An id that occurs twice is listed once, where it was first. The items are
+    given in ascending order.
 
     Raises:
-        RoundhouseError: `invalid_request`: there is no item of that id.
+        RoundhouseError: `invalid_request`: there is no item of the id after which the page begins.
     """
     distinct_items = _distinct_items(items)
-    if not is_ascending:
+    if not query.is_ascending:
         distinct_items.reverse()
     start = 0
-    if after is not None:
-        positions = (position for position, item in enumerate(distinct_items) if item.get("id") == after)
+    if query.after is not None:
+        positions = (position for position, item in enumerate(distinct_items) if item.get("id") == query.after)
         index = next(positions, None)
         if index is None:
-            message = f"`after` must be the id of one of the response's items; it is {after!r:.100}."
-            raise RoundhouseError("invalid_request", message, param="after")
+            raise unknown_cursor(query.after)
         start = index + 1
-    data = distinct_items[start : start + limit]
+    end = start + query.limit
+    return list_object(distinct_items[start:end], has_more=end < len(distinct_items))
+
+
+def list_object(data: Sequence[Fields], *, has_more: bool) -> Fields:
+    """One page."""
     return {
         "object": "list",
-        "data": data,
+        "data": list(data),
         "first_id": _id(data[:1]),
         "last_id": _id(data[-1:]),
-        "has_more": start + limit < len(distinct_items),
+        "has_more": has_more,
     }
+
+
+def unknown_cursor(after: str) -> RoundhouseError:
+    """The list has no entry of the id after which a page is to begin."""
+    message = f"`after` must be the id of an entry of the list; it is {after!r:.100}."
+    return RoundhouseError("invalid_request", message, param="after")
 
 
 def _distinct_items(items: Iterable[Fields]) -> list[Fields]:

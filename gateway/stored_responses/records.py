@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.json_bytes import json_bytes
+from gateway.stored_responses.conversations.records import ConversationTurn
 
 TOKEN_LENGTH: Final = 48
 RUNNING: Final = frozenset({"queued", "in_progress"})
@@ -37,11 +38,26 @@ class StoredResponse:
     """Its `output`."""
     items: int
     """How many there are in both."""
+    conversation_id: str | None = None
+    """The conversation that it was made in."""
+    conversation_item: str | None = None
+    """The active item of that conversation when it was made; None: the conversation had no items."""
+    turn: ConversationTurn | None = None
+    """What it adds to that conversation, written with it or not at all."""
 
     @classmethod
-    def of(cls, tenant: str, model: str, response: Fields, input_items: Sequence[Fields]) -> StoredResponse:
+    def of(
+        cls,
+        tenant: str,
+        model: str,
+        response: Fields,
+        input_items: Sequence[Fields],
+        conversation_item: str | None = None,
+        turn: ConversationTurn | None = None,
+    ) -> StoredResponse:
         """What `response`, with this input of its own, is stored as."""
         output = response["output"]
+        conversation = response.get("conversation")
         return cls(
             id=response["id"],
             tenant=tenant,
@@ -53,6 +69,9 @@ class StoredResponse:
             input=json_bytes(input_items),
             output=json_bytes(output),
             items=len(input_items) + len(output),
+            conversation_id=None if conversation is None else conversation["id"],
+            conversation_item=conversation_item,
+            turn=turn,
         )
 
     @property
@@ -63,7 +82,7 @@ class StoredResponse:
     @property
     def size(self) -> int:
         """Bytes of all of it."""
-        return len(self.response) + self.items_size
+        return len(self.response) + self.items_size + (0 if self.turn is None else self.turn.size)
 
 
 class FoundResponse(NamedTuple):
@@ -77,13 +96,17 @@ class History(NamedTuple):
     """What a request continues and refers to."""
 
     model: str | None = None
-    """The own name of the model that made the response which is continued; None: none is."""
+    """The own name of the model that made the response which is continued, or that answered last in the conversation
+    which is; None: none is, or none has."""
     items: tuple[Fields, ...] = ()
-    """Of the responses that it continues, input and output, the oldest first."""
+    """Of the responses that it continues, input and output, or of the conversation, the oldest first."""
     referenced_items: Mapping[str, Fields] = {}
     """Those of the items referred to that there are, by their id."""
     referred_models: Mapping[str, str] = {}
-    """By such an id the own name of the model whose response it belongs to."""
+    """By such an id the own name of the model whose response it belongs to, or that answered last in the item's
+    conversation; without those of conversations in which none has."""
+    conversation_item: str | None = None
+    """The id of the last of `items`, where they are a conversation's."""
 
 
 class HistoryBounds(NamedTuple):
@@ -101,6 +124,8 @@ class StoredTotals(NamedTuple):
     responses: int = 0
     bytes: int = 0
     """Of the database, without what is free in it."""
+    completions: int = 0
+    conversations: int = 0
 
 
 def id_of(token: str) -> str:

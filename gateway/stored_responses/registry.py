@@ -6,23 +6,37 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.responses.context import ResponseContext
 from gateway.routing.live_routes import LiveRoutes
 from gateway.server.asgi import Header
+from gateway.stored_responses.conversations.errors import conversation_not_found
+from gateway.stored_responses.conversations.locks import ConversationLocks
+from gateway.stored_responses.conversations.records import ConversationTurn, encode_items
 from gateway.stored_responses.errors import (
     not_continuable,
     previous_not_found,
     response_not_found,
     responses_not_stored,
 )
-from gateway.stored_responses.records import TOKEN_LENGTH, History, HistoryBounds, StoredResponse, id_of, item_ids
+from gateway.stored_responses.records import (
+    CONTINUABLE,
+    TOKEN_LENGTH,
+    History,
+    HistoryBounds,
+    StoredResponse,
+    id_of,
+    item_ids,
+)
 from gateway.stored_responses.request_options import RequestOptions
 from gateway.stored_responses.store import ResponseStore
+from gateway.stored_responses.visibility import may_see_model
 from gateway.tenancy.api_keys import Caller
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +62,10 @@ class ResponseRun(Protocol):
     def response(self) -> Fields | None:
         """What it is now; None: nobody has been told of it yet."""
 
+    @property
+    def response_id(self) -> str:
+        """Its id."""
+
     def store_outcome(self) -> None:
         """Store it, if it is known by now what became of it."""
 
@@ -67,6 +85,7 @@ class StoredResponses:
         self._bounds = bounds
         self._clock = clock
         self._running: dict[str, ResponseRun] = {}
+        self.conversation_locks = ConversationLocks()
 
     # For requests that make them
 
@@ -91,6 +110,8 @@ class StoredResponses:
         if self._store is None:
             if options.previous_id is not None:
                 raise responses_not_stored()
+            if options.conversation_id is not None:
+                raise conversation_not_found(options.conversation_id, "conversation")
             empty_future: asyncio.Future[History] = asyncio.get_running_loop().create_future()
             empty_future.set_result(History())
             return empty_future
@@ -101,17 +122,26 @@ class StoredResponses:
             run_before = self._find_run(caller, options.previous_id)
             if run_before is not None and run_before.response is not None:
                 raise not_continuable(options.previous_id, run_before.response["status"])
-        return self._store.load_history(caller.tenant, options.previous_id, options.references, self._bounds)
+        return self._store.load_history(
+            caller.tenant, options.previous_id, options.references, self._bounds, options.conversation_id
+        )
 
-    def check_visible(self, caller: Caller, previous_id: str, history: History) -> None:
-        """Raises RoundhouseError `previous_response_not_found`: the key is not for the model that made it."""
-        if history.model is not None and not self._may_see(caller, history.model):
-            raise previous_not_found(previous_id, previous_id)
+    def check_visible(self, caller: Caller, options: RequestOptions, history: History) -> None:
+        """Raises RoundhouseError `previous_response_not_found`, or `conversation_not_found`: the key is not for the
+        model that made the response, or that answered last in the conversation."""
+        if self._may_see(caller, history.model):
+            return
+        if options.conversation_id is not None:
+            raise conversation_not_found(options.conversation_id, "conversation")
+        if options.previous_id is not None:
+            raise previous_not_found(options.previous_id, options.previous_id)
 
     def visible_items(self, caller: Caller, history: History) -> dict[str, Fields]:
         """Of the items referred to, those of models that the key is for; the others are as if they were not there."""
         models = history.referred_models
-        return {name: item for name, item in history.referenced_items.items() if self._may_see(caller, models[name])}
+        return {
+            name: item for name, item in history.referenced_items.items() if self._may_see(caller, models.get(name))
+        }
 
     def register_run(self, run: ResponseRun) -> None:
         """It can be asked for from now on."""
@@ -121,10 +151,12 @@ class StoredResponses:
         """It cannot be asked for any more, except where it is stored."""
         self._running.pop(run.context.id, None)
 
-    def save_response(self, run: ResponseRun, response: Fields) -> None:
-        """Store what it has come to. That it cannot be stored is said in the log."""
+    def save_outcome(self, run: ResponseRun, response: Fields) -> None:
+        """Store what it has come to, and add that to its conversation. That it cannot be stored is said in the log."""
         try:
-            self._require_store().save_response(_stored_response(run, response))
+            stored_object = _stored_outcome(run, response)
+            if stored_object is not None:
+                self._require_store().save_object(stored_object)
         except RoundhouseError as error:
             logger.error("the response %s is not stored: %s", run.context.id, error)  # noqa: TRY400
 
@@ -180,9 +212,8 @@ class StoredResponses:
             return None
         return run
 
-    def _may_see(self, caller: Caller, model: str) -> bool:
-        route = self._live.current.models.get(model)
-        return caller.may_see_name(model) if route is None else caller.may_see_model(route)
+    def _may_see(self, caller: Caller, model: str | None) -> bool:
+        return may_see_model(self._live.current, caller, model)
 
     def _require_store(self) -> ResponseStore:
         assert self._store is not None, "what is not stored is not saved"
@@ -194,9 +225,26 @@ class StoredResponses:
         return self._store
 
 
-def _stored_response(run: ResponseRun, response: Fields) -> StoredResponse:
+def _stored_outcome(run: ResponseRun, response: Fields) -> StoredResponse | ConversationTurn | None:
+    """None: neither the response is stored nor a conversation that it was made in."""
+    context = run.context
+    turn = None
+    if context.conversation_id is not None and response["status"] in CONTINUABLE:
+        items = _encode(lambda: encode_items([*context.input_items, *response["output"]]))
+        turn = ConversationTurn(context.id, context.conversation_id, run.tenant, run.model, items)
+    return _stored_response(run, response, turn) if context.stores else turn
+
+
+def _stored_response(run: ResponseRun, response: Fields, turn: ConversationTurn | None = None) -> StoredResponse:
+    context = run.context
+    return _encode(
+        lambda: StoredResponse.of(run.tenant, run.model, response, context.input_items, context.conversation_item, turn)
+    )
+
+
+def _encode(encode: Callable[[], T]) -> T:
     try:
-        return StoredResponse.of(run.tenant, run.model, response, run.context.input_items)
+        return encode()
     except RecursionError:
         message = "The request is nested too deeply for its response to be stored."
         raise RoundhouseError("invalid_request", message) from None

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from gateway.protocols.common.conversation import Fields
-from gateway.protocols.common.field_reader import field_error, optional_field
+from gateway.protocols.common.field_reader import field_error, optional_field, require_text
+from gateway.stored_responses.conversations.errors import conversation_not_found
 from gateway.stored_responses.errors import previous_not_found, too_many_references
 
 MOST_REFERENCES: Final = 1000
@@ -26,11 +27,13 @@ class RequestOptions(NamedTuple):
     """Its response is to be stored."""
     is_background: bool = False
     """Its response is to be made without its client."""
+    conversation_id: str | None = None
+    """The conversation that it continues."""
 
     @property
     def needs_stored(self) -> bool:
         """Whether it needs something that is stored."""
-        return self.previous_id is not None or bool(self.references)
+        return self.previous_id is not None or self.conversation_id is not None or bool(self.references)
 
     @classmethod
     def of(cls, fields: Fields, *, can_store: bool) -> RequestOptions:
@@ -57,7 +60,30 @@ class RequestOptions(NamedTuple):
         previous_id = optional_field(fields, "previous_response_id", str)
         if previous_id is not None and not _ID.fullmatch(previous_id):
             raise previous_not_found(previous_id, previous_id)
-        return cls(previous_id, references)
+        conversation_id = _conversation_id(fields.get("conversation"))
+        if conversation_id is not None and previous_id is not None:
+            rule = "cannot be used together with `previous_response_id`: the conversation has the earlier responses"
+            raise field_error("conversation", rule)
+        return cls(previous_id, references, conversation_id=conversation_id)
+
+
+def is_id(value: str) -> bool:
+    """Whether an id may look like that."""
+    return _ID.fullmatch(value) is not None
+
+
+def _conversation_id(value: Any) -> str | None:
+    """Of `conversation`, which is an id, or an object that has one."""
+    if value is None:
+        return None
+    if isinstance(value, dict):
+        value, place = value.get("id"), "conversation.id"
+    else:
+        place = "conversation"
+    conversation_id = require_text(value, place)
+    if not is_id(conversation_id):
+        raise conversation_not_found(conversation_id, "conversation")
+    return conversation_id
 
 
 def _references(items: Any) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The SQLite file of stored responses: its tables, how it is opened, and what is done with a damaged one."""
+"""The SQLite file of what is stored: its tables, how it is opened, and what is done with a damaged one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BUSY_S: Final = 2.0
 HOLD_POLL_S: Final = 0.05
 _DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
-_TABLES: Final = """
+_RESPONSES: Final = """
 CREATE TABLE responses (
     number INTEGER PRIMARY KEY,
     id TEXT NOT NULL UNIQUE,
@@ -40,6 +40,56 @@ CREATE TABLE documents (
     output BLOB NOT NULL
 );
 """
+_CONVERSATIONS_AND_COMPLETIONS: Final = """
+ALTER TABLE responses ADD COLUMN conversation TEXT;
+ALTER TABLE responses ADD COLUMN conversation_item TEXT;
+CREATE INDEX responses_by_conversation ON responses (conversation) WHERE conversation IS NOT NULL;
+CREATE TABLE conversations (
+    number INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    tenant TEXT NOT NULL,
+    model TEXT,
+    created_at REAL NOT NULL,
+    used_at REAL NOT NULL,
+    active_item TEXT,
+    metadata BLOB NOT NULL
+);
+CREATE INDEX conversations_by_use ON conversations (used_at, number);
+CREATE TABLE conversation_items (
+    number INTEGER PRIMARY KEY,
+    conversation INTEGER NOT NULL REFERENCES conversations ON DELETE CASCADE,
+    id TEXT NOT NULL,
+    parent_id TEXT,
+    created_at REAL NOT NULL,
+    item BLOB NOT NULL,
+    UNIQUE (conversation, id)
+);
+CREATE INDEX conversation_items_by_id ON conversation_items (id);
+CREATE TABLE completions (
+    number INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    tenant TEXT NOT NULL,
+    model TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    used_at REAL NOT NULL,
+    metadata BLOB NOT NULL,
+    completion BLOB NOT NULL,
+    messages BLOB NOT NULL
+);
+CREATE INDEX completions_by_use ON completions (used_at, number);
+CREATE INDEX completions_by_tenant ON completions (tenant, number, model, used_at);
+CREATE TABLE completion_metadata (
+    tenant TEXT NOT NULL,
+    key TEXT NOT NULL,
+    value TEXT NOT NULL,
+    number INTEGER NOT NULL REFERENCES completions ON DELETE CASCADE,
+    PRIMARY KEY (tenant, key, value, number)
+) WITHOUT ROWID;
+CREATE INDEX completion_metadata_by_number ON completion_metadata (number);
+"""
+SCHEMA_STEPS: Final = (_RESPONSES, _CONVERSATIONS_AND_COMPLETIONS)
+"""What makes of a file of version n one of version n + 1, from 0, an empty one. A step that a release has is never
+changed: files of that version are there."""
 
 
 class NewerDatabaseError(sqlite3.DatabaseError):
@@ -82,9 +132,9 @@ def open_database(path: Path) -> sqlite3.Connection:
         db.execute("PRAGMA journal_size_limit = 16777216")
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute("PRAGMA foreign_keys = ON")
-        with transaction(db):
-            if not version:
-                _make_tables(db)
+        with transaction(db):  # all steps, or none: a process that is killed leaves the file as it was
+            if version < RESPONSES_SCHEMA_VERSION:
+                _migrate_tables(db, version)
     except BaseException:
         db.close()
         raise
@@ -113,9 +163,10 @@ def _version_of(db: sqlite3.Connection) -> int:
     return int(version)
 
 
-def _make_tables(db: sqlite3.Connection) -> None:
-    for statement in _TABLES.split(";")[:-1]:
-        db.execute(statement)
+def _migrate_tables(db: sqlite3.Connection, version: int) -> None:
+    for step in SCHEMA_STEPS[version:]:
+        for statement in step.split(";")[:-1]:
+            db.execute(statement)
     db.execute(f"PRAGMA user_version = {RESPONSES_SCHEMA_VERSION}")
 
 

@@ -1,6 +1,7 @@
-"""The store of responses: one thread that has the database, and does what it is asked, in order.
+"""The store of responses, conversations and chat completions: one thread that has the database, and does what it is
+asked, in order.
 
-The event loop never waits for the disk: each answer comes as a future. A response that was given to `save` is seen by
+The event loop never waits for the disk: each answer comes as a future. What was given to `save_object` is seen by
 whatever is asked for later.
 """
 
@@ -24,7 +25,9 @@ from common.state_files import RESPONSES_NAME
 from common.tracebacks import without_tracebacks
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Fields
-from gateway.stored_responses.database import ResponseDatabase
+from gateway.stored_responses.completions.records import StoredCompletion
+from gateway.stored_responses.conversations.records import ConversationTurn
+from gateway.stored_responses.database import ResponseDatabase, StoredObject
 from gateway.stored_responses.records import FoundResponse, History, HistoryBounds, StoredResponse, StoredTotals
 from gateway.stored_responses.schema import NewerDatabaseError, is_damaged, move_aside
 
@@ -44,6 +47,13 @@ WRITE_WITHIN_S: Final = 0.01
 """How long they wait for others to share with, unless somebody asks for something."""
 SWEEP_EVERY_S: Final = 10.0
 CLOSE_WITHIN_S: Final = 10.0
+
+
+_KINDS: Final[dict[type, str]] = {
+    StoredResponse: "response",
+    StoredCompletion: "chat completion",
+    ConversationTurn: "conversation's part of the response",
+}
 
 
 class StoreError(Exception):
@@ -75,7 +85,7 @@ class ResponseStore:
             self._path, max_bytes=max_bytes, retention_s=retention_s, clock=clock
         )
         self._database: ResponseDatabase | None = _open_first(self._path, self._open_database)
-        self._jobs: queue.SimpleQueue[_DatabaseJob | StoredResponse | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_DatabaseJob | StoredObject | None] = queue.SimpleQueue()
         # What was asked for, and what is done of it. Each is written by one thread alone.
         self._jobs_asked = self._jobs_done = 0
         self._bytes_asked = self._bytes_done = 0
@@ -83,7 +93,7 @@ class ResponseStore:
         """As it was when last looked at."""
         self.failures = 0
         """How often the database has failed, or had no room."""
-        self._unwritten: dict[str, StoredResponse] = {}
+        self._unwritten: dict[str, StoredObject] = {}
         """What the thread has collected."""
         self._write_at = math.inf
         self._thread = threading.Thread(target=self._run_thread, name="responses", daemon=True)
@@ -94,36 +104,44 @@ class ResponseStore:
         """Requests that wait for the database."""
         return self._jobs_asked - self._jobs_done
 
-    def save_response(self, response: StoredResponse) -> None:
-        """Write a response, instead of an earlier one of its id. That it could not be written is said in the log."""
-        if self._bytes_asked - self._bytes_done + response.size > MOST_UNWRITTEN_BYTES:
+    def save_object(self, each: StoredObject) -> None:
+        """Write a response (instead of an earlier one of its id), a completion, or a turn of a conversation. That it
+        could not be written is said in the log."""
+        if self._bytes_asked - self._bytes_done + each.size > MOST_UNWRITTEN_BYTES:
             self.failures += 1
-            _log_lost(response.id, "too much waits to be written")
+            _log_lost(each, "too much waits to be written")
         else:
-            self._bytes_asked += response.size
-            self._jobs.put(response)
+            self._bytes_asked += each.size
+            self._jobs.put(each)
 
     def save_new_response(self, response: StoredResponse) -> asyncio.Future[None]:
-        """The same, where somebody waits for it."""
-        return self._submit_job(lambda database: database.save_responses(response))
+        """Write a response, where somebody waits for it."""
+        return self.submit_job(lambda database: database.save_objects(response))
 
     def find_response(self, tenant: str, response_id: str) -> asyncio.Future[FoundResponse | None]:
         """One response of a tenant."""
-        return self._submit_job(lambda database: database.find_response(tenant, response_id))
+        return self.submit_job(lambda database: database.find_response(tenant, response_id))
 
     def list_input_items(self, tenant: str, response_id: str) -> asyncio.Future[tuple[str, list[Fields]] | None]:
         """See ResponseDatabase."""
-        return self._submit_job(lambda database: database.list_input_items(tenant, response_id))
+        return self.submit_job(lambda database: database.list_input_items(tenant, response_id))
 
     def load_history(
-        self, tenant: str, previous_id: str | None, references: Sequence[str], bounds: HistoryBounds
+        self,
+        tenant: str,
+        previous_id: str | None,
+        references: Sequence[str],
+        bounds: HistoryBounds,
+        conversation_id: str | None = None,
     ) -> asyncio.Future[History]:
         """See ResponseDatabase."""
-        return self._submit_job(lambda database: database.load_history(tenant, previous_id, references, bounds))
+        return self.submit_job(
+            lambda database: database.load_history(tenant, previous_id, references, bounds, conversation_id)
+        )
 
     def delete_response(self, tenant: str, response_id: str) -> asyncio.Future[bool]:
         """Delete one response of a tenant. Whether there was one."""
-        return self._submit_job(lambda database: database.delete_response(tenant, response_id))
+        return self.submit_job(lambda database: database.delete_response(tenant, response_id))
 
     async def close(self) -> None:
         """Do what was asked for, and close the database."""
@@ -132,7 +150,17 @@ class ResponseStore:
         if self._thread.is_alive():
             logger.error("%s hangs: what is not written yet is lost", self._path)
 
-    def _submit_job(self, work: Callable[[ResponseDatabase], T]) -> asyncio.Future[T]:
+    def submit_change(self, work: Callable[[ResponseDatabase], T]) -> asyncio.Future[T]:
+        """`submit_job` within one transaction."""
+
+        def work_as_one(database: ResponseDatabase) -> T:
+            with database.transaction():
+                return work(database)
+
+        return self.submit_job(work_as_one)
+
+    def submit_job(self, work: Callable[[ResponseDatabase], T]) -> asyncio.Future[T]:
+        """Have something done in the thread, after all that was asked for before."""
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         if self.waiting_count >= MOST_WAITING:
             self.failures += 1
@@ -156,8 +184,8 @@ class ResponseStore:
                 job = self._jobs.get(timeout=max(0.0, min(self._write_at, sweep_at) - time.monotonic()))
             except queue.Empty:
                 continue
-            if isinstance(job, StoredResponse):
-                self._collect_response(job)
+            if isinstance(job, StoredObject):
+                self._collect_object(job)
                 continue
             self._write_collected()
             if job is None:
@@ -166,30 +194,30 @@ class ResponseStore:
         if self._database is not None:
             self._database.close()
 
-    def _collect_response(self, response: StoredResponse) -> None:
-        if response.id in self._unwritten or len(self._unwritten) == WRITTEN_AT_ONCE:
+    def _collect_object(self, each: StoredObject) -> None:
+        if each.id in self._unwritten or len(self._unwritten) == WRITTEN_AT_ONCE:
             self._write_collected()
         if not self._unwritten:
             self._write_at = time.monotonic() + WRITE_WITHIN_S
-        self._unwritten[response.id] = response
+        self._unwritten[each.id] = each
 
     def _write_collected(self) -> None:
         """All that was collected; one by one where that fails, so that none stands in the way of the others."""
-        responses, self._unwritten, self._write_at = list(self._unwritten.values()), {}, math.inf
+        objects, self._unwritten, self._write_at = list(self._unwritten.values()), {}, math.inf
         try:
-            if responses:
-                self._run_work(lambda database: database.save_responses(*responses))
+            if objects:
+                self._run_work(lambda database: database.save_objects(*objects))
         except Exception:  # noqa: BLE001 - told of each
-            for response in responses:
-                self._write_one(response)
-        self._bytes_done += sum(response.size for response in responses)
+            for each in objects:
+                self._write_one(each)
+        self._bytes_done += sum(each.size for each in objects)
 
-    def _write_one(self, response: StoredResponse) -> None:
+    def _write_one(self, each: StoredObject) -> None:
         try:
-            self._run_work(lambda database: database.save_responses(response))
+            self._run_work(lambda database: database.save_objects(each))
         except Exception as error:  # noqa: BLE001 - told
             self.failures += 1
-            _log_lost(response.id, error)
+            _log_lost(each, error)
 
     def _do_job(self, job: _DatabaseJob) -> None:
         result, error = None, None
@@ -271,8 +299,8 @@ def _set_answer(answer: asyncio.Future[Any], result: Any, error: Exception | Non
         answer.set_exception(error)
 
 
-def _log_lost(response_id: str, reason: object) -> None:
-    logger.error("the response %s is not stored: %s", response_id, reason)
+def _log_lost(lost: StoredObject, reason: object) -> None:
+    logger.error("the %s %s is not stored: %s", _KINDS[type(lost)], lost.id, reason)
 
 
 def _put_aside(path: Path, error: sqlite3.DatabaseError) -> None:

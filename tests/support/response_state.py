@@ -47,7 +47,7 @@ class Site:
         running: dict[str, Any] = server._gateway.inference._services.responses._running
         return running
 
-    async def make(self, said: str = "Hi", **fields: Any) -> Response:
+    async def make(self, said: Any = "Hi", **fields: Any) -> Response:
         """A response, blocking. What the SDK does not know reaches the engine: see MockEngine."""
         extra = {name: fields.pop(name) for name in ("fault", "then", "after", "pause") if name in fields}
         made: Response = await self.client.responses.create(
@@ -74,7 +74,7 @@ class Site:
         """The disk takes its time. One job waits then, and nothing that was asked for before."""
         go_on = threading.Event()
         await self.store.find_response("", "")
-        self.store._submit_job(lambda _: go_on.wait())
+        self.store.submit_job(lambda _: go_on.wait())
         self.let_go = go_on.set
         try:
             yield

@@ -26,6 +26,12 @@ class OpenAICollector(EventCollector):
         self._ended_last = 0
         self._tally = UsageTally()
 
+    @property
+    def answer_id(self) -> str | None:
+        """The engine's id of the answer; None: none has come."""
+        answer_id = self._top.get("id")
+        return answer_id if isinstance(answer_id, str) and answer_id else None
+
     def _take_event(self, fields: Fields) -> None:
         if fields.get("error") is not None:
             self._take_error(fields["error"])

@@ -27,6 +27,11 @@ class EventReader(EventCutter, ABC):
         """`[DONE]` has come."""
         self.usage: Usage | None = None
 
+    @property
+    def is_done(self) -> bool:
+        """`[DONE]` has come."""
+        return self._is_done
+
     @abstractmethod
     def _take_event(self, fields: Fields) -> None:
         """Note what an event says."""

@@ -99,6 +99,14 @@ def parse_native(raw: bytes, query: bytes, path: str, sole_model: str | None, *,
     return InferenceRequest(raw, fields, model, stream, wants_usage=False, target=target, names_model=names_model)
 
 
+def parse_object(raw: bytes) -> dict[str, Any]:
+    """The fields of a body that names no model; none where it is empty. Raises RoundhouseError `invalid_json`."""
+    fields = _decode(raw) if raw else {}
+    if not isinstance(fields, dict):
+        raise RoundhouseError("invalid_json", "The body must be a JSON object: it starts with '{'.")
+    return fields
+
+
 def _reject(name: str, rule: str, fields: dict[str, Any]) -> NoReturn:
     description = f"it is {fields[name]!r:.60}" if name in fields else "it is missing"
     raise RoundhouseError("invalid_request", f"`{name}` {rule}; {description}.", param=name)

@@ -20,7 +20,12 @@ class ResponseContext:
     new_id: Callable[[str], str]
     """A fresh id with this prefix: `msg`, `fc`, `rs`, ..."""
     history: tuple[Fields, ...] = ()
-    """Items of the previous responses, input and output, the oldest first: what `previous_response_id` stands for."""
+    """Items of the previous responses, input and output, the oldest first: what `previous_response_id` stands for; or
+    those of the conversation."""
+    conversation_id: str | None = None
+    """The conversation that the response continues."""
+    conversation_item: str | None = None
+    """The id of the last of `history`, where that is a conversation's."""
     referenced_items: Mapping[str, Fields] = field(default_factory=dict)
     """Stored items that the input refers to (`item_reference`), by their id."""
     stores: bool = False

@@ -58,6 +58,20 @@ def read_turns(items: Iterable[tuple[Fields, str]]) -> list[Turn]:
     return reader.turns
 
 
+def check_items(items: Iterable[tuple[Fields, str]]) -> None:
+    """Refuse items that no conversation may hold. Each comes with its place. A result's call may stand elsewhere.
+
+    Raises:
+        RoundhouseError: `invalid_request` or `modality_unsupported`; its `param` is the place.
+    """
+    reader = _TurnReader()
+    for item, place in items:
+        call_id = item.get("call_id")
+        if isinstance(call_id, str):
+            reader.known_call_ids.add(call_id)
+        reader.read_item(item, place)
+
+
 def resolve_item(item: Fields, referenced_items: Mapping[str, Fields], place: str) -> Fields:
     """The item that is meant: itself, or the stored one that it refers to."""
     if kind_of(item, place) != "item_reference":
@@ -100,7 +114,7 @@ class _TurnReader:
 
     def __init__(self) -> None:
         self.turns: list[Turn] = []
-        self._known_call_ids: set[str] = set()
+        self.known_call_ids: set[str] = set()
         self._place: str | None = None
         """Of the open turn; None: none is."""
         self._texts: list[str] = []
@@ -181,11 +195,11 @@ class _TurnReader:
             require_text(item.get("call_id"), f"{place}.call_id"),
         )
         self._calls.append(Call(call_id, name, arguments))
-        self._known_call_ids.add(call_id)
+        self.known_call_ids.add(call_id)
 
     def read_result(self, item: Fields, place: str) -> None:
         call_id = require_text(item.get("call_id"), f"{place}.call_id")
-        if call_id not in self._known_call_ids:
+        if call_id not in self.known_call_ids:
             rule = (
                 "must be that of a call which comes before it, here or in `previous_response_id`; "
                 f"{describe_value(call_id)}"

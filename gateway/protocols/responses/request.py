@@ -6,7 +6,7 @@ References: OpenAI's API reference, and Open Responses (openresponses.org) of 20
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Literal
 
 from gateway.protocols.common.conversation import Fields, OutputFormat, Prompt, System, Turn
@@ -20,6 +20,7 @@ from gateway.protocols.common.field_reader import (
     require_text,
     require_value,
 )
+from gateway.protocols.common.metadata import read_metadata
 from gateway.protocols.responses import tools
 from gateway.protocols.responses.context import ResponseContext
 from gateway.protocols.responses.items import kind_of, read_turns, resolve_item
@@ -32,7 +33,6 @@ _OWN: Final = frozenset(
 """Fields that mean nothing to a chat completion, or are written otherwise there. All others pass: sampling and the like
 mean the same, and what neither knows may be the engine's own."""
 _NOT_HERE: Final = {
-    "conversation": "is not kept here: send `previous_response_id`, or the items themselves as `input`",
     "prompt": "names a template that is kept elsewhere: send its text as `instructions` and `input`",
 }
 _EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -50,8 +50,6 @@ _PREFIXES: Final = {
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
 }
-_METADATA: Final = (16, 64, 512)
-"""Most pairs, characters of a key, characters of a value."""
 
 
 def read_prompt(fields: Fields, context: ResponseContext) -> Prompt:
@@ -64,8 +62,8 @@ def read_prompt(fields: Fields, context: ResponseContext) -> Prompt:
     own_items = _own_items(fields, context)
     callable_tools = tools.tools_of(fields)
     turns = _turns(fields, own_items, context)
-    if context.stores:
-        context.input_items = tuple(_stored_items(own_items, context))
+    if context.stores or context.conversation_id is not None:
+        context.input_items = tuple(describe_items(own_items, context.new_id))
     return Prompt(
         turns=tuple(turns),
         tools=callable_tools,
@@ -86,6 +84,18 @@ def output_format_of(fields: Fields) -> Fields:
     return {"type": "text"} if output_format is None else output_format
 
 
+def describe_items(items: Iterable[tuple[Fields, str]], new_id: Callable[[str], str]) -> Iterator[Fields]:
+    """The items, each with its place, as they are listed: each with an id, messages in parts."""
+    for item, place in items:
+        kind = kind_of(item, place)
+        item_id = optional_field(item, "id", str, f"{place}.") or new_id(_PREFIXES[kind])
+        status = optional_field(item, "status", str, f"{place}.") or "completed"
+        listed_item = {**item, "id": item_id, "type": kind, "status": status}
+        if kind == "message" and isinstance(item["content"], str):
+            listed_item["content"] = [_text_part(item["role"], item["content"])]
+        yield listed_item
+
+
 def _check_fields(fields: Fields) -> None:
     """What is not done here, and what is only told again: it must be of its kind, because clients read it back."""
     for name, rule in _NOT_HERE.items():
@@ -100,25 +110,13 @@ def _check_fields(fields: Fields) -> None:
     optional_count(fields, "max_tool_calls", 1)
     if fields.get("truncation") is not None:
         require_choice(fields["truncation"], ("auto", "disabled"), "truncation")
-    _check_metadata(optional_field(fields, "metadata", dict) or {})
-
-
-def _check_metadata(metadata: Fields) -> None:
-    pairs, name_length, value_length = _METADATA
-    if len(metadata) > pairs:
-        raise field_error("metadata", f"must have at most {pairs} pairs; it has {len(metadata)}")
-    for name, value in metadata.items():
-        place = f"metadata.{name:.64}"
-        if len(name) > name_length:
-            raise field_error(place, f"must have a name of at most {name_length} characters")
-        if len(require_value(value, str, place)) > value_length:
-            raise field_error(place, f"must be at most {value_length} characters long; it has {len(value)}")
+    read_metadata(fields)
 
 
 def _own_items(fields: Fields, context: ResponseContext) -> list[tuple[Fields, str]]:
     """The request's own input, each item with its place."""
     value = fields.get("input")
-    is_continuation = fields.get("previous_response_id") is not None
+    is_continuation = any(fields.get(name) is not None for name in ("previous_response_id", "conversation"))
     if value is None and "messages" in fields:
         raise field_error(
             "input", "is missing: `messages` is the field of /v1/chat/completions, and here it is `input`"
@@ -140,22 +138,12 @@ def _own_item(item: Any, place: str, context: ResponseContext) -> tuple[Fields, 
 
 
 def _turns(fields: Fields, own_items: list[tuple[Fields, str]], context: ResponseContext) -> list[Turn]:
-    earlier_items = ((item, "previous_response_id") for item in context.history)
-    turns = read_turns([*earlier_items, *own_items])
+    source = "previous_response_id" if context.conversation_id is None else "conversation"
+    turns = read_turns([*((item, source) for item in context.history), *own_items])
+    if not turns and context.conversation_id is not None:
+        raise field_error("input", "must not be empty, because the conversation has no items yet")
     instructions = fields.get("instructions")
     return [System(instructions, place="instructions"), *turns] if instructions else turns
-
-
-def _stored_items(own_items: list[tuple[Fields, str]], context: ResponseContext) -> Iterable[Fields]:
-    """The items as they are listed: each with an id, messages in parts."""
-    for item, place in own_items:
-        kind = kind_of(item, place)
-        item_id = optional_field(item, "id", str, f"{place}.") or context.new_id(_PREFIXES[kind])
-        status = optional_field(item, "status", str, f"{place}.") or "completed"
-        listed_item = {**item, "id": item_id, "type": kind, "status": status}
-        if kind == "message" and isinstance(item["content"], str):
-            listed_item["content"] = [_text_part(item["role"], item["content"])]
-        yield listed_item
 
 
 def _text_part(role: str, text: str) -> Fields:

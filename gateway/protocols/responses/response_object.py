@@ -23,6 +23,7 @@ _TIERS: Final = ("default", "flex", "priority")
 def begin_response(fields: Fields, context: ResponseContext) -> Fields:
     """A response in progress, to a request that was read."""
     tools, choice = responses_tools.echo_tools(fields)
+    conversation = {} if context.conversation_id is None else {"conversation": {"id": context.conversation_id}}
     return {
         "id": context.id,
         "object": "response",
@@ -56,6 +57,7 @@ def begin_response(fields: Fields, context: ResponseContext) -> Fields:
         "truncation": fields.get("truncation") or "disabled",
         "usage": None,
         "user": fields.get("user"),
+        **conversation,
     }
 
 

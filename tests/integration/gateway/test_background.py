@@ -99,7 +99,7 @@ async def test_what_waits_is_queued_and_what_may_not_wait_is_refused_at_once() -
         waiting = [await here.make(background=True) for _ in range(2)]
         assert [await status_of(here, each.id) for each in waiting] == ["queued", "queued"]
         assert (await refusal(here.make(background=True)))[:2] == (429, "queue_full")
-        stored = await here.store._submit_job(lambda database: database.count_stored())
+        stored = await here.store.submit_job(lambda database: database.count_stored())
         assert stored.responses == 3
         here.engine.release.set()
         assert [(await here.over(each.id)).status for each in (first, *waiting)] == ["completed"] * 3
@@ -177,7 +177,7 @@ async def test_a_request_that_is_refused_is_refused_at_once() -> None:
             "previous_response_not_found",
             "previous_response_id",
         )
-        assert (await here.store._submit_job(lambda database: database.count_stored())).responses == 0
+        assert (await here.store.submit_job(lambda database: database.count_stored())).responses == 0
 
 
 async def test_it_counts_as_any_other() -> None:
@@ -218,7 +218,7 @@ async def test_one_whose_client_leaves_before_it_is_stored_is_told_to_nobody(cap
                 await until(lambda: bool(here.running), "it is accepted")
             await until(lambda: not here.running, "it is over")
             await until(lambda: len(server.server_state.connections) == connections, "its client has left")
-        stored = await here.store._submit_job(lambda database: database.count_stored())
+        stored = await here.store.submit_job(lambda database: database.count_stored())
         assert stored.responses == 1
         await settled()
         assert server.server_state.total_requests == answered

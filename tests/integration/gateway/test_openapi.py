@@ -23,9 +23,18 @@ from tests.support.raw_http import spotless
 
 CASES = campaign_count(5, 40)
 """Per operation and mode."""
-STORED = 4 * CASES
+STORED = 14 * CASES
 MODELS = ("m", "org/m", "alias", "loading", "nobody")
 SECRETS = ("all", "all", "all", "inference", "other", "nobody", None)
+SAID = [{"role": "user", "content": "Hi"}]
+STORED_OBJECTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "response_id": ("/v1/responses", {"model": "m", "input": "Hi"}),
+    "completion_id": ("/v1/chat/completions", {"model": "m", "messages": SAID, "store": True}),
+    "conversation_id": ("/v1/conversations", {"items": SAID}),
+}
+"""By the name of a path's parameter, how an object of that id is made."""
+Known = dict[str, Iterator[str]]
+"""By that name, ids of objects, each used once."""
 STREAMING = {api.path for group in INFERENCE_GROUPS for api in group.APIS if api.streams}
 load_all_checks()
 
@@ -47,8 +56,11 @@ async def test_the_document_passes_a_validator_and_generated_requests_find_nothi
         ) as answer:
             document = await answer.json()
         OpenAPIV31SpecValidator(document).validate()
-        known = [await stored_response(here) for _ in range(STORED)]
-        asked = await asyncio.to_thread(ask_everything, document, here.url, iter(known))
+        known = {
+            name: iter([await stored_object(here, *made) for _ in range(STORED)])
+            for name, made in STORED_OBJECTS.items()
+        }
+        asked = await asyncio.to_thread(ask_everything, document, here.url, known)
         assert asked == set(document["paths"])
         assert "Traceback" not in caplog.text
         assert not [record for record in caplog.records if record.levelname == "ERROR"]
@@ -57,17 +69,15 @@ async def test_the_document_passes_a_validator_and_generated_requests_find_nothi
         await spotless(here)
 
 
-async def stored_response(here: GatewayHarness) -> str:
-    """The id of one."""
+async def stored_object(here: GatewayHarness, path: str, fields: dict[str, Any]) -> str:
+    """The id of one that is made there."""
     headers = {"authorization": "Bearer secret-all"}
-    async with here.client.post(
-        here.url + "/v1/responses", json={"model": "m", "input": "Hi"}, headers=headers
-    ) as answer:
+    async with here.client.post(here.url + path, json=fields, headers=headers) as answer:
         return str((await answer.json())["id"])
 
 
-def ask_everything(document: dict[str, Any], url: str, known: Iterator[str]) -> set[str]:
-    """Ask every operation, as documented and not; the paths. `known`: ids of stored responses, each used once."""
+def ask_everything(document: dict[str, Any], url: str, known: Known) -> set[str]:
+    """Ask every operation, as documented and not; the paths."""
     asked = set()
     for found in schemathesis.openapi.from_dict(document).get_all_operations():
         operation: Any = found.ok()  # type: ignore[union-attr] # what is no operation has no `ok`, and fails here
@@ -78,7 +88,7 @@ def ask_everything(document: dict[str, Any], url: str, known: Iterator[str]) -> 
     return asked
 
 
-def ask(operation: Any, mode: schemathesis.GenerationMode, url: str, known: Iterator[str]) -> None:
+def ask(operation: Any, mode: schemathesis.GenerationMode, url: str, known: Known) -> None:
     """Generated requests for one operation, most with a name of a model and a key that opens it."""
 
     @settings(
@@ -95,8 +105,9 @@ def ask(operation: Any, mode: schemathesis.GenerationMode, url: str, known: Iter
     )
     def one(case: Any, model: str | None, secret: str | None) -> None:
         name_model(case, model)
-        if model == "m" and case.path_parameters and "response_id" in case.path_parameters:
-            case.path_parameters["response_id"] = next(known)
+        if model == "m" and case.path_parameters:
+            for name in case.path_parameters.keys() & known.keys():
+                case.path_parameters[name] = next(known[name])
         headers = {"authorization": f"Bearer secret-{secret}"} if secret else {}
         answer = case.call_and_validate(
             base_url=url,

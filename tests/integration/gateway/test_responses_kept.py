@@ -75,7 +75,7 @@ async def test_what_nobody_was_told_of_is_not_stored(clock: Clock) -> None:
         await until(lambda: here.engine.running == 1, "it runs")
         leaving.cancel()
         await until(lambda: here.engine.running == 0, "it is over")
-        assert (await here.store._submit_job(lambda database: database.count_stored())).responses == 0
+        assert (await here.store.submit_job(lambda database: database.count_stored())).responses == 0
         assert not here.running
 
 
@@ -97,7 +97,7 @@ async def test_an_answer_that_cannot_be_stored_is_an_answer_nevertheless(caplog:
     async with site() as here:
         first = await here.make()
         database: Any = here.store._database
-        await here.store._submit_job(lambda _: database._db.execute("PRAGMA max_page_count = 1").fetchall())
+        await here.store.submit_job(lambda _: database._db.execute("PRAGMA max_page_count = 1").fetchall())
         made = await here.make("x" * 200_000)
         assert made.output_text == TEXT
         assert f"the response {made.id} is not stored" in await logged(caplog)
@@ -146,7 +146,7 @@ async def test_a_database_that_fails_is_told(caplog: pytest.LogCaptureFixture) -
     async with site() as here:
         made = await here.make()
         database: Any = here.store._database
-        await here.store._submit_job(lambda _: database._db.execute("ALTER TABLE responses RENAME TO away"))
+        await here.store.submit_job(lambda _: database._db.execute("ALTER TABLE responses RENAME TO away"))
         failed = (500, "response_store_failed", None)
         assert await refusal(here.client.responses.retrieve(made.id)) == failed
         assert await refusal(here.make("x", previous_response_id=made.id)) == failed

@@ -28,6 +28,12 @@ from tests.support.access_table import find_expected
 from tests.support.queueing import key
 
 UNGATED = {"/health", "/metrics"}
+STORED = {
+    "/v1/responses/": "response_not_found",
+    "/v1/chat/completions/{": "completion_not_found",
+    "/v1/conversations/{": "conversation_not_found",
+}
+"""How paths of stored objects begin, and the code where there is none of that id."""
 Kind = Literal["inference", "stored", "admin", "models", "listing", "absent", "ungated"]
 
 
@@ -46,7 +52,8 @@ class Route:
     def target(self) -> str:
         """With everything filled in; the model is `org/m`."""
         target = self.path.replace("{id}", "0").replace("{name}", "org/m").replace("{operation}", "1")
-        target = target.replace("{response_id}", "resp_1")
+        target = target.replace("{response_id}", "resp_1").replace("{completion_id}", "chatcmpl-1")
+        target = target.replace("{conversation_id}", "conv_1").replace("{item_id}", "msg_1")
         native = self.api is not None and self.api.is_native
         return f"{target}?model=org%2Fm" if native else target
 
@@ -80,7 +87,7 @@ async def every_route(here: GatewayHarness) -> list[Route]:
             found.setdefault((method, path), Route(method, path, kind_of(path)))
     for method, path in (("GET", "/openapi.json"), ("GET", "/v1/models/a-n")):
         found[method, path] = Route(method, path, kind_of(path))
-    for method, path in (("GET", "/nowhere"), ("POST", "/"), ("GET", "/v1/chat/completions"), ("PUT", "/props")):
+    for method, path in (("GET", "/nowhere"), ("POST", "/"), ("GET", "/v1/completions"), ("PUT", "/props")):
         found[method, path] = Route(method, path, "absent")
     for method in ("DELETE", "PATCH", "OPTIONS"):
         found[method, "/v1/admin/any/thing"] = Route(method, "/v1/admin/any/thing", "admin")
@@ -93,7 +100,7 @@ def kind_of(path: str) -> Kind:
         return "ungated"
     if path.startswith(("/v1/models", "/models")):
         return "models"
-    if path.startswith("/v1/responses/"):
+    if path.startswith(tuple(STORED)):
         return "stored"
     return "admin" if path.startswith("/v1/admin/") else "listing"
 
@@ -247,7 +254,8 @@ async def test_a_key_opens_what_it_says_and_no_more(who: str, caplog: pytest.Log
                 elif asked.kind == "absent":
                     assert said[0] in (404, 405), (asked, said)
                 elif asked.kind == "stored":
-                    check_refusal(asked, said, 404, "response_not_found", who)
+                    code_of_path = next(code for start, code in STORED.items() if asked.path.startswith(start))
+                    check_refusal(asked, said, 404, code_of_path, who)
                 else:
                     assert said[0] == 200, (asked, who, said)
                 if asked.kind == "inference":

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from controller.schema.errors import RoundhouseError
-from gateway.stored_responses.database import DatabaseFullError, ResponseDatabase
+from gateway.stored_responses.database import ResponseDatabase
 from gateway.stored_responses.records import CONTINUABLE, RUNNING, History, HistoryBounds
+from gateway.stored_responses.table_file import DatabaseFullError
 from tests.support.campaign import campaign_count
 from tests.support.stored import HOUR, MIB, Clock, iid, opened, response, rid, stored
 
@@ -110,7 +111,7 @@ class Responses(RuleBasedStateMachine):
             str(name), None if previous is None else str(previous), tenant=tenant, status=status, asked="x" * size
         )
         try:
-            self.database.save_responses(made)
+            self.database.save_objects(made)
         except DatabaseFullError:
             running = [each for each in self.kept if each != str(name) and self.kept[each].status in RUNNING]
             assert size > MAX_MIB * MIB or running

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from controller.schema.errors import RoundhouseError
-from gateway.stored_responses.database import FREE_PAGES, RESTARTED, DatabaseFullError, ResponseDatabase
+from gateway.stored_responses.database import FREE_PAGES, RESTARTED, ResponseDatabase
 from gateway.stored_responses.records import HistoryBounds
 from gateway.stored_responses.schema import NewerDatabaseError, is_damaged
+from gateway.stored_responses.table_file import DatabaseFullError
 from tests.support.stored import HOUR, MIB, Clock, iid, message, opened, response, rid, stored
 
 BOUNDS = HistoryBounds(MIB)
@@ -55,11 +56,11 @@ def chain(database: ResponseDatabase, names: str) -> None:
     """Responses, each continuing the one before."""
     for before, name in itertools.pairwise([None, *names]):
         assert name is not None
-        database.save_responses(stored(name, before))
+        database.save_objects(stored(name, before))
 
 
 def test_what_is_saved_is_found_as_it_was(database: ResponseDatabase) -> None:
-    database.save_responses(stored("a", said="\ud800 é"))
+    database.save_objects(stored("a", said="\ud800 é"))
     found = database.find_response("t", rid("a"))
     assert found is not None
     assert found == ("m", response("a", said="\ud800 é"))
@@ -67,8 +68,8 @@ def test_what_is_saved_is_found_as_it_was(database: ResponseDatabase) -> None:
 
 
 def test_a_later_save_takes_the_place_of_an_earlier_one(database: ResponseDatabase) -> None:
-    database.save_responses(stored("a", status="queued"))
-    database.save_responses(stored("a", said="at last"))
+    database.save_objects(stored("a", status="queued"))
+    database.save_objects(stored("a", said="at last"))
     found = database.find_response("t", rid("a"))
     assert found is not None
     assert found.response == response("a", said="at last")
@@ -77,7 +78,7 @@ def test_a_later_save_takes_the_place_of_an_earlier_one(database: ResponseDataba
 
 def test_a_conversation_is_told_from_its_beginning(database: ResponseDatabase) -> None:
     chain(database, "abc")
-    database.save_responses(stored("x", "a"))
+    database.save_objects(stored("x", "a"))
     assert history(database, "c") == ids("a", "b", "c")
     assert history(database, "x") == ids("a", "x")
     made_of = database.list_input_items("t", rid("c"))
@@ -86,8 +87,8 @@ def test_a_conversation_is_told_from_its_beginning(database: ResponseDatabase) -
 
 
 def test_of_another_tenant_nothing_is_told_apart_from_nothing(database: ResponseDatabase) -> None:
-    database.save_responses(stored("a"))
-    database.save_responses(stored("b", "a", tenant="other"))
+    database.save_objects(stored("a"))
+    database.save_objects(stored("b", "a", tenant="other"))
     assert database.find_response("other", rid("a")) is None
     assert database.list_input_items("other", rid("a")) is None
     assert not database.delete_response("other", rid("a"))
@@ -115,20 +116,20 @@ def test_what_lost_a_part_of_its_beginning_cannot_be_continued(database: Respons
 
 @pytest.mark.parametrize("status", ["queued", "in_progress", "failed", "cancelled"])
 def test_what_has_no_answer_cannot_be_continued(database: ResponseDatabase, status: str) -> None:
-    database.save_responses(stored("a", status=status))
+    database.save_objects(stored("a", status=status))
     code, said = refused(database, "a")
     assert code == "invalid_request"
     assert f"it is {status}" in said
 
 
 def test_what_was_cut_can_be_continued(database: ResponseDatabase) -> None:
-    database.save_responses(stored("a", status="incomplete"))
+    database.save_objects(stored("a", status="incomplete"))
     assert history(database, "a") == ids("a")
 
 
 def test_items_are_found_by_their_ids_the_newest_of_each(database: ResponseDatabase) -> None:
-    database.save_responses(stored("a", asked="old"))
-    database.save_responses(stored("b", asked="new"))
+    database.save_objects(stored("a", asked="old"))
+    database.save_objects(stored("b", asked="new"))
     with pytest.raises(RoundhouseError) as caught:
         database.load_history("t", None, (iid("a", "in"), iid("a", "in"), iid("b", "in")), HistoryBounds(200))
     assert (caught.value.entry.code, caught.value.param) == ("invalid_request", "input")
@@ -163,10 +164,10 @@ def test_a_conversation_of_just_as_much_is_continued(database: ResponseDatabase)
 def test_what_nobody_continues_goes_after_its_time_and_what_is_used_stays(
     database: ResponseDatabase, clock: Clock
 ) -> None:
-    database.save_responses(stored("a"))
-    database.save_responses(stored("lonely"))
+    database.save_objects(stored("a"))
+    database.save_objects(stored("lonely"))
     clock.now += 0.9 * HOUR
-    database.save_responses(stored("b", "a"))
+    database.save_objects(stored("b", "a"))
     clock.now += 0.2 * HOUR
     assert database.find_response("t", rid("lonely")) is None
     assert refused(database, "lonely")[0] == "previous_response_not_found"
@@ -187,12 +188,12 @@ def test_what_was_used_longest_ago_makes_room(tmp_path: Path, clock: Clock) -> N
     names = [f"r{number}" for number in range(10)]
     for name in names:
         clock.now += 1
-        database.save_responses(stored(name, asked="x" * 60_000))
+        database.save_objects(stored(name, asked="x" * 60_000))
     clock.now += 1
     assert history(database, "r0") == ids("r0")
     for name in ("s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7"):
         clock.now += 1
-        database.save_responses(stored(name, asked="x" * 60_000))
+        database.save_objects(stored(name, asked="x" * 60_000))
     left = [name for name in [*names, "s0", "s7"] if database.find_response("t", rid(name)) is not None]
     assert left[0] == "r0", "it was continued"
     assert "r1" not in left
@@ -205,9 +206,9 @@ def test_what_was_used_longest_ago_makes_room(tmp_path: Path, clock: Clock) -> N
 
 def test_what_is_too_large_is_refused_and_costs_nobody_anything(tmp_path: Path, clock: Clock) -> None:
     database = opened(tmp_path, clock, max_mib=1)
-    database.save_responses(stored("a"))
+    database.save_objects(stored("a"))
     with pytest.raises(DatabaseFullError):
-        database.save_responses(stored("b", asked="x" * MIB))
+        database.save_objects(stored("b", asked="x" * MIB))
     assert database.find_response("t", rid("a")) is not None
     assert database.find_response("t", rid("b")) is None
     database.close()
@@ -216,9 +217,9 @@ def test_what_is_too_large_is_refused_and_costs_nobody_anything(tmp_path: Path, 
 def test_what_runs_makes_no_room(tmp_path: Path, clock: Clock) -> None:
     database = opened(tmp_path, clock, max_mib=1)
     for name in ("a", "b"):
-        database.save_responses(stored(name, status="queued", asked="x" * 400_000))
+        database.save_objects(stored(name, status="queued", asked="x" * 400_000))
     with pytest.raises(DatabaseFullError):
-        database.save_responses(stored("c", asked="x" * 400_000))
+        database.save_objects(stored("c", asked="x" * 400_000))
     clock.now += 2 * HOUR
     database.sweep_expired()
     assert database.count_stored().responses == 2
@@ -228,7 +229,7 @@ def test_what_runs_makes_no_room(tmp_path: Path, clock: Clock) -> None:
 def test_the_file_becomes_smaller_again(tmp_path: Path, clock: Clock) -> None:
     database = opened(tmp_path, clock)
     for number in range(30):
-        database.save_responses(stored(f"r{number}", asked="x" * 200_000))
+        database.save_objects(stored(f"r{number}", asked="x" * 200_000))
     clock.now += 2 * HOUR
     sweeps = 0
     while database.sweep_expired():
@@ -240,8 +241,8 @@ def test_the_file_becomes_smaller_again(tmp_path: Path, clock: Clock) -> None:
 
 def test_what_ran_when_it_was_closed_has_failed(tmp_path: Path, clock: Clock) -> None:
     database = opened(tmp_path, clock)
-    database.save_responses(stored("a", status="queued"))
-    database.save_responses(stored("b"))
+    database.save_objects(stored("a", status="queued"))
+    database.save_objects(stored("b"))
     database.close()
     database = opened(tmp_path, clock)
     found = database.find_response("t", rid("a"))

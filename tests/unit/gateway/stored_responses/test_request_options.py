@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from controller.schema.errors import RoundhouseError
-from gateway.stored_responses.pagination import paginate_items
+from gateway.stored_responses.pagination import ListQuery, paginate_items
 from gateway.stored_responses.records import TOKEN_LENGTH, id_of, item_ids, response_of
 from gateway.stored_responses.request_options import MOST_REFERENCES, RequestOptions
 
@@ -76,6 +76,29 @@ def test_what_cannot_be_an_id_is_nobodys(strange: str) -> None:
     assert RequestOptions.of_references({"input": [{"id": strange}]}).references == ()
 
 
+@pytest.mark.parametrize("value", ["conv_1", {"id": "conv_1"}])
+def test_a_conversation_is_named_by_its_id_or_an_object(value: Any) -> None:
+    asked = RequestOptions.of_references({"conversation": value})
+    assert asked == RequestOptions(None, (), conversation_id="conv_1")
+    assert asked.needs_stored
+
+
+@pytest.mark.parametrize(
+    ("value", "code", "place"),
+    [
+        (7, "invalid_request", "conversation"),
+        ("", "invalid_request", "conversation"),
+        ({"id": None}, "invalid_request", "conversation.id"),
+        ("\ud800", "conversation_not_found", "conversation"),
+        ({"id": "../x"}, "conversation_not_found", "conversation"),
+    ],
+)
+def test_what_names_no_conversation_is_refused(value: Any, code: str, place: str) -> None:
+    with pytest.raises(RoundhouseError) as caught:
+        RequestOptions.of_references({"conversation": value})
+    assert (caught.value.entry.code, caught.value.param) == (code, place)
+
+
 def test_references_are_bounded() -> None:
     items = [{"type": "item_reference", "id": str(number)} for number in range(MOST_REFERENCES + 1)]
     assert refused({"input": items})[0] == "input"
@@ -87,7 +110,7 @@ ITEMS = [{"id": name} for name in "abcab"] + [{"type": "message"}, {"id": "d"}]
 
 def listed(after: str | None = None, limit: int = 20, *, is_ascending: bool = True) -> tuple[list[Any], Any, Any, bool]:
     """Ids, the first, the last, whether there are more."""
-    found = paginate_items(ITEMS, after, limit, is_ascending=is_ascending)
+    found = paginate_items(ITEMS, ListQuery(after, limit, is_ascending))
     assert found["object"] == "list"
     return [item.get("id") for item in found["data"]], found["first_id"], found["last_id"], found["has_more"]
 
@@ -102,7 +125,7 @@ def test_pages_follow_each_other() -> None:
     assert listed("b", 3) == (["c", None, "d"], "c", "d", False)
     assert listed("d") == ([], None, None, False)
     assert listed("c", 1, is_ascending=False) == (["b"], "b", "b", True)
-    assert paginate_items([], None, 5, is_ascending=True)["data"] == []
+    assert paginate_items([], ListQuery(None, 5, is_ascending=True))["data"] == []
 
 
 def test_a_page_after_nothing_is_refused() -> None:

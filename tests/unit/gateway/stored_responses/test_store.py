@@ -42,7 +42,7 @@ async def opened(folder: Path, **more: Any) -> AsyncIterator[ResponseStore]:
 def held(store: ResponseStore) -> Iterator[None]:
     """Its thread is kept busy."""
     go_on = threading.Event()
-    store._submit_job(lambda _: go_on.wait())
+    store.submit_job(lambda _: go_on.wait())
     try:
         yield
     finally:
@@ -78,7 +78,7 @@ async def test_what_is_asked_later_sees_what_was_saved_before(tmp_path: Path) ->
 async def test_what_was_asked_for_is_done_before_it_closes(tmp_path: Path) -> None:
     store = made(tmp_path)
     for number in range(50):
-        store.save_response(stored(f"r{number}"))
+        store.save_object(stored(f"r{number}"))
     await store.close()
     async with opened(tmp_path) as store:
         assert await found(store, "r49") == response("r49")
@@ -90,7 +90,7 @@ async def test_a_database_that_hangs_does_not_keep_the_gateway_from_ending(
     monkeypatch.setattr(stores, "CLOSE_WITHIN_S", 0.05)
     store = made(tmp_path)
     with held(store):
-        store.save_response(stored("a"))
+        store.save_object(stored("a"))
         await store.close()
         assert "responses.db hangs" in caplog.text
     await until("it ends after all", lambda: not store._thread.is_alive())
@@ -115,7 +115,7 @@ async def test_a_database_that_hangs_is_given_only_so_much(
     async with opened(tmp_path) as store:
         with held(store):
             for name in ("a", "b", "lost"):
-                store.save_response(stored(name))
+                store.save_object(stored(name))
             asked = [store.find_response("t", rid(name)) for name in "ab"]
             with pytest.raises(RoundhouseError, match="too many wait for it") as caught:
                 await store.save_new_response(stored("c"))
@@ -132,10 +132,10 @@ async def test_a_full_disk_costs_what_does_not_fit_and_nothing_else(
     async with opened(tmp_path) as store:
         await store.save_new_response(stored("a"))
         database: Any = store._database
-        await store._submit_job(lambda _: database._db.execute("PRAGMA max_page_count = 30").fetchall())
+        await store.submit_job(lambda _: database._db.execute("PRAGMA max_page_count = 30").fetchall())
         with held(store):  # so that they are written at once
             for name, size in (("b", 10), ("big", 200_000), ("c", 10)):
-                store.save_response(stored(name, asked="x" * size))
+                store.save_object(stored(name, asked="x" * size))
         assert [await found(store, name) is not None for name in ("a", "b", "big", "c")] == [True, True, False, True]
         with pytest.raises(RoundhouseError, match="database or disk is full") as caught:
             await store.save_new_response(stored("first", asked="x" * 200_000))
@@ -161,7 +161,7 @@ async def test_on_a_full_disk_it_is_opened_as_soon_as_there_is_room(
 
 async def test_what_is_larger_than_all_that_may_be_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with opened(tmp_path, max_bytes=MIB) as store:
-        store.save_response(stored("b", asked="x" * MIB))
+        store.save_object(stored("b", asked="x" * MIB))
         assert await found(store, "b") is None
     assert f"the response {rid('b')} is not stored: it is larger than all that may be stored" in caplog.text
 
@@ -170,10 +170,10 @@ async def test_many_that_come_at_once_are_all_written_the_last_of_each(tmp_path:
     async with opened(tmp_path) as store:
         with held(store):
             for number in range(200):
-                store.save_response(stored(f"r{number}", None if number == 0 else f"r{number - 1}"))
-            store.save_response(stored("r7", said="again"))
-            store.save_response(stored("r7", said="and again"))
-        counted = await store._submit_job(lambda database: database.count_stored())
+                store.save_object(stored(f"r{number}", None if number == 0 else f"r{number - 1}"))
+            store.save_object(stored("r7", said="again"))
+            store.save_object(stored("r7", said="and again"))
+        counted = await store.submit_job(lambda database: database.count_stored())
         assert counted.responses == 200
         assert await found(store, "r7") == response("r7", said="and again")
         history = await store.load_history("t", rid("r199"), (), HistoryBounds(MIB))
@@ -272,7 +272,7 @@ async def test_a_database_that_could_not_be_begun_anew_is_tried_again(tmp_path: 
 
         store._open_database = cannot
         with pytest.raises(RoundhouseError, match="No space left"):
-            await store._submit_job(fail)
+            await store.submit_job(fail)
         with pytest.raises(RoundhouseError, match="No space left"):
             await store.save_new_response(stored("a"))
         store._open_database = open_it
@@ -310,8 +310,8 @@ async def test_another_gateways_folder_is_left_to_it(tmp_path: Path) -> None:
 
 def test_a_newer_database_is_left_alone(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(tmp_path / "responses.db")) as other:
-        other.execute("PRAGMA user_version = 2")
-    with pytest.raises(StoreError, match=r"a newer Roundhouse wrote it \(schema version 2\)"):
+        other.execute("PRAGMA user_version = 3")
+    with pytest.raises(StoreError, match=r"a newer Roundhouse wrote it \(schema version 3\)"):
         made(tmp_path)
 
 
@@ -322,7 +322,7 @@ async def test_it_tidies_up_by_itself_and_tells_how_much_there_is(
     clock = Clock()
     async with opened(tmp_path, clock=clock) as store:
         for number in range(250):
-            store.save_response(stored(f"r{number}", asked="x" * 2000))
+            store.save_object(stored(f"r{number}", asked="x" * 2000))
         await until("they are counted", lambda: store.totals.responses == 250)
         assert store.totals.bytes > 250 * 2000
         clock.now += 2 * HOUR

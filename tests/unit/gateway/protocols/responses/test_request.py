@@ -211,7 +211,6 @@ REFUSED: list[tuple[Fields, str, str]] = [
     ({"input": [CALL, {"type": "function_call_output", "call_id": "c"}]}, "input[1].output", "an array"),
     ({"input": [{"type": "reasoning", "content": [{"type": "x"}]}]}, "input[0].content[0].type", "reasoning_text"),
     ({"instructions": ["x"]}, "instructions", "a string"),
-    ({"conversation": "c"}, "conversation", "previous_response_id"),
     ({"prompt": {"id": "p"}}, "prompt", "instructions"),
     ({"n": 2}, "n", "2"),
     ({"tools": {}}, "tools", "an array"),
@@ -271,6 +270,15 @@ def test_what_is_wrong_is_refused_at_its_place(fields: Fields, place: str, says:
 def test_files_that_are_no_texts_are_refused(data: str) -> None:
     error = refused(**user({"type": "input_text", "text": "x"}, {"type": "input_file", "file_data": data}))
     assert (error.entry.code, error.param) == ("modality_unsupported", "input[0].content[1].file_data")
+
+
+def test_a_conversation_comes_before_the_input_which_may_be_empty() -> None:
+    before = ({"id": "msg_1", "type": "message", "role": "user", "content": "One"},)
+    asked = prompt(context(history=before, conversation_id="conv_1"), conversation="conv_1", input=[])
+    assert asked.turns == (User((Text("One"),)),)
+    assert [turn.place for turn in asked.turns] == ["conversation"]
+    with pytest.raises(RoundhouseError, match="the conversation has no items yet"):
+        prompt(context(conversation_id="conv_1"), conversation="conv_1", input=[])
 
 
 def test_what_is_only_refused_where_it_says_something() -> None:

@@ -1,0 +1,152 @@
+"""GET /v1/chat/completions, and what is done with a stored one: read, update, delete, and list its messages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import FastAPI, Path, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict
+
+from controller.schema.errors import RoundhouseError
+from gateway.api.declare import ANY_OTHER, codes_paragraph, error_responses
+from gateway.api.stored_requests import (
+    ASKING_CODES,
+    BODY_CODES,
+    METADATA_SCHEMA,
+    ItemList,
+    answer_json,
+    body_of,
+    list_parameters,
+    query_parameter,
+    read_fields,
+    read_list_query,
+)
+from gateway.ingress.route_access import require_access
+from gateway.protocols.common.metadata import MOST_PAIRS
+from gateway.stored_responses.completions.records import CompletionFilter
+from gateway.stored_responses.completions.registry import StoredCompletions
+
+LIST_PATH: Final = "/v1/chat/completions"
+PATH: Final = "/v1/chat/completions/{completion_id}"
+_CODES: Final = ("completion_not_found", *ASKING_CODES)
+_METADATA_PARAMETER: Final[dict[str, Any]] = {
+    **query_parameter("metadata", METADATA_SCHEMA, "Pairs that a completion must have: `metadata[key]=value`."),
+    "style": "deepObject",
+    "explode": True,
+}
+_PAIR: Final = re.compile(r"metadata\[(.*)\]", re.DOTALL)
+
+
+class StoredChatCompletion(BaseModel):
+    """OpenAI's chat completion object, with what was asked for beside the messages."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[dict[str, Any]]
+    metadata: dict[str, str]
+
+
+class DeletedCompletion(BaseModel):
+    """What is said of a completion that is no more."""
+
+    id: str
+    object: Literal["chat.completion.deleted"]
+    deleted: Literal[True]
+
+
+CompletionId = Annotated[str, Path(description="As the completion's `id`.")]
+
+
+def declare(app: FastAPI, completions: StoredCompletions, max_body_bytes: int) -> None:
+    """Declare the routes."""
+
+    @app.get(
+        LIST_PATH,
+        summary="Stored chat completions",
+        description="Those that were made with `store: true`, in the order in which they were made.\n\n"
+        + codes_paragraph(ASKING_CODES),
+        tags=["stored"],
+        responses=error_responses(*ASKING_CODES) | ANY_OTHER,
+        response_model=ItemList,
+        openapi_extra={
+            "parameters": [
+                *list_parameters("asc"),
+                query_parameter("model", {"type": "string"}, "Name or alias of the model that made them."),
+                _METADATA_PARAMETER,
+            ]
+        },
+    )
+    @require_access("inference")
+    async def list_completions(request: Request) -> Response:
+        query = request.query_params
+        wanted = CompletionFilter(query.get("model"), _read_pairs(query.multi_items()))
+        page = read_list_query(query, "asc")
+        return answer_json(await completions.list_page(request.state.caller, wanted, page))
+
+    @app.get(
+        PATH,
+        summary="A stored chat completion",
+        description=codes_paragraph(_CODES),
+        tags=["stored"],
+        responses=error_responses(*_CODES) | ANY_OTHER,
+        response_model=StoredChatCompletion,
+    )
+    @require_access("inference")
+    async def get_completion(request: Request, completion_id: CompletionId) -> Response:
+        return answer_json(await completions.get(request.state.caller, completion_id))
+
+    @app.post(
+        PATH,
+        summary="Update a stored chat completion",
+        description="Its `metadata` is replaced, and nothing else.\n\n" + codes_paragraph((*BODY_CODES, *_CODES)),
+        tags=["stored"],
+        responses=error_responses(*BODY_CODES, *_CODES) | ANY_OTHER,
+        response_model=StoredChatCompletion,
+        openapi_extra=body_of({"metadata": METADATA_SCHEMA}, "metadata"),
+    )
+    @require_access("inference")
+    async def update_completion(request: Request, completion_id: CompletionId) -> Response:
+        fields = await read_fields(request, max_body_bytes)
+        return answer_json(await completions.update(request.state.caller, completion_id, fields))
+
+    @app.delete(
+        PATH,
+        summary="Delete a stored chat completion",
+        description=codes_paragraph(_CODES),
+        tags=["stored"],
+        responses=error_responses(*_CODES) | ANY_OTHER,
+        response_model=DeletedCompletion,
+    )
+    @require_access("inference")
+    async def delete_completion(request: Request, completion_id: CompletionId) -> Response:
+        await completions.delete(request.state.caller, completion_id)
+        return answer_json({"id": completion_id, "object": "chat.completion.deleted", "deleted": True})
+
+    @app.get(
+        f"{PATH}/messages",
+        summary="What a chat completion answers",
+        description="The messages of its request, each with an id.\n\n" + codes_paragraph(_CODES),
+        tags=["stored"],
+        responses=error_responses(*_CODES) | ANY_OTHER,
+        response_model=ItemList,
+        openapi_extra={"parameters": list_parameters("asc")},
+    )
+    @require_access("inference")
+    async def list_messages(request: Request, completion_id: CompletionId) -> Response:
+        page = read_list_query(request.query_params, "asc")
+        return answer_json(await completions.list_messages(request.state.caller, completion_id, page))
+
+
+def _read_pairs(parameters: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    pairs = [(match[1], value) for name, value in parameters if (match := _PAIR.fullmatch(name))]
+    if len(pairs) > MOST_PAIRS:
+        message = f"`metadata` must have at most {MOST_PAIRS} pairs; it has {len(pairs)}."
+        raise RoundhouseError("invalid_request", message, param="metadata")
+    return pairs

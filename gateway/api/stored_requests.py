@@ -1,0 +1,106 @@
+"""What requests about stored objects have in common: their JSON bodies, the pages of lists, and the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from fastapi import Request
+from fastapi.responses import Response
+from pydantic import BaseModel
+
+from controller.schema.errors import RoundhouseError
+from gateway.api.declare import INGRESS_CODES
+from gateway.protocols.common.conversation import Fields
+from gateway.protocols.common.errors import encode_json
+from gateway.protocols.common.metadata import LONGEST_KEY, LONGEST_VALUE, MOST_PAIRS
+from gateway.protocols.common.request import parse_object
+from gateway.server.asgi import ClientGoneError, read_body
+from gateway.stored_responses.pagination import MOST_LISTED, USUALLY_LISTED, ListQuery
+
+ASKING_CODES: Final = ("scope_required", "response_store_failed", *INGRESS_CODES)
+"""Codes that every route of stored objects may answer with."""
+BODY_CODES: Final = ("invalid_json", "body_too_large", "request_timeout")
+"""Codes of those that read a body."""
+METADATA_SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "maxProperties": MOST_PAIRS,
+    "propertyNames": {"maxLength": LONGEST_KEY},
+    "additionalProperties": {"type": "string", "maxLength": LONGEST_VALUE},
+}
+
+
+class ItemList(BaseModel):
+    """OpenAI's list object."""
+
+    object: str
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+def list_parameters(usual_order: str) -> list[dict[str, Any]]:
+    """The parameters of a list's pages, for the document."""
+    return [
+        query_parameter("after", {"type": "string"}, "Id of the entry after which the list begins."),
+        query_parameter(
+            "limit",
+            {"type": "integer", "minimum": 1, "maximum": MOST_LISTED, "default": USUALLY_LISTED},
+            "Most entries of the list.",
+        ),
+        query_parameter(
+            "order", {"type": "string", "enum": ["asc", "desc"], "default": usual_order}, "`asc`: the oldest first."
+        ),
+    ]
+
+
+def query_parameter(name: str, schema: dict[str, Any], text: str) -> dict[str, Any]:
+    """A parameter of the query that may be left out, for the document."""
+    return {"name": name, "in": "query", "required": False, "schema": schema, "description": text}
+
+
+def body_of(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+    """A JSON body with these properties, for the document."""
+    schema = {"type": "object", "properties": properties, "required": list(required)}
+    return {"requestBody": {"required": bool(required), "content": {"application/json": {"schema": schema}}}}
+
+
+def read_list_query(query: Mapping[str, str], usual_order: str) -> ListQuery:
+    """Which page a request asks for.
+
+    Raises:
+        RoundhouseError: `invalid_request`.
+    """
+    order = query.get("order", usual_order)
+    if order not in ("asc", "desc"):
+        message = f"`order` must be asc or desc; it is {order!r:.60}."
+        raise RoundhouseError("invalid_request", message, param="order")
+    return ListQuery(query.get("after"), _limit(query.get("limit")), is_ascending=order == "asc")
+
+
+async def read_fields(request: Request, max_bytes: int) -> Fields:
+    """The fields of a request's JSON body; none where it is empty.
+
+    Raises:
+        RoundhouseError: `invalid_json`, `body_too_large`, or `request_timeout`: the client left before all had come.
+    """
+    try:
+        body = await read_body(request.scope, request.receive, max_bytes)
+    except ClientGoneError:
+        raise RoundhouseError("request_timeout", "The client left before it had sent its body.") from None
+    return parse_object(body)
+
+
+def answer_json(fields: Fields) -> Response:
+    """An answer of status 200."""
+    return Response(encode_json(fields), media_type="application/json")
+
+
+def _limit(text: str | None) -> int:
+    if text is None:
+        return USUALLY_LISTED
+    if not (text.isascii() and text.isdigit() and len(text) <= 3 and 1 <= int(text) <= MOST_LISTED):
+        message = f"`limit` must be a whole number from 1 to {MOST_LISTED}; it is {text!r:.60}."
+        raise RoundhouseError("invalid_request", message, param="limit")
+    return int(text)

@@ -1,0 +1,41 @@
+"""The `metadata` that clients attach to what is stored: pairs of texts, as OpenAI bounds them. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.protocols.common.conversation import Fields
+from gateway.protocols.common.field_reader import field_error, optional_field, require_value
+
+MOST_PAIRS: Final = 16
+LONGEST_KEY: Final = 64
+LONGEST_VALUE: Final = 512
+"""Characters, as of a key."""
+
+
+def read_metadata(fields: Fields) -> dict[str, str]:
+    """`metadata` of a request; empty where it is missing or null.
+
+    Raises:
+        RoundhouseError: `invalid_request`.
+    """
+    metadata: dict[str, str] = optional_field(fields, "metadata", dict) or {}
+    if len(metadata) > MOST_PAIRS:
+        raise field_error("metadata", f"must have at most {MOST_PAIRS} pairs; it has {len(metadata)}")
+    for name, value in metadata.items():
+        place = f"metadata.{name:.64}"
+        if len(name) > LONGEST_KEY:
+            raise field_error(place, f"must have a name of at most {LONGEST_KEY} characters")
+        if len(require_value(value, str, place)) > LONGEST_VALUE:
+            raise field_error(place, f"must be at most {LONGEST_VALUE} characters long; it has {len(value)}")
+        if not (_is_unicode(name) and _is_unicode(value)):
+            raise field_error("metadata", "must be texts without halves of surrogate pairs")
+    return metadata
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,42 @@
+"""Items that a client adds to a conversation itself. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from gateway.protocols.common.conversation import Fields
+from gateway.protocols.common.field_reader import field_error, require_value
+from gateway.protocols.responses.items import check_items, resolve_item
+from gateway.protocols.responses.request import describe_items
+
+MOST_ADDED: Final = 20
+"""Items of one request, as at OpenAI."""
+
+
+def read_added_items(values: Any, referenced_items: Mapping[str, Fields], new_id: Callable[[str], str]) -> list[Fields]:
+    """The items of a request's `items` as they are stored: each with an id, those referred to in their own words.
+
+    Raises:
+        RoundhouseError: `invalid_request` or `modality_unsupported`; its `param` is the place.
+    """
+    items = require_value(values, list, "items")
+    if len(items) > MOST_ADDED:
+        raise field_error("items", f"must have at most {MOST_ADDED} items at a time; it has {len(items)}")
+    placed_items = []
+    for index, item in enumerate(items):
+        place = f"items[{index}]"
+        placed_items.append((resolve_item(require_value(item, dict, place), referenced_items, place), place))
+    check_items(placed_items)
+    added_items = [_without_parent(item) for item in describe_items(placed_items, new_id)]
+    seen_ids: set[str] = set()
+    for index, item in enumerate(added_items):
+        if item["id"] in seen_ids:
+            raise field_error(f"items[{index}].id", f"must be another than those before it; it is {item['id']!r:.100}")
+        seen_ids.add(item["id"])
+    return added_items
+
+
+def _without_parent(item: Fields) -> Fields:
+    """A client may send back an item as it was shown; where the item is now is for the conversation to say."""
+    return {name: value for name, value in item.items() if name != "parent_id"}

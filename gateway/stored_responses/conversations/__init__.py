@@ -1,0 +1,1 @@
+"""Conversations that are stored: their items as a tree, and who may write into one now."""

@@ -1,0 +1,53 @@
+"""What requests about conversations are refused with. Pure."""
+
+from __future__ import annotations
+
+from controller.schema.errors import RoundhouseError
+
+
+def conversation_not_found(conversation_id: str, param: str = "conversation_id") -> RoundhouseError:
+    """There is no such conversation for the tenant."""
+    message = f"Conversation with id {conversation_id!r:.100} not found."
+    return RoundhouseError("conversation_not_found", message, param=param)
+
+
+def item_not_found(conversation_id: str, item_id: str, param: str = "item_id") -> RoundhouseError:
+    """The conversation has no such item."""
+    message = f"Item with id {item_id!r:.100} not found in conversation {conversation_id!r:.100}."
+    return RoundhouseError("conversation_item_not_found", message, param=param)
+
+
+def conversation_locked(conversation_id: str, response_id: str) -> RoundhouseError:
+    """A response is being made in the conversation."""
+    message = (
+        f"Another process is currently operating on the conversation {conversation_id!r:.100}: the response "
+        f"{response_id} is being made in it. Retry when that is over, or cancel it."
+    )
+    return RoundhouseError("conversation_locked", message, param="conversation")
+
+
+def conversation_too_long(most_items: int, most_bytes: int, param: str) -> RoundhouseError:
+    """The conversation holds more than a model is ever asked with, or would after what is to be added."""
+    message = (
+        f"The conversation is longer than what may be continued: {most_items} items, {most_bytes} bytes. Delete some "
+        "of its items, or begin a new one with what matters of it."
+    )
+    return RoundhouseError("invalid_request", message, param=param)
+
+
+def wrong_item_id(item_id: str, place: str) -> RoundhouseError:
+    """An item of that id could not be asked for."""
+    message = f"`{place}` must have letters, digits, - and _ only, at most 128; it is {item_id!r:.100}."
+    return RoundhouseError("invalid_request", message, param=place)
+
+
+def duplicate_item(item_id: str, place: str) -> RoundhouseError:
+    """The conversation has an item of that id, or is given it twice."""
+    message = f"Duplicate item found with id {item_id!r:.100}. Leave its id out, or the item."
+    return RoundhouseError("invalid_request", message, param=place)
+
+
+def storage_disabled() -> RoundhouseError:
+    """There is no place where a conversation could be kept."""
+    message = "This gateway stores nothing (ROUNDHOUSE_RESPONSES_RETENTION_H is 0), so there are no conversations."
+    return RoundhouseError("storage_disabled", message)
