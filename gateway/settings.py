@@ -76,8 +76,11 @@ class GatewaySettings(BaseSettings):
     responses_max_mib: int = Field(
         1024, ge=1, description="Most MiB of what is stored; what was used longest ago makes room."
     )
-    queue_limit: int = Field(
-        8, ge=0, description="Requests that may wait for each replica of a model that does not say `queue_limit`."
+    queue_limit: int | None = Field(
+        None,
+        ge=0,
+        description="Requests that may wait for each replica of a model that does not say `queue_limit`; "
+        "default: 8 for each of its slots (`target_inflight`).",
     )
     max_header_kib: int = Field(32, ge=1, description="Largest request line and headers in KiB; more is refused.")
     client_timeout_s: float = Field(

@@ -71,7 +71,8 @@ class Definition(BaseModel):
         default=None,
         ge=0,
         le=100_000,
-        description="Requests that may wait in the gateway for each replica; default: ROUNDHOUSE_QUEUE_LIMIT.",
+        description="Requests that may wait in the gateway for each replica; default: ROUNDHOUSE_QUEUE_LIMIT, else "
+        "8 for each slot (`target_inflight`).",
     )
     aliases: list[ModelName] = Field(default_factory=list, description="Other names that clients may use.")
     gpus: Gpus | None = Field(

@@ -28,8 +28,9 @@ class Admission:
     who could go in, except for a trial that came due since the last call (see `admit_trials`).
     """
 
-    def __init__(self, queue_limit: int) -> None:
-        """`queue_limit`: requests that may wait per replica where the model does not say."""
+    def __init__(self, queue_limit: int | None) -> None:
+        """`queue_limit`: requests that may wait for each replica of a model that does not say; None:
+        `QUEUE_LIMIT_PER_SLOT` for each of its slots."""
         self._queue_limit = queue_limit
         self._queues: dict[str, ModelQueue] = {}
         self._replicas: dict[str, ReplicaSlots] = {}

@@ -14,6 +14,8 @@ from gateway.admission.prefix_affinity import PrefixAffinity
 from gateway.admission.retry_state import NO_RETRIES, RetryState
 from gateway.admission.ticket import AT_ONCE, Grant, QueuePlace, Ticket
 
+QUEUE_LIMIT_PER_SLOT: Final = 8
+"""Requests that may wait for each slot of a model where neither its definition nor the gateway's settings say."""
 PREFIXES_KEPT: Final = 16_384
 """Per model."""
 _RECENT: Final = 32
@@ -95,14 +97,13 @@ class ModelQueue:
         self._turn = 0
         self._affinity: PrefixAffinity[ReplicaSlots] = PrefixAffinity(PREFIXES_KEPT)
 
-    def apply_route(self, route: ModelRoute | None, replicas: Sequence[ReplicaSlots], queue_limit: int) -> None:
-        """The table in force has this to say; None: it does not have the model."""
+    def apply_route(self, route: ModelRoute | None, replicas: Sequence[ReplicaSlots], queue_limit: int | None) -> None:
+        """The table in force has this to say; None: it does not have the model. `queue_limit`: see `Admission`."""
         self.is_routed = route is not None
         self.replicas = replicas
         self.is_loaded = route is not None and route.state is ModelState.LOADED
         self.target = route.target_inflight if route else 0
-        own_limit = route.queue_limit if route else None
-        self.limit = (queue_limit if own_limit is None else own_limit) * max(1, len(replicas))
+        self.limit = _limit_per_replica(route, queue_limit) * max(1, len(replicas))
         self.update_broken_count()
 
     def update_broken_count(self) -> None:
@@ -310,6 +311,15 @@ class ModelQueue:
         for ticket in lost_tickets:
             self.drop_ticket(ticket)
         return [(ticket, self.explain_unreachable(ticket.retries, now)) for ticket in lost_tickets]
+
+
+def _limit_per_replica(route: ModelRoute | None, queue_limit: int | None) -> int:
+    """Requests that may wait for each replica. Which declaration counts: the model's, the gateway's, the default."""
+    if route is not None and route.queue_limit is not None:
+        return route.queue_limit
+    if queue_limit is not None:
+        return queue_limit
+    return QUEUE_LIMIT_PER_SLOT * (route.target_inflight if route else 1)
 
 
 def _count_failed(retries: RetryState) -> str:

@@ -41,7 +41,7 @@ def routes_of(*models: ModelRoute) -> Routes:
 class AdmissionHarness:
     """An admission, its table in force, and a clock that stands until it is moved."""
 
-    admission: Admission = field(default_factory=lambda: Admission(queue_limit=8))
+    admission: Admission = field(default_factory=lambda: Admission(queue_limit=None))
     routes: Routes = field(default_factory=routes_of)
     now: float = 1000.0
 

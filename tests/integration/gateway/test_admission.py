@@ -8,6 +8,7 @@ from collections import Counter
 
 import pytest
 
+from tests.fakes.fake_controller import route
 from tests.fakes.fake_holding_engine import HoldingEngine
 from tests.support.campaign import campaign_count, campaign_seed, campaign_seeds
 from tests.support.queueing import SLOTS, Clock, clock, engine, filled, four_slots, key, queue_at
@@ -118,12 +119,26 @@ async def test_beyond_the_bound_429_tells_when_to_come_back(engine: HoldingEngin
             assert headers["retry-after"] == "18", "nine places, half of one a second"
             place = headers["x-queue-position"], headers["x-queue-depth"], headers["x-estimated-wait-ms"]
             assert place == ("10", "10", "18000"), "what it would have had"
+            assert "8 requests wait" in error["message"]
             assert error["next_steps"]
             assert error["request_id"] == headers["x-request-id"]
         assert "one-more" not in engine.seen
         await queue.serve_all(clock, lambda _: 0.1)
         await queue.enter("later")
         engine.release_all()
+        await queue.empty()
+
+
+async def test_where_nothing_is_set_eight_wait_for_each_slot(engine: HoldingEngine) -> None:
+    workers = 9 * SLOTS
+    async with queue_at(engine, route("m", [engine.url], target_inflight=SLOTS)) as queue:
+        clients = [queue.send(f"worker-{number}") for number in range(workers)]
+        await queue.depth_is(workers - SLOTS)
+        status, headers, error = await queue.refused("one-more")
+        assert (status, error["code"], headers["x-queue-depth"]) == (429, "queue_full", str(workers - SLOTS + 2))
+        assert f"{workers - SLOTS} requests wait" in error["message"]
+        engine.release_all()
+        assert [(await client.task)[0] for client in clients] == [200] * workers
         await queue.empty()
 
 

@@ -133,12 +133,26 @@ def test_a_model_that_is_being_loaded_lets_them_wait_until_it_is() -> None:
     assert harness.admission.waiting_tickets("unheard-of") == []
 
 
-@pytest.mark.parametrize(("limit", "replicas", "may_wait"), [(None, 1, 8), (3, 2, 6), (0, 2, 0)])
-def test_beyond_the_bound_nobody_waits(limit: int | None, replicas: int, may_wait: int) -> None:
-    harness = AdmissionHarness()
-    harness.table(route_of("m", [f"r{number}" for number in range(replicas)], queue_limit=limit))
-    tickets = [harness.come() for _ in range(replicas + may_wait)]
-    assert Counter(ticket.state for ticket in tickets) == Counter(inside=replicas, waiting=may_wait)
+@pytest.mark.parametrize(
+    ("setting", "limit", "replicas", "slots", "may_wait"),
+    [
+        (None, None, 1, 1, 8),
+        (None, None, 1, 4, 32),
+        (None, None, 2, 64, 1024),
+        (5, None, 2, 4, 10),
+        (0, None, 1, 4, 0),
+        (5, 3, 2, 4, 6),
+        (None, 3, 2, 1, 6),
+        (None, 0, 2, 1, 0),
+    ],
+)
+def test_beyond_the_bound_nobody_waits(
+    setting: int | None, limit: int | None, replicas: int, slots: int, may_wait: int
+) -> None:
+    harness = AdmissionHarness(Admission(queue_limit=setting))
+    harness.table(route_of("m", [f"r{number}" for number in range(replicas)], target=slots, queue_limit=limit))
+    tickets = [harness.come() for _ in range(replicas * slots + may_wait)]
+    assert Counter(ticket.state for ticket in tickets) == Counter(inside=replicas * slots, waiting=may_wait)
     with pytest.raises(RoundhouseError) as refused:
         harness.come()
     assert refused.value.entry.code == "queue_full"
