@@ -49,6 +49,7 @@ from gateway.stored_responses.conversations.registry import Conversations
 from gateway.stored_responses.records import HistoryBounds
 from gateway.stored_responses.registry import StoredResponses
 from gateway.stored_responses.store import ResponseStore
+from gateway.tenancy.clients import ClientDirectory, ClientLimits
 from gateway.tenancy.rate_limits import RateLimits
 from gateway.upstream.client import EngineClient
 
@@ -138,7 +139,12 @@ def create_gateway(
     cors = Cors(settings.cors_origins)
     lines, next_id = ResponseHeaders(cors), request_id_source()
     hosts = HostCheck(settings.hosts, settings.allowed_hosts, is_open=settings.open)
-    authenticator = Authenticator(live, hosts, cors, time.time, serves_everybody=settings.serves_everybody)
+    clients = ClientDirectory(
+        ClientLimits(
+            settings.client_requests_per_minute, settings.client_tokens_per_minute, settings.client_concurrency
+        )
+    )
+    authenticator = Authenticator(live, hosts, cors, clients, time.time, serves_everybody=settings.serves_everybody)
     gate = AdminGate(find_admin_addresses(settings), is_open=settings.opens_admin)
     bounds = HistoryBounds(settings.max_body_bytes)
     responses = StoredResponses(store, live, bounds, time.time)

@@ -76,6 +76,18 @@ class GatewaySettings(BaseSettings):
     responses_max_mib: int = Field(
         1024, ge=1, description="Most MiB of what is stored; what was used longest ago makes room."
     )
+    client_requests_per_minute: int | None = Field(
+        None,
+        ge=1,
+        description="While no keys are declared: requests per minute of each client, by its `X-Client-Id`, else its "
+        "`User-Agent`; default: no limit.",
+    )
+    client_tokens_per_minute: int | None = Field(
+        None, ge=1, description="The same for tokens per minute, prompt and answer; default: no limit."
+    )
+    client_concurrency: int | None = Field(
+        None, ge=1, description="The same for requests at a time, waiting ones included; default: no limit."
+    )
     queue_limit: int | None = Field(
         None,
         ge=0,

@@ -329,7 +329,8 @@ REQUEST_ERRORS: Final = (
         "rate_limit_exceeded",
         429,
         "rate_limit_error",
-        "The key has used up its requests or tokens per minute, or has too many requests at a time.",
+        "The key, or the client where no keys are declared, has used up its requests or tokens per minute, or has too "
+        "many requests at a time.",
         ("Wait as long as Retry-After says; `x-ratelimit-*` headers show what is left.",),
         retry=True,
     ),

@@ -9,19 +9,29 @@ from gateway.ingress.cors import Cors
 from gateway.ingress.host_check import HostCheck, check_host_form
 from gateway.routing.live_routes import LiveRoutes
 from gateway.server.asgi import Header
-from gateway.tenancy.api_keys import ANONYMOUS, Caller
+from gateway.tenancy.api_keys import Caller
+from gateway.tenancy.clients import ClientDirectory
 
 
 class Authenticator:
     """Stands before every route but `/health` and `/metrics`."""
 
     def __init__(
-        self, live: LiveRoutes, hosts: HostCheck, cors: Cors, clock: Callable[[], float], *, serves_everybody: bool
+        self,
+        live: LiveRoutes,
+        hosts: HostCheck,
+        cors: Cors,
+        clients: ClientDirectory,
+        clock: Callable[[], float],
+        *,
+        serves_everybody: bool,
     ) -> None:
-        """`serves_everybody`: whether anybody is served while no keys are declared. `clock` gives Unix time."""
+        """`serves_everybody`: whether anybody is served while no keys are declared. `clients`: who they are then.
+        `clock` gives Unix time."""
         self._live = live
         self._hosts = hosts
         self._cors = cors
+        self._clients = clients
         self._clock = clock
         self._serves_everybody = serves_everybody
 
@@ -39,4 +49,4 @@ class Authenticator:
             message = "No keys are declared, and this gateway listens on an address that others reach."
             raise RoundhouseError("keys_required", message)
         self._hosts.check_request(headers, self._cors)
-        return ANONYMOUS
+        return self._clients.find_caller(headers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -13,14 +12,13 @@ from gateway.ingress.cors import Cors
 from gateway.server.asgi import Header
 from gateway.server.call import header_lines
 from gateway.tenancy.api_keys import Caller
+from gateway.tenancy.clients import UNFIT_TEXT, clean_client_text, find_client_text
 from gateway.tenancy.rate_limits import client_headers
 
 _TO_ENGINE: Final = (b"traceparent", b"tracestate")
 """Headers of the client that an engine sees. Never its credentials."""
 _AT_ONCE_LINES: Final = b"x-queue-position: 1\r\nx-queue-depth: 1\r\nx-estimated-wait-ms: 0\r\n"
 _REMEMBERED: Final = 256
-_LONGEST_CLIENT_ID: Final = 100
-_UNFIT: Final = re.compile(rb"[^\x21-\x7e ]+")
 
 
 class ResponseHeaders:
@@ -61,32 +59,20 @@ class ResponseHeaders:
         """What an engine is told of the request."""
         lines = b"x-request-id: %b\r\n" % request_id.encode()
         for name, value in headers:
-            if name in _TO_ENGINE and not _UNFIT.search(value):
+            if name in _TO_ENGINE and not UNFIT_TEXT.search(value):
                 lines += b"%b: %b\r\n" % (name, value)
         return lines
 
     def _client_line(self, headers: Sequence[Header], caller: Caller) -> bytes:
-        if caller.name is not None:
+        if caller.name is not None or caller.is_limited:
             return b"x-client-id: %b\r\n" % caller.client_id
-        client_text = b""
-        for name, value in headers:
-            if name == b"x-client-id":
-                client_text = value
-                break
-            if name == b"user-agent":
-                client_text = value
-        client_text = client_text[:_LONGEST_CLIENT_ID]  # what is remembered is not to be as long as a header may be
+        client_text = find_client_text(headers)
         line = self._clients.get(client_text)
         if line is None:
-            line = b"x-client-id: %b\r\n" % client_id(client_text)
+            line = b"x-client-id: %b\r\n" % clean_client_text(client_text)
             if len(self._clients) < _REMEMBERED:
                 self._clients[client_text] = line
         return line
-
-
-def client_id(client_text: bytes) -> bytes:
-    """Who a client without a key is, by what it says of itself; nothing in it can end a header or a log's line."""
-    return _UNFIT.sub(b"", client_text[:_LONGEST_CLIENT_ID]).strip() or b"anonymous"
 
 
 def _place_lines(place: QueuePlace) -> bytes:

@@ -1,4 +1,5 @@
-"""What a key may use up: requests and tokens per minute, requests at a time. Pure: `now` is monotonic, in seconds.
+"""What a key, or a client without one, may use up: requests and tokens per minute, requests at a time. Pure: `now` is
+monotonic, in seconds.
 
 Per minute means a token bucket that holds one minute's worth and is refilled continuously. Tokens are taken by an
 estimate when a request comes, and settled when it leaves; that may leave a debt, which is refilled first.
@@ -25,6 +26,10 @@ LARGE_BODY_BYTES: Final = 16 * 1024
 """In bodies above this, media are looked for."""
 MOST_LOOKS: Final = 4096
 """Values at which the search for media looks; what is beyond counts as text."""
+REMEMBERED_CLIENTS: Final = 4096
+"""Clients without a key whose use is kept, besides those that have requests inside."""
+_CLIENTS_LOOKED_AT: Final = 8
+"""Per new client, for one that can be forgotten."""
 _BOUNDS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
 _COUNTS: Final = ("n", "n_cmpl")
 _MEDIA_IN: Final = ("messages", "input", "prompt", "content", "image_data")
@@ -76,7 +81,7 @@ def _media_bytes(fields: Mapping[str, Any]) -> int:
 
 def client_headers(caller: Caller) -> list[tuple[bytes, bytes]]:
     """What a 429 says of whom it was for."""
-    return [(b"x-ratelimit-client", caller.client_id)] if caller.name is not None else []
+    return [(b"x-ratelimit-client", caller.client_id)] if caller.name is not None or caller.is_limited else []
 
 
 class TokenBucket:
@@ -112,7 +117,7 @@ class TokenBucket:
 
 
 class _KeyUsage:
-    """One key's use."""
+    """The use of one key, or of one client without a key."""
 
     __slots__ = ("concurrency", "inflight", "is_gone", "read_bucket", "request_bucket", "token_bucket")
 
@@ -201,16 +206,24 @@ _FREE: Final = RateLimitEntry(None, "", None, 0)
 
 
 class RateLimits:
-    """What every key with limits has used up. Outlives routing tables: state goes by the key's name."""
+    """What every key with limits has used up. Outlives routing tables: state goes by the key's name.
 
-    __slots__ = ("_states",)
+    Where clients without keys have limits, their state goes by their ids. They choose these, so what is kept of them
+    is bounded.
+    """
+
+    __slots__ = ("_clients", "_states")
 
     def __init__(self) -> None:
         self._states: dict[str, _KeyUsage] = {}
+        self._clients: dict[bytes, _KeyUsage] = {}
+        """Whoever came last is last."""
 
     def follow_keys(self, ring: KeyRing, now: float) -> None:
         """Take the limits of a new table. Requests inside stay counted; keys that vanished are forgotten when nothing
-        of them runs."""
+        of them runs, and clients without keys when there are keys."""
+        if not ring.is_empty:
+            self._clients.clear()
         for name, state in list(self._states.items()):
             caller = ring.by_name.get(name)
             if caller is not None and caller.is_limited:
@@ -225,7 +238,7 @@ class RateLimits:
 
         Raises RoundhouseError `rate_limit_exceeded`, which says when it would be let in, where that can be known.
         """
-        if not caller.is_limited or caller.name is None:
+        if not caller.is_limited:
             return _FREE
         state = self._state_of(caller, now)
         requests, tokens = state.request_bucket, state.token_bucket
@@ -247,7 +260,7 @@ class RateLimits:
         if tokens is not None:
             tokens.level -= estimated_tokens
         state.inflight += 1
-        return RateLimitEntry(self, caller.name, state, estimated_tokens)
+        return RateLimitEntry(self, caller.name or "", state, estimated_tokens)
 
     def admit_read(self, caller: Caller, now: float) -> RateLimitEntry:
         """Count a request that only reads what the gateway or the controller knows. It takes nothing of the requests
@@ -255,7 +268,7 @@ class RateLimits:
 
         Raises RoundhouseError `rate_limit_exceeded`, as `admit_request`.
         """
-        if not caller.is_limited or caller.name is None:
+        if not caller.is_limited:
             return _FREE
         state = self._state_of(caller, now)
         reads = state.read_bucket
@@ -267,7 +280,7 @@ class RateLimits:
                 raise _rate_limit_error(caller, f"{reads.capacity} read(s) per minute", wait_s)
             reads.level -= 1
         state.inflight += 1
-        return RateLimitEntry(self, caller.name, state, 0)
+        return RateLimitEntry(self, caller.name or "", state, 0)
 
     def header_lines(self, caller: Caller, now: float) -> bytes:
         """`headers` as they go over the wire."""
@@ -282,7 +295,7 @@ class RateLimits:
 
     def response_headers(self, caller: Caller, now: float) -> list[tuple[bytes, bytes]]:
         """`x-ratelimit-*` of the limits per minute that the key has, as of now."""
-        if not caller.is_limited or caller.name is None:
+        if not caller.is_limited:
             return []
         state = self._state_of(caller, now)
         headers: list[tuple[bytes, bytes]] = []
@@ -298,17 +311,42 @@ class RateLimits:
         state = self._states.get(name)
         return state.inflight if state is not None else 0
 
+    @property
+    def client_count(self) -> int:
+        """Clients without a key whose use is kept."""
+        return len(self._clients)
+
     def forget_key(self, name: str, state: _KeyUsage) -> None:
         """Drop what is known of a key that is no longer declared."""
         if self._states.get(name) is state:
             del self._states[name]
 
     def _state_of(self, caller: Caller, now: float) -> _KeyUsage:
-        assert caller.name is not None
+        if caller.name is None:
+            return self._client_state(caller, now)
         state = self._states.get(caller.name)
         if state is None:
             state = self._states[caller.name] = _KeyUsage(caller, now)
         return state
+
+    def _client_state(self, caller: Caller, now: float) -> _KeyUsage:
+        clients = self._clients
+        state = clients.pop(caller.client_id, None)
+        if state is None:
+            state = _KeyUsage(caller, now)
+            if len(clients) >= REMEMBERED_CLIENTS:
+                self._forget_client()
+        clients[caller.client_id] = state
+        return state
+
+    def _forget_client(self) -> None:
+        """Drop one of the clients that came longest ago; those that have requests inside go to the end instead."""
+        clients = self._clients
+        for client_id in list(islice(clients, _CLIENTS_LOOKED_AT)):
+            state = clients.pop(client_id)
+            if not state.inflight:
+                return
+            clients[client_id] = state
 
 
 def _header_names(unit: bytes) -> tuple[bytes, bytes, bytes]:
@@ -340,7 +378,8 @@ def _check_concurrency(caller: Caller, state: _KeyUsage) -> None:
 
 
 def _rate_limit_error(caller: Caller, limit: str, wait_s: float | None) -> RoundhouseError:
-    message = f"The key {caller.name} has reached its limit of {limit}."
+    who = f"client {caller.client_id.decode()!r}" if caller.name is None else f"key {caller.name}"
+    message = f"The {who} has reached its limit of {limit}."
     # Whole seconds, rounded up: who comes back at the time must be let in.
     return RoundhouseError(
         "rate_limit_exceeded", message, retry_after_s=None if wait_s is None else float(math.ceil(wait_s))
