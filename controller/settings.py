@@ -139,7 +139,9 @@ class ControllerSettings(BaseSettings):
         description="MiB of main memory that engines may take together; default: all of the machine.",
     )
     connect_timeout_s: float = Field(2, gt=0, description="Seconds to wait for an engine to accept a connection.")
-    probe_interval_s: float = Field(2, gt=0, description="Seconds between two health probes of a replica.")
+    probe_interval_s: float = Field(
+        2, gt=0, description="Seconds between two health probes of a replica, at least of a remote."
+    )
     resync_s: float = Field(
         10, gt=0, description="Seconds after which everything is looked at again, whether or not something happened."
     )

@@ -390,6 +390,8 @@ class ObservedState:
     memory."""
     remotes: Mapping[str, str | None] = field(default_factory=dict)
     """Remote model to its last health error, None when it is well; absent: not asked yet."""
+    remote_retry_at: Mapping[str, float] = field(default_factory=dict)
+    """Remote model that has failed to Unix time when it is asked again; absent: it is well, or wants another key."""
     draining_remotes: frozenset[str] = frozenset()
     """Remotes that are routed to no longer and may still hold requests."""
     progress: Mapping[str, float] = field(default_factory=dict)

@@ -149,6 +149,7 @@ def create_gateway(
     bounds = HistoryBounds(settings.max_body_bytes)
     responses = StoredResponses(store, live, bounds, time.time)
     completions = StoredCompletions(store, live, time.time)
+    remotes = RemoteProber(time.time)
     services = Services(
         settings,
         live,
@@ -157,6 +158,7 @@ def create_gateway(
         gate,
         limits,
         engines,
+        remotes,
         metrics,
         lines,
         responses,
@@ -168,7 +170,6 @@ def create_gateway(
     inference = InferenceDispatcher(apis, services, authenticator, next_id)
 
     address = ControllerAddress.parse(settings.controller_url, settings.gateway_token_file)
-    remotes = RemoteProber(time.time)
     link = ControllerLink(
         address,
         f"gw-{secrets.token_hex(8)}",

@@ -35,12 +35,14 @@ _KEY: Final = re.compile(r"[!-~]+(?: [!-~]+)*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class GatewayResult:
-    """The last probe result that one gateway reported for a remote model. Times are Unix times in seconds: `at` by the
-    gateway's clock, `heard_at` by the controller's. `error` None: the remote answered well."""
+    """How one gateway last found a remote model. Times are Unix times in seconds: `at` and `retry_at` by the gateway's
+    clock, `heard_at` by the controller's. `error` None: the remote is well. `retry_at`: when it is asked again; None:
+    it is well, or only another key helps."""
 
     error: str | None
     at: float
     heard_at: float
+    retry_at: float | None = None
 
 
 def judge_remote(results: Mapping[str, GatewayResult], connected: Collection[str], now: float) -> GatewayResult | None:
@@ -66,6 +68,7 @@ class _RemoteState:
     """What is wrong with its key."""
     results: dict[str, GatewayResult] = field(default_factory=dict)
     """By gateway."""
+    reset_count: int = 0
     void_results: dict[str, float] = field(default_factory=dict)
     """Gateway to the time `at` of the result that counts no more."""
 
@@ -90,6 +93,7 @@ class RemoteHealth:
         self._clock = clock
         self._remote_states: dict[str, _RemoteState] = {}
         self._known_errors: dict[str, str | None] = {}
+        self._known_retries: dict[str, float] = {}
         self._report_received = asyncio.Event()
 
     def track_models(self, models: Iterable[DesiredModel]) -> None:
@@ -121,32 +125,44 @@ class RemoteHealth:
         for name, remote_state in self._remote_states.items():
             _take_result(remote_state, report.gateway_id, report.remotes.get(name), now)
         self._report_received.set()
-        errors = self.list_errors()
-        if errors != self._known_errors:
-            for name, error in errors.items():
-                if name not in self._known_errors or error != self._known_errors[name]:
-                    log.info("remote model %s: %s", name, error or "well")
-            self._known_errors = errors
+        errors, retries = self.list_errors(), self.list_retries()
+        for name, error in errors.items():
+            if name not in self._known_errors or error != self._known_errors[name]:
+                log.info("remote model %s: %s", name, error or "well")
+        if (errors, retries) != (self._known_errors, self._known_retries):
+            self._known_errors, self._known_retries = errors, retries
             self._wake()
 
     def list_errors(self) -> dict[str, str | None]:
         """Remote model to its last error; None: it is well; absent: no gateway has told yet."""
-        errors: dict[str, str | None] = {}
-        connected, now = self._hub.connected_ids, self._clock()
+        errors: dict[str, str | None] = {name: result.error for name, result in self._judge_all().items()}
         for name, remote_state in self._remote_states.items():
             if remote_state.problem is not None:
                 errors[name] = remote_state.problem
-            elif (result := judge_remote(remote_state.results, connected, now)) is not None:
-                errors[name] = result.error
         return errors
+
+    def list_retries(self) -> dict[str, float]:
+        """Remote model that has failed to Unix time when it is asked again; absent: only another key helps."""
+        return {name: result.retry_at for name, result in self._judge_all().items() if result.retry_at is not None}
+
+    def _judge_all(self) -> dict[str, GatewayResult]:
+        """Of those whose keys can be read, and that some gateway has told of."""
+        connected, now = self._hub.connected_ids, self._clock()
+        judged_results = {
+            name: judge_remote(remote_state.results, connected, now)
+            for name, remote_state in self._remote_states.items()
+            if remote_state.problem is None
+        }
+        return {name: result for name, result in judged_results.items() if result is not None}
 
     def list_probes(self) -> dict[str, RemoteProbe]:
         """Remote model to what gateways shall ask."""
         return {name: each.probe for name, each in self._remote_states.items() if each.probe is not None}
 
     def reset_health(self, name: str) -> None:
-        """Forget what gateways last said of a remote: their next answers count."""
+        """Forget what gateways last said of a remote, and have them ask it at once: their next answers count."""
         if remote_state := self._remote_states.get(name):
+            remote_state.reset_count += 1
             remote_state.void_results |= {gateway: result.at for gateway, result in remote_state.results.items()}
             remote_state.results.clear()
 
@@ -177,6 +193,7 @@ class RemoteHealth:
                 url=remote.base_url + remote.health_path,
                 spec=remote_state.spec,
                 token=SecretStr(key) if key else None,
+                reset_count=remote_state.reset_count,
                 interval_s=self._interval_s,
                 timeout_s=self._timeout_s,
             )
@@ -193,7 +210,7 @@ def _take_result(remote_state: _RemoteState, gateway: str, result: RemoteResult 
     error = result.error if result.error is None else mask_text(result.error)
     if error is not None and remote_state.key:
         error = replace_secrets(error, {remote_state.key})
-    remote_state.results[gateway] = GatewayResult(error, result.at, heard_at)
+    remote_state.results[gateway] = GatewayResult(error, result.at, heard_at, result.retry_at)
 
 
 def _find_key(remote: Remote) -> tuple[str | None, str | None]:

@@ -235,6 +235,7 @@ class Reconciler:
             self._memory.with_operations(observed),
             replicas=tuple(replicas),
             remotes=self._remotes.list_errors(),
+            remote_retry_at=self._remotes.list_retries(),
             draining_remotes=self._remote_drains.models,
         )
 
@@ -286,6 +287,7 @@ class Reconciler:
                 idle_spans=idle_span_by_model(replicas),
             ),
             remotes=self._remotes.list_errors(),
+            remote_retry_at=self._remotes.list_retries(),
             progress=self._load_fractions(desired, replicas),
             draining_remotes=self._remote_drains.models,
             inflight={

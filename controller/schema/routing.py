@@ -63,7 +63,10 @@ class RemoteProbe(Wire):
         description="Identifies the model's definition: what was seen under another one says nothing of this one."
     )
     token: Token | None = Field(default=None, description="Sent to it as a bearer token.")
-    interval_s: float = Field(default=2.0, description="Seconds from one answer to the next question.")
+    reset_count: int = Field(
+        default=0, description="How often an operator had it asked anew: a new number is asked at once."
+    )
+    interval_s: float = Field(default=2.0, description="Least seconds from one answer to the next question.")
     timeout_s: float = Field(default=5.0, description="Seconds that an answer may take.")
 
 
@@ -127,13 +130,17 @@ class RoutingTable(Wire):
 
 
 class RemoteResult(Wire):
-    """The result of a gateway's last probe of a remote model."""
+    """How a gateway finds a remote model, by its probes and its requests."""
 
     spec: str = Field(description="That of the `RemoteProbe`.")
     at: float = Field(
         description="Unix time of the answer, by the gateway's clock. No two results of one have the same."
     )
     error: str | None = Field(default=None, description="What is wrong with it, without secrets; null: it is well.")
+    retry_at: float | None = Field(
+        default=None,
+        description="Unix time when it is asked again; null: it is well, or it refuses its key, or an older gateway.",
+    )
 
 
 class GatewayReport(Wire):
@@ -170,5 +177,5 @@ class GatewayReport(Wire):
         default_factory=dict, description="Replica that refused or broke a connection, to Unix time. Asks for a probe."
     )
     remotes: dict[str, RemoteResult] = Field(
-        default_factory=dict, description="Remote model to its last result; absent: it has not answered yet."
+        default_factory=dict, description="Remote model to how it is; absent: that is not decided yet."
     )

@@ -148,7 +148,7 @@ def _last_error(
     if model is None or model.replicas == 0:
         return None, None
     if not model.runs:
-        return observed.remotes.get(model.name), None
+        return observed.remotes.get(model.name), observed.remote_retry_at.get(model.name)
     for item in blocked:
         if item.failed:
             return item.reason, item.retry_at

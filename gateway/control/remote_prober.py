@@ -1,4 +1,7 @@
-"""Asks models that somebody else serves how they are: the gateway reaches them, the controller does not."""
+"""Probes models that somebody else serves: the gateway reaches them, the controller does not.
+
+`remote_health` decides how they are, and when the next probe is due.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +9,49 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Final
 
 import aiohttp
 
 from controller.schema.routing import RemoteProbe, RemoteResult
+from gateway.control.remote_health import (
+    ProbeOutcome,
+    ProbeVerdict,
+    RemoteHealth,
+    apply_answer,
+    apply_doubt,
+    apply_probe,
+    judge_status,
+    parse_retry_after,
+)
 from gateway.routing.table import Routes
 
 logger = logging.getLogger(__name__)
 
 LONGEST_ERROR: Final = 500
 """Characters of an error that are reported."""
+_HINTS: Final = {
+    ProbeVerdict.KEY_REFUSED: "; its key was refused",
+    ProbeVerdict.LIMITED: "; it is there, and limits how often it is asked",
+}
 _URL_USER: Final = re.compile(r"//[^/@\s]*@")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Watch:
     probe: RemoteProbe
-    task: asyncio.Task[None]
+    health: RemoteHealth = field(default_factory=RemoteHealth)
+    is_rescheduled: asyncio.Event = field(default_factory=asyncio.Event)
+    """The next probe is due sooner than it was."""
+    task: asyncio.Task[None] | None = None
 
 
 class RemoteProber:
-    """Asks what the routing table in force names, for as long as its context is entered, also without a controller."""
+    """Probes what the routing table in force names, for as long as its context is entered, also without a controller.
+    Requests to these remotes tell it what became of them."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """`clock` gives Unix time in seconds."""
@@ -38,11 +60,11 @@ class RemoteProber:
         self._results: dict[str, RemoteResult] = {}
         self._session: aiohttp.ClientSession | None = None
         self.on_change: Callable[[], None] = lambda: None
-        """Called when a remote answers otherwise than before, or for the first time."""
+        """Called when a remote becomes well or fails, or fails for another reason."""
 
     @property
     def results(self) -> dict[str, RemoteResult]:
-        """Remote model to its last result; absent: it has not answered yet."""
+        """Remote model to how it is; absent: that is not decided yet."""
         return dict(self._results)
 
     async def __aenter__(self) -> RemoteProber:
@@ -58,7 +80,7 @@ class RemoteProber:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         session, self._session = self._session, None
-        tasks = [watch.task for watch in self._watches.values()]
+        tasks = [watch.task for watch in self._watches.values() if watch.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -66,59 +88,108 @@ class RemoteProber:
             await session.close()
 
     def follow_table(self, routes: Routes) -> None:
-        """Ask exactly these from now on. What was seen of a remote stands as long as its definition does."""
+        """Probe exactly these from now on, and at once where something of the probe changed. What is known of a remote
+        stands as long as its definition does."""
         session = self._session
         if session is None:
             return
         probes = {name: route.remote_probe for name, route in routes.models.items() if route.remote_probe is not None}
         for name, watch in list(self._watches.items()):
             if probes.get(name) != watch.probe:
-                watch.task.cancel()
+                if watch.task is not None:
+                    watch.task.cancel()
                 del self._watches[name]
         for name in [name for name, result in self._results.items() if _spec_of(probes.get(name)) != result.spec]:
             del self._results[name]
         for name, probe in probes.items():
             if name not in self._watches:
-                task = asyncio.create_task(self._ask_for_ever(session, name, probe), name=f"remote {name}")
-                self._watches[name] = _Watch(probe, task)
+                watch = self._watches[name] = _Watch(probe)
+                watch.task = asyncio.create_task(self._probe_for_ever(session, name, watch), name=f"remote {name}")
 
-    async def _ask_for_ever(self, session: aiohttp.ClientSession, name: str, probe: RemoteProbe) -> None:
+    def record_answer(self, name: str, status: int) -> None:
+        """The remote model `name` answered a request with `status`."""
+        if watch := self._watches.get(name):
+            now = asyncio.get_running_loop().time()
+            self._update(name, watch, apply_answer(watch.health, status, now, watch.probe.interval_s))
+
+    def record_failure(self, name: str) -> None:
+        """A connection of a request to the remote model `name` was refused, or broke."""
+        if watch := self._watches.get(name):
+            now = asyncio.get_running_loop().time()
+            self._update(name, watch, apply_doubt(watch.health, now, watch.probe.interval_s))
+
+    async def _probe_for_ever(self, session: aiohttp.ClientSession, name: str, watch: _Watch) -> None:
+        loop, probe = asyncio.get_running_loop(), watch.probe
+        last_message: str | None = None
         while True:
-            error = await ask_remote(session, probe)
-            previous_result = self._results.get(name)
-            self._results[name] = RemoteResult(spec=probe.spec, at=self._clock(), error=error)
-            if previous_result is None or previous_result.error != error:
-                self.on_change()
-            await asyncio.sleep(probe.interval_s)
+            outcome = await probe_remote(session, probe, self._clock)
+            if outcome.message != last_message:
+                logger.info("probe of the remote model %s: %s", name, outcome.message or "it is well")
+                last_message = outcome.message
+            self._update(name, watch, apply_probe(watch.health, outcome, loop.time(), probe.interval_s), is_probe=True)
+            while (pause_s := watch.health.next_probe_at - loop.time()) > 0:
+                watch.is_rescheduled.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause_s):
+                        await watch.is_rescheduled.wait()
+
+    def _update(self, name: str, watch: _Watch, health: RemoteHealth, *, is_probe: bool = False) -> None:
+        """Let `health` hold. `is_probe`: a probe showed it, so its result is a new one also where it is the same."""
+        previous_health, watch.health = watch.health, health
+        if health.next_probe_at < previous_health.next_probe_at:
+            watch.is_rescheduled.set()
+        if health.is_well is None:
+            return
+        previous_result = self._results.get(name)
+        is_new = previous_result is None or previous_result.error != health.error
+        is_undecided = health.is_well and health.failure_count  # which leaves what was known
+        if is_new or (is_probe and not is_undecided):
+            self._results[name] = self._result_of(watch.probe, health)
+        if is_new:
+            self.on_change()
+
+    def _result_of(self, probe: RemoteProbe, health: RemoteHealth) -> RemoteResult:
+        retry_at = None
+        if not health.is_well and not health.is_key_refused:
+            retry_at = self._clock() + health.next_probe_at - asyncio.get_running_loop().time()
+        return RemoteResult(spec=probe.spec, at=self._clock(), error=health.error, retry_at=retry_at)
 
 
-async def ask_remote(session: aiohttp.ClientSession, probe: RemoteProbe) -> str | None:
-    """What is wrong with a remote, without secrets; None: it is well."""
+async def probe_remote(session: aiohttp.ClientSession, probe: RemoteProbe, clock: Callable[[], float]) -> ProbeOutcome:
+    """How a remote answers, without secrets. `clock` gives Unix time in seconds."""
     token = "" if probe.token is None else probe.token.get_secret_value()
     try:
-        error = await _ask(session, probe, token)
+        outcome = await _probe(session, probe, token, clock)
     except Exception as fault:  # noqa: BLE001 - whatever one remote brings out must not end its own watch
         # The text may hold the address or the key.
         kind = type(fault).__name__
         logger.error("asking a remote model failed: %s", kind)  # noqa: TRY400 - the traceback would show secrets
-        error = f"asking it failed: {kind}"
-    return None if error is None else hide_secrets(error, token)[:LONGEST_ERROR]
+        outcome = ProbeOutcome(ProbeVerdict.FAILED, f"asking it failed: {kind}")
+    if outcome.message is None:
+        return outcome
+    return replace(outcome, message=hide_secrets(outcome.message, token)[:LONGEST_ERROR])
 
 
-async def _ask(session: aiohttp.ClientSession, probe: RemoteProbe, token: str) -> str | None:
+async def _probe(
+    session: aiohttp.ClientSession, probe: RemoteProbe, token: str, clock: Callable[[], float]
+) -> ProbeOutcome:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     timeout = aiohttp.ClientTimeout(total=probe.timeout_s)
     try:
         # Requests follow no redirect either; and where one leads is not the remote's to say.
         async with session.get(probe.url, headers=headers, timeout=timeout, allow_redirects=False) as answer:
-            if answer.status == 200:
-                return None
-            hint = "; its key was refused" if answer.status in (401, 403) else ""
-            return f"{probe.url} answers HTTP {answer.status}{hint}"
+            verdict = judge_status(answer.status)
+            if verdict is ProbeVerdict.WELL:
+                return ProbeOutcome(verdict)
+            message = f"{probe.url} answers HTTP {answer.status}{_HINTS.get(verdict, '')}"
+            return ProbeOutcome(verdict, message, parse_retry_after(answer.headers.get("Retry-After"), clock()))
     except TimeoutError:
-        return f"{probe.url} does not answer in time"
+        return ProbeOutcome(ProbeVerdict.FAILED, f"{probe.url} does not answer in time")
     except (aiohttp.ClientError, OSError) as error:
-        return f"{probe.url} cannot be reached: {error}"
+        cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+        is_refused = isinstance(cause, ConnectionRefusedError)
+        verdict = ProbeVerdict.CONNECTION_REFUSED if is_refused else ProbeVerdict.FAILED
+        return ProbeOutcome(verdict, f"{probe.url} cannot be reached: {error}")
 
 
 def hide_secrets(text: str, token: str) -> str:

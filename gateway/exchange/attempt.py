@@ -137,6 +137,8 @@ class Attempt:
             self.engine_failed(EngineRefusedError("another engine listens at its address"))
             return
         services.ledger.record_answer(replica)
+        if self._endpoint.remote:
+            services.remotes.record_answer(self._model, status)
         if grants := services.admission.record_answer(replica, services.now()):
             services.turns.grant_slots(grants)
         form, hold_bytes = self._form, services.settings.answer_buffer_bytes
@@ -198,6 +200,8 @@ class Attempt:
         self._call = None
         self._leave_replica()
         services.ledger.record_failure(replica)
+        if self._endpoint.remote:
+            services.remotes.record_failure(self._model)
         services.turns.grant_slots(services.admission.record_failure(replica, services.now()))
         logger.warning("request %s: %s: %s (%r)", self._answer.request_id, replica, failure, failure.__cause__)
         if self._relay is None:

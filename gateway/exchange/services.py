@@ -13,6 +13,7 @@ from controller.schema.keys import KeyScope
 from controller.schema.routing import Endpoint
 from gateway.admission.admission import Admission, Grant
 from gateway.control.inflight import InflightCounts
+from gateway.control.remote_prober import RemoteProber
 from gateway.ingress.admin_gate import AdminGate
 from gateway.ingress.response_headers import ResponseHeaders
 from gateway.metrics.registry import Metrics
@@ -123,6 +124,7 @@ class Services:
     gate: AdminGate
     limits: RateLimits
     engines: EngineClient
+    remotes: RemoteProber
     metrics: Metrics
     lines: ResponseHeaders
     responses: StoredResponses

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controller.schema.errors import RoundhouseError
+from controller.schema.errors import DEFAULT_RETRY_AFTER_S, RoundhouseError
 from controller.schema.routing import ModelRoute
 from controller.schema.status import ModelState
 from gateway.protocols.common.addresses import hide_addresses
@@ -35,6 +35,14 @@ class LoadingError(RoundhouseError):
         return headers if self.progress is None else headers | {"x-load-progress": f"{self.progress:.2f}"}
 
 
+class RemoteDownError(RoundhouseError):
+    """`model_failed` of a remote model that is asked again by itself: unlike a load that failed, trying again helps."""
+
+    def build_headers(self) -> dict[str, str]:
+        """`Retry-After` alone."""
+        return {"retry-after": str(max(1, round(self.retry_after_s or DEFAULT_RETRY_AFTER_S)))}
+
+
 def refusal_of(route: ModelRoute, now: float, *, shows_paths: bool = False) -> RoundhouseError | None:
     """Why a request for this model is refused at Unix time `now`; None if it is loaded. `shows_paths`: the caller may
     know where the server has its files."""
@@ -44,7 +52,10 @@ def refusal_of(route: ModelRoute, now: float, *, shows_paths: bool = False) -> R
         ModelState.UNLOADED: ("model_not_loaded", "is not loaded"),
         ModelState.LOADING: ("model_loading", "is being loaded"),
         ModelState.UNLOADING: ("model_unloading", "is being unloaded"),
-        ModelState.FAILED: ("model_failed", "could not be loaded"),
+        ModelState.FAILED: (
+            "model_failed",
+            "could not be loaded" if route.remote_probe is None else "is not available",
+        ),
     }[route.state]
     detail = hide_addresses(route.last_error) if route.last_error else (f"{route.reason}." if route.reason else None)
     if detail and not shows_paths:
@@ -54,7 +65,9 @@ def refusal_of(route: ModelRoute, now: float, *, shows_paths: bool = False) -> R
     if route.state == ModelState.LOADING:
         progress_text = "" if route.progress is None else f" ({route.progress:.0%})".replace("%", " %")
         return LoadingError(f"The model {route.name!r} {text}{progress_text}{detail_text}", route.progress, wait_s)
-    return RoundhouseError(code, f"The model {route.name!r} {text}{detail_text}", param="model", retry_after_s=wait_s)
+    is_remote_down = route.state == ModelState.FAILED and route.remote_probe is not None and wait_s is not None
+    error_class = RemoteDownError if is_remote_down else RoundhouseError
+    return error_class(code, f"The model {route.name!r} {text}{detail_text}", param="model", retry_after_s=wait_s)
 
 
 def is_worth_waiting(route: ModelRoute) -> bool:

@@ -29,6 +29,8 @@ class Elsewhere:
     url: str = ""
     key: str = "sk-123"
     status: int = 200
+    limits_every: int | None = None
+    """Answer one probe in so many with 429."""
     asked: int = 0
     connections: int = 0
     paths: set[str] = field(default_factory=set)
@@ -37,6 +39,8 @@ class Elsewhere:
         """200 to who has the key."""
         self.asked += 1
         self.paths.add(request.path)
+        if self.limits_every is not None and self.asked % self.limits_every == 0:
+            return web.Response(status=429)
         is_known = request.headers.get("Authorization") == f"Bearer {self.key}"
         return web.Response(status=self.status if is_known else 401)
 
@@ -99,9 +103,13 @@ async def test_the_controller_asks_no_remote_a_gateway_does(tmp_path: Path) -> N
             stack.start("gateway")
             await stack.model_where("far", lambda model: model.state is ModelState.LOADED, "a gateway asked it")
             assert remote.paths == {"/v1/models"}
+            assert await _states_while_limited(stack, remote) == {ModelState.LOADED}
             remote.status = 503
             down = await stack.model_where("far", lambda model: model.state is ModelState.FAILED, "it is down")
             assert down.last_error == f"{remote.url}/models answers HTTP 503"
+            assert down.retry_at is not None
+            status, headers = await _ask(stack)
+            assert (status, "x-should-retry" in headers, "retry-after" in headers) == (503, False, True)
             remote.status = 200
             await stack.model_where("far", lambda model: model.state is ModelState.LOADED, "it is back")
         finally:
@@ -162,6 +170,32 @@ async def test_a_controller_that_comes_back_takes_no_remote_from_clients(tmp_pat
             assert far.state is ModelState.LOADED, "as it was last seen"
         finally:
             await stack.close()
+
+
+async def _states_while_limited(stack: RoundhouseStack, remote: Elsewhere) -> set[ModelState]:
+    """Those of `far` while the remote answers some probes with 429."""
+    remote.limits_every = 3
+    asked, states = remote.asked, set[ModelState]()
+
+    async def look() -> bool:
+        far = await stack.model("far")
+        assert far is not None
+        states.add(far.state)
+        return remote.asked > asked + 3
+
+    await until("it is asked four times more", look)
+    remote.limits_every = None
+    return states
+
+
+async def _ask(stack: RoundhouseStack) -> tuple[int, set[str]]:
+    """Status of a chat with `far`, and the names of the answer's headers."""
+    body = {"model": "far", "messages": [{"role": "user", "content": "Hi"}]}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{stack.url}/v1/chat/completions", json=body) as answer,
+    ):
+        return answer.status, {name.lower() for name in answer.headers}
 
 
 async def _listed_state(stack: RoundhouseStack) -> str:

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from controller.schema.routing import ModelRoute, RemoteProbe, RemoteResult
+from controller.schema.routing import Endpoint, ModelRoute, RemoteProbe, RemoteResult
 from controller.schema.status import ModelState
+from gateway.control.remote_health import FAILURES
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import GatewayHarness, gateway_harness, until
+from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, until
 from tests.support.loop_clock import LoopClock, loop_clock
 from tests.support.ports import free_port
 
@@ -26,11 +27,15 @@ class Elsewhere:
     def __init__(self) -> None:
         self.url = ""
         self.status: int | None = None
+        self.limits_every: int | None = None
+        """Answer one in so many with 429."""
         self.asked = 0
 
     async def answer(self, request: web.Request) -> web.Response:
         """Of its health path."""
         self.asked += 1
+        if self.limits_every is not None and self.asked % self.limits_every == 0:
+            return web.Response(status=429, headers={"Retry-After": "0"})
         if self.status is not None:
             return web.Response(status=self.status, headers={"Location": "/elsewhere"})
         return web.Response(status=200 if request.headers.get("Authorization") == "Bearer sk-123" else 401)
@@ -99,6 +104,53 @@ async def test_a_change_is_reported_at_once_and_a_redirect_is_not_followed() -> 
         await here.controller.report_where(lambda report: report.remotes["m"].error is None)
 
 
+async def test_a_remote_that_limits_probes_stays_well(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="gateway")
+    async with gateway_harness() as here, elsewhere() as far:
+        far.limits_every = 3
+        await here.publish(remote("m", far.url, "sk-123"))
+        await until(lambda: far.asked > 7, "it limits twice")
+        told = [report.remotes["m"].error for report in here.controller.reports if "m" in report.remotes]
+        assert set(told) == {None}
+    assert "answers HTTP 429; it is there, and limits how often it is asked" in caplog.text
+
+
+async def test_two_failures_are_none_and_a_third_says_when_it_is_asked_again() -> None:
+    async with gateway_harness() as here, elsewhere() as far:
+        far.status = 503
+        await here.publish(remote("m", far.url, "sk-123", interval_s=0.05))
+        await until(lambda: far.asked >= 1, "it is asked")
+        failed = (await reported(here, "m"))["m"]
+        assert far.asked >= FAILURES
+        assert failed.error == f"{far.url} answers HTTP 503"
+        assert failed.retry_at is not None
+        assert failed.retry_at > failed.at
+        far.status = 401
+        told = await here.controller.report_where(lambda report: "401" in str(report.remotes["m"].error))
+        assert told.remotes["m"].retry_at is None, "only another key helps"
+
+
+async def test_a_remote_that_refuses_connections_has_failed_at_once() -> None:
+    async with gateway_harness() as here:
+        await here.publish(remote("m", f"http://127.0.0.1:{free_port()}/v1/models", interval_s=3600))
+        result = (await reported(here, "m"))["m"]
+        assert "cannot be reached" in (result.error or "")
+
+
+async def test_a_request_that_fails_has_the_remote_asked_at_once() -> None:
+    async with gateway_harness() as here, elsewhere() as far, engines(1) as (engine,):
+        probed = remote("m", far.url, "sk-123", interval_s=0.2)
+        there = Endpoint(replica="m", base_url=engine.url + "/v1", api_prefix="", remote=True)
+        await here.publish(probed.model_copy(update={"state": ModelState.LOADED, "endpoints": (there,)}))
+        await until(lambda: far.asked >= 1, "it is asked")
+        async with here.chat() as answer:
+            assert answer.status == 200
+        asked = far.asked  # and now not for a minute
+        async with here.chat(fault="error_json") as answer:
+            assert answer.status == 500
+        await until(lambda: far.asked > asked, "it is asked again")
+
+
 async def test_results_are_those_of_the_table_in_force() -> None:
     async with gateway_harness() as here, elsewhere() as far:
         await here.publish(remote("m", far.url, "sk-9"), remote("n", far.url, "sk-123", interval_s=3600))
@@ -127,7 +179,7 @@ async def test_one_that_hangs_holds_up_nobody(loop_clock: LoopClock) -> None:
     async with gateway_harness() as here, elsewhere() as far:
         await here.publish(remote("hangs", f"http://127.0.0.1:{port}/v1/models"), remote("m", far.url, "sk-123"))
         await reported(here, "m")
-        await loop_clock.skip(6)
+        await loop_clock.skip(6 * FAILURES + 6)
         results = await reported(here, "hangs", "m")
         assert "does not answer in time" in (results["hangs"].error or "")
     hang.close()

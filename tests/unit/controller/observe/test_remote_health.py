@@ -67,8 +67,8 @@ def _model(name: str, spec: str = "h", **fields: str) -> DesiredModel:
     return DesiredModel(name, definition, "openai_remote", spec, 1, Statement("file", 0.0, ""), runs=False)
 
 
-def _result(at: float, error: str | None = None, spec: str = "h") -> RemoteResult:
-    return RemoteResult(spec=spec, at=at, error=error)
+def _result(at: float, error: str | None = None, spec: str = "h", retry_at: float | None = None) -> RemoteResult:
+    return RemoteResult(spec=spec, at=at, error=error, retry_at=retry_at)
 
 
 def test_keys_with_a_line_end_are_keys_and_bad_ones_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,6 +127,17 @@ def test_what_gateways_say_counts_for_the_definition_that_they_asked_by() -> Non
     assert (bench.remotes.list_errors(), bench.remotes.knows_model("m")) == ({}, False)
 
 
+def test_when_a_failed_remote_is_asked_again_is_said() -> None:
+    bench = Bench()
+    bench.remotes.track_models([_model("m"), _model("n", api_key_env="NO_SUCH_VARIABLE")])
+    bench.report(m=_result(1.0, "down", retry_at=3.0), n=_result(1.0, "down", retry_at=3.0))
+    assert bench.remotes.list_retries() == {"m": 3.0}, "the other waits for its key"
+    bench.report(m=_result(3.0, "down", retry_at=7.0))
+    assert (bench.remotes.list_retries(), bench.wakes) == ({"m": 7.0}, 2)
+    bench.report(m=_result(7.0, "HTTP 401; its key was refused"))
+    assert bench.remotes.list_retries() == {}
+
+
 def test_a_report_that_came_before_the_files_were_read_counts() -> None:
     bench = Bench()
     bench.report(m=_result(1.0))
@@ -138,8 +149,11 @@ def test_after_a_reset_the_next_answer_counts_also_if_it_is_the_same() -> None:
     bench = Bench()
     bench.remotes.track_models([_model("m")])
     bench.report(m=_result(1.0, "down"))
+    before = bench.remotes.list_probes()["m"]
     bench.remotes.reset_health("m")
     assert bench.remotes.list_errors() == {}
+    bench.remotes.track_models([_model("m")])
+    assert bench.remotes.list_probes()["m"] == before.model_copy(update={"reset_count": 1}), "it is asked at once"
     bench.report(m=_result(1.0, "down"))
     assert bench.remotes.list_errors() == {}, "it was not asked again"
     wakes = bench.wakes

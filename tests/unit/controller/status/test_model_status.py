@@ -147,7 +147,9 @@ def test_a_remote_is_as_well_as_its_last_answer() -> None:
     remote = DesiredModel("m", definition, "openai_remote", "h", 1, Statement("file", 5.0, "enabled"), runs=False)
     assert _status(ObservedState(NOW), remote).state is ModelState.LOADING
     down = _status(ObservedState(NOW, remotes={"m": "no route"}), remote)
-    assert (down.state, down.last_error) == (ModelState.FAILED, "no route")
+    assert (down.state, down.last_error, down.retry_at) == (ModelState.FAILED, "no route", None)
+    away = _status(ObservedState(NOW, remotes={"m": "no route"}, remote_retry_at={"m": NOW + 2}), remote)
+    assert (away.state, away.retry_at) == (ModelState.FAILED, NOW + 2)
     well = ObservedState(NOW, remotes={"m": None})
     status = _status(well, remote)
     assert (status.state, status.loaded_replicas) == (ModelState.LOADED, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from controller.schema.routing import RemoteProbe
 from controller.schema.status import ModelState
 from gateway.routing.availability import is_worth_waiting, refusal_of
 from gateway.server.asgi import error_headers
@@ -59,6 +60,18 @@ def test_a_failed_model_names_its_next_attempt_and_asks_clients_not_to_retry_by_
     error = refusal_of(route("m", state=ModelState.FAILED, retry_at=NOW + 30), NOW)
     assert error is not None
     assert {(b"retry-after", b"30"), (b"x-should-retry", b"false")} <= set(error_headers(error))
+
+
+def test_a_remote_that_is_away_asks_clients_to_try_again_and_one_that_refuses_its_key_does_not() -> None:
+    probe = RemoteProbe(url="http://h.example/models", spec="h")
+    failed = route("m", state=ModelState.FAILED, last_error="it answers HTTP 503", remote_probe=probe)
+    away = refusal_of(failed.model_copy(update={"retry_at": NOW + 8}), NOW)
+    assert away is not None
+    assert (away.entry.code, away.message) == ("model_failed", "The model 'm' is not available: it answers HTTP 503")
+    assert dict(error_headers(away)) == {b"content-type": b"application/json", b"retry-after": b"8"}
+    refused = refusal_of(failed, NOW)
+    assert refused is not None
+    assert dict(error_headers(refused)) == {b"content-type": b"application/json", b"x-should-retry": b"false"}
 
 
 @pytest.mark.parametrize(
