@@ -112,6 +112,17 @@ REQUEST_ERRORS: Final = (
         retry=False,
     ),
     ErrorCode(
+        "context_length_exceeded",
+        400,
+        "invalid_request_error",
+        "The prompt, or the prompt with the answer that is asked for, has more tokens than the model's context.",
+        (
+            "Shorten the prompt; the message says how many tokens it has and how many the model takes.",
+            "Choose a model with more context: `context_length` in `GET /v1/models`.",
+        ),
+        retry=False,
+    ),
+    ErrorCode(
         "previous_response_not_found",
         400,
         "invalid_request_error",

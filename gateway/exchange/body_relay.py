@@ -7,6 +7,7 @@ from typing import Final, Protocol
 
 from controller.schema.errors import RoundhouseError
 from gateway.exchange.client_response import JSON_LINE, ClientResponse
+from gateway.protocols.common import errors
 from gateway.protocols.common.dialect import EventStream, EventTooLongError, StreamCollector, Usage
 from gateway.protocols.common.engine_status import ENGINE_ERROR, client_status
 from gateway.server.asgi import Header
@@ -100,7 +101,8 @@ class CollectingRelay:
             raise _disconnected_error("its stream ended without its last event")
         status, body = result
         if status >= 400:
-            body = self._answer.dialect.engine_error_body(status, body, self._answer.request_id)
+            engine_status, status = status, errors.answer_status(status, body)
+            body = self._answer.dialect.engine_error_body(engine_status, body, self._answer.request_id)
         self._answer.send_whole(status, JSON_LINE, body)
 
     @property
@@ -182,6 +184,7 @@ class WholeRelay:
         held_parts = self._held_parts
         body = held_parts[0] if len(held_parts) == 1 else b"".join(held_parts)
         if self._is_error:
+            self._status = errors.answer_status(self._engine_status, body)
             body = answer.dialect.engine_error_body(self._engine_status, body, answer.request_id)
             if answer.status:
                 answer.broken_off_code = ENGINE_ERROR.code

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from controller.schema.errors import RoundhouseError
+from gateway.protocols.common import errors
 from gateway.protocols.common.dialect import Dialect, EventStream
 from gateway.protocols.common.request import InferenceRequest
 from gateway.server.asgi import error_headers
@@ -150,9 +151,16 @@ class ClientResponse:
             self.first_byte_at = self._now()
         if self.status:
             self._call.end_response(self.dialect.error_as_events(body, self.request))
+        elif status >= 400 and self._is_told_by_events(body):
+            self.broken_off_code = errors.decode_json(body)["error"]["code"]
+            self._commit_stream(self.dialect.error_as_events(body, self.request))
+            self._call.end_response()
         else:
             self.status = status
             self._call.send_whole(status, self.lines + lines, body)
+
+    def _is_told_by_events(self, error: bytes) -> bool:
+        return self.request is not None and self.request.stream and self.dialect.is_told_by_events(error)
 
     def send_error(self, error: RoundhouseError) -> None:
         """Tell the client of `error`, in the form that is left."""

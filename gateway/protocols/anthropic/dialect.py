@@ -9,6 +9,7 @@ from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
 from gateway.protocols.anthropic.stream_collector import MessagesCollector
 from gateway.protocols.common import bodies, errors, usage
+from gateway.protocols.common.context_overflow import find_overflow
 from gateway.protocols.common.dialect import EventStream, StreamCollector, Usage
 from gateway.protocols.common.event_reader import Fields
 from gateway.protocols.common.openai_events import find_error
@@ -94,7 +95,7 @@ class MessagesDialect(PassthroughDialect):
     def engine_error_body(self, status: int, body: bytes, request_id: str) -> bytes:
         """See Dialect."""
         fields = errors.decode_json(body)
-        if errors.is_anthropic(fields) and not errors.tells_address(fields["error"]):
+        if errors.is_anthropic(fields) and _may_pass(fields["error"]):
             return body
         return errors.anthropic_body(errors.engine_body(status, body, request_id), request_id)
 
@@ -126,9 +127,16 @@ def usage_fields(fields: Fields) -> Fields | None:
     return {name: value for name, value in counts.items() if value is not None} if isinstance(counts, dict) else None
 
 
+def _may_pass(error: Fields) -> bool:
+    """Whether an error object may pass as it is: it tells no address, and Anthropic's clients know its words."""
+    overflow = find_overflow(error)
+    is_in_other_words = overflow is not None and error["message"] != overflow.describe_for_anthropic()
+    return not (is_in_other_words or errors.tells_address(error))
+
+
 def _complete_error_event(event: bytes, error: Fields) -> bytes:
     fields = errors.decode_json(data_of(event))
-    if errors.is_anthropic(fields) and not errors.tells_address(error):
+    if errors.is_anthropic(fields) and _may_pass(error):
         return event
     envelope = errors.engine_body(errors.status_of(error), errors.encode_json({"error": error}), None)
     return as_error_event(errors.anthropic_body(envelope, None))

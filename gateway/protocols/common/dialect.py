@@ -123,3 +123,7 @@ class Dialect(Protocol):
     def error_as_events(self, body: bytes, request: InferenceRequest | None = None) -> bytes:
         """The JSON of `error_body` or `engine_error_body` as the last events of a stream that is already committed,
         though nothing but heartbeats was sent. `request` is what is answered, where it could be read."""
+
+    def is_told_by_events(self, error: bytes) -> bool:
+        """Whether the client of a stream that has not begun is told of the JSON of `error_body` or `engine_error_body`
+        by a stream, with status 200, as the family's own servers do."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from controller.schema.errors import ERROR_CODES, RoundhouseError
+from gateway.protocols.common import context_overflow
 from gateway.protocols.common.addresses import hide_addresses, hide_in_json
 from gateway.protocols.common.engine_status import ENGINE_ERROR, client_status
 from gateway.protocols.common.json_bytes import json_bytes
@@ -44,26 +45,42 @@ def own_body(error: RoundhouseError, request_id: str) -> bytes:
 
 def engine_body(status: int, body: bytes, request_id: str | None) -> bytes:
     """An engine's error answer as our envelope; as it is where it is one already, and tells no address."""
-    # What nests deeper is not sure to be written, or read once more where the stack is higher: it is taken as text.
-    fields: Any = decode_json(body) if body.count(b"{") + body.count(b"[") <= _MOST_BRACKETS else None
+    fields = _decode_shallow(body)
     if (
         is_envelope(fields)
         and fields["error"]["status"] == client_status(status)
         and not tells_address(fields["error"])
+        and context_overflow.find_overflow(fields["error"]) is None
     ):
         return body
     return encode_json(complete_error(status, fields if isinstance(fields, dict) else {}, body, request_id))
 
 
+def answer_status(status: int, body: bytes) -> int:
+    """The status of the answer to a client, where an engine answered with this error."""
+    fields = _decode_shallow(body)
+    if isinstance(fields, dict) and _find_overflow(fields, body) is not None:
+        return context_overflow.STATUS
+    return client_status(status)
+
+
 def complete_error(status: int, fields: Fields, body: bytes, request_id: str | None) -> Fields:
     """The engine's error with every field of our envelope. Its further fields stay, and its code where that is text;
-    addresses do not."""
+    addresses do not. One that says that a prompt is too long gets the code, type and words that clients know."""
+    overflow = _find_overflow(fields, body)
     error = fields.get("error")
     if isinstance(error, dict) and isinstance(error.get("message"), str):
         error = _hide_in_error(error)
     else:
         message = _message(fields, body) or f"The engine answered with status {status} and no message."
         error = {"message": message}
+    if overflow is not None:
+        status = context_overflow.STATUS
+        error = error | {
+            "message": overflow.describe_for_openai(),
+            "type": "invalid_request_error",
+            "code": context_overflow.CODE,
+        }
     code = error.get("code")
     entry = ERROR_CODES.get(code, ENGINE_ERROR) if isinstance(code, str) else ENGINE_ERROR
     sent_status = client_status(status)
@@ -113,6 +130,8 @@ def anthropic_body(envelope: bytes, request_id: str | None) -> bytes:
     error: Fields = json.loads(envelope)["error"]
     own_request_id = error.pop("request_id", None)
     status = error["status"]
+    if error.get("code") == context_overflow.CODE and (overflow := context_overflow.find_overflow(error)) is not None:
+        error["message"] = overflow.describe_for_anthropic()
     kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     if status == 501:
         kind = "invalid_request_error"  # what the client asked for is not there: asking again is no use
@@ -173,6 +192,19 @@ def encode_json(value: Any) -> bytes:
         return json_bytes(value)
     except RecursionError:
         return _TOO_DEEP
+
+
+def _decode_shallow(body: bytes) -> Any:
+    """JSON; None: it is none, or it nests so deeply that it is not sure to be written, or read once more where the
+    stack is higher: then it is taken as text."""
+    return decode_json(body) if body.count(b"{") + body.count(b"[") <= _MOST_BRACKETS else None
+
+
+def _find_overflow(fields: Fields, body: bytes) -> context_overflow.ContextOverflow | None:
+    error = fields.get("error")
+    if isinstance(error, dict):
+        return context_overflow.find_overflow(_hide_in_error(error))
+    return context_overflow.find_overflow({"code": fields.get("code"), "message": _message(fields, body)})
 
 
 def _message(fields: Fields, body: bytes) -> str:

@@ -27,3 +27,7 @@ class PassthroughDialect:
     def get_body_converter(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
         """See Dialect."""
         return None
+
+    def is_told_by_events(self, error: bytes) -> bool:
+        """See Dialect."""
+        return False

@@ -1,7 +1,7 @@
 """The response object: what was asked for, told again, and what came of it. Pure.
 
-It has every field that Open Responses and OpenAI's SDK require. `error.code` is one of OpenAI's closed list;
-`error.reason` is ours.
+It has every field that Open Responses and OpenAI's SDK require. `error.code` is one of OpenAI's closed
+list, or `context_length_exceeded`, which OpenAI's servers say beside it and Codex looks for; `error.reason` is ours.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
+from gateway.protocols.common import context_overflow
 from gateway.protocols.common.conversation import Fields, Finish, Tokens
 from gateway.protocols.responses import tools as responses_tools
 from gateway.protocols.responses.context import ResponseContext
@@ -77,6 +78,8 @@ def fail_response(response: Fields, output: list[Fields], error: Fields) -> Fiel
     """The response as far as it came. `error` has every field of our envelope."""
     status = error["status"]
     code = "rate_limit_exceeded" if status == 429 else "server_error" if status >= 500 else "invalid_prompt"
+    if error["code"] == context_overflow.CODE:
+        code = context_overflow.CODE
     error_fields = {name: error.get(name) for name in ("message", "type", "param")}
     return {
         **response,

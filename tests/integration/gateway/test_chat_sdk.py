@@ -20,6 +20,7 @@ from controller.observe.health import parse_context_length
 from controller.observe.prober import MODELS_PATH
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.chat_engines import KINDS, Engine, tool
+from tests.support.overflow_clients import check_overflow
 from worker.clockwork import CONTEXT, SENTENCE
 
 pytestmark = [pytest.mark.engines, pytest.mark.embedded]
@@ -180,6 +181,10 @@ async def test_thinking_on_and_off_and_thoughts_under_both_names(engine: Engine,
         await sdk.create("plain", extra_body={"thinking": "disabled"})
     async with refused("invalid_request"):
         await sdk.create(extra_body={"thinking": "hard"})
+
+
+async def test_a_prompt_that_is_too_long_is_told_as_each_client_knows_it(engine: Engine, here: GatewayHarness) -> None:
+    await check_overflow(here, "plain", 6 * CONTEXT, CONTEXT)
 
 
 def test_every_engine_tells_its_context_length(engine: Engine) -> None:

@@ -159,13 +159,13 @@ async def test_a_load_that_fails_while_a_stream_waits_ends_it_in_the_familys_for
 
 @each_family
 async def test_an_error_of_the_engine_keeps_its_status_and_message(family: Family) -> None:
-    said = b'{"error":{"code":400,"message":"the prompt is too long","type":"exceed_context_size_error"}}'
+    said = b'{"error":{"code":400,"message":"no such slot","type":"slot_error"}}'
     head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     async with one_slot(family, *[script(head % len(said) + said)] * 2) as (here, _):
         for streams in {False, family.streams}:
             status, _, body = await ask(here, family, stream=streams)
             error = family.error_in(body)
-            assert (status, error["message"], error["status"]) == (400, "the prompt is too long", 400)
+            assert (status, error["message"], error["status"]) == (400, "no such slot", 400)
 
 
 @each_stream

@@ -21,6 +21,7 @@ from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.chat_engines import CALLS, SAYS, WORKERS, tool
 from tests.support.clockwork_folders import make_hf
+from tests.support.overflow_clients import check_overflow
 from tests.support.vllm_engine import ON_CPU, STARTS_S, VllmWorker, start_worker
 from tests.support.worker_process import eventually
 
@@ -152,6 +153,12 @@ async def test_what_it_refuses(
         await client.chat.completions.create(**{"model": "thinks", "messages": HI, **fields})
     assert words in caught.value.message
     assert (caught.value.param, caught.value.code) == (param, "engine_error")
+
+
+async def test_a_prompt_that_is_too_long_is_told_as_each_client_knows_it(here: GatewayHarness) -> None:
+    await check_overflow(here, "thinks", 2 * CONTEXT, CONTEXT)
+    # One that vLLM does not even count.
+    await check_overflow(here, "thinks", 64 * CONTEXT, CONTEXT)
 
 
 def test_what_the_controller_reads(engine: VllmWorker) -> None:

@@ -26,6 +26,7 @@ def test_codes_and_statuses_are_pinned() -> None:
         "tools_unsupported": 400,
         "structured_output_unsupported": 400,
         "dimensions_unsupported": 400,
+        "context_length_exceeded": 400,
         "previous_response_not_found": 400,
         "invalid_api_key": 401,
         "invalid_gateway_token": 401,

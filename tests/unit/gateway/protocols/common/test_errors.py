@@ -17,7 +17,7 @@ from gateway.protocols.llama_native.dialect import NATIVE
 from gateway.protocols.responses.via_chat import RESPONSES_VIA_CHAT
 
 OPENAI_FORM = [CHAT, COMPLETIONS, RESPONSES_VIA_CHAT, NATIVE, JSON_DIALECT]
-LLAMA = b'{"error":{"code":400,"message":"too long","type":"exceed_context_size_error","n_ctx":4096}}'
+LLAMA = b'{"error":{"code":400,"message":"no such slot","type":"slot_error","id_slot":4096}}'
 BUSY = RoundhouseError("queue_full", "Full.", param=None)
 
 
@@ -34,9 +34,9 @@ def test_our_errors_in_openais_form(dialect: Dialect) -> None:
 def test_an_engines_error_gets_every_field_and_keeps_its_own(dialect: Dialect) -> None:
     assert body(dialect.engine_error_body(400, LLAMA, "r1"))["error"] == {
         "code": "engine_error",
-        "message": "too long",
-        "type": "exceed_context_size_error",
-        "n_ctx": 4096,
+        "message": "no such slot",
+        "type": "slot_error",
+        "id_slot": 4096,
         "param": None,
         "status": 400,
         "actionable": True,
@@ -83,7 +83,7 @@ def test_our_errors_in_anthropics_form(code: str) -> None:
         "type": "error",
         "error": {
             "type": types.get(entry.status, "invalid_request_error"),
-            "message": "What.",
+            "message": "prompt is too long: What." if code == "context_length_exceeded" else "What.",
             "code": code,
             "param": "p",
             "status": entry.status,
@@ -98,7 +98,7 @@ def test_an_engines_error_in_anthropics_form() -> None:
     told = body(MESSAGES.engine_error_body(400, LLAMA, "r1"))
     assert errors.is_anthropic(told)
     assert told["error"]["type"] == "invalid_request_error"
-    assert told["error"]["n_ctx"] == 4096
+    assert told["error"]["id_slot"] == 4096
     assert told["request_id"] == "r1"
     theirs = b'{"type":"error","error":{"type":"overloaded_error","message":"busy"}}'
     assert MESSAGES.engine_error_body(529, theirs, "r1") is theirs
