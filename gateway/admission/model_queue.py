@@ -141,7 +141,8 @@ class ModelQueue:
         self.inflight -= 1
         seconds = now - ticket.entered_at
         self.fair_queue.settle_slot_time(ticket, seconds)
-        if ticket.retries is NO_RETRIES:  # what failed somewhere says nothing about how long an answer takes
+        # What failed somewhere, or was refused, says nothing about how long an answer takes.
+        if ticket.retries is NO_RETRIES and not ticket.is_refused:
             self._sample_count = sample_count = min(self._sample_count + 1, _RECENT)
             mean = self.mean_s or 0.0
             self.mean_s = mean + (seconds - mean) / sample_count

@@ -82,6 +82,7 @@ class Ticket:
         "account",
         "entered_at",
         "expected_s",
+        "is_refused",
         "model",
         "owner",
         "place",
@@ -122,6 +123,8 @@ class Ticket:
         """Set on arrival, and not changed afterwards. One refused with `queue_full` has the place that it would have
         had; None: it has not arrived, or nothing was left to try."""
         self.retries = NO_RETRIES
+        self.is_refused = False
+        """The engine answered with an error. Set by the owner before the ticket leaves."""
 
     def __repr__(self) -> str:
         return f"Ticket({self.tenant} {self.model}, {self.state})"

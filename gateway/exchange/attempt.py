@@ -66,6 +66,7 @@ class Attempt:
         "_relay",
         "_request",
         "_services",
+        "is_refused",
         "resent",
     )
 
@@ -90,6 +91,8 @@ class Attempt:
         self._is_kept_connection = False
         self.resent = False
         """A kept connection broke before a byte of an answer, and the request went out again on a fresh one."""
+        self.is_refused = False
+        """The engine answers with an error."""
         self._request: tuple[str, str, bytes, bytes]
 
     def send_request(self, method: str, target: str, headers: bytes, body: bytes, *, fresh: bool) -> None:
@@ -136,6 +139,7 @@ class Attempt:
             self._cancel_call()
             self.engine_failed(EngineRefusedError("another engine listens at its address"))
             return
+        self.is_refused = status >= 400
         services.ledger.record_answer(replica)
         if self._endpoint.remote:
             services.remotes.record_answer(self._model, status)

@@ -295,6 +295,7 @@ class Exchange(LoadWait):
         if ticket is not None:
             if self.waits_since is not None:
                 services.ledger.on_change()
+            ticket.is_refused = attempt is not None and attempt.is_refused
             grants = services.admission.release_ticket(ticket, now)
             if grants:
                 services.turns.grant_slots(grants)

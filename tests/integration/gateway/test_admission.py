@@ -56,6 +56,23 @@ async def test_the_estimate_follows_what_requests_took(engine: HoldingEngine, cl
         )
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_an_engine_refuses_says_nothing_of_how_long_an_answer_takes(
+    engine: HoldingEngine, clock: Clock, stream: bool
+) -> None:
+    async with queue_at(engine, four_slots(engine)) as queue:
+        await queue.enter("measured")
+        clock.now += 2
+        await queue.next_after("measured")
+        await queue.enter("refused", fail=400, stream=stream)
+        clock.now += 45
+        await queue.next_after("refused")
+        await filled(queue)
+        waiting = await queue.wait("waits")
+        engine.release_all()
+        assert await waiting.place() == (2, 2, round(2000 / SLOTS))
+
+
 @pytest.mark.parametrize("seed", campaign_seeds(2, 60))
 async def test_a_position_is_the_turn_that_the_request_gets(engine: HoldingEngine, clock: Clock, seed: int) -> None:
     # It says when its turn comes if nobody else does: so it is the last one's that must come true.
