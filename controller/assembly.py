@@ -156,6 +156,7 @@ class Controller:
             host_mib=settings.engines_memory_mib or psutil.virtual_memory().total // 2**20,
             requirements=self._requirements,
             get_gpu_use=self._memory_sampler.get_gpu_use,
+            get_longest_tokens=predictions.longest_tokens,
         )
         self.admin_service = AdminService(
             files=self._files,

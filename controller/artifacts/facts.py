@@ -44,6 +44,8 @@ class Gguf:
     """Tokens."""
     has_tied_embeddings: bool
     """The embeddings are the output matrix, too."""
+    longest_token: int | None = None
+    """Bytes that the longest token of its vocabulary stands for; None: see `vocabulary`."""
 
     @property
     def weights(self) -> int:
@@ -70,6 +72,8 @@ class HfFolder:
     """Of the text model, where the folder's holds several."""
     weights: Mapping[str, int]
     """By the type of their elements, in lower case as safetensors says it (`bf16`); `` where only sizes are known."""
+    longest_token: int | None = None
+    """As a GGUF file's, by its `tokenizer.json`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,8 @@ class Ct2:
     """Bytes by type of the elements (`f32`, `i8`)."""
     vectors: Mapping[str, int]
     """Likewise: biases, norms, scales."""
+    longest_token: int | None = None
+    """As a GGUF file's, by its `tokenizer.json`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +105,9 @@ class UnreadArtifact:
 
 
 Artifact = Gguf | HfFolder | Ct2 | SizedArtifact | UnreadArtifact
+
+
+def longest_token_at(path: str, artifacts: Mapping[str, Artifact]) -> int | None:
+    """Bytes that the longest token of the model at `path` stands for; None: it is not known."""
+    artifact = artifacts.get(path)
+    return artifact.longest_token if isinstance(artifact, Gguf | HfFolder | Ct2) else None

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from controller.artifacts.facts import ArtifactError, Field, Gguf, show_text
+from controller.artifacts.vocabulary import measure_gguf_vocabulary
 
 _SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT: Final = 8
+_TEXTS: Final = ""
 _ARRAY: Final = 9
 _KEPT: Final = 4096
 """Elements of an array that is kept: one for each block, not one for each token."""
@@ -24,6 +26,10 @@ _MOST: Final = 1_000_000
 _LONGEST_NAME: Final = 65_535
 _LONGEST_TEXT: Final = 2**24
 """Bytes of a text at most; one that is longer than a name is not kept."""
+_TOKENS: Final = "tokenizer.ggml.tokens"
+_TYPES_OF_TOKENS: Final = "tokenizer.ggml.token_type"
+_REWRITING: Final = ("tokenizer.ggml.normalizer", "tokenizer.ggml.precompiled_charsmap")
+"""Beginnings of keys by which a text is changed before it becomes tokens."""
 _BLOCK: Final = re.compile(r"blk\.(\d{1,5})\.")
 
 
@@ -41,6 +47,7 @@ class GgufHead:
     tensors: Mapping[str, tuple[int, tuple[int, ...]]]
     """By name: offset of the data after the head, and dimensions, the fastest first."""
     data_start: int
+    longest_token: int | None = None
 
 
 class _Reader:
@@ -76,6 +83,14 @@ class _Reader:
             raise TooShort
         self.offset += length
 
+    def list_texts(self, count: int) -> Iterator[bytes]:
+        """Texts that were skipped before, from here."""
+        data, offset, unpack = self.data, self.offset, struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            start = offset + 8
+            offset = start + unpack(data, offset)[0]
+            yield data[start:offset]
+
     def skip_texts(self, count: int) -> None:
         data, offset, unpack, end = self.data, self.offset, struct.Struct("<Q").unpack_from, len(self.data)
         for _ in range(count):
@@ -104,10 +119,12 @@ def parse_head(data: bytes) -> GgufHead:
     key_count = reader.read_count("Q", _MOST, "keys")
     fields: dict[str, Field] = {}
     lengths: dict[str, int] = {}
+    skipped: dict[str, _Skipped] = {}
     for _ in range(key_count):
         key = reader.read_name()
         value = _read_value(reader, int(reader.read_scalar("I")))
         if isinstance(value, _Skipped):
+            skipped[key] = value
             lengths[key] = value.count
         else:
             fields[key] = value
@@ -115,12 +132,37 @@ def parse_head(data: bytes) -> GgufHead:
     alignment = fields.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 0 < alignment <= 2**20:
         raise ArtifactError(f"says its alignment is {show_text(str(alignment))}: it is damaged")
-    return GgufHead(fields, lengths, tensors, -(-reader.offset // alignment) * alignment)
+    data_start = -(-reader.offset // alignment) * alignment
+    return GgufHead(fields, lengths, tensors, data_start, _measure_vocabulary(data, fields, skipped))
+
+
+def _measure_vocabulary(data: bytes, fields: Mapping[str, Field], skipped: Mapping[str, _Skipped]) -> int | None:
+    tokens = skipped.get(_TOKENS)
+    if tokens is None or tokens.form != _TEXTS or any(key.startswith(_REWRITING) for key in (*fields, *skipped)):
+        return None
+    reader = _Reader(data)
+    reader.offset = tokens.offset
+    types = _read_types(data, fields, skipped)
+    return measure_gguf_vocabulary(fields.get("tokenizer.ggml.model"), reader.list_texts(tokens.count), types)
+
+
+def _read_types(data: bytes, fields: Mapping[str, Field], skipped: Mapping[str, _Skipped]) -> Sequence[int]:
+    """Of the tokens; empty: none are told."""
+    kept_types, array = fields.get(_TYPES_OF_TOKENS), skipped.get(_TYPES_OF_TOKENS)
+    if isinstance(kept_types, tuple):
+        return [int(each) for each in kept_types]
+    if array is None or array.form != "i":
+        return ()
+    return struct.unpack_from(f"<{array.count}i", data, array.offset)
 
 
 @dataclass(frozen=True, slots=True)
 class _Skipped:
     count: int
+    offset: int
+    """Of its first element."""
+    form: str
+    """Of its elements, as in `_SCALARS`; `_TEXTS` of texts."""
 
 
 def _read_value(reader: _Reader, kind: int) -> Field | _Skipped:
@@ -138,21 +180,22 @@ def _read_text(reader: _Reader) -> str | _Skipped:
     if length <= _LONGEST_NAME:
         return reader.read_bytes(length).decode("utf-8", "replace")
     reader.skip_bytes(length)
-    return _Skipped(length)
+    return _Skipped(length, reader.offset - length, "B")
 
 
 def _read_array(reader: _Reader) -> Field | _Skipped:
     kind = int(reader.read_scalar("I"))
     count = reader.read_count("Q", 2**32, "elements in an array")
+    start = reader.offset
     if kind == _TEXT:
         reader.skip_texts(count)
-        return _Skipped(count)
+        return _Skipped(count, start, _TEXTS)
     if kind not in _SCALARS:
         raise ArtifactError(f"holds an array of the unknown type {kind}: it is damaged, or newer than this reader")
     form = struct.Struct(f"<{_SCALARS[kind]}")
     if count > _KEPT:
         reader.skip_bytes(count * form.size)
-        return _Skipped(count)
+        return _Skipped(count, start, _SCALARS[kind])
     return tuple(value for (value,) in form.iter_unpack(reader.read_bytes(count * form.size)))
 
 
@@ -192,6 +235,7 @@ def build_gguf(heads: Sequence[tuple[GgufHead, int]]) -> Gguf:
         blocks=tuple(blocks.get(number, 0) for number in range(max(blocks, default=-1) + 1)),
         vocabulary=dimensions[0][1] if dimensions and len(dimensions[0]) > 1 else 0,
         has_tied_embeddings=not any("output.weight" in head.tensors for head, _ in heads),
+        longest_token=heads[0][0].longest_token,
         **part_sizes,
     )
 

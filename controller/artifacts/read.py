@@ -17,12 +17,14 @@ from controller.artifacts.gguf import GgufHead, TooShort, build_gguf, measure_te
 from controller.artifacts.hf import HEAD_LENGTH, find_custom_code, head_length, shard_names, tensor_bytes, text_config
 from controller.artifacts.locate import is_inside, locate_path
 from controller.artifacts.model_roots import ModelRoots
+from controller.artifacts.vocabulary import measure_tokenizer
 
 FIRST_READ: Final = 2**20
 LONGEST_GGUF_HEAD: Final = 2**26
 """Several times that of a vocabulary of 256,000 tokens with its merges."""
 _LONGEST_JSON: Final = 2**22
 _LONGEST_INDEX: Final = 2**25
+_TOKENIZER: Final = "tokenizer.json"
 _CONFIGURATION: Final = "config.json"
 """How files of a folder end in which transformers looks for an `auto_map`: the model's, its tokenizer's, its
 processors'."""
@@ -72,11 +74,13 @@ def read_artifact(path: str, files: list[Path]) -> Artifact:
         files_by_name = {file.name: file for file in files if file.parent == folder}
         if "model.bin" in files_by_name and not any(name.endswith(".safetensors") for name in files_by_name):
             with _naming(f"{path}/model.bin"), files_by_name["model.bin"].open("rb") as stream:
-                return replace(parse_ct2(stream, sizes[str(files_by_name["model.bin"])]), size=size)
+                ct2 = parse_ct2(stream, sizes[str(files_by_name["model.bin"])])
+            return replace(ct2, size=size, longest_token=_measure_longest_token(files_by_name))
         if "config.json" in files_by_name and any(name.endswith((".safetensors", ".bin")) for name in files_by_name):
             with _naming(f"{path}/config.json"):
                 config = text_config(_read(files_by_name["config.json"], _LONGEST_JSON))
-            return HfFolder(size, config, _weights(path, files_by_name))
+            weights = _weights(path, files_by_name)
+            return HfFolder(size, config, weights, _measure_longest_token(files_by_name))
     except _FileError as error:
         return UnreadArtifact(str(error), size)
     except (ArtifactError, OSError) as error:
@@ -123,6 +127,17 @@ def _gguf_head(file: Path, path: str) -> GgufHead:
             if length >= LONGEST_GGUF_HEAD:
                 raise ArtifactError(f"has a head of more than {LONGEST_GGUF_HEAD // 2**20} MiB: it is damaged")
             length *= 4
+
+
+def _measure_longest_token(files: dict[str, Path]) -> int | None:
+    """By the tokenizer beside the weights. One that cannot be read is its engine's to complain of."""
+    tokenizer = files.get(_TOKENIZER)
+    if tokenizer is None:
+        return None
+    try:
+        return measure_tokenizer(_read(tokenizer, _LONGEST_INDEX))
+    except (ArtifactError, OSError, RecursionError):
+        return None
 
 
 def _weights(path: str, files: dict[str, Path]) -> dict[str, int]:

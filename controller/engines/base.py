@@ -213,6 +213,11 @@ class Engine:
         """Model paths whose sizes estimate the memory that a replica takes."""
         return ()
 
+    def longest_token(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> int | None:
+        """Bytes that a token of its vocabulary stands for at most, by what is read of `artifacts`, by path; None: that
+        is not known, or the engine cuts off what is too long of a prompt."""
+        return None
+
     def predict_memory(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
         """What a replica takes of memory, by what is read of `artifacts`, by path; None: nothing is here to say it."""
         return None

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from controller.artifacts.facts import Artifact
+from controller.artifacts.facts import Artifact, longest_token_at
 from controller.engines.base import Engine, FileCheck, Launch, Probe, RenderContext, Verdict
 from controller.engines.capabilities import apply_declared
 from controller.engines.cuda_log import OLD_DRIVER
@@ -139,6 +139,12 @@ class CT2(Engine):
         """The folder."""
         assert isinstance(definition, CT2Definition)
         return (definition.model_path,)
+
+    def longest_token(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> int | None:
+        """Of the tokenizer in the model's folder, unless it is another one."""
+        assert isinstance(definition, CT2Definition)
+        has_own = definition.ct2_tokenizer is None
+        return longest_token_at(definition.model_path, artifacts) if has_own else None
 
     def predict_memory(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
         """Its variables in the types that it computes in."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from controller.artifacts.facts import Artifact
+from controller.artifacts.facts import Artifact, longest_token_at
 from controller.engines.base import SHM_BYTES, ClaimedGpu, Engine, FileCheck, Launch, Probe, RenderContext, Verdict
 from controller.engines.capabilities import apply_declared
 from controller.engines.cuda_log import OLD_DRIVER
@@ -210,6 +210,11 @@ class ExLlamaV3(Engine):
         """The folder."""
         assert isinstance(definition, ExLlamaV3Definition)
         return (definition.model_path,)
+
+    def longest_token(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> int | None:
+        """Of the folder's tokenizer."""
+        assert isinstance(definition, ExLlamaV3Definition)
+        return longest_token_at(definition.model_path, artifacts)
 
     def render_command(self, definition: Definition, ctx: RenderContext) -> Launch:
         """`python -m worker exllamav3 ...`."""

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from controller.artifacts.facts import Artifact
+from controller.artifacts.facts import Artifact, longest_token_at
 from controller.engines.base import Engine, FileCheck, Launch, Probe, RenderContext, Verdict
 from controller.engines.capabilities import EMBEDDINGS, apply_declared
 from controller.engines.families import PromptFormat, family_of, thinking_modes
@@ -159,6 +159,11 @@ class LlamaCpp(Engine):
         """The model."""
         assert isinstance(definition, LlamaCppDefinition)
         return (definition.model_path,)
+
+    def longest_token(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> int | None:
+        """Of the file's vocabulary."""
+        assert isinstance(definition, LlamaCppDefinition)
+        return longest_token_at(definition.model_path, artifacts)
 
     def predict_memory(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
         """By llama.cpp's own sums, with llama-cpp-python's batches, of whose tokens all may be asked for."""

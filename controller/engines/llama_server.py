@@ -9,7 +9,7 @@ from typing import ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from controller.artifacts.facts import Artifact
+from controller.artifacts.facts import Artifact, longest_token_at
 from controller.engines.base import ClaimedGpu, Engine, FileCheck, Launch, Probe, RenderContext, Verdict
 from controller.engines.capabilities import EMBEDDINGS, apply_declared
 from controller.engines.llama_log import GPU_VERDICTS, MISSING_GPU_VERDICTS, dots_progress, memory_verdicts
@@ -36,6 +36,7 @@ _SIZES: Final = {
 }
 _MOST_SHARES: Final = 15
 """llama-server takes fewer than the devices that llama.cpp knows at most, which are 16."""
+_CHANGES_PROMPTS: Final = frozenset({"--context-shift", "LLAMA_ARG_CONTEXT_SHIFT", "--override-kv"})
 _CACHE_RAM: Final = ("-cram", "--cache-ram")
 _OPAQUE: Final = frozenset(
     {
@@ -335,6 +336,13 @@ class LlamaServer(Engine):
     def list_artifacts(self, definition: Definition) -> tuple[str, ...]:
         """The model, and the projector and draft where named."""
         return tuple(check.path for check in self.list_files(definition) if check.kind == "gguf")
+
+    def longest_token(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> int | None:
+        """Of the file's vocabulary, which `--override-kv` may change. With `--context-shift` the beginning of a prompt
+        may be cut off."""
+        assert isinstance(definition, LlamaServerDefinition)
+        changes_prompts = not _CHANGES_PROMPTS.isdisjoint((*definition.extra_args, *definition.env))
+        return None if changes_prompts else longest_token_at(definition.model_path, artifacts)
 
     def predict_memory(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
         """By llama.cpp's own sums."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Literal
 
-from controller.artifacts.facts import Artifact
+from controller.artifacts.facts import Artifact, longest_token_at
 from controller.engines.base import SHM_BYTES, CodeCheck, Engine, FileCheck, Launch, Probe, RenderContext, Verdict
 from controller.engines.capabilities import EMBEDDINGS, apply_declared
 from controller.engines.families import family_of, thinking_modes
@@ -86,6 +86,13 @@ class VllmEngine(Engine):
     def list_artifacts(self, definition: Definition) -> tuple[str, ...]:
         """The model, where it lies in the models folder."""
         return (definition.model_path,) if definition.model_path is not None else ()
+
+    def longest_token(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> int | None:
+        """Of the folder's tokenizer, unless the arguments may name another one."""
+        assert isinstance(definition, VllmFields)
+        path, args = definition.model_path, definition.extra_args
+        names_other = any("tokenizer" in arg or arg.startswith("--config") for arg in args)
+        return None if names_other or path is None else longest_token_at(path, artifacts)
 
     def predict_memory(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
         """A share of each GPU, or weights and a cache of so many bytes."""

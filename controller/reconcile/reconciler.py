@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from controller.engines import ENGINES
@@ -40,6 +40,7 @@ from controller.runtimes.base import Runtime, RuntimeGoneError, RuntimeUnavailab
 from controller.schema.status import ModelState
 from controller.sizing.requirements import Requirements
 from controller.state import (
+    DesiredModel,
     DesiredState,
     Draining,
     Exit,
@@ -84,16 +85,18 @@ class Reconciler:
         host_mib: int | None = None,
         requirements: Requirements | None = None,
         get_gpu_use: Callable[[], Mapping[str, Mapping[str, int]]] = dict,
+        get_longest_tokens: Callable[[Iterable[DesiredModel]], Mapping[str, int]] = lambda _: {},
     ) -> None:
         """`on_round` is given each round (None: it was not complete) and the one before. `host_mib`: main memory that
         engines may take; None: not bounded. `get_gpu_use`: what ready replicas hold of their GPUs, as
-        `ObservedState.gpu_use` has it."""
+        `ObservedState.gpu_use` has it. `get_longest_tokens`: as `build_routes` has them."""
         self._on_round = on_round
         self._redact = redact
         self._progress = progress
         self._host_mib = host_mib
         self._requirements = requirements
         self._get_gpu_use = get_gpu_use
+        self._get_longest_tokens = get_longest_tokens
         self._round_finished = asyncio.Event()
         self._desired = desired
         self._runtime = runtime
@@ -187,7 +190,14 @@ class Reconciler:
             self._wake.set()
         previous_round, self.round = self.round, Round(desired, issued_state, round_plan, statuses)
         stamp = self._hub.publish_table(
-            build_routes(desired, issued_state, statuses, self._endpoint_token, self._remotes.list_probes()),
+            build_routes(
+                desired,
+                issued_state,
+                statuses,
+                self._endpoint_token,
+                self._remotes.list_probes(),
+                self._get_longest_tokens(desired.models.values()),
+            ),
             build_keys(desired.keys),
         )
         self._remote_drains.note_published(stamp)

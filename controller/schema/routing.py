@@ -110,6 +110,11 @@ class ModelRoute(Wire):
     context_length: int | None = Field(
         default=None, description="Tokens of prompt and answer together, of one request; null: not known."
     )
+    longest_token: int | None = Field(
+        default=None,
+        description="Bytes of text, white space and U+2581 aside, that one token stands for at most; null: not known, "
+        "or the engine cuts prompts. Of it follows how many tokens a prompt has at least.",
+    )
     takes_dimensions: bool = Field(
         default=False, description="The engine knows the `dimensions` of a request for embeddings."
     )

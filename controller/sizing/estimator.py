@@ -129,6 +129,14 @@ class Estimator:
             if estimate.source == "predicted"
         }
 
+    def longest_tokens(self, models: Iterable[DesiredModel]) -> Mapping[str, int]:
+        """Model to the bytes that a token of its vocabulary stands for at most, by what was read so far."""
+        longest_tokens = {
+            model.name: ENGINES[model.backend].longest_token(model.definition, self._known_artifacts(model))
+            for model in models
+        }
+        return {name: each for name, each in longest_tokens.items() if each is not None}
+
     def has_seen(self, model: DesiredModel) -> bool:
         """Whether its files were looked at, ever."""
         return all(path in self._read_artifacts for path in ENGINES[model.backend].list_artifacts(model.definition))
@@ -175,9 +183,12 @@ class Estimator:
             for path in paths:
                 del self._read_tasks[path]
 
-    def _estimate(self, model: DesiredModel) -> Estimate | None:
+    def _known_artifacts(self, model: DesiredModel) -> Mapping[str, Artifact]:
         paths = ENGINES[model.backend].list_artifacts(model.definition)
-        artifacts = {path: self._read_artifacts[path].artifact for path in paths if path in self._read_artifacts}
+        return {path: self._read_artifacts[path].artifact for path in paths if path in self._read_artifacts}
+
+    def _estimate(self, model: DesiredModel) -> Estimate | None:
+        artifacts = self._known_artifacts(model)
         cached_estimate = self._cached_estimates.get(model.name)
         if cached_estimate is None or not cached_estimate.is_current(model, artifacts):
             if len(self._cached_estimates) >= MOST_TOLD:

@@ -26,17 +26,26 @@ def build_routes(
     statuses: Iterable[ModelStatus],
     tokens: Tokens,
     remote_probes: Mapping[str, RemoteProbe] = MappingProxyType({}),
+    longest_tokens: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[ModelRoute, ...]:
     """One route per declared model, in name order; a model that is no longer declared is not routed to.
 
-    `remote_probes`: remote model to what gateways shall ask it.
+    `remote_probes`: remote model to what gateways shall ask it. `longest_tokens`: model to the bytes that a token of
+    its vocabulary stands for at most.
     """
     serving: dict[str, list[ObservedReplica]] = defaultdict(list)
     for replica in observed.replicas:
         if is_routable(replica):
             serving[replica.id.model].append(replica)
     return tuple(
-        _route(desired.models[status.name], status, serving[status.name], tokens, remote_probes.get(status.name))
+        _route(
+            desired.models[status.name],
+            status,
+            serving[status.name],
+            tokens,
+            remote_probes.get(status.name),
+            longest_tokens.get(status.name),
+        )
         for status in statuses
         if status.name in desired.models
     )
@@ -48,6 +57,7 @@ def _route(
     replicas: list[ObservedReplica],
     tokens: Tokens,
     remote_probe: RemoteProbe | None,
+    longest_token: int | None,
 ) -> ModelRoute:
     engine = ENGINES[model.backend]
     remote = engine.describe_remote(model.definition)
@@ -84,6 +94,7 @@ def _route(
         thinking_control=engine.thinking_control(model.definition),
         max_tokens_field=engine.max_tokens_field(model.definition),
         context_length=_context_length(engine, model, replicas),
+        longest_token=longest_token if _are_alike(model, replicas) else None,
         takes_dimensions=engine.takes_dimensions,
         shortens_embeddings=model.definition.matryoshka,
     )
@@ -93,6 +104,13 @@ def _context_length(engine: Engine, model: DesiredModel, replicas: list[Observed
     """What every engine that serves takes; while none has told, as declared."""
     context_lengths = [replica.context_length for replica in replicas if replica.context_length is not None]
     return min(context_lengths) if context_lengths else engine.context_length(model.definition)
+
+
+def _are_alike(model: DesiredModel, replicas: list[ObservedReplica]) -> bool:
+    """Whether every engine that serves is as declared and has told its context, and all the same: else one may take
+    what another does not, or more than is declared."""
+    told = {replica.context_length if replica.id.spec_hash == model.spec_hash else None for replica in replicas}
+    return len(told) == 1 and None not in told
 
 
 def _unloaded_reason(model: DesiredModel) -> str:

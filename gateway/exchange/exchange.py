@@ -26,6 +26,7 @@ from gateway.exchange.load_wait import LoadWait
 from gateway.exchange.services import ApiSpec, Services
 from gateway.metrics.registry import UNKNOWN_MODEL
 from gateway.protocols.api_matrix import ServingOption, serving_option
+from gateway.protocols.common.prompt_length import check_length
 from gateway.protocols.common.request import InferenceRequest
 from gateway.routing.availability import find_model
 from gateway.server.call import ClientCall
@@ -144,6 +145,8 @@ class Exchange(LoadWait):
     def _check_capabilities(self, route: ModelRoute) -> None:
         self._serving_option = option = serving_option(self._api.path, self._request, route)
         option.dialect.check_request(self._request, route)
+        if self._api.takes_slot and not self._api.is_native:
+            check_length(self._request, route)
         self._checked_route = route
 
     def _find_slot(self, route: ModelRoute, now: float) -> None:

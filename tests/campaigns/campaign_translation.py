@@ -7,8 +7,8 @@ from tests.campaigns.record import Outcome
 
 ABOUT = """
 Generated conversations, answers and streams: what a dialect reads it writes again, cuts change nothing, a stream says
-what the whole answer says, one that breaks off ends as documented, garbage harms nothing, and no error's text keeps a
-path of the server.
+what the whole answer says, one that breaks off ends as documented, garbage harms nothing, no error's text keeps a
+path of the server, and no prompt is refused for its length that a real tokenizer finds to fit.
 """
 TESTS = (
     "tests/properties/gateway/protocols/test_dialects.py",
@@ -17,6 +17,7 @@ TESTS = (
     "tests/properties/gateway/protocols/embeddings/test_embeddings.py",
     "tests/properties/gateway/protocols/rerank/test_rerank.py",
     "tests/properties/gateway/protocols/test_file_paths.py",
+    "tests/properties/gateway/protocols/test_prompt_length.py",
     "tests/unit/gateway/protocols/chat/test_reasoning.py",
 )
 

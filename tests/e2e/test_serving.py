@@ -14,6 +14,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from controller.schema.status import ModelState
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 from tests.support.runtime_fixtures import ProcessRuntimeFixture, RuntimeFixture
+from tests.support.wait import until
 
 pytestmark = pytest.mark.engines
 
@@ -53,6 +54,15 @@ async def test_the_openai_sdk_unmodified(stack: RoundhouseStack, runtime_fixture
         with pytest.raises(openai.NotFoundError) as unknown:
             await client.chat.completions.create(model="nobody", messages=HELLO)
         assert unknown.value.code == "unknown_model"
+        # The gateway knows the vocabulary, so that the engine need not count so long a prompt.
+        await until("it is refused unseen", lambda: _is_refused_unseen(client))
+
+
+async def _is_refused_unseen(client: openai.AsyncOpenAI) -> bool:
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.completions.create(model="chat", prompt="x" * 60_000)
+    assert refused.value.code == "context_length_exceeded"
+    return "resulted in at least" in refused.value.message
 
 
 @pytest.fixture

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import openai
@@ -16,15 +18,22 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
+from controller.artifacts.facts import Gguf
+from controller.artifacts.read import read_artifact
 from controller.observe.health import parse_context_length
 from controller.observe.prober import MODELS_PATH
+from gateway.protocols.common.prompt_length import check_length
+from gateway.protocols.common.request import InferenceRequest
+from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.chat_engines import KINDS, Engine, tool
 from tests.support.overflow_clients import check_overflow
-from worker.clockwork import CONTEXT, SENTENCE
+from worker.clockwork import CONTEXT, SENTENCE, SPECIAL, make_model
 
 pytestmark = [pytest.mark.engines, pytest.mark.embedded]
 
+PARTS = (*SPECIAL, SENTENCE, "x", " ", "\n", "\u2581", "é", "您", "\u1fbe\u0308", "\x00", "<think>")
+"""Of prompts: what vocabularies and templates treat in ways of their own."""
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
 
 
@@ -185,6 +194,22 @@ async def test_thinking_on_and_off_and_thoughts_under_both_names(engine: Engine,
 
 async def test_a_prompt_that_is_too_long_is_told_as_each_client_knows_it(engine: Engine, here: GatewayHarness) -> None:
     await check_overflow(here, "plain", 6 * CONTEXT, CONTEXT)
+
+
+def test_no_prompt_is_refused_that_the_engine_finds_to_fit(engine: Engine, tmp_path: Path) -> None:
+    make_model(tmp_path / "m.gguf")
+    artifact = read_artifact("m.gguf", [tmp_path / "m.gguf"])
+    assert isinstance(artifact, Gguf)
+    dice = random.Random(0)
+    for _ in range(3):
+        parts = [dice.choice(PARTS) * dice.randint(1, 200) for _ in range(dice.randint(1, 9))]
+        messages = [{"role": dice.choice(["user", "user", "assistant", "system"]), "content": part} for part in parts]
+        fields: dict[str, Any] = {"messages": [*messages, *HI]}
+        status, told = engine.workers["plain"].ask("POST", "/v1/chat/completions/input_tokens", fields)
+        assert status == 200, told
+        tokens = json.loads(told)["input_tokens"]
+        asked = InferenceRequest(json.dumps(fields).encode(), fields, "m", stream=False, wants_usage=False)
+        check_length(asked, route("m", context_length=tokens, longest_token=artifact.longest_token))
 
 
 def test_every_engine_tells_its_context_length(engine: Engine) -> None:

@@ -57,6 +57,37 @@ async def test_what_the_model_does_not_take_never_reaches_its_engine(
         assert not engine.requests
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_prompt_that_cannot_fit_takes_no_slot(stream: bool) -> None:
+    async with gateway_harness() as here, engines(1) as (engine,):
+        await here.publish(route("m", [engine.url], context_length=4096, longest_token=13))
+        status, headers, error = await refusal(here, stream=stream, messages=says("x" * 4_000_000))
+        assert (status, error.code, error.param) == (400, "context_length_exceeded", "messages")
+        assert (headers["x-should-retry"], "x-queue-position" in headers) == ("false", False)
+        asked = {"model": "m", "max_tokens": 5, "stream": stream, "messages": says("x" * 60_000)}
+        async with here.client.post(here.url + "/v1/messages", json=asked) as answer:
+            assert (answer.status, (await answer.json())["error"]["message"]) == (
+                400,
+                f"prompt is too long: {-(-60_000 // 13)} tokens > 4096 maximum",
+            )
+        body = {"model": "m", "input": "x" * 60_000, "stream": stream}
+        async with here.client.post(here.url + "/v1/responses", json=body) as answer:
+            assert answer.status == (200 if stream else 400)
+            assert b'"code":"context_length_exceeded"' in (await answer.read()).replace(b'": "', b'":"')
+        assert not engine.requests
+        # It may be counted, and one that fits goes in.
+        count = {"model": "m", "messages": says("x" * 60_000)}
+        async with here.client.post(here.url + "/v1/chat/completions/input_tokens", json=count):
+            assert len(engine.requests) == 1
+        async with here.client.post(here.url + "/v1/chat/completions", json=count | {"messages": says("x" * 50_000)}):
+            assert len(engine.requests) == 2
+
+
+def says(text: str) -> list[dict[str, Any]]:
+    """Messages."""
+    return [{"role": "user", "content": text}]
+
+
 SAYS = {"input": "Hi"}
 WRITES: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}
 PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}

@@ -99,7 +99,14 @@ def make_table() -> Any:
     statuses = assess_models(desired, observed, plan(desired, observed, NOW))
     hub = GatewayHub(INSTANCE, 7, wake=lambda: None, clock=lambda: NOW)
     hub.publish_table(
-        build_routes(desired, observed, statuses, lambda name: replica_token(SECRET, name), _remote_probes(desired)),
+        build_routes(
+            desired,
+            observed,
+            statuses,
+            lambda name: replica_token(SECRET, name),
+            _remote_probes(desired),
+            {"told-its-context": 128},
+        ),
         build_keys(desired.keys),
     )
     assert hub.table is not None

@@ -15,13 +15,17 @@ from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.read import read_artifact
 from controller.engines import ENGINES, get_engine
 from controller.engines.exllamav3 import ExLlamaV3Definition
+from controller.engines.llama_cpp import LlamaCppDefinition
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.stub import StubDefinition
+from controller.engines.vllm import VllmDefinition
 from controller.schema.desired import Definition
 from controller.sizing import estimator
 from controller.sizing.estimator import FRESH_S, KEPT_S, Estimate, Estimator, estimate_replicas, largest_mib
 from controller.state import DesiredModel, Gpu, Requirement, Statement
+from tests.support.clockwork_folders import make_hf
 from tests.support.gguf_files import gguf_head, write_llama
+from worker.clockwork import make_model
 
 
 def model(name: str, definition: Definition, **fields: Any) -> DesiredModel:
@@ -189,6 +193,29 @@ async def test_a_head_is_read_once_and_again_when_its_file_changed(tmp_path: Pat
     clock.now += FRESH_S
     assert await predictions.refresh_artifacts(models)
     assert predictions.known_estimates(models) == {}
+
+
+async def test_what_a_token_stands_for_is_known_once_the_file_was_looked_at(tmp_path: Path) -> None:
+    make_model(tmp_path / "m.gguf")
+    make_hf(tmp_path / "hf")
+    kept = [
+        gguf("server", "m.gguf"),
+        model("llama", LlamaCppDefinition(backend="llama_cpp", model_path="m.gguf")),
+        model("vllm", VllmDefinition(backend="vllm", model_path="hf")),
+        model("exl", ExLlamaV3Definition(backend="exllamav3", model_path="hf")),
+    ]
+    others = [
+        gguf("shifts", "m.gguf", extra_args=["--context-shift"]),
+        gguf("overrides", "m.gguf", extra_args=["--override-kv", "tokenizer.ggml.model=str:bert"]),
+        gguf("shifts-too", "m.gguf", env={"LLAMA_ARG_CONTEXT_SHIFT": "1"}),
+        model("vllm-other", VllmDefinition(backend="vllm", model_path="hf", extra_args=["--tokenizer=/other"])),
+        model("hub", VllmDefinition(backend="vllm", vllm_model="org/model")),
+        model("stub", StubDefinition(backend="stub")),
+    ]
+    estimator = Estimator(ModelRoots((tmp_path,)), Clock())
+    assert estimator.longest_tokens([*kept, *others]) == {}
+    await estimator.refresh_artifacts([*kept, *others])
+    assert estimator.longest_tokens([*kept, *others]) == {each.name: len("<|endoftext|>") for each in kept}
 
 
 async def test_files_that_no_model_names_are_forgotten(tmp_path: Path) -> None:

@@ -136,6 +136,24 @@ def test_the_context_length_is_what_every_engine_takes_or_what_is_declared(
     assert before.context_length == 8192
 
 
+@pytest.mark.parametrize(
+    ("told", "spec_hash", "length"),
+    [((4096, 4096), "new", 13), ((4096, 2048), "new", None), ((4096, None), "new", None), ((4096, 4096), "old", None)],
+)
+def test_a_token_s_length_is_told_where_every_engine_is_known_to_be_alike(
+    told: tuple[int | None, ...], spec_hash: str, length: int | None
+) -> None:
+    model = replace(MODEL, definition=LlamaServerDefinition(model_path="m.gguf"), backend="llama_server")
+    desired = DesiredState(1, {"m": model})
+    first, second = (_replica(index, context_length=each) for index, each in enumerate(told))
+    observed = _seen(first, replace(second, id=replace(second.id, spec_hash=spec_hash)))
+    statuses = assess_models(desired, observed, plan(desired, observed, NOW))
+    [route] = build_routes(desired, observed, statuses, lambda name: None, longest_tokens={"m": 13})
+    assert (len(route.endpoints), route.longest_token) == (2, length)
+    [route] = build_routes(desired, observed, statuses, lambda name: None)
+    assert route.longest_token is None
+
+
 def test_a_remote_is_as_well_as_its_last_answer() -> None:
     definition = OpenAIRemoteDefinition(
         backend="openai_remote",
