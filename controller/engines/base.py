@@ -162,6 +162,8 @@ class Engine:
     """False: a stand-in for a model, which holds nothing of the GPUs that it claims."""
     notices_leaving: ClassVar[bool] = True
     """False: work on a blocking request goes on for a while after its client left."""
+    choices_take_slots: ClassVar[bool] = True
+    """Each of several answers to one request (`n`) is worked on as a request of its own would be."""
     takes_dimensions: ClassVar[bool] = False
     """It shortens embeddings itself to the `dimensions` of a request, or refuses; else it may overlook them."""
     takes_mig_instances: ClassVar[bool] = True
@@ -180,6 +182,10 @@ class Engine:
         """Requests that one replica serves at a time: as configured, as far as the engine can."""
         configured_count = self.configured_inflight(definition)
         return configured_count if self.most_inflight is None else min(configured_count, self.most_inflight)
+
+    def max_choices(self, definition: Definition) -> int | None:
+        """Most answers to one request (`n`); None: it has no such limit. A worker makes one."""
+        return 1
 
     def load_faults(self, params: Mapping[str, Any]) -> list[LoadFault]:
         """What is wrong with a load's values, all of which are this backend's. Backends add rules about pairs."""

@@ -328,6 +328,10 @@ class LlamaServer(Engine):
         takes_images = definition.llama_server_mmproj is not None
         return apply_declared(definition, Capabilities(modalities=("text", "image") if takes_images else ("text",)))
 
+    def max_choices(self, definition: Definition) -> int | None:
+        """As many as it has slots: it launches all answers to a request at once."""
+        return self.target_inflight(definition)
+
     def context_length(self, definition: Definition) -> int | None:
         """All of the cache: its slots share one, so a request alone may have it."""
         assert isinstance(definition, LlamaServerDefinition)

@@ -61,6 +61,7 @@ class OpenAIRemote(Engine):
     runs: ClassVar[bool] = False
     default_target_inflight: ClassVar[int] = 64
     takes_dimensions: ClassVar[bool] = True
+    choices_take_slots: ClassVar[bool] = False  # it has no slots that we know of
     hashed_fields: ClassVar[tuple[str, ...]] = (
         "base_url",
         "remote_model",
@@ -88,6 +89,10 @@ class OpenAIRemote(Engine):
     def derive_capabilities(self, definition: Definition) -> Capabilities:
         """As declared; else text, conversations, tools, JSON, and no say in thinking."""
         return apply_declared(definition, Capabilities())
+
+    def max_choices(self, definition: Definition) -> int | None:
+        """The server's own to say."""
+        return None
 
     def max_tokens_field(self, definition: Definition) -> MaxTokensField:
         """As declared."""

@@ -52,6 +52,10 @@ class VllmEngine(Engine):
     hashed_fields: ClassVar[tuple[str, ...]] = HASHED
     load_fields: ClassVar[tuple[LoadField, ...]] = LOAD_FIELDS
 
+    def max_choices(self, definition: Definition) -> int | None:
+        """What does not run at once waits inside of vLLM."""
+        return None
+
     def load_faults(self, params: Mapping[str, Any]) -> list[LoadFault]:
         """Nothing about a speculation that the load itself turns off."""
         faults = super().load_faults(params)

@@ -86,6 +86,12 @@ class ModelRoute(Wire):
         "be read.",
     )
     target_inflight: int = Field(default=1, description="Requests that one replica serves at a time.")
+    max_choices: int | None = Field(
+        default=None, description="Most answers to one request (`n`) that the engine makes; null: it has no such limit."
+    )
+    choices_take_slots: bool = Field(
+        default=True, description="Each of several answers to one request takes one of the replica's slots."
+    )
     queue_limit: int | None = Field(
         default=None, description="Requests that may wait per replica; null: the gateway's own setting."
     )

@@ -82,6 +82,8 @@ def _route(
         remote_probe=remote_probe,
         target_inflight=engine.target_inflight(model.definition),
         queue_limit=model.definition.queue_limit,
+        max_choices=engine.max_choices(model.definition),
+        choices_take_slots=engine.choices_take_slots,
         notices_leaving=engine.notices_leaving,
         apis=engine.list_apis(model.definition),
         # Nobody waits for a model that an operator is unloading, also if the next request may load it again.

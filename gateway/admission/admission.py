@@ -24,8 +24,9 @@ _NOBODY: Final[Sequence[Grant]] = ()
 class Admission:
     """The slots of all replicas, and the queue before each model.
 
-    Invariant: at most `target_inflight` tickets are inside a replica, unless a new table lowered that; and nobody waits
-    who could go in, except for a trial that came due since the last call (see `admit_trials`).
+    Invariant: those inside a replica take at most `target_inflight` slots, unless a new table lowered that; and nobody
+    waits who could go in, except for a trial that came due since the last call (see `admit_trials`), for a replica that
+    is kept for one that needs more of it than is free, and behind 64 others.
     """
 
     def __init__(self, queue_limit: int | None) -> None:

@@ -44,7 +44,7 @@ class FairQueue:
         """How many tickets."""
 
     def charge_entry(self, ticket: Ticket, cost: float) -> None:
-        """`ticket` goes in without waiting; `cost` is the expected slot time in seconds."""
+        """`ticket` goes in without waiting; `cost` is the expected time in seconds, in each of its slots."""
         account = self._accounts.get(ticket.tenant) or self._open_account(ticket.tenant)
         account.weight = ticket.weight
         if account.counter >= self._virtual_time:
@@ -101,7 +101,7 @@ class FairQueue:
         """`ticket` was inside for `seconds`."""
         account = ticket.account
         account.inflight -= 1
-        correction = (seconds - ticket.expected_s) / ticket.weight
+        correction = (seconds - ticket.expected_s) * ticket.slots / ticket.weight
         if correction:
             account.counter += correction
             self._greatest_counter = max(self._greatest_counter, account.counter)
@@ -114,11 +114,23 @@ class FairQueue:
 
     def queue_order(self, cost: float) -> Iterator[Ticket]:
         """Those that wait, in the order in which they would go if nobody came and each took `cost`."""
-        tickets_by_account: dict[TenantAccount, Iterator[Ticket]] = {}
-        for account in self._iterate_turns(cost):
-            if account not in tickets_by_account:
-                tickets_by_account[account] = chain.from_iterable(account.ranks)
-            yield next(tickets_by_account[account])
+        heap = [
+            (each.counter, each.turn, each, chain.from_iterable(each.ranks), each.waiting_count)
+            for each in self._accounts.values()
+            if each.waiting_count
+        ]  # no two turns are equal
+        heapify(heap)
+        turn = self._turn
+        while heap:
+            counter, _, account, tickets, waiting_count = heap[0]
+            ticket = next(tickets)
+            yield ticket
+            if waiting_count == 1:
+                heappop(heap)
+            else:
+                turn += 1
+                counter += cost * ticket.slots / account.weight
+                heapreplace(heap, (counter, turn, account, tickets, waiting_count - 1))
 
     def queue_position(self, ticket: Ticket, cost: float) -> int:
         """Which of `order`, from 1, a ticket is that has just joined."""
@@ -126,10 +138,8 @@ class FairQueue:
         number = sum(len(rank) for rank in account.ranks[: ticket.rank + 1])
         if account.waiting_count == self.waiting_count:
             return number
-        own_turns = 0
-        for turn, next_account in enumerate(self._iterate_turns(cost), 1):
-            own_turns += next_account is account
-            if own_turns == number:
+        for turn, next_ticket in enumerate(self.queue_order(cost), 1):
+            if next_ticket is ticket:
                 return turn
         raise AssertionError(f"{ticket} does not wait")
 
@@ -137,25 +147,10 @@ class FairQueue:
         """Tenant to tickets that wait; never holds a zero."""
         return {account.name: account.waiting_count for account in self._accounts.values() if account.waiting_count}
 
-    def _iterate_turns(self, cost: float) -> Iterator[TenantAccount]:
-        heap = [
-            (s.counter, s.turn, s, s.waiting_count) for s in self._accounts.values() if s.waiting_count
-        ]  # no two turns are equal
-        heapify(heap)
-        turn = self._turn
-        while heap:
-            counter, _, account, waiting_count = heap[0]
-            yield account
-            if waiting_count == 1:
-                heappop(heap)
-            else:
-                turn += 1
-                heapreplace(heap, (counter + cost / account.weight, turn, account, waiting_count - 1))
-
     def _charge(self, account: TenantAccount, ticket: Ticket, cost: float) -> None:
         ticket.expected_s = cost
         ticket.weight = weight = account.weight  # by which it is corrected, too
-        account.counter = counter = account.counter + cost / weight
+        account.counter = counter = account.counter + cost * ticket.slots / weight
         if counter > self._greatest_counter:
             self._greatest_counter = counter
         account.inflight += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Final
 
 from controller.schema.errors import DEFAULT_RETRY_AFTER_S, RoundhouseError
@@ -23,17 +24,25 @@ _RECENT: Final = 32
 _UNKNOWN_COST: Final = 0.001
 """Slot-seconds charged while nothing has ended. Little, because it lifts the virtual time: who comes later would start
 behind by what the first ones were charged too much."""
+MOST_LOOKS: Final = 64
+"""Waiting requests that are looked at for one that fits where the first does not."""
+MOST_OVERTAKEN: Final = 8
+"""Requests that may go in past one that needs more of a replica than is free; twice the replica's slots where that is
+more. After them a replica is kept for it."""
 
 
 class ReplicaSlots:
     """One replica: who is inside, and what is held against it."""
 
-    __slots__ = ("breaker", "endpoint", "inflight", "is_routed", "queue", "turn")
+    __slots__ = ("breaker", "endpoint", "inflight", "is_routed", "queue", "slots_taken", "turn")
 
     def __init__(self, endpoint: Endpoint, queue: ModelQueue) -> None:
         self.endpoint = endpoint
         self.queue = queue
         self.inflight = 0
+        """Requests inside."""
+        self.slots_taken = 0
+        """By them."""
         self.turn = 0
         """Of its model: when something last went in."""
         self.breaker: CircuitBreaker | None = None
@@ -56,6 +65,7 @@ class ModelQueue:
     __slots__ = (
         "_affinity",
         "_depths",
+        "_entered_count",
         "_sample_count",
         "_turn",
         "broken_count",
@@ -95,6 +105,8 @@ class ModelQueue:
         """Recent service time; None: nothing has ended yet."""
         self._sample_count = 0
         self._turn = 0
+        self._entered_count = 0
+        """Of requests that went in."""
         self._affinity: PrefixAffinity[ReplicaSlots] = PrefixAffinity(PREFIXES_KEPT)
 
     def apply_route(self, route: ModelRoute | None, replicas: Sequence[ReplicaSlots], queue_limit: int | None) -> None:
@@ -113,14 +125,14 @@ class ModelQueue:
     def admit_ticket(self, ticket: Ticket, now: float) -> Endpoint | None:
         """See `Admission.admit_ticket`."""
         fair_queue = self.fair_queue
-        if fair_queue.waiting_count == self.retrying_count:  # else whoever waits comes first
-            replica = self._least_busy(self.replicas, ticket.prefix, now)
-            if replica is not None:
-                ticket.place = (
-                    AT_ONCE if not fair_queue.waiting_count else QueuePlace(1, 1 + fair_queue.waiting_count, 0)
-                )
-                fair_queue.charge_entry(ticket, self.mean_s or _UNKNOWN_COST)
-                return self._enter(ticket, replica, now)
+        if fair_queue.waiting_count == self.retrying_count:
+            replica = self._least_busy(self.replicas, ticket, now)
+        else:  # whoever waits comes first
+            replica = self._room_past_others(ticket, now)
+        if replica is not None:
+            ticket.place = AT_ONCE if not fair_queue.waiting_count else QueuePlace(1, 1 + fair_queue.waiting_count, 0)
+            fair_queue.charge_entry(ticket, self.mean_s or _UNKNOWN_COST)
+            return self._enter(ticket, replica, now)
         if self.is_loaded and not self.replicas_left(NO_RETRIES, now):
             raise self.explain_unreachable(NO_RETRIES, now)
         if fair_queue.waiting_count >= self.limit:
@@ -138,6 +150,7 @@ class ModelQueue:
         """`ticket`, which is inside, is out of its replica; its state is the caller's to set."""
         replica = ticket.replica
         replica.inflight -= 1
+        replica.slots_taken -= ticket.held_slots
         self.inflight -= 1
         seconds = now - ticket.entered_at
         self.fair_queue.settle_slot_time(ticket, seconds)
@@ -169,15 +182,10 @@ class ModelQueue:
         grants: list[Grant] = []
         fair_queue = self.fair_queue
         while fair_queue.waiting_count:
-            ticket = fair_queue.next_ticket()
-            replica = self._room_for(ticket, now)
-            if replica is None:
-                if ticket.retries is NO_RETRIES:
-                    break  # then there is room for nobody
-                candidate = self._first_with_room(now)
-                if candidate is None:
-                    break
-                ticket, replica = candidate
+            candidate = self._next_to_enter(now)
+            if candidate is None:
+                break
+            ticket, replica = candidate
             fair_queue.take_ticket(ticket, self.mean_s or _UNKNOWN_COST)
             self._update_waiting_counts(ticket)
             grants.append((ticket, self._enter(ticket, replica, now)))
@@ -250,26 +258,42 @@ class ModelQueue:
             return None
         return round(1000 * (position - 1) * self.mean_s / slots)
 
-    def _least_busy(self, replicas: Sequence[ReplicaSlots], prefix: Sequence[int], now: float) -> ReplicaSlots | None:
+    def _least_busy(
+        self, replicas: Sequence[ReplicaSlots], ticket: Ticket, now: float, kept_replica: ReplicaSlots | None = None
+    ) -> ReplicaSlots | None:
+        """The replica for `ticket` of those that have room for it, other than `kept_replica`; None: none has."""
         best: ReplicaSlots | None = None
-        target = self.target
+        most_taken = self.target - ticket.slots
+        if most_taken < 0:
+            most_taken = min(0, self.target - 1)
         for replica in replicas:
-            inside = replica.inflight
+            taken = replica.slots_taken
             if (
-                inside < target
-                and (best is None or inside < best.inflight or (inside == best.inflight and replica.turn < best.turn))
+                taken <= most_taken
+                and (
+                    best is None or taken < best.slots_taken or (taken == best.slots_taken and replica.turn < best.turn)
+                )
                 and (replica.breaker is None or replica.breaker.admits_request(now))
+                and replica is not kept_replica
             ):
                 best = replica
-        if prefix and best is not None and len(replicas) > 1:
-            for replica in self._affinity.matching_replicas(prefix):
-                if replica.inflight == best.inflight and replica in replicas and replica.admits_request(now):
+        if ticket.prefix and best is not None and len(replicas) > 1:
+            for replica in self._affinity.matching_replicas(ticket.prefix):
+                if (
+                    replica.slots_taken == best.slots_taken
+                    and replica in replicas
+                    and replica.admits_request(now)
+                    and replica is not kept_replica
+                ):
                     return replica
         return best
 
     def _enter(self, ticket: Ticket, replica: ReplicaSlots, now: float) -> Endpoint:
         replica.inflight += 1
+        ticket.held_slots = held_slots = min(ticket.slots, self.target)
+        replica.slots_taken += held_slots
         self.inflight += 1
+        self._entered_count += 1
         self._turn = replica.turn = self._turn + 1
         ticket.state = "inside"
         ticket.replica = replica
@@ -288,19 +312,58 @@ class ModelQueue:
         if ticket.retries is not NO_RETRIES:
             self.retrying_count -= 1
 
-    def _room_for(self, ticket: Ticket, now: float) -> ReplicaSlots | None:
-        replicas = self.replicas if ticket.retries is NO_RETRIES else self.replicas_left(ticket.retries, now)
-        return self._least_busy(replicas, ticket.prefix, now)
+    def _room_for(self, ticket: Ticket, now: float, kept_replica: ReplicaSlots | None = None) -> ReplicaSlots | None:
+        return self._least_busy(self._allowed_replicas(ticket, now), ticket, now, kept_replica)
 
-    def _first_with_room(self, now: float) -> tuple[Ticket, ReplicaSlots] | None:
-        """Past those that wait for one replica while another has room."""
-        for ticket in self.fair_queue.queue_order(self.mean_s or _UNKNOWN_COST):
-            replica = self._room_for(ticket, now)
+    def _allowed_replicas(self, ticket: Ticket, now: float) -> Sequence[ReplicaSlots]:
+        return self.replicas if ticket.retries is NO_RETRIES else self.replicas_left(ticket.retries, now)
+
+    def _room_past_others(self, ticket: Ticket, now: float) -> ReplicaSlots | None:
+        """The replica for `ticket`, which comes, where those that wait need more than is free; None: it waits, too."""
+        if not self._has_spare_slot(self.replicas, now):
+            return None
+        self.fair_queue.add_ticket(ticket)
+        candidate = self._next_to_enter(now)
+        self.fair_queue.drop_ticket(ticket)
+        return candidate[1] if candidate is not None and candidate[0] is ticket else None
+
+    def _next_to_enter(self, now: float) -> tuple[Ticket, ReplicaSlots] | None:
+        """Who of those that wait goes in now, and where.
+
+        It goes past those that wait for one replica while another has room, and past the first that needs more of a
+        replica than is free: until that has been overtaken often enough, and the emptiest replica is kept for it.
+        """
+        first_ticket = self.fair_queue.next_ticket()
+        replica = self._room_for(first_ticket, now)
+        if replica is not None:
+            return first_ticket, replica
+        has_spare_slot = self._has_spare_slot(self.replicas, now)
+        kept_replica: ReplicaSlots | None = None
+        is_first_too_large = True
+        for ticket in islice(self.fair_queue.queue_order(self.mean_s or _UNKNOWN_COST), MOST_LOOKS):
+            replica = self._room_for(ticket, now, kept_replica)
             if replica is not None:
                 return ticket, replica
-            if ticket.retries is NO_RETRIES:
-                break
+            if not has_spare_slot:
+                if ticket.retries is NO_RETRIES:
+                    break  # then there is room for nobody
+            elif is_first_too_large and self._has_spare_slot(self._allowed_replicas(ticket, now), now):
+                is_first_too_large = False
+                kept_replica = self._replica_to_keep(ticket, now)
         return None
+
+    def _has_spare_slot(self, replicas: Sequence[ReplicaSlots], now: float) -> bool:
+        return any(replica.slots_taken < self.target and replica.admits_request(now) for replica in replicas)
+
+    def _replica_to_keep(self, ticket: Ticket, now: float) -> ReplicaSlots | None:
+        """The replica that nobody else goes into until `ticket`, the first that needs more than is free, fits; None:
+        it has not been overtaken often enough."""
+        if ticket.blocked_at is None:
+            ticket.blocked_at = self._entered_count
+        if self._entered_count - ticket.blocked_at < max(MOST_OVERTAKEN, 2 * self.target):
+            return None
+        replicas = [each for each in self._allowed_replicas(ticket, now) if each.admits_request(now)]
+        return min(replicas, key=lambda replica: replica.slots_taken)
 
     def _drop_hopeless(self, now: float) -> list[Grant]:
         if self.replicas_left(NO_RETRIES, now):

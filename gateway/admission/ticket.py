@@ -19,6 +19,7 @@ class Slots(Protocol):
 
     endpoint: Endpoint
     inflight: int
+    slots_taken: int
     is_routed: bool
     breaker: CircuitBreaker | None
 
@@ -80,8 +81,10 @@ class Ticket:
 
     __slots__ = (
         "account",
+        "blocked_at",
         "entered_at",
         "expected_s",
+        "held_slots",
         "is_refused",
         "model",
         "owner",
@@ -91,6 +94,7 @@ class Ticket:
         "rank",
         "replica",
         "retries",
+        "slots",
         "state",
         "tenant",
         "weight",
@@ -101,16 +105,25 @@ class Ticket:
     """The rest is admission's own. This is set on arrival."""
     account: TenantAccount
     replica: Slots
-    """Where it is inside, or was last. This, `expected_s` and `since` are set on entering."""
+    """Where it is inside, or was last. This, `expected_s`, `entered_at` and `held_slots` are set on entering."""
     expected_s: float
     entered_at: float
+    held_slots: int
 
     def __init__(
-        self, owner: Any, model: str, tenant: str, weight: float, rank: int, prefix: Sequence[int] = ()
+        self,
+        owner: Any,
+        model: str,
+        tenant: str,
+        weight: float,
+        rank: int,
+        prefix: Sequence[int] = (),
+        slots: int = 1,
     ) -> None:
         """`owner`: whatever the caller wants to find again in a `Grant`. `model`: the model's own name, no alias.
 
         `weight` is above 0. `rank`: 0 priority, 1 default, 2 flex. `prefix`: see `prefix_affinity.prefix_keys`.
+        `slots`: how many of one replica's it takes; one that has fewer gives all that it has.
         """
         self.owner = owner
         self.model = model
@@ -118,6 +131,10 @@ class Ticket:
         self.weight = weight
         self.rank = rank
         self.prefix = prefix
+        self.slots = slots
+        self.blocked_at: int | None = None
+        """How many requests of its model had gone in when it first needed more of a replica than was free; None: it
+        has not."""
         self.state = "new"
         self.place: QueuePlace | None = None
         """Set on arrival, and not changed afterwards. One refused with `queue_full` has the place that it would have

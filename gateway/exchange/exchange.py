@@ -26,6 +26,7 @@ from gateway.exchange.load_wait import LoadWait
 from gateway.exchange.services import ApiSpec, Services
 from gateway.metrics.registry import UNKNOWN_MODEL
 from gateway.protocols.api_matrix import ServingOption, serving_option
+from gateway.protocols.common.choices import count_slots
 from gateway.protocols.common.prompt_length import check_length
 from gateway.protocols.common.request import InferenceRequest
 from gateway.routing.availability import find_model
@@ -162,7 +163,8 @@ class Exchange(LoadWait):
         caller = self._caller
         prefix = prefix_keys(request.fields, request.prompt) if len(route.endpoints) > 1 else ()
         rank = caller.tier_rank(request.fields.get("service_tier"))
-        ticket = Ticket(self, route.name, caller.tenant, caller.weight, rank, prefix)
+        slots = count_slots(request.fields, route)
+        ticket = Ticket(self, route.name, caller.tenant, caller.weight, rank, prefix, slots)
         self._ticket = ticket
         endpoint = services.admission.admit_ticket(ticket, route, now)
         self._answer.lines = self._header_lines(now)

@@ -58,9 +58,10 @@ class AdmissionHarness:
         weight: float = 1.0,
         rank: int = 1,
         prefix: Sequence[int] = (),
+        slots: int = 1,
     ) -> Ticket:
         """A new ticket, inside or waiting."""
-        ticket = Ticket(None, model, tenant, weight, rank, prefix)
+        ticket = Ticket(None, model, tenant, weight, rank, prefix, slots)
         endpoint = self.admission.admit_ticket(ticket, self.routes.models[model], self.now)
         assert (endpoint is None) == (ticket.state == "waiting")
         if endpoint is not None:

@@ -12,6 +12,7 @@ from controller.schema.routing import ModelRoute
 from gateway.protocols.chat import engine_request, reasoning
 from gateway.protocols.chat.stream_collector import OpenAICollector
 from gateway.protocols.common import bodies
+from gateway.protocols.common.choices import check_choices
 from gateway.protocols.common.dialect import EventStream, StreamCollector
 from gateway.protocols.common.envelope import EnvelopeDialect
 from gateway.protocols.common.openai_events import OpenAIStream, as_events
@@ -48,6 +49,11 @@ class OpenAIDialect(EnvelopeDialect):
 
     def __init__(self, *, is_chat: bool) -> None:
         self._is_chat = is_chat
+
+    def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
+        """See Dialect."""
+        super().check_request(request, route)
+        check_choices(request.fields, route)
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """See Dialect."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
 from gateway.protocols.common import bodies, errors
+from gateway.protocols.common.choices import check_choices
 from gateway.protocols.common.dialect import EventStream, StreamCollector, Usage
 from gateway.protocols.common.envelope import EnvelopeDialect
 from gateway.protocols.common.event_reader import EventCollector, Fields
@@ -137,6 +138,11 @@ class _Answer:
 
 class NativeDialect(EnvelopeDialect):
     """Infill."""
+
+    def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
+        """See Dialect."""
+        super().check_request(request, route)
+        check_choices(request.fields, route)
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """See Dialect."""

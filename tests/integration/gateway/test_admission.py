@@ -197,6 +197,33 @@ async def test_without_a_queue_a_full_model_refuses(engine: HoldingEngine) -> No
         await queue.enter("now")
 
 
+# Several answers to one request
+
+
+async def test_a_request_for_several_answers_takes_as_many_slots(engine: HoldingEngine) -> None:
+    async with queue_at(engine, four_slots(engine)) as queue:
+        await queue.enter("three", n=3)
+        await queue.enter("one")
+        await queue.wait("two", n=2)
+        await queue.wait("another")
+        assert await queue.next_after("three") in ("two", "another")
+        engine.release_all()
+        await queue.empty()
+        assert sorted(engine.seen) == ["another", "one", "three", "two"]
+
+
+async def test_more_answers_than_an_engine_makes_are_refused_before_it_is_asked(engine: HoldingEngine) -> None:
+    model = four_slots(engine).model_copy(update={"max_choices": SLOTS})
+    async with queue_at(engine, model) as queue:
+        status, _, error = await queue.refused("five", n=5)
+        assert (status, error["code"], error["param"]) == (400, "invalid_request", "n")
+        assert "at most 4" in error["message"]
+        assert engine.seen == []
+        await queue.enter("four", n=4)
+        engine.release_all()
+        await queue.empty()
+
+
 # Two hundred clients
 
 

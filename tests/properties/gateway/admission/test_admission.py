@@ -15,6 +15,7 @@ from controller.schema.routing import Endpoint, ModelRoute
 from controller.schema.status import ModelState
 from gateway.admission.admission import Admission, Grant, Ticket
 from gateway.admission.circuit_breaker import FAILURES
+from gateway.admission.model_queue import MOST_OVERTAKEN
 from gateway.admission.retry_state import MAX_BREAKS
 from tests.support.admission import route_of, routes_of, where
 from tests.support.campaign import campaign_count
@@ -58,6 +59,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.failures: Counter[str] = Counter()
         self.met: dict[Ticket, list[tuple[str, bool]]] = {}
         self.before: Counter[str] = Counter()
+        self.overtaken: Counter[Ticket] = Counter()
 
     @initialize(models=tables)
     def first_table(self, models: dict[str, ModelRoute]) -> None:
@@ -79,10 +81,11 @@ class AdmissionMachine(RuleBasedStateMachine):
         weight=st.sampled_from((1.0, 3.0)),
         rank=st.integers(0, 2),
         prefix=st.sampled_from(([], [1], [2, 1], [3, 2, 1])),
+        slots=st.sampled_from((1, 1, 1, 2, 3)),
     )
-    def arrive(self, data: st.DataObject, tenant: str, weight: float, rank: int, prefix: list[int]) -> None:
+    def arrive(self, data: st.DataObject, tenant: str, weight: float, rank: int, prefix: list[int], slots: int) -> None:
         route = self.models[data.draw(st.sampled_from(sorted(self.models)))]
-        ticket = Ticket(None, route.name, tenant, weight, rank, prefix)
+        ticket = Ticket(None, route.name, tenant, weight, rank, prefix, slots)
         self.met[ticket] = []
         waiting = self.admission.waiting_tickets(route.name)
         may_wait = (QUEUE_LIMIT if route.queue_limit is None else route.queue_limit) * max(1, len(route.endpoints))
@@ -102,7 +105,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert ticket.place is not None
         if endpoint is not None:
             assert ticket.place == (1, 1 + len(waiting), 0)
-            assert all(self.met[each] for each in waiting), "one that could have gone in was passed"
+            assert all(self.met[each] or each.slots > slots for each in waiting), "one that fits was passed"
             self.inside.append(ticket)
             self._went(ticket, endpoint)
         else:
@@ -197,20 +200,22 @@ class AdmissionMachine(RuleBasedStateMachine):
     @invariant()
     def no_replica_has_more_than_its_target(self) -> None:
         targets = {each.replica: route.target_inflight for route in self.models.values() for each in route.endpoints}
-        inside = self._inside()
-        for replica, count in inside.items():
+        taken = self._slots_taken()
+        for replica, count in taken.items():
             # A table may have lowered the target, or taken the replica away: then nobody else went in.
             assert count <= max(targets.get(replica, 0), self.before[replica]), replica
-        self.before = inside
+        self.before = taken
 
     @invariant()
     def nobody_waits_who_could_go_in(self) -> None:
-        inside = self._inside()
+        taken = self._slots_taken()
         for ticket in self.waiting:
             route = self.models.get(ticket.model)
             for replica in self._candidates(ticket) if route else ():
                 assert route is not None
-                assert inside[replica] >= route.target_inflight, (ticket, replica)
+                slots = min(ticket.slots, route.target_inflight)
+                is_kept = any(self._is_overtaken(each) for each in self.waiting if each is not ticket)
+                assert taken[replica] + slots > route.target_inflight or is_kept, (ticket, replica)
 
     @invariant()
     def nobody_waits_without_hope(self) -> None:
@@ -235,6 +240,16 @@ class AdmissionMachine(RuleBasedStateMachine):
     def _inside(self) -> Counter[str]:
         return Counter(where(ticket) for ticket in self.inside)
 
+    def _slots_taken(self) -> Counter[str]:
+        taken: Counter[str] = Counter()
+        for ticket in self.inside:
+            taken[where(ticket)] += ticket.held_slots
+        return taken
+
+    def _is_overtaken(self, ticket: Ticket) -> bool:
+        """Whether a replica may be kept for it."""
+        return ticket.slots > 1 and self.overtaken[ticket] >= MOST_OVERTAKEN
+
     def _candidates(self, ticket: Ticket) -> Sequence[str]:
         """Replicas that are surely well and that it may go to."""
         refused = {name for name, was_refused in self.met[ticket] if was_refused}
@@ -248,6 +263,8 @@ class AdmissionMachine(RuleBasedStateMachine):
         self._take(self.admission.record_failure(replica, self.now))
 
     def _went(self, ticket: Ticket, endpoint: Endpoint) -> None:
+        for other in self.waiting:
+            self.overtaken[other] += other.model == ticket.model and other.blocked_at is not None
         assert where(ticket) == endpoint.replica
         assert endpoint in self.models[ticket.model].endpoints
         assert (endpoint.replica, True) not in self.met[ticket]

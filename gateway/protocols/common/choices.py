@@ -1,0 +1,47 @@
+"""How many answers a request asks for, and how many of them an engine makes at a time. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from controller.schema.errors import RoundhouseError
+from controller.schema.routing import ModelRoute
+
+_NAMES: Final = ("n_cmpl", "n")
+"""llama.cpp's own name, and OpenAI's. llama-server reads the second where the first is missing."""
+
+
+def check_choices(fields: Mapping[str, Any], route: ModelRoute) -> None:
+    """Refuse a request for more answers than the model's engine makes of one request.
+
+    Raises:
+        RoundhouseError: `invalid_request`; its `param` is the field.
+    """
+    if route.max_choices is None:
+        return
+    for name in _NAMES:
+        count = fields.get(name)
+        if count.__class__ is int and count > route.max_choices:
+            message = (
+                f"`{name}` must be at most {route.max_choices}, which is how many answers to one request "
+                f"an engine of {route.name!r} makes; it is {count}."
+            )
+            raise RoundhouseError("invalid_request", message, param=name)
+
+
+def count_slots(fields: Mapping[str, Any], route: ModelRoute) -> int:
+    """How many of a replica's slots a request takes: one for each answer to each of its prompts, and never more than
+    the replica has, because the rest waits inside of the engine."""
+    if not route.choices_take_slots:
+        return 1
+    count = 1
+    for name in _NAMES:
+        choices = fields.get(name)
+        if choices.__class__ is int and choices > 1:
+            count = choices
+            break
+    prompt = fields.get("prompt")
+    if prompt.__class__ is list and len(prompt) > 1 and prompt[0].__class__ in (str, list):  # else one, in tokens
+        count *= len(prompt)
+    return min(count, route.target_inflight) if count > 1 else 1
