@@ -140,6 +140,7 @@ _GENERATING = (
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/infill",
+    "/completion",
 )
 _ALWAYS = ("/tokenize", "/detokenize", "/apply-template", "/props", "/slots", "/lora-adapters")
 """Paths that it answers whatever its mode."""
@@ -317,7 +318,7 @@ class LlamaServer(Engine):
         if definition.llama_server_reranking:
             return ("/v1/rerank", *_ALWAYS)
         if definition.llama_server_embedding:
-            return ("/v1/embeddings", *_ALWAYS)
+            return ("/v1/embeddings", "/embedding", *_ALWAYS)
         return (*_GENERATING, *_ALWAYS)
 
     def derive_capabilities(self, definition: Definition) -> Capabilities:

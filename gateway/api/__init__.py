@@ -12,7 +12,7 @@ from gateway.api import (
     completions,
     embeddings,
     engine_state,
-    infill,
+    llama_native,
     messages,
     props,
     rerank,
@@ -42,7 +42,7 @@ INFERENCE_GROUPS: Final[tuple[InferenceGroup, ...]] = (
     embeddings,
     rerank,
     tokens,
-    infill,
+    llama_native,
     props,
     engine_state,
 )

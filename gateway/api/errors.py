@@ -17,14 +17,14 @@ def declare(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def framework_error(request: Request, error: HTTPException) -> Response:
-        if error.status_code == 405:
-            wrong_method = RoundhouseError(
-                "method_not_allowed", f"{request.scope['path']} is not for {request.method}."
-            )
-            answer = _answer(request, wrong_method)
-            answer.headers["allow"] = ", ".join(_allowed_methods(request))
-            return answer
-        return _answer(request, RoundhouseError("unknown_route", f"There is no {request.scope['path']}."))
+        path = request.scope["path"]
+        if error.status_code != 405:
+            return _answer(request, RoundhouseError("unknown_route", f"There is no {path}."))
+        if not (methods := _allowed_methods(request)):
+            return _answer(request, RoundhouseError("unknown_route", f"There is no {request.method} {path}."))
+        answer = _answer(request, RoundhouseError("method_not_allowed", f"{path} is not for {request.method}."))
+        answer.headers["allow"] = ", ".join(methods)
+        return answer
 
     @app.exception_handler(RoundhouseError)
     async def own_error(request: Request, error: RoundhouseError) -> Response:
@@ -43,9 +43,14 @@ def _answer(request: Request, error: RoundhouseError) -> Response:
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """Of the path, whichever of its routes they are for: the framework names those of one route only."""
+    """Of the path, whichever of its routes they are for: the framework names those of one route only.
+
+    What ends without a digit is no id, but perhaps the name of another route, as in `/v1/responses/compact`: it fits no
+    route that ends with a parameter.
+    """
+    is_word = not any(character.isdigit() for character in request.scope["path"].rpartition("/")[2])
     methods: set[str] = set()
     for route in request.app.router.routes:
-        if route.matches(request.scope)[0] is not Match.NONE:
+        if not (is_word and route.path.endswith("}")) and route.matches(request.scope)[0] is not Match.NONE:
             methods |= route.methods or set()
     return sorted(methods)

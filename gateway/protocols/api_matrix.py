@@ -78,6 +78,8 @@ SERVING_OPTIONS: Final[Mapping[str, tuple[ServingOption, ...]]] = {
     "/detokenize": (_passthrough("/detokenize", JSON_DIALECT),),
     "/apply-template": (_passthrough("/apply-template", JSON_DIALECT),),
     "/infill": (_passthrough("/infill", NATIVE),),
+    "/completion": (_passthrough("/completion", NATIVE),),
+    "/embedding": (_passthrough("/embedding", JSON_DIALECT),),
     "/props": (_passthrough("/props", JSON_DIALECT),),
     "/slots": (_passthrough("/slots", JSON_DIALECT),),
     "/slots/{id}": (_passthrough("/slots", JSON_DIALECT),),

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
+from urllib.parse import unquote_to_bytes
 
 from controller.schema.errors import RoundhouseError
 from gateway.server.asgi import Header
 
 _SCHEMES: Final = (b"http://", b"https://")
+_PATH_END: Final = re.compile(rb"[?#]")
+_OTHER_NAMES: Final[Mapping[bytes, bytes]] = {
+    b"/reranking": b"/v1/rerank",
+    b"/v1/reranking": b"/v1/rerank",
+    b"/v1/health": b"/health",
+}
+"""llama-server's other names of paths."""
+_BARE: Final = re.compile(
+    rb"/(?:(?:chat/completions|completions|conversations|embeddings|messages|responses)(?:/.*)?|models/[^/].*)",
+    re.DOTALL,
+)
+"""What a client asks for whose base address lacks `/v1`. `/models` itself is a route of its own."""
 
 
 def head_size(target: bytes, headers: Iterable[Header]) -> int:
@@ -28,6 +42,17 @@ def in_origin_form(target: bytes, headers: Sequence[Header]) -> tuple[bytes, lis
             kept_headers = [header for header in headers if not (is_replaced and header[0] == b"host")]
             return origin, [(b"host", rest[:end]), *kept_headers]
     return target, list(headers)
+
+
+def with_declared_path(target: bytes) -> bytes:
+    """A target in origin form with the path that its route declares, where clients have another name for that path:
+    llama-server's, or the same without `/v1`. Any other target stays as it is."""
+    end = _PATH_END.search(target)
+    path = target[: end.start()] if end else target
+    name = unquote_to_bytes(path) if b"%" in path else path
+    if (declared_path := _OTHER_NAMES.get(name)) is not None:
+        return declared_path + target[len(path) :]
+    return b"/v1" + target if _BARE.fullmatch(name) else target
 
 
 def check_protocol(method: bytes, version: str) -> None:

@@ -27,6 +27,7 @@ from gateway.server.request_head import (
     check_transfer_coding,
     head_size,
     in_origin_form,
+    with_declared_path,
     without_upgrade,
 )
 
@@ -164,6 +165,7 @@ class RequestReader(HttpToolsProtocol):
         self._idle_bytes = 0
         if self.url[:1] != b"/":
             self.url, self.headers = in_origin_form(self.url, self.headers)
+        self.url = with_declared_path(self.url)
         path, _, query = self.url.partition(b"?")
         opener = self._direct.open_request(method, path)
         if opener is None:

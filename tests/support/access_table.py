@@ -37,12 +37,16 @@ FAMILIES: Final = (
     Family("POST", "/v1/chat/completions /v1/chat/completions/input_tokens /v1/completions", "inference"),
     Family("POST", "/v1/messages /v1/messages/count_tokens", "inference"),
     Family("POST", "/v1/embeddings /v1/rerank /v2/rerank /rerank", "inference"),
-    Family("POST", "/tokenize /detokenize /apply-template /infill", "inference"),
+    Family("POST", "/tokenize /detokenize /apply-template /infill /completion /embedding", "inference"),
     Family("GET", "/props /lora-adapters", "inference"),
     Family("GET", "/slots", "admin"),
     Family("POST", "/slots/{id} /props /lora-adapters", "admin"),
     Family("*", "/v1/admin/{rest:path}", "admin"),
 )
+OTHER_NAMES: Final = {"/reranking": "/v1/rerank", "/v1/reranking": "/v1/rerank", "/v1/health": "/health"}
+"""Paths that are read as others, and those."""
+WITHOUT_V1: Final = ("chat/completions", "completions", "conversations", "embeddings", "messages", "responses")
+"""Paths that are read as those below `/v1`, with all that is below them; so is every one below `/models`."""
 MAY_BE_OPEN: Final = re.compile(r"/health(/(?!warm$).*)?|/v1/health|/metrics|/|/assets/.*")
 """Of all that come. The page is `/`, with its assets."""
 
@@ -60,10 +64,16 @@ def list_expected() -> dict[tuple[str, str], Access]:
 def find_expected(method: str, path: str) -> Access:
     """What a request must show; of what is no route, any key. `path` is as the gateway reads it: decoded, and without
     the query."""
+    path = _read_as(path)
     for (known_method, known_path), access in list_expected().items():
         if known_method in ("*", method) and re.fullmatch(_pattern(known_path), path):
             return access
     return "any_key"
+
+
+def _read_as(path: str) -> str:
+    is_bare = re.fullmatch(rf"/(({'|'.join(WITHOUT_V1)})(/.*)?|models/[^/].*)", path, re.DOTALL)
+    return OTHER_NAMES.get(path, f"/v1{path}" if is_bare else path)
 
 
 def list_differences(declared: Iterable[tuple[str, str, Access]]) -> list[str]:

@@ -1,4 +1,7 @@
-"""llama.cpp's own generation (`/infill`): `data:` events, the last one of each answer with `"stop": true`."""
+"""llama.cpp's own generation (`/infill`, `/completion`).
+
+Streams are `data:` events, the last one of each answer with `"stop": true`.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +140,7 @@ class _Answer:
 
 
 class NativeDialect(EnvelopeDialect):
-    """Infill."""
+    """Infill and completion."""
 
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
         """See Dialect."""
@@ -191,4 +194,11 @@ def usage_in(body: bytes) -> Usage | None:
 
 def _answers_asked(fields: Fields) -> int:
     count = fields.get("n_cmpl", fields.get("n"))
-    return count if isinstance(count, int) and count > 1 else 1
+    return _count_prompts(fields.get("prompt")) * (count if isinstance(count, int) and count > 1 else 1)
+
+
+def _count_prompts(prompt: Any) -> int:
+    """An array with a token in it is one prompt, of tokens and texts; any other is an array of prompts."""
+    if not isinstance(prompt, list) or any(isinstance(part, int) for part in prompt):
+        return 1
+    return max(len(prompt), 1)

@@ -13,7 +13,7 @@ from controller.schema.keys import Key
 from controller.schema.routing import ModelRoute
 from controller.schema.status import ModelState
 from tests.fakes.fake_controller import route
-from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
+from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.support.queueing import key
 
 SEES = Capabilities(modalities=("text", "image"), multi_turn=False, thinking_modes=("default", "disabled"), tools=False)
@@ -130,6 +130,29 @@ async def test_open_webuis_connection_probe(base: str, keys: tuple[Key, ...]) ->
         assert await probe(here, base, "secret-wrong") == refused
         assert await probe(here, base, "") == refused
         assert await probe(here, base, None) == refused
+
+
+@pytest.mark.parametrize("base", ["/v1", ""])
+async def test_what_open_webui_and_openais_client_ask_of_either_address(base: str) -> None:
+    async with gateway_harness() as here, engines(1) as (engine,):
+        await here.publish(route("m", [engine.url]))
+        asked = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+        async with here.client.post(f"{here.url}{base}/chat/completions", json=asked) as answer:
+            assert (answer.status, answer.content_type) == (200, "text/event-stream")
+        async with openai.AsyncOpenAI(base_url=here.url + base, api_key="none", max_retries=0) as client:
+            assert (await client.models.retrieve("m")).id == "m"
+            assert (await client.completions.create(model="m", prompt="Hi")).choices[0].text
+            assert (await client.embeddings.create(model="m", input="Hi")).data[0].embedding
+            made = await client.responses.create(model="m", input="Hi")
+            assert (await client.responses.retrieve(made.id)).output_text == made.output_text
+            await client.responses.delete(made.id)
+        assert {request.path.removeprefix("/v1") for request in engine.requests} == {
+            "/chat/completions", "/completions", "/embeddings"
+        }  # fmt: skip
+        async with here.client.get(f"{here.url}{base}/health") as answer:
+            assert (await answer.json())["status"] == "ok"
+        async with here.client.post(f"{here.url}{base}/reranking", json={"model": "m"}) as answer:
+            assert (await answer.json())["error"]["param"] == "documents", "as /v1/rerank"
 
 
 async def test_both_sdks_list_and_retrieve() -> None:

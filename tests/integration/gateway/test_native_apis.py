@@ -39,6 +39,7 @@ TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": PA
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": PARAMETERS}}
 LETTER: Fields = {**HI, "max_tokens": 60}
 GAP: Fields = {"input_prefix": "a", "input_suffix": "b", "temperature": 0, "n_predict": 30}
+BEGUN: Fields = {"prompt": "<|assistant|>", "temperature": 0}
 UNKNOWABLE = ("id", "created", "timings", "id_slot", "created_at", "completed_at", "call_id")
 CACHED = ("cached_tokens", "cache_read_input_tokens", "tokens_cached", "input_tokens", "cache_n", "prompt_n")
 STATE: tuple[tuple[str, str, Any], ...] = (
@@ -135,6 +136,11 @@ CASES: list[tuple[str, str, Fields]] = [
     ("caller", "/apply-template", HI),
     ("caller", "/infill", GAP),
     ("caller", "/infill", {**GAP, "stop": ["fox"], "n_probs": 1}),
+    ("plain", "/completion", {**BEGUN, "n_predict": 30}),
+    ("plain", "/completion", {**BEGUN, "prompt": ["<|assistant|>", "<|assistant|>The"], "n_predict": 4}),
+    ("plain", "/completion", {**BEGUN, "n_predict": 4, "n_probs": 2, "grammar": 'root ::= "yes"'}),
+    ("vectors", "/embedding", {"content": "one"}),
+    ("vectors", "/embedding", {"input": ["one", "two"]}),
     # What it refuses, it refuses in its own words.
     ("plain", "/v1/chat/completions", {"messages": 3}),
     ("plain", "/v1/completions", {"prompt": "a", "grammar": "root ::= broken"}),
@@ -174,19 +180,19 @@ async def test_the_cases_are_what_they_seem(here: GatewayHarness) -> None:
     assert {result["index"] for result in ranked["results"]} == {0, 1}
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/infill"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/infill", "/completion"])
 async def test_streams_pass_to_their_end(here: GatewayHarness, path: str) -> None:
-    fields = {"/v1/completions": {"prompt": "<|assistant|>", "max_tokens": 80}, "/infill": GAP}
+    fields = {"/v1/completions": {**BEGUN, "max_tokens": 80}, "/infill": GAP, "/completion": {**BEGUN, "n_predict": 80}}
     body = {"model": "caller", "stream": True, **fields.get(path, LETTER)}
     async with here.client.post(here.url + path, json=body) as answer:
         assert answer.status == 200
         assert answer.headers["content-type"].startswith("text/event-stream")
         assert answer.headers["x-queue-position"] == "1"
         content = (await answer.read()).decode()
-    ends = {"/v1/messages": "message_stop", "/infill": '"stop":true'}
+    ends = {"/v1/messages": "message_stop", "/infill": '"stop":true', "/completion": '"stop":true'}
     assert ends.get(path, "data: [DONE]\n\n") in content
     assert '"error"' not in content
-    said = "".join(content.split('"')[1::2]) if path == "/infill" else content
+    said = "".join(content.split('"')[1::2]) if path in ("/infill", "/completion") else content
     assert "fox" in said
     await here.idle()
 

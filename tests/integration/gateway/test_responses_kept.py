@@ -169,7 +169,7 @@ async def test_every_answer_about_stored_responses_is_the_tables_own() -> None:
                 error = (await answer.json())["error"]
                 assert error["next_steps"] == list(ERROR_CODES["response_not_found"].next_steps)
                 assert answer.headers["x-should-retry"] == "false"
-        async with here.here.client.put(f"{here.here.url}/v1/responses/resp_x") as answer:
+        async with here.here.client.put(f"{here.here.url}/v1/responses/resp_1") as answer:
             assert (answer.status, answer.headers["allow"]) == (405, "DELETE, GET")
 
 

@@ -185,6 +185,18 @@ async def test_a_model_that_is_not_loaded_is_refused_with_its_reason(
             assert ("x-should-retry" in answer.headers) is (code in ("model_not_loaded", "model_failed"))
 
 
+UNKNOWN_ROUTES = (
+    ("GET", "/v1/nothing"),
+    ("POST", "/v1/nothing"),
+    ("POST", "/v1/responses/nothing"),
+    ("PUT", "/v1/responses/nothing"),
+    ("GET", "/v1/responses/nothing/more"),
+    ("POST", "/v1/models/load"),
+    ("POST", "/models/load"),
+    ("DELETE", "/nothing"),
+)
+
+
 async def test_refusals_that_never_reach_an_engine() -> None:
     async with gateway_harness(max_body_mib=1) as here, engines(1) as (engine,):
         await here.publish(route("m", [engine.url], apis=("/v1/embeddings",)))
@@ -201,8 +213,10 @@ async def test_refusals_that_never_reach_an_engine() -> None:
         async with here.client.get(here.url + "/v1/embeddings") as answer:
             assert (await error_of(answer)).code == "method_not_allowed"
             assert answer.headers["allow"] == "POST"
-        async with here.client.post(here.url + "/v1/nothing") as answer:
-            assert (await error_of(answer)).code == "unknown_route"
+        # Some fit the path of a stored response, or of a model, which says nothing of other methods.
+        for method, path in UNKNOWN_ROUTES:
+            async with here.client.request(method, here.url + path) as answer:
+                assert (await error_of(answer)).code == "unknown_route", path
         assert engine.requests == []
 
 
@@ -285,6 +299,8 @@ async def test_the_openapi_document_describes_the_routes() -> None:
         "/detokenize",
         "/apply-template",
         "/infill",
+        "/completion",
+        "/embedding",
         "/props",
         "/lora-adapters",
         "/slots",

@@ -320,6 +320,8 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "/slots": ("GET", None),
     "/lora-adapters": ("GET", None),
     "/infill": ("POST", GAP),
+    "/completion": ("POST", {**PROMPT, "n_predict": 2}),
+    "/embedding": ("POST", {"content": "a"}),
 }
 
 

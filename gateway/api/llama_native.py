@@ -1,0 +1,31 @@
+"""POST /infill, /completion and /embedding: llama.cpp's own completions and embeddings."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+
+from gateway.api.declare import declare_inference
+from gateway.api.schemas import Anything
+from gateway.exchange.services import ApiSpec
+
+_INFILL, _COMPLETION, _EMBEDDING = APIS = (
+    ApiSpec("/infill", streams=True, is_native=True, scope="inference"),
+    ApiSpec("/completion", streams=True, is_native=True, scope="inference"),
+    ApiSpec("/embedding", is_native=True, scope="inference"),
+)
+
+
+def declare(app: FastAPI) -> None:
+    """Declare the routes."""
+    routes = (
+        (_INFILL, "Infill", "Text between `input_prefix` and `input_suffix`, for models that are made for it."),
+        (_COMPLETION, "Completion, llama.cpp's", "What follows `prompt`, in llama.cpp's own form: `content`, `stop`."),
+        (
+            _EMBEDDING,
+            "Embeddings, llama.cpp's",
+            "A list of `index` and `embedding`, whose vectors are as the model \
+pools them: with `pooling` none, one for each token.",
+        ),
+    )
+    for api, summary, text in routes:
+        declare_inference(app, api, request=Anything, answer=Anything, summary=summary, text=text)
