@@ -44,6 +44,16 @@ class GenerationRequest(BaseModel):
     logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], float] | None = None
     seed: int | None = None
     stop: Text | list[Text] | None = None
+    ignore_eos: bool | None = None
+    response_format: dict[str, Any] | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
+    guided_json: None = None
+    guided_regex: None = None
+    guided_choice: None = None
+    guided_grammar: None = None
+    guided_json_object: Literal[False] | None = None
+    structured_outputs: None = None
 
     @property
     def stops(self) -> list[str]:
@@ -114,7 +124,6 @@ class ChatRequest(GenerationRequest):
     parallel_tool_calls: bool | None = None
     functions: None = None
     function_call: None = None
-    response_format: dict[str, Any] | None = None
     thinking: Literal["default", "enabled", "disabled"] | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any
 
 from worker.errors import RequestError
@@ -54,6 +55,11 @@ class LlamaVocabulary:
     def is_end_token(self, token: int) -> bool:
         """Whether an answer ends with it."""
         return bool(self._llama_cpp.llama_vocab_is_eog(self._vocab, token))
+
+    @cached_property
+    def end_tokens(self) -> tuple[int, ...]:
+        """All tokens with which an answer ends."""
+        return tuple(token for token in range(self._size) if self.is_end_token(token))
 
     def special_tokens_in(self, texts: Iterable[str]) -> frozenset[int]:
         """The tokens of these texts."""

@@ -21,6 +21,7 @@ from worker.partial_engine import PartialEngine
 from worker.preflight import check_file
 from worker.schema import ChatRequest
 from worker.text.chat_template import build_variables
+from worker.text.grammars import check_unconstrained
 
 MAGIC: Final = b"LITERTLM"
 BACKENDS: Final = ("cpu", "gpu")
@@ -281,9 +282,7 @@ class LiteRTLM(PartialEngine):
         for name in UNKNOWN_SAMPLING:
             if getattr(request, name):
                 raise RequestError(f"LiteRT-LM has no `{name}`: leave it out.", param=name)
-        if (request.response_format or {}).get("type", "text") != "text":
-            message = "This engine holds no answer to a format."
-            raise RequestError(message, code="structured_output_unsupported", param="response_format")
+        check_unconstrained(request, "LiteRT-LM")
         if request.offered_tools:
             if not self._tells_tools:
                 message = "The model's chat template knows no tools: send none."

@@ -160,7 +160,10 @@ class LlamaCpp:
         self._vocabulary.check_tokens(tokens, "prompt")
         if not tokens:
             raise RequestError("`prompt` is empty, and this model has no token to begin with.", param="prompt")
-        return self._stream_answer(tokens, request, job, COMPLETION_TEMPERATURE, None, ())
+        gbnf, place = self._asked_grammar(request)
+        if gbnf is not None:
+            self._vocabulary.check_grammar(gbnf, place)
+        return self._stream_answer(tokens, request, job, COMPLETION_TEMPERATURE, gbnf, ())
 
     def embed_texts(self, texts: list[str], job: Job) -> list[list[float]]:
         """The model's pooled vectors; the mean over tokens where the model pools nothing."""
@@ -194,13 +197,13 @@ class LlamaCpp:
     def _grammar(
         self, request: ChatRequest, form: Form, prompt: Prompt, must_call: dict[str, dict[str, Any]]
     ) -> str | None:
-        schema, place = grammars.schema_asked(request.response_format)
+        gbnf, place = self._asked_grammar(request)
         if must_call:
             [*schemas], place = must_call.values(), "tools"
             schema = schemas[0] if len(schemas) == 1 else grammars.any_call_schema(must_call)
-        if schema is None:
+            gbnf = self._grammar_of(schema, place)
+        if gbnf is None:
             return None
-        gbnf = grammars.gbnf_of(schema, place, self._llama_cpp.llama_grammar.json_schema_to_gbnf)
         if request.offered_tools and not must_call and form.markup:
             gbnf = grammars.allow_call(gbnf, form.markup.begin)
         if form.marks is not None:
@@ -209,6 +212,14 @@ class LlamaCpp:
                 gbnf = grammars.allow_reasoning(gbnf, form.marks, is_thinking=is_thinking)
         self._vocabulary.check_grammar(gbnf, place)
         return gbnf
+
+    def _asked_grammar(self, request: GenerationRequest) -> tuple[str | None, str]:
+        """The grammar of what the answer is to be held to, or None, and the field that says it."""
+        schema, gbnf, place = grammars.constraint_asked(request)
+        return (gbnf if schema is None else self._grammar_of(schema, place)), place
+
+    def _grammar_of(self, schema: dict[str, Any], place: str) -> str:
+        return grammars.gbnf_of(schema, place, self._llama_cpp.llama_grammar.json_schema_to_gbnf)
 
     def _stream_answer(
         self,
@@ -224,6 +235,10 @@ class LlamaCpp:
             message = f"The prompt has {len(tokens)} tokens, more than fit the context of {self._llama.n_ctx()}."
             raise RequestError(message, code="context_length_exceeded")
         limit = min(request.token_limit or room, room)
+        if request.ignore_eos and gbnf is not None:
+            raise RequestError(
+                "An answer that is held to a form ends with it: leave `ignore_eos` out.", param="ignore_eos"
+            )
         job.check_cancelled()
         self._llama.set_seed(self._llama_cpp.LLAMA_DEFAULT_SEED if request.seed is None else request.seed)
         generated_tokens = self._llama.generate(
@@ -251,10 +266,12 @@ class LlamaCpp:
         yield Piece(reader.flush_text(), finish_reason=finish)
 
     def _bias(self, request: GenerationRequest) -> Any:
-        if not request.logit_bias:
-            return None
-        values = {int(token): value for token, value in request.logit_bias.items()}
+        values = {int(token): value for token, value in (request.logit_bias or {}).items()}
         self._vocabulary.check_tokens(values, "logit_bias")
+        if request.ignore_eos:
+            values |= dict.fromkeys(self._vocabulary.end_tokens, -math.inf)
+        if not values:
+            return None
 
         def biased(tokens: Any, logits: Any) -> Any:
             for token, value in values.items():

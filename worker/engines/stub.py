@@ -14,6 +14,7 @@ from collections.abc import Generator
 from worker.engine import Api, Job, Piece
 from worker.errors import LoadError, RequestError
 from worker.schema import ChatRequest, CompletionRequest, GenerationRequest
+from worker.text.grammars import check_unconstrained
 
 TEXT = "This is a stub: it answers every request with this one sentence."
 DIMENSIONS = 64
@@ -66,6 +67,7 @@ class Stub:
 
     def stream_completion(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
         """The text, whatever the prompt."""
+        check_unconstrained(request, "The stub")
         prompt = request.text_or_tokens
         return self._stream_answer(request, count_words(prompt) if isinstance(prompt, str) else len(prompt), job)
 
@@ -98,9 +100,7 @@ class Stub:
     def _check_request(self, request: ChatRequest) -> None:
         if request.offered_tools:
             raise RequestError("The stub calls no tools.", code="tools_unsupported", param="tools")
-        if (request.response_format or {}).get("type", "text") != "text":
-            message = "The stub answers its text, not JSON."
-            raise RequestError(message, code="structured_output_unsupported", param="response_format")
+        check_unconstrained(request, "The stub")
 
     def _stream_answer(self, request: GenerationRequest, prompt_tokens: int, job: Job) -> Generator[Piece]:
         job.count_prompt_tokens(prompt_tokens)

@@ -14,7 +14,7 @@ from worker.hf.folder import HFFolder
 from worker.hf.vocabulary import HFVocabulary
 from worker.schema import ChatRequest, CompletionRequest, GenerationRequest
 from worker.text import tool_calls
-from worker.text.grammars import schema_asked
+from worker.text.grammars import check_unconstrained
 from worker.text.prompt_form import check_tools, separate_calls, separate_reasoning, shown_texts
 from worker.text.token_reader import TokenReader
 
@@ -75,9 +75,7 @@ class HFEngine:
     def stream_chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
         """Through the folder's chat template. Raises RequestError."""
         form = self._forms.choose_form(request)
-        if schema_asked(request.response_format)[0] is not None:
-            message = f"{self.name} holds answers to no schema: ask for JSON in words."
-            raise RequestError(message, code="structured_output_unsupported", param="response_format")
+        check_unconstrained(request, self.name)
         if tool_calls.forced_tools(request):
             message = f"{self.name} cannot be made to call a tool: leave `tool_choice` at `auto`."
             raise RequestError(message, code="tools_unsupported", param="tool_choice")
@@ -89,6 +87,7 @@ class HFEngine:
 
     def stream_completion(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
         """The prompt as it is, without a template. Raises RequestError."""
+        check_unconstrained(request, self.name)
         prompt = request.text_or_tokens
         tokens = self.tokenize(prompt, add_special=True, parse_special=True) if isinstance(prompt, str) else prompt
         self.vocabulary.check_tokens(tokens, "prompt")

@@ -10,6 +10,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from worker.errors import RequestError
+from worker.schema import GenerationRequest
 from worker.text.reasoning import Marks
 
 ANY_OBJECT: Final[dict[str, Any]] = {"type": "object"}
@@ -18,6 +19,8 @@ MOST_REPETITIONS: Final = 2000
 
 _COUNTS: Final = ("minItems", "maxItems", "minLength", "maxLength")
 _BRACES: Final = re.compile(r"\{(\d*),?(\d*)\}")
+_ROOT: Final = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*|(?<![\w-])root(?![\w-])')
+"""A text, a class of characters or a comment of a grammar, or the name of its root."""
 _ANY: Final = re.compile(r'(?<=^char ::= )\[\^"\\\\\]|(?<=^dot ::= ).*', re.MULTILINE)
 """What the library takes for a character of a string; a JSON text has no raw control characters there."""
 _CHARACTER: Final = r'[^"\\\x00-\x1F\x7F]'
@@ -37,6 +40,32 @@ def schema_asked(response_format: Mapping[str, Any] | None) -> tuple[dict[str, A
         f"`response_format.type` must be text, json_object or json_schema; it is {kind!r:.60}.",
         param="response_format.type",
     )
+
+
+def constraint_asked(request: GenerationRequest) -> tuple[dict[str, Any] | None, str | None, str]:
+    """The JSON Schema that an answer is asked to follow, or the grammar, or neither, and the field that says it.
+    Raises RequestError: two of them."""
+    schema, place = schema_asked(request.response_format)
+    asked = [(schema, None, place)] if schema is not None else []
+    if request.json_schema is not None:
+        asked.append((request.json_schema, None, "json_schema"))
+    if request.grammar:
+        asked.append((None, request.grammar, "grammar"))
+    if len(asked) > 1:
+        message = f"The answer can be held to one form: `{asked[0][2]}` and `{asked[1][2]}` ask for two."
+        raise RequestError(message, param=asked[1][2])
+    return asked[0] if asked else (None, None, place)
+
+
+def check_unconstrained(request: GenerationRequest, engine: str) -> None:
+    """Refuse what would be overlooked by an engine that holds answers to nothing. `engine`: as refusals call it. Raises
+    RequestError."""
+    schema, grammar, place = constraint_asked(request)
+    if schema is not None or grammar is not None:
+        message = f"{engine} holds answers to no schema or grammar: ask for the form in words."
+        raise RequestError(message, code="structured_output_unsupported", param=place.partition(".")[0])
+    if request.ignore_eos:
+        raise RequestError(f"{engine} ends answers where the model does: leave `ignore_eos` out.", param="ignore_eos")
 
 
 def _object(value: Any, place: str) -> tuple[dict[str, Any], str]:
@@ -134,7 +163,7 @@ def allow_call(gbnf: str, begin: str) -> str:
 def _rename_root(gbnf: str) -> tuple[str, str]:
     """A new name of its root, and the grammar with it."""
     answer = _free_name("answer", gbnf)
-    return answer, re.sub(r"^root(?=\s*::=)", answer, gbnf, flags=re.MULTILINE)
+    return answer, _ROOT.sub(lambda found: answer if found[0] == "root" else found[0], gbnf)
 
 
 def allow_reasoning(gbnf: str, marks: Marks, *, is_thinking: bool) -> str:

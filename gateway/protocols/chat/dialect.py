@@ -6,16 +6,19 @@ The usage event has no choices and comes last. It is always asked for, and taken
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from controller.schema.routing import ModelRoute
-from gateway.protocols.chat import engine_request, reasoning
+from gateway.protocols.chat import engine_request, llama_server, reasoning
 from gateway.protocols.chat.stream_collector import OpenAICollector
 from gateway.protocols.common import bodies
 from gateway.protocols.common.choices import check_choices
 from gateway.protocols.common.dialect import EventStream, StreamCollector
 from gateway.protocols.common.envelope import EnvelopeDialect
+from gateway.protocols.common.json_bytes import json_bytes
 from gateway.protocols.common.openai_events import OpenAIStream, as_events
+from gateway.protocols.common.output_constraints import adapt_constraints
 from gateway.protocols.common.request import InferenceRequest
 from gateway.protocols.common.stream_compat import differs_as_stream, wants_probabilities
 
@@ -54,9 +57,15 @@ class OpenAIDialect(EnvelopeDialect):
         """See Dialect."""
         super().check_request(request, route)
         check_choices(request.fields, route)
+        adapt_constraints(request.fields, route, is_chat=self._is_chat)
+        if not self._is_chat and route.backend == llama_server.BACKEND:
+            llama_server.check_completion(request.fields)
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """See Dialect."""
+        fields = adapt_constraints(request.fields, route, is_chat=self._is_chat)
+        if fields is not request.fields:
+            request = replace(request, raw=json_bytes(fields), fields=fields)
         if self._is_chat:
             request = engine_request.adapt_request(request, route)
         if as_stream:

@@ -1,10 +1,11 @@
-"""What llama-server's chat completions take and tell beyond OpenAI's. Pure."""
+"""What llama-server's chat completions take and tell beyond OpenAI's, and what its completions overlook. Pure."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 from gateway.protocols.common.conversation import Assistant, Fields, Prompt
+from gateway.protocols.common.field_reader import describe_value, field_error
 
 BACKEND: Final = "llama_server"
 
@@ -27,6 +28,24 @@ def repeated_turn(prompt: Prompt) -> Assistant | None:
     """What an answer goes on with, and so begins with once more."""
     last = prompt.turns[-1] if prompt.turns else None
     return last if isinstance(last, Assistant) and not last.calls else None
+
+
+def check_completion(fields: Fields) -> None:
+    """Refuse what a completion of llama-server's overlooks: the prompt in the answer, a text behind it, the best of
+    several answers.
+
+    Raises:
+        RoundhouseError: `invalid_request`; `param` is the field.
+    """
+    count = fields.get("n") or 1
+    for name, is_overlooked in (
+        ("echo", bool(fields.get("echo"))),
+        ("suffix", bool(fields.get("suffix"))),
+        ("best_of", fields.get("best_of") not in (None, count)),
+    ):
+        if is_overlooked:
+            rule = f"cannot be had: llama-server answers what follows the prompt alone; {describe_value(fields[name])}"
+            raise field_error(name, rule)
 
 
 def stop_sequence_in(fields: Fields) -> str | None:

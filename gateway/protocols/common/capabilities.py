@@ -12,6 +12,7 @@ from typing import Any, Final, get_args
 from controller.schema.admin import Capabilities, Modality, ThinkingMode
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Assistant, Audio, Image, Prompt, System, ToolResult, Turn, User
+from gateway.protocols.common.output_constraints import CONSTRAINT_FIELDS
 
 MODALITY_OF_PART: Final[dict[str, Modality]] = {
     "image_url": "image",
@@ -28,13 +29,8 @@ FORMATS: Final = ("response_format", "output_format")
 """Fields that say which form the answer has: OpenAI's, and what Anthropic called it at first."""
 HOLDS_FORMAT: Final = ("text", "output_config")
 """Fields whose `format` does: of responses, and of messages."""
-GRAMMARS: Final = (
-    *("grammar", "json_schema", "structured_outputs"),
-    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object"),
-)
-"""llama.cpp's own and vLLM's own, which hold answers to a form if they hold anything."""
 
-_FORMS: Final = frozenset({*FORMATS, *HOLDS_FORMAT, *GRAMMARS})
+_FORMS: Final = frozenset({*FORMATS, *HOLDS_FORMAT, *CONSTRAINT_FIELDS})
 _MODES: Final = get_args(ThinkingMode)
 _ALL_MODALITIES: Final = frozenset(get_args(Modality))
 _ASKING: Final = frozenset({"user", "tool", "function"})
@@ -74,8 +70,10 @@ def check_prompt(prompt: Prompt, capabilities: Capabilities, model: str) -> None
     is_left_alone = prompt.tool_choice is not None and prompt.tool_choice.kind == "none"
     if prompt.tools and not (capabilities.tools or is_left_alone):
         raise _no_tools("tools", model)
-    if prompt.output_format is not None and not capabilities.structured_output:
-        raise _no_form(prompt.output_format.place, model)
+    if not capabilities.structured_output:
+        if prompt.output_format is not None:
+            raise _no_form(prompt.output_format.place, model)
+        _check_form(prompt.passed_fields, model)
     if not _ALL_MODALITIES.issubset(capabilities.modalities):
         for turn in prompt.turns:
             _check_turn(turn, capabilities, model)
@@ -110,7 +108,7 @@ def _check_form(fields: dict[str, Any], model: str) -> None:
         holder = fields.get(name)
         if isinstance(holder, dict) and _is_form(holder.get("format")):
             raise _no_form(f"{name}.format", model)
-    for name in GRAMMARS:
+    for name in CONSTRAINT_FIELDS:
         if fields.get(name) not in (None, "", False):
             raise _no_form(name, model)
 

@@ -19,6 +19,7 @@ from gateway.protocols.common.conversation import Answer, AnswerWriter, Assistan
 from gateway.protocols.common.dialect import EventStream, StreamCollector, Usage
 from gateway.protocols.common.event_reader import EventReader
 from gateway.protocols.common.json_bytes import json_bytes
+from gateway.protocols.common.output_constraints import adapt_constraints
 from gateway.protocols.common.request import InferenceRequest
 from gateway.protocols.common.stream_compat import differs_as_stream, wants_probabilities
 from gateway.protocols.common.usage import usage_of
@@ -42,6 +43,7 @@ class ViaChatBase(ABC):
         if request.prompt is None:
             request.prompt = self.read_request(request)
         check_prompt(request.prompt, route.capabilities, route.name)
+        adapt_constraints(request.prompt.passed_fields, route, is_chat=True)
         request.repeated_turn = (
             llama_server.repeated_turn(request.prompt) if route.backend == llama_server.BACKEND else None
         )
@@ -51,6 +53,7 @@ class ViaChatBase(ABC):
         assert prompt is not None, "checked before"
         thinking_fields = {} if prompt.thinking is None else {"thinking": prompt.thinking}
         fields = adapt_fields(adapt_thinking(codec.write_request(prompt) | thinking_fields, route), route)
+        fields = adapt_constraints(fields, route, is_chat=True)
         if route.backend == llama_server.BACKEND:
             fields = narrow_tools(fields | llama_server.fields_for(prompt), names_one=True)
         fields["model"] = route.served_name

@@ -161,6 +161,25 @@ async def test_a_prompt_that_is_too_long_is_told_as_each_client_knows_it(here: G
     await check_overflow(here, "thinks", 64 * CONTEXT, CONTEXT)
 
 
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"guided_choice": ["yes"]}, "yes"),
+        ({"structured_outputs": {"choice": ["yes"]}}, "yes"),
+        ({"guided_regex": "(ja){2}"}, "jaja"),
+        ({"guided_json": {"const": "Oslo"}}, '"Oslo"'),
+        ({"json_schema": {"const": "Oslo"}}, '"Oslo"'),
+        ({"grammar": 'root ::= "yes"'}, "yes"),
+    ],
+)
+async def test_llama_cpps_words_and_vllms_older_ones_are_followed(
+    client: openai.AsyncOpenAI, fields: dict[str, Any], text: str
+) -> None:
+    # With a parser of thoughts, vLLM holds to a form what comes behind them.
+    answer = await client.chat.completions.create(model="thinks", messages=HI, temperature=0, extra_body=fields)
+    assert (thought_in(answer.choices[0].message).strip(), answer.choices[0].message.content) == ("well", text)
+
+
 def test_what_the_controller_reads(engine: VllmWorker) -> None:
     probe = ENGINES["vllm"].describe_probe(
         ENGINES["vllm"].definition.model_validate({"backend": "vllm", "model_path": "m"})

@@ -209,6 +209,7 @@ def test_embeddings_as_the_sdk_asks_for_them_and_as_numbers(worker: Worker) -> N
 
 
 HF = ("ct2", "exllamav3")
+YES = 'root ::= "yes"'
 TOOLS = [tool("plan", {"type": "object"})]
 IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]}]
 INVALID = "invalid_request"
@@ -222,6 +223,27 @@ REFUSED: list[tuple[str, dict[str, Any], str, str | None, tuple[str, ...]]] = [
         *(CHAT, {"response_format": {"type": "json_object"}}),
         *("structured_output_unsupported", "response_format", ("stub", *HF, "litert_lm")),
     ),
+    (CHAT, {"grammar": YES}, "structured_output_unsupported", "grammar", ("stub", *HF, "litert_lm")),
+    (CHAT, {"json_schema": {}}, "structured_output_unsupported", "json_schema", ("stub", *HF, "litert_lm")),
+    (CHAT, {"ignore_eos": True}, INVALID, "ignore_eos", ("stub", *HF, "litert_lm")),
+    (CHAT, {"ignore_eos": True, "grammar": YES}, INVALID, "ignore_eos", ("llama_cpp",)),
+    (CHAT, {"grammar": YES, "json_schema": {}}, INVALID, "grammar", ("stub", *HF, "llama_cpp", "litert_lm")),
+    (CHAT, {"grammar": "root ::= broken"}, INVALID, "grammar", ("llama_cpp",)),
+    (CHAT, {"guided_json": {}}, INVALID, "guided_json", ("stub", *HF, "llama_cpp", "litert_lm")),
+    (
+        CHAT,
+        {"structured_outputs": {"regex": "a"}},
+        INVALID,
+        "structured_outputs",
+        ("stub", *HF, "llama_cpp", "litert_lm"),
+    ),
+    (COMPLETIONS, {"prompt": "a", "grammar": YES}, "structured_output_unsupported", "grammar", ("stub", *HF)),
+    (COMPLETIONS, {"prompt": "a", "ignore_eos": True}, INVALID, "ignore_eos", ("stub", *HF)),
+    (
+        *(COMPLETIONS, {"prompt": "a", "response_format": {"type": "json_object"}}),
+        *("structured_output_unsupported", "response_format", ("stub", *HF)),
+    ),
+    (COMPLETIONS, {"prompt": "a", "grammar": "root ::= broken"}, INVALID, "grammar", ("llama_cpp",)),
     (
         *(CHAT, {"chat_template_kwargs": {"messages": []}}),
         *(INVALID, "chat_template_kwargs.messages", (*HF, "llama_cpp", "litert_lm")),

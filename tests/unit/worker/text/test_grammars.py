@@ -124,6 +124,15 @@ def test_a_call_in_the_place_of_an_answer_takes_no_rule_of_the_answer_s() -> Non
     )
 
 
+def test_the_root_has_another_name_wherever_it_is_named() -> None:
+    gbnf = 'list ::= "[" root? "root]" [root] # root\n  root ::= list | sub-root\nsub-root ::= "a"'
+    assert allow_call(gbnf, "<").splitlines()[1:] == [
+        'list ::= "[" answer? "root]" [root] # root',
+        "  answer ::= list | sub-root",
+        'sub-root ::= "a"',
+    ]
+
+
 def test_a_thought_before_an_answer_takes_no_rule_of_the_answer_s() -> None:
     gbnf = 'answer ::= "a"\nthought-0 ::= "b"\nroot ::= answer thought-0'
     rules = dict(line.split(" ::= ", 1) for line in allow_reasoning(gbnf, QWEN, is_thinking=False).splitlines())
