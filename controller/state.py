@@ -73,6 +73,8 @@ class DesiredModel:
     replicas: int
     """How many engines are wanted now; 0: unloaded."""
     statement: Statement
+    first_declared_at: float = 0.0
+    """Unix time since when the files have a model of this name."""
     runs: bool = True
     """False: a remote, nothing to start."""
     image: str | None = None

@@ -95,6 +95,10 @@ class Engine(Protocol):
     def embed_texts(self, texts: list[str], job: Job) -> list[list[float]]:
         """One vector of Euclidean length 1 for each text. Raises RequestError."""
 
+    def join_tokens(self, tokens: list[int]) -> str:
+        """The text that tokens of a request for embeddings stand for, without special ones. Raises RequestError: no
+        such token."""
+
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """The tokens of a text: with those that a prompt begins or ends with, or without; names of special tokens read
         as these tokens, or as text."""

@@ -24,6 +24,10 @@ class PartialEngine:
         """Refused."""
         raise _not_offered()
 
+    def join_tokens(self, tokens: list[int]) -> str:
+        """Refused."""
+        raise _not_offered()
+
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Refused."""
         raise _not_offered()

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from worker.errors import RequestError
 
 Text = Annotated[str, Field(min_length=1)]
+Tokens = Annotated[list[int], Field(min_length=1)]
 
 
 class StreamOptions(BaseModel):
@@ -54,6 +55,7 @@ class GenerationRequest(BaseModel):
     guided_grammar: None = None
     guided_json_object: Literal[False] | None = None
     structured_outputs: None = None
+    prompt_logprobs: None = None
 
     @property
     def stops(self) -> list[str]:
@@ -167,14 +169,17 @@ class EmbeddingRequest(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     model: str | None = None
-    input: Text | Annotated[list[Text], Field(min_length=1)]
+    input: Text | Annotated[list[Text], Field(min_length=1)] | Tokens | Annotated[list[Tokens], Field(min_length=1)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
 
     @property
-    def texts(self) -> list[str]:
-        """What to embed, in order."""
-        return [self.input] if isinstance(self.input, str) else self.input
+    def inputs(self) -> list[str | list[int]]:
+        """What to embed, in order: texts, or tokens of texts."""
+        if isinstance(self.input, str):
+            return [self.input]
+        tokens = [each for each in self.input if isinstance(each, int)]
+        return [tokens] if tokens else [each for each in self.input if not isinstance(each, int)]
 
 
 class TokenizeRequest(BaseModel):

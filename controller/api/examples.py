@@ -39,6 +39,7 @@ ROW: Final[dict[str, Any]] = {
         "thinking_modes": ["default", "enabled", "disabled"],
         "tools": True,
         "structured_output": True,
+        "logprobs": False,
     },
     "definition": {
         "model_path": "google_gemma-4-E2B-it-Q8_0/google_gemma-4-E2B-it-Q8_0.gguf",

@@ -27,6 +27,8 @@ class DeclaredModel:
     raw_fields: Mapping[str, Any]
     declared_since: float
     """Unix time since when the files say this."""
+    first_declared_at: float | None = None
+    """Unix time since when the files have a model of this name, whatever they said of it; None: as `declared_since`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,7 @@ def _resolve_model(
         spec_hash=spec_hash(definition, image, name),
         replicas=replicas if is_loaded else 0,
         statement=statement,
+        first_declared_at=entry.declared_since if entry.first_declared_at is None else entry.first_declared_at,
         runs=engine.runs,
         image=image,
         gpu_count=gpu_count,

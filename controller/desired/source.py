@@ -33,6 +33,7 @@ STORED_FIELD_WORDS: Final[Mapping[str, str]] = {
     "rested": "which models made room for others",
     "loaded_once": "which models were loaded before",
     "ready_since": "since when replicas are ready",
+    "first_declared_at": "when models were declared",
     "attempts": "which names replicas had",
 }
 """Fields of `StoredState`, in the words of `list_unsaved`."""
@@ -197,6 +198,8 @@ class DesiredStateSource:
             name: entry if (entry := self._declared_since.get(name)) and entry[0] == digest else (digest, now)
             for name, digest in digests.items()
         }
+        known = self._stored_state.first_declared_at
+        self._update_state({"first_declared_at": {name: known.get(name, now) for name in digests}})
 
     def _end_statements(self, before: DebouncedState | None, state: DebouncedState) -> dict[str, list[str]]:
         """What an edit ended stays ended, even if the edit is taken back. Returns it by model, as `ended` names it."""
@@ -232,7 +235,12 @@ class DesiredStateSource:
         if self._in_force is None:
             return None
         declared_models = {
-            name: DeclaredModel(definition, self._in_force.declared_models[name], self.declared_since(name))
+            name: DeclaredModel(
+                definition,
+                self._in_force.declared_models[name],
+                self.declared_since(name),
+                self._stored_state.first_declared_at.get(name),
+            )
             for name, definition in self._in_force.definitions.items()
         }
         desired = resolve_desired(

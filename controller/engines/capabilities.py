@@ -7,7 +7,7 @@ from typing import get_args
 from controller.schema.admin import Capabilities, Modality, ThinkingMode
 from controller.schema.desired import Definition
 
-EMBEDDINGS = Capabilities(multi_turn=False, tools=False, structured_output=False)
+EMBEDDINGS = Capabilities(multi_turn=False, tools=False, structured_output=False, logprobs=False)
 """Of a model that serves embeddings or rankings and nothing else."""
 
 
@@ -29,4 +29,5 @@ def apply_declared(definition: Definition, derived: Capabilities) -> Capabilitie
         thinking_modes=thinking_modes,
         tools=derived.tools if tools is None else tools,
         structured_output=derived.structured_output if structured_output is None else structured_output,
+        logprobs=derived.logprobs,
     )

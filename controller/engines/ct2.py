@@ -127,6 +127,7 @@ class CT2(Engine):
             thinking_modes=thinking_modes(family, "qwen3"),
             tools=False,
             structured_output=False,
+            logprobs=False,
         )
         return apply_declared(definition, derived)
 

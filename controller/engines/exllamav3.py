@@ -197,6 +197,7 @@ class ExLlamaV3(Engine):
             thinking_modes=thinking_modes(family, "gemma4", "qwen3"),
             tools=False,
             structured_output=False,
+            logprobs=False,
         )
         return apply_declared(definition, derived)
 

@@ -74,7 +74,7 @@ class LiteRTLM(Engine):
         assert isinstance(definition, LiteRTLMDefinition)
         takes_images = definition.litert_lm_vision_backend is not None
         modalities: tuple[Modality, ...] = ("text", "image") if takes_images else ("text",)
-        derived = Capabilities(modalities=modalities, structured_output=False)
+        derived = Capabilities(modalities=modalities, structured_output=False, logprobs=False)
         return apply_declared(definition, derived)
 
     def context_length(self, definition: Definition) -> int | None:

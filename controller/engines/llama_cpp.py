@@ -147,6 +147,7 @@ class LlamaCpp(Engine):
             multi_turn=not translates,
             thinking_modes=thinking_modes(family, "gemma4"),
             tools=not translates and definition.gguf_chat_format is None,
+            logprobs=False,
         )
         return apply_declared(definition, derived)
 

@@ -292,11 +292,12 @@ class LlamaServer(Engine):
         return tuple(checks)
 
     def describe_probe(self, definition: Definition) -> Probe:
-        """`/health`, then one token, or one embedding, or one ranking."""
+        """`/health`, then one token, or one embedding, or one ranking. `/v1/embeddings` is refused where nothing is
+        pooled, which the model itself may say; `/embedding` never is."""
         assert isinstance(definition, LlamaServerDefinition)
         path, body = "/v1/completions", {"prompt": "a", "max_tokens": 1}
         if definition.llama_server_embedding:
-            path, body = "/v1/embeddings", {"input": "a"}
+            path, body = "/embedding", {"content": "a"}
         if definition.llama_server_reranking:
             path, body = "/v1/rerank", {"query": "a", "documents": ["a"]}
         return Probe(
@@ -318,7 +319,8 @@ class LlamaServer(Engine):
         if definition.llama_server_reranking:
             return ("/v1/rerank", *_ALWAYS)
         if definition.llama_server_embedding:
-            return ("/v1/embeddings", "/embedding", *_ALWAYS)
+            pooled = () if definition.llama_server_pooling == "none" else ("/v1/embeddings",)
+            return (*pooled, "/embedding", *_ALWAYS)
         return (*_GENERATING, *_ALWAYS)
 
     def derive_capabilities(self, definition: Definition) -> Capabilities:

@@ -64,4 +64,4 @@ class Stub(Engine):
 
     def derive_capabilities(self, definition: Definition) -> Capabilities:
         """As declared; else text, in conversations, and no more."""
-        return apply_declared(definition, Capabilities(tools=False, structured_output=False))
+        return apply_declared(definition, Capabilities(tools=False, structured_output=False, logprobs=False))

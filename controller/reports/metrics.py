@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -99,7 +99,8 @@ def _gpu_metrics(gpus: Iterable[Gpu], models: Mapping[str, str]) -> Iterator[Met
 
 
 def create_registry(reconciler: Reconciler, actions: Callable[[], dict[str, int]]) -> CollectorRegistry:
-    """A registry of this controller's metrics alone."""
+    """A registry of this controller's metrics, its process's among them, alone."""
     registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
     registry.register(RoundCollector(reconciler, actions))
     return registry

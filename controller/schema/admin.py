@@ -94,6 +94,7 @@ class Capabilities(Wire):
     structured_output: bool = Field(
         default=True, description="Whether answers can be held to JSON, or to a JSON Schema."
     )
+    logprobs: bool = Field(default=True, description="Whether it tells the probabilities of tokens.")
 
 
 class HeldBy(Wire):

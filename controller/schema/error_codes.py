@@ -101,6 +101,14 @@ REQUEST_ERRORS: Final = (
         retry=False,
     ),
     ErrorCode(
+        "logprobs_unsupported",
+        400,
+        "invalid_request_error",
+        "The model's engine does not tell the probabilities of tokens.",
+        ("Leave `logprobs` out, or choose a model whose `capabilities.logprobs` is true.",),
+        retry=False,
+    ),
+    ErrorCode(
         "dimensions_unsupported",
         400,
         "invalid_request_error",

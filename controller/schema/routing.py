@@ -76,7 +76,7 @@ class ModelRoute(Wire):
     name: str
     backend: str
     state: ModelState
-    created: int = Field(description="Unix time in seconds, for /v1/models.")
+    created: int = Field(description="Unix time in seconds at which the model was declared, for /v1/models.")
     aliases: tuple[str, ...] = ()
     served_name: str = Field(description="What the engine itself calls the model.")
     endpoints: tuple[Endpoint, ...] = Field(default=(), description="Ready, and not being drained.")

@@ -75,7 +75,7 @@ def _route(
         name=model.name,
         backend=model.backend,
         state=status.state,
-        created=int(model.statement.since),
+        created=int(model.first_declared_at),
         aliases=tuple(model.definition.aliases),
         served_name=(remote.model or model.name) if remote else model.name,
         endpoints=endpoints,

@@ -82,6 +82,7 @@ class StoredState(BaseModel):
     demand: dict[str, float] = Field(default_factory=dict)
     loaded_once: list[str] = Field(default_factory=list)
     ready_since: dict[str, float] = Field(default_factory=dict)
+    first_declared_at: dict[str, float] = Field(default_factory=dict)
     overrides: dict[str, Override] = Field(default_factory=dict)
     rested: dict[str, Evicted] = Field(default_factory=dict)
     attempts: AttemptNumbers | None = None

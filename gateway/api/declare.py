@@ -64,6 +64,7 @@ INFERENCE: Final = (
     "multi_turn_unsupported",
     "tools_unsupported",
     "structured_output_unsupported",
+    "logprobs_unsupported",
     "scope_required",
     "model_not_allowed",
     "unknown_model",

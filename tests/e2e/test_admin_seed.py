@@ -77,6 +77,7 @@ async def test_the_list_is_the_uis_source_of_truth(admin: AdminApi, walked: Roun
         "thinking_modes": ["default"],
         "tools": True,
         "structured_output": True,
+        "logprobs": True,
     }
 
 

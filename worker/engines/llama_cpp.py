@@ -178,6 +178,12 @@ class LlamaCpp:
             vectors.append(normalize_vector(mean_vector(vector) if vector and isinstance(vector[0], list) else vector))
         return vectors
 
+    def join_tokens(self, tokens: list[int]) -> str:
+        """See Engine. The library embeds texts alone."""
+        self._vocabulary.check_tokens(tokens, "input")
+        texts = (self._vocabulary.token_text(token, with_special=False) for token in tokens)
+        return b"".join(texts).decode(errors="replace")
+
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """See Engine."""
         return self._vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)

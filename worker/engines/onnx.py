@@ -105,6 +105,10 @@ class Onnx(PartialEngine):
             vectors += self._embed_window(texts[begin : begin + WINDOW], job)
         return vectors
 
+    def join_tokens(self, tokens: list[int]) -> str:
+        """See Engine."""
+        return self._tokenizer.decode(tokens)
+
     def _embed_window(self, texts: list[str], job: Job) -> list[list[float]]:
         encodings = self._tokenizer.encode(texts)
         vectors: dict[int, list[float]] = {}

@@ -76,6 +76,13 @@ class Stub:
         job.count_prompt_tokens(sum(count_words(text) for text in texts))
         return [make_embedding(text) for text in texts]
 
+    def join_tokens(self, tokens: list[int]) -> str:
+        """The words."""
+        try:
+            return b"".join(self.token_texts(tokens)).decode(errors="replace")
+        except RequestError as error:
+            raise RequestError(str(error), param="input") from None
+
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Its words, numbered in the order in which they were first seen. None of them is special."""
         with self._lock:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from worker.errors import LoadError
+from worker.errors import LoadError, RequestError
 from worker.preflight import check_file
 
 BERT_TOKENS: Final = 512
@@ -32,6 +32,15 @@ class EmbeddingTokenizer:
         """One `tokenizers.Encoding` for each text, not padded."""
         encodings: list[Any] = self.tokenizer.encode_batch(texts)
         return encodings
+
+    def decode(self, tokens: list[int]) -> str:
+        """The text that tokens stand for, without special ones. Raises RequestError: there is no such token."""
+        size = self.tokenizer.get_vocab_size()
+        for token in tokens:
+            if not 0 <= token < size:
+                raise RequestError(f"There is no token {token}: the model has {size}.", param="input")
+        text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        return text
 
 
 def find_tokenizer(model: Path) -> Path:

@@ -99,6 +99,10 @@ class HFEngine:
         """Not among `apis`."""
         raise RequestError(f"{self.name} makes no embeddings here.", code="not_supported")
 
+    def join_tokens(self, tokens: list[int]) -> str:
+        """Not needed, as long as there are no embeddings."""
+        raise RequestError(f"{self.name} makes no embeddings here.", code="not_supported")
+
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """See Engine."""
         return self.vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)

@@ -103,13 +103,20 @@ class Worker:
         encoding = embedding_request.encoding_format or "float"
 
         def work(job: Job) -> Iterator[list[list[float]]]:
-            yield self.engine.embed_texts(embedding_request.texts, job)
+            yield self.engine.embed_texts([self._embedded_text(each) for each in embedding_request.inputs], job)
 
         return WholeReply(
             self.runner,
             work,
             lambda results, job: openai_objects.embeddings_object(results[0], self._name, encoding, job),
         )
+
+    def _embedded_text(self, text_or_tokens: str | list[int]) -> str:
+        if isinstance(text_or_tokens, str):
+            return text_or_tokens
+        if not (text := self.engine.join_tokens(text_or_tokens)):
+            raise RequestError("The tokens of `input` stand for no text.", param="input")
+        return text
 
     def _generate(self, request: GenerationRequest, shape: Shape, engine: Callable[[Job], Generator[Piece]]) -> Answer:
         def work(job: Job) -> Iterator[Piece]:

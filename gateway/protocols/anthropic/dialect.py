@@ -27,13 +27,14 @@ _NO_THREADS: Final = {"error_code": "thread_unsupported_request"}
 class MessagesStream(PassthroughStream):
     """A stream on its way through. Input is counted at its start, output at its end."""
 
-    __slots__ = ("_told",)
+    __slots__ = ("_request_id", "_told")
 
     _usage_mark: ClassVar[bytes] = b'"usage"'
     _error_mark: ClassVar[bytes] = b"error"
 
-    def __init__(self) -> None:
+    def __init__(self, request_id: str) -> None:
         super().__init__()
+        self._request_id = request_id
         self._told: Fields = {}
 
     def fail_stream(self, error: RoundhouseError, request_id: str) -> bytes:
@@ -48,7 +49,7 @@ class MessagesStream(PassthroughStream):
                 self._told |= counts
                 self.usage = usage.usage_of(self._told)
         error = find_error(event)
-        return event if error is None else _complete_error_event(event, error)
+        return event if error is None else _complete_error_event(event, error, self._request_id)
 
     def _is_last(self, event: bytes) -> bool:
         return _STOP.search(event) is not None
@@ -75,7 +76,7 @@ class MessagesDialect(PassthroughDialect):
 
     def open_stream(self, request: InferenceRequest) -> EventStream:
         """See Dialect."""
-        return MessagesStream()
+        return MessagesStream(request.id)
 
     def open_collector(self, request: InferenceRequest) -> StreamCollector | None:
         """None for what `differs_as_stream` says."""
@@ -134,9 +135,10 @@ def _may_pass(error: Fields) -> bool:
     return not (is_in_other_words or errors.tells_address(error))
 
 
-def _complete_error_event(event: bytes, error: Fields) -> bytes:
+def _complete_error_event(event: bytes, error: Fields, request_id: str) -> bytes:
     fields = errors.decode_json(data_of(event))
     if errors.is_anthropic(fields) and _may_pass(error):
-        return event
-    envelope = errors.engine_body(errors.status_of(error), errors.encode_json({"error": error}), None)
-    return as_error_event(errors.anthropic_body(envelope, None))
+        named_fields = {**fields, "request_id": request_id}
+        return event if fields.get("request_id") else as_error_event(errors.encode_json(named_fields))
+    envelope = errors.engine_body(errors.status_of(error), errors.encode_json({"error": error}), request_id)
+    return as_error_event(errors.anthropic_body(envelope, request_id))

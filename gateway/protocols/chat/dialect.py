@@ -77,7 +77,7 @@ class OpenAIDialect(EnvelopeDialect):
     def open_stream(self, request: InferenceRequest) -> EventStream:
         """See Dialect."""
         stream_class = ChatStream if self._is_chat else OpenAIStream
-        return stream_class(strip_usage=not request.wants_usage)
+        return stream_class(request.id, strip_usage=not request.wants_usage)
 
     def open_collector(self, request: InferenceRequest) -> StreamCollector | None:
         """None, beside what `differs_as_stream` says, where probabilities are asked for and a stream of llama-server

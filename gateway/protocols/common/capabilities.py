@@ -42,8 +42,8 @@ def check_capabilities(fields: dict[str, Any], capabilities: Capabilities, model
 
     Raises:
         RoundhouseError: `invalid_request`, `thinking_unsupported`, `tools_unsupported`,
-            `structured_output_unsupported`, `modality_unsupported` or `multi_turn_unsupported`; its `param` is the
-            field, or the place (`messages[1].content[0]`).
+            `structured_output_unsupported`, `logprobs_unsupported`, `modality_unsupported` or
+            `multi_turn_unsupported`; its `param` is the field, or the place (`messages[1].content[0]`).
     """
     if "thinking" in fields:
         _check_thinking(fields["thinking"], capabilities, model)
@@ -51,6 +51,8 @@ def check_capabilities(fields: dict[str, Any], capabilities: Capabilities, model
         _check_tools(fields, model)
     if not (capabilities.structured_output or _FORMS.isdisjoint(fields)):
         _check_form(fields, model)
+    if not capabilities.logprobs and (name := _find_logprobs(fields)) is not None:
+        raise _no_logprobs(name, model)
     messages = fields.get("messages")
     if isinstance(messages, list):
         if not _ALL_MODALITIES.issubset(capabilities.modalities):
@@ -74,6 +76,9 @@ def check_prompt(prompt: Prompt, capabilities: Capabilities, model: str) -> None
         if prompt.output_format is not None:
             raise _no_form(prompt.output_format.place, model)
         _check_form(prompt.passed_fields, model)
+    if not capabilities.logprobs and _find_logprobs(prompt.passed_fields) is not None:
+        # Responses ask for them by either.
+        raise _no_logprobs("top_logprobs" if prompt.passed_fields.get("top_logprobs") else "include", model)
     if not _ALL_MODALITIES.issubset(capabilities.modalities):
         for turn in prompt.turns:
             _check_turn(turn, capabilities, model)
@@ -111,6 +116,14 @@ def _check_form(fields: dict[str, Any], model: str) -> None:
     for name in CONSTRAINT_FIELDS:
         if fields.get(name) not in (None, "", False):
             raise _no_form(name, model)
+
+
+def _find_logprobs(fields: dict[str, Any]) -> str | None:
+    """The field that asks for probabilities; a completion's `logprobs` is a number, and 0 one too."""
+    wanted = fields.get("logprobs")
+    if wanted is not None and wanted is not False:
+        return "logprobs"
+    return next((name for name in ("top_logprobs", "prompt_logprobs") if fields.get(name)), None)
 
 
 def _is_form(value: Any) -> bool:
@@ -216,6 +229,11 @@ def _no_tools(param: str, model: str) -> RoundhouseError:
 def _no_form(param: str, model: str) -> RoundhouseError:
     message = f"The answers of the model {model!r} cannot be held to JSON, a schema or a grammar."
     return RoundhouseError("structured_output_unsupported", message, param=param)
+
+
+def _no_logprobs(param: str, model: str) -> RoundhouseError:
+    message = f"The engine of the model {model!r} does not tell the probabilities of tokens."
+    return RoundhouseError("logprobs_unsupported", message, param=param)
 
 
 def _no_modality(modality: Modality, param: str, capabilities: Capabilities, model: str) -> RoundhouseError:

@@ -21,7 +21,7 @@ class JsonDialect(EnvelopeDialect):
 
     def open_stream(self, request: InferenceRequest) -> EventStream:
         """See Dialect. For an engine that streams where none is known to: it passes."""
-        return OpenAIStream(strip_usage=False)
+        return OpenAIStream(request.id, strip_usage=False)
 
     def open_collector(self, request: InferenceRequest) -> StreamCollector | None:
         """Never: there are no streams."""

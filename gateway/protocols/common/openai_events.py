@@ -21,13 +21,14 @@ _ERROR_LINE: Final = b"error:"
 class OpenAIStream(PassthroughStream):
     """A stream on its way through. An event that has choices too always passes, whatever it says of usage."""
 
-    __slots__ = ("_strip", "_tally")
+    __slots__ = ("_request_id", "_strip", "_tally")
 
     _usage_mark: ClassVar[bytes] = b'"usage"'
     _error_mark: ClassVar[bytes] = b"error"
 
-    def __init__(self, *, strip_usage: bool) -> None:
+    def __init__(self, request_id: str, *, strip_usage: bool) -> None:
         super().__init__()
+        self._request_id = request_id
         self._strip = strip_usage
         self._tally = usage.UsageTally()
 
@@ -51,7 +52,7 @@ class OpenAIStream(PassthroughStream):
                 if self._strip and fields.get("choices") == []:
                     return b""
         error = find_error(event)
-        return event if error is None else error_event(event, error)
+        return event if error is None else error_event(event, error, self._request_id)
 
     def _is_last(self, event: bytes) -> bool:
         return _DONE_EVENT.search(event) is not None
@@ -65,11 +66,12 @@ def as_events(body: bytes) -> bytes:
     return errors.as_event(body) + DONE
 
 
-def error_event(event: bytes, error: dict[str, Any]) -> bytes:
+def error_event(event: bytes, error: dict[str, Any], request_id: str) -> bytes:
     """An event that tells an engine's error, with every field of our envelope."""
     if event.startswith(b"data:") and errors.is_envelope({"error": error}) and not errors.tells_address(error):
         return event
-    return b"data: " + errors.engine_body(errors.status_of(error), errors.encode_json({"error": error}), None) + b"\n\n"
+    body = errors.engine_body(errors.status_of(error), errors.encode_json({"error": error}), request_id)
+    return b"data: " + body + b"\n\n"
 
 
 def find_error(event: bytes) -> dict[str, Any] | None:

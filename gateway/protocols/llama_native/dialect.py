@@ -30,15 +30,16 @@ _DONE: Final = re.compile(rb"(?:^|\n)data:\s*\[DONE\]\s*\Z")
 class NativeStream(PassthroughStream):
     """A stream on its way through."""
 
-    __slots__ = ("_expected", "_stops")
+    __slots__ = ("_expected", "_request_id", "_stops")
 
     _usage_mark: ClassVar[bytes] = b'"stop_type"'
     """Last events alone have this."""
     _error_mark: ClassVar[bytes] = b"error"
 
-    def __init__(self, answers: int) -> None:
+    def __init__(self, answers: int, request_id: str) -> None:
         super().__init__()
         self._expected = answers
+        self._request_id = request_id
         self._stops = 0
 
     def fail_stream(self, error: RoundhouseError, request_id: str) -> bytes:
@@ -51,7 +52,7 @@ class NativeStream(PassthroughStream):
             if (usage := usage_in(event)) is not None:
                 self.usage = add_usage(self.usage, usage)
         error = find_error(event)
-        return event if error is None else error_event(event, error)
+        return event if error is None else error_event(event, error, self._request_id)
 
     @property
     def is_complete(self) -> bool:
@@ -155,7 +156,7 @@ class NativeDialect(EnvelopeDialect):
 
     def open_stream(self, request: InferenceRequest) -> EventStream:
         """See Dialect."""
-        return NativeStream(_answers_asked(request.fields))
+        return NativeStream(_answers_asked(request.fields), request.id)
 
     def open_collector(self, request: InferenceRequest) -> StreamCollector | None:
         """None, beside what `differs_as_stream` says, for

@@ -176,7 +176,8 @@ async def test_an_error_of_the_engine_in_a_stream_is_told_in_the_familys_form(fa
     events = family.events[0] + said
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     async with one_slot(family, script(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(events), events))) as (here, _):
-        status, _, body = await ask(here, family, stream=True)
+        status, headers, body = await ask(here, family, stream=True)
         assert status == 200
         assert body.startswith(family.begins)
         assert family.last_error(body)["message"] == "out of cells"
+        assert b'"request_id":"%b"' % headers["x-request-id"].encode() in body.replace(b'": "', b'":"')

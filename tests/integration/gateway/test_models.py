@@ -66,6 +66,7 @@ async def test_everything_that_is_told_of_a_model() -> None:
                 "thinking_modes": ["default", "disabled"],
                 "tools": False,
                 "structured_output": True,
+                "logprobs": True,
             },
             "modalities": ["text", "image"],
             "context_length": 8192,

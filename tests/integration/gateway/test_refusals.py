@@ -18,7 +18,7 @@ from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
 SEES = [{"role": "user", "content": [{"type": "text", "text": "?"}, IMAGE]}]
 TALKS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
-TAKES_LITTLE = Capabilities(multi_turn=False, tools=False, structured_output=False)
+TAKES_LITTLE = Capabilities(multi_turn=False, tools=False, structured_output=False, logprobs=False)
 TAKES_ALL = Capabilities(modalities=("text", "image"), thinking_modes=("default", "enabled", "disabled"))
 
 
@@ -40,6 +40,9 @@ REFUSED = [
     ({"messages": TALKS}, "multi_turn_unsupported", "messages[2]"),
     ({"tools": [TOOL]}, "tools_unsupported", "tools"),
     ({"response_format": {"type": "json_object"}}, "structured_output_unsupported", "response_format"),
+    ({"logprobs": True}, "logprobs_unsupported", "logprobs"),
+    ({"top_logprobs": 2}, "logprobs_unsupported", "top_logprobs"),
+    ({"prompt_logprobs": 1}, "logprobs_unsupported", "prompt_logprobs"),
 ]
 
 
@@ -123,6 +126,9 @@ IN_OTHER_FAMILIES: list[tuple[str, dict[str, Any], str, str]] = [
         "output_config.format",
     ),
     ("/v1/completions", {"prompt": "Hi", "grammar": "root ::= [0-9]"}, "structured_output_unsupported", "grammar"),
+    ("/v1/completions", {"prompt": "Hi", "logprobs": 0}, "logprobs_unsupported", "logprobs"),
+    ("/v1/responses", SAYS | {"top_logprobs": 2}, "logprobs_unsupported", "top_logprobs"),
+    ("/v1/responses", SAYS | {"include": ["message.output_text.logprobs"]}, "logprobs_unsupported", "include"),
 ]
 
 

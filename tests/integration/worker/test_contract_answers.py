@@ -192,7 +192,7 @@ def test_texts_are_tokens_and_back_and_conversations_are_counted(worker: Worker,
 
 
 @each_engine(lambda engine: "embeddings" in engine.apis)
-def test_embeddings_as_the_sdk_asks_for_them_and_as_numbers(worker: Worker) -> None:
+def test_embeddings_as_the_sdk_asks_for_them_and_as_numbers(worker: Worker, engine: WorkerEngine) -> None:
     client = worker.openai()
     before = worker.figure("prompt_tokens_total")
     answer = client.embeddings.create(model="any", input=["hello", "world", "hello"])
@@ -203,6 +203,17 @@ def test_embeddings_as_the_sdk_asks_for_them_and_as_numbers(worker: Worker) -> N
     assert answer.usage.prompt_tokens == answer.usage.total_tokens == worker.figure("prompt_tokens_total") - before > 0
     plain = client.embeddings.create(model="any", input="hello", encoding_format="float").data[0].embedding
     assert plain == pytest.approx(one, abs=1e-6)
+    if "tokens" in engine.apis:
+        texts = ("hello", "world")
+        tokens = [told(worker, "/tokenize", content=text)["tokens"] for text in texts]
+        by_tokens = client.embeddings.create(model="any", input=tokens)
+        assert [each.embedding for each in by_tokens.data] == [one, other]
+        assert client.embeddings.create(model="any", input=tokens[0]).data[0].embedding == one
+    for unknown in ([10**9], [[-1]]):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.embeddings.create(model="any", input=unknown)
+        assert "There is no token" in refused.value.message
+        assert refused.value.param == "input"
     with pytest.raises(openai.BadRequestError) as raised:
         client.embeddings.create(model="any", input="hello", dimensions=8)
     assert (raised.value.code, raised.value.param) == ("dimensions_unsupported", "dimensions")

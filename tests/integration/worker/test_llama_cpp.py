@@ -176,6 +176,10 @@ def test_an_embedding_model_knows_its_tokens_and_no_conversations(serve: Serve) 
     assert one != pytest.approx(other)
     assert sum(number**2 for number in one) == pytest.approx(1)
     assert answer.usage.prompt_tokens == 4
+    by_tokens = worker.openai().embeddings.create(model="demo", input=told(worker, "/tokenize", content="bc")["tokens"])
+    assert by_tokens.data[0].embedding == pytest.approx(other)
+    status, body = worker.ask("POST", "/v1/embeddings", {"input": [10**6]})
+    assert (status, json.loads(body)["error"]["param"]) == (400, "input")
     status, body = worker.ask("POST", "/v1/embeddings", {"input": "x" * 3000})
     assert (status, json.loads(body)["error"]["param"]) == (400, "input")
 

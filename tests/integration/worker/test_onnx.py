@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from controller.engines import ENGINES
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import gateway_harness
-from tests.support.onnx_models import WIDTH, token_vectors, unit, write_model, write_vocabulary
+from tests.support.onnx_models import VOCABULARY, WIDTH, token_vectors, unit, write_model, write_vocabulary
 from tests.support.worker_engines import TOKEN, start
 from tests.support.worker_process import Worker
 
@@ -47,6 +48,14 @@ def test_exact_vectors_through_the_openai_sdk(worker: Worker) -> None:
         assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (11, 11)
     assert worker.figure("prompt_tokens_total") - before == 22
     assert close(client.embeddings.create(model="any", input=TEXTS[0]).data, VECTORS[:1])
+
+
+def test_tokens_are_the_text_that_they_stand_for(worker: Worker) -> None:
+    words = VOCABULARY.index("hello"), VOCABULARY.index("world")
+    answer = worker.openai().embeddings.create(model="any", input=[words, (VOCABULARY.index("[CLS]"), *words)])
+    assert close(answer.data, [VECTORS[0]] * 2)
+    status, body = worker.ask("POST", "/v1/embeddings", {"input": [VOCABULARY.index("[SEP]")]})
+    assert (status, json.loads(body)["error"]["param"]) == (400, "input"), "which is no text"
 
 
 async def test_through_the_gateway(worker: Worker) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
@@ -57,7 +58,9 @@ HELLO = b'"messages": [{"role": "user", "content": "hello"}]'
         (CompletionRequest, b'{"prompt": {}}', "prompt", "`prompt`: "),
         (EmbeddingRequest, b'{"input": ""}', "input", "at least 1 character"),
         (EmbeddingRequest, b'{"input": []}', "input", "at least 1 item"),
-        (EmbeddingRequest, b'{"input": [1, 2]}', "input[0]", "`input[0]`: Input should be a valid string."),
+        (EmbeddingRequest, b'{"input": [1, "a"]}', "input[0]", "`input[0]`: Input should be a valid string"),
+        (EmbeddingRequest, b'{"input": [[]]}', "input[0]", "at least 1 item"),
+        (EmbeddingRequest, b'{"input": [1.5]}', "input[0]", "`input[0]`: "),
         (EmbeddingRequest, b'{"input": "a", "encoding_format": "hex"}', "encoding_format", "'float'"),
     ],
 )
@@ -89,9 +92,17 @@ def test_usage_in_a_stream_is_sent_when_it_is_asked_for(options: bytes, wanted: 
     assert request.include_usage is wanted
 
 
-@pytest.mark.parametrize(("sent", "texts"), [(b'"a"', ["a"]), (b'["a", "b"]', ["a", "b"])])
-def test_one_text_or_several(sent: bytes, texts: list[str]) -> None:
-    assert parse_request(EmbeddingRequest, b'{"input": ' + sent + b"}").texts == texts
+@pytest.mark.parametrize(
+    ("sent", "inputs"),
+    [
+        (b'"a"', ["a"]),
+        (b'["a", "b"]', ["a", "b"]),
+        (b"[1, 2]", [[1, 2]]),
+        (b"[[1, 2], [3]]", [[1, 2], [3]]),
+    ],
+)
+def test_one_text_or_several_or_their_tokens(sent: bytes, inputs: list[Any]) -> None:
+    assert parse_request(EmbeddingRequest, b'{"input": ' + sent + b"}").inputs == inputs
 
 
 @pytest.mark.parametrize(

@@ -302,6 +302,10 @@ def test_a_real_stream_passes_to_its_end(servers: Servers, path: str) -> None:
 MODES: dict[str, tuple[Fields, tuple[str, ...]]] = {
     "text": ({}, ()),
     "embedding": ({"llama_server_embedding": True}, ("--embeddings", "--pooling", "mean")),
+    "vectors of tokens": (
+        {"llama_server_embedding": True, "llama_server_pooling": "none"},
+        ("--embeddings", "--pooling", "none"),
+    ),
     "reranking": ({"llama_server_reranking": True}, ("--reranking",)),
 }
 EXAMPLES: dict[str, tuple[str, Any]] = {
@@ -334,6 +338,8 @@ def test_the_engine_answers_what_it_is_said_to_offer(start: Start, models: Path,
     for path in LlamaServer().list_apis(definition):
         method, body = EXAMPLES[path]
         assert server.ask(method, path, body)[0] == 200, path
+    probe = LlamaServer().describe_probe(definition)
+    assert server.ask("POST", probe.ready_path, probe.ready_body)[0] == 200, "it would never be loaded"
     for path in {"/v1/embeddings", "/v1/rerank"} - set(LlamaServer().list_apis(definition)):
         if (mode, path) != ("reranking", "/v1/embeddings"):  # it answers, with nothing but zeros
-            assert server.ask("POST", path, EXAMPLES[path][1])[0] == 501, path
+            assert server.ask("POST", path, EXAMPLES[path][1])[0] in (400, 501), path

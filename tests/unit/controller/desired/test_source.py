@@ -82,6 +82,37 @@ async def test_since_stands_still_after_a_restart(place: Place) -> None:
     assert later.models["m"].statement == first.models["m"].statement
 
 
+async def test_a_model_is_as_old_as_its_name_in_the_files(place: Place) -> None:
+    def declared_at() -> float:
+        state = files.desired_state(place.now)
+        assert state is not None
+        return state.models["m"].first_declared_at
+
+    place.write(LAZY.format(enabled="true"))
+    files = place.files()
+    await files.read_files()
+    began = place.now
+    place.now += 50
+    files.set_override(Override.from_statement({"backend": "stub"}, model="m", action="load", at=place.now))
+    assert declared_at() == began, "a load is no declaration"
+    place.write(LAZY.format(enabled="false"))
+    await files.read_files()
+    assert declared_at() == began, "nor is an edit"
+    files = place.files()
+    await files.read_files()
+    assert declared_at() == began, "nor is a restart"
+    place.write("models:\n  n:\n    backend: stub\n")
+    await files.read_files()
+    place.now += 50
+    await files.read_files()
+    state = files.desired_state(place.now)
+    assert state is not None
+    assert "m" not in state.models
+    place.write(LAZY.format(enabled="true"))
+    await files.read_files()
+    assert declared_at() == place.now, "one that was away is another one"
+
+
 async def test_demand_loads_and_an_edit_of_enabled_ends_it(place: Place) -> None:
     place.write(LAZY.format(enabled="false") + "    replicas: 2\n")
     files = place.files()
@@ -229,8 +260,9 @@ async def test_a_last_good_state_that_could_not_be_stored_is_tried_again(place: 
     files = place.files()
     with no_space():
         await files.read_files()
-        assert files.list_unsaved() == ["what the files last said"]
+        assert files.list_unsaved() == ["when models were declared", "what the files last said"]
     await files.read_files()
+    files.remember_loaded(frozenset(), {})  # as each round does
     assert files.list_unsaved() == []
     again = place.files()
     again.recover_last_good()

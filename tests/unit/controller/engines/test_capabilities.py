@@ -129,6 +129,11 @@ def test_tools_and_structured_output_by_backend(
 
 
 @pytest.mark.parametrize("backend", ENGINES)
+def test_who_tells_the_probabilities_of_tokens(backend: str) -> None:
+    assert _capabilities(backend).logprobs is (backend in ("llama_server", "vllm", "vllm_serve", "openai_remote"))
+
+
+@pytest.mark.parametrize("backend", ENGINES)
 def test_what_is_declared_rules(backend: str) -> None:
     derived = _capabilities(backend)
     declared = _capabilities(
@@ -145,6 +150,7 @@ def test_what_is_declared_rules(backend: str) -> None:
         thinking_modes=("default", "enabled"),
         tools=not derived.tools,
         structured_output=not derived.structured_output,
+        logprobs=derived.logprobs,
     )
 
 

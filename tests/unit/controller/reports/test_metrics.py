@@ -67,10 +67,18 @@ def test_the_docs_hold_the_same_metrics() -> None:
     documented = {(name, kind, tuple(re.findall(r"\w+", labels)), text) for name, kind, labels, text in rows}
     served = set()
     for family in _registry(Rounds(_round())).collect():
+        if family.name.startswith("process_"):
+            continue  # the client library's
         name = f"{family.name}_total" if family.type == "counter" else family.name
         [labels] = {tuple(sample.labels) for sample in family.samples}
         served.add((name, family.type, labels, family.documentation))
     assert documented == served
+
+
+def test_the_controllers_own_process_is_among_them() -> None:
+    registry = _registry(Rounds(None))
+    assert (registry.get_sample_value("process_resident_memory_bytes") or 0) > 0
+    assert (registry.get_sample_value("process_open_fds") or 0) > 0
 
 
 def test_what_they_say() -> None:

@@ -25,6 +25,7 @@ def test_codes_and_statuses_are_pinned() -> None:
         "multi_turn_unsupported": 400,
         "tools_unsupported": 400,
         "structured_output_unsupported": 400,
+        "logprobs_unsupported": 400,
         "dimensions_unsupported": 400,
         "context_length_exceeded": 400,
         "previous_response_not_found": 400,

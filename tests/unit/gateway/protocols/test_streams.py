@@ -44,7 +44,7 @@ ENDS: list[tuple[Dialect, bytes]] = [
     (CHAT, DONE),
     (COMPLETIONS, b"data:[DONE]\r\n\r\n"),
     (MESSAGES, typed("message_stop")),
-    (MESSAGES, typed("error", error={"type": "api_error", "message": "x"})),
+    (MESSAGES, typed("error", error={"type": "api_error", "message": "x"}, request_id="req_1")),
     (NATIVE, data(stop=True, stop_type="eos", content="")),
     (NATIVE, DONE),
     (NATIVE, data(content="only what response_fields named")),
