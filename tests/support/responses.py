@@ -58,11 +58,11 @@ def check_event(event: Fields, *, is_open: bool = False) -> None:
     if "response" in event:
         check_response(event["response"], is_open=is_open)
         return
-    assert kind in _OPENAI_EVENTS or (is_open and kind in OPEN_EVENTS), kind
+    assert kind in _OPENAI_EVENTS or kind in OPEN_EVENTS, kind
     if kind in _OPENAI_EVENTS:
         _OPENAI_EVENTS[kind].model_validate_json(as_json(event), strict=True)
     is_custom = kind in _CUSTOM or event.get("item", {}).get("type") == "custom_tool_call"
-    if not is_custom and (is_open or not kind.startswith("response.reasoning_text.")):
+    if not is_custom:
         OPEN_EVENTS[kind].model_validate_json(as_json(event), strict=True)
 
 

@@ -14,7 +14,6 @@ from gateway.protocols.common.event_text import quote_text
 from gateway.protocols.responses import response_object as made
 from gateway.protocols.responses.context import ResponseContext
 from gateway.protocols.responses.growing_items import (
-    OPEN_THOUGHT,
     REFUSAL,
     TEXT,
     THOUGHT,
@@ -35,7 +34,6 @@ class ResponseWriter:
     def __init__(self, fields: Fields, context: ResponseContext) -> None:
         self._fields = fields
         self._context = context
-        self._thought = OPEN_THOUGHT if context.is_open_responses else THOUGHT
         self._response: Fields | None = None
         self._custom_names: frozenset[str] = frozenset()
         self._sequence_number = 0
@@ -60,7 +58,7 @@ class ResponseWriter:
 
     def write_reasoning(self, text: str) -> bytes:
         """See AnswerWriter."""
-        return self._grow_part(self._thought, text, None)
+        return self._grow_part(THOUGHT, text, None)
 
     def write_refusal(self, text: str) -> bytes:
         """See AnswerWriter."""

@@ -31,8 +31,8 @@ class ResponseContext:
     stores: bool = False
     """The response will be kept: `store` of the request, where this gateway keeps any."""
     is_open_responses: bool = False
-    """The client asked for Open Responses (header `OpenResponses-Version`), whose events of thoughts have other names
-    than OpenAI's."""
+    """The client asked for Open Responses (header `OpenResponses-Version`), which has null where OpenAI has the schema
+    of a form."""
     response: Fields | None = None
     """The response object as it was last told, in the stream or whole: set by the writer."""
     input_items: tuple[Fields, ...] = ()

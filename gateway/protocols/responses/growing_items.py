@@ -24,9 +24,8 @@ class PartKind(NamedTuple):
 
 TEXT: Final = PartKind("message", "response.output_text", "text")
 REFUSAL: Final = PartKind("message", "response.refusal", "refusal")
-THOUGHT: Final = PartKind("reasoning", "response.reasoning_text", "text")
-OPEN_THOUGHT: Final = PartKind("reasoning", "response.reasoning", "text")
-"""In Open Responses."""
+THOUGHT: Final = PartKind("reasoning", "response.reasoning", "text")
+"""As Open Responses names its events; OpenAI's begin with `response.reasoning_text`."""
 
 
 class ContentPart:
