@@ -46,7 +46,9 @@ def constraint_asked(request: GenerationRequest) -> tuple[dict[str, Any] | None,
     """The JSON Schema that an answer is asked to follow, or the grammar, or neither, and the field that says it.
     Raises RequestError: two of them."""
     schema, place = schema_asked(request.response_format)
-    asked = [(schema, None, place)] if schema is not None else []
+    asked: list[tuple[dict[str, Any] | None, str | None, str]] = []
+    if schema is not None:
+        asked.append((schema, None, place))
     if request.json_schema is not None:
         asked.append((request.json_schema, None, "json_schema"))
     if request.grammar:

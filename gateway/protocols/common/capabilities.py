@@ -6,7 +6,7 @@ field that we know passes: it is the engine's to refuse.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, get_args
 
 from controller.schema.admin import Capabilities, Modality, ThinkingMode
@@ -105,7 +105,7 @@ def _check_tools(fields: dict[str, Any], model: str) -> None:
             raise _no_tools(name, model)
 
 
-def _check_form(fields: dict[str, Any], model: str) -> None:
+def _check_form(fields: Mapping[str, Any], model: str) -> None:
     for name in FORMATS:
         if _is_form(fields.get(name)):
             raise _no_form(name, model)
@@ -118,7 +118,7 @@ def _check_form(fields: dict[str, Any], model: str) -> None:
             raise _no_form(name, model)
 
 
-def _find_logprobs(fields: dict[str, Any]) -> str | None:
+def _find_logprobs(fields: Mapping[str, Any]) -> str | None:
     """The field that asks for probabilities; a completion's `logprobs` is a number, and 0 one too."""
     wanted = fields.get("logprobs")
     if wanted is not None and wanted is not False:

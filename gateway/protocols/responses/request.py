@@ -108,8 +108,11 @@ def _check_fields(fields: Fields) -> None:
     for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty"):
         optional_number(fields, name)
     optional_count(fields, "max_tool_calls", 1)
-    if fields.get("truncation") is not None:
-        require_choice(fields["truncation"], ("auto", "disabled"), "truncation")
+    if fields.get("truncation") not in (None, "disabled"):
+        rule = (
+            "must be disabled: nothing is dropped here, so send fewer items where they are more than the context holds"
+        )
+        raise field_error("truncation", f"{rule}; {describe_value(fields['truncation'])}")
     read_metadata(fields)
 
 

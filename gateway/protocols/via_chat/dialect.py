@@ -43,7 +43,7 @@ class ViaChatBase(ABC):
         if request.prompt is None:
             request.prompt = self.read_request(request)
         check_prompt(request.prompt, route.capabilities, route.name)
-        adapt_constraints(request.prompt.passed_fields, route, is_chat=True)
+        adapt_constraints(dict(request.prompt.passed_fields), route, is_chat=True)
         request.repeated_turn = (
             llama_server.repeated_turn(request.prompt) if route.backend == llama_server.BACKEND else None
         )

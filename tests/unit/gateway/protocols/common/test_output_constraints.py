@@ -128,5 +128,5 @@ def test_vllm_is_told_one_form(backend: str) -> None:
 
 
 def test_any_other_engine_is_told_what_the_client_said() -> None:
-    fields = dict.fromkeys(CONSTRAINT_FIELDS, "x")
+    fields: dict[str, Any] = dict.fromkeys(CONSTRAINT_FIELDS, "x")
     assert adapted("openai_remote", **fields) == fields

@@ -67,7 +67,7 @@ def test_what_was_asked_for_is_told_again() -> None:
         "tool_choice": {"type": "function", "name": "f"},
         "top_logprobs": 2,
         "top_p": 0.9,
-        "truncation": "auto",
+        "truncation": "disabled",
         "user": "u",
     }
     tools = [{"type": "function", "name": "f", "parameters": {"type": "object"}, "defer_loading": True}]

@@ -157,7 +157,7 @@ def test_what_means_the_same_passes_and_the_rest_stays() -> None:
     passed = {"temperature": 0.5, "top_p": 1, "user": "u", "safety_identifier": "s", "prompt_cache_key": "k",
               "service_tier": "flex", "seed": 3, "source_lang_code": "auto", "target_lang_code": "de",
               "thinking": {"type": "enabled"}, "presence_penalty": None}  # fmt: skip
-    stays = {"metadata": {"a": "b"}, "store": False, "background": False, "truncation": "auto", "max_tool_calls": 2,
+    stays = {"metadata": {"a": "b"}, "store": False, "background": False, "truncation": "disabled", "max_tool_calls": 2,
              "stream": True, "stream_options": {"include_obfuscation": False}, "messages": []}  # fmt: skip
     assert prompt(**passed, **stays).passed_fields == passed
 
@@ -250,6 +250,7 @@ REFUSED: list[tuple[Fields, str, str]] = [
     ({"include": "x"}, "include", "an array"),
     ({"include": [3]}, "include[0]", "a string"),
     ({"truncation": "some"}, "truncation", "disabled"),
+    ({"truncation": "auto"}, "truncation", "disabled"),
     ({"user": 3}, "user", "a string"),
     ({"metadata": {"a": 3}}, "metadata.a", "a string"),
     ({"metadata": {"a": "x" * 513}}, "metadata.a", "512"),
