@@ -197,6 +197,8 @@ class ObservedReplica:
     argv: tuple[str, ...] = ()
     context_length: int | None = None
     """Tokens of one request, as the ready engine tells; None: it has not told."""
+    system_first: bool = False
+    """The model's chat template takes system messages at the beginning alone, as the ready engine tells."""
     idle_span: IdleSpan | None = None
     """How long the engine has said that it is idle; None: at the last probe it was not, or it does not tell."""
 

@@ -113,6 +113,8 @@ class Probe:
     """Prometheus text with `busy_metric` and `progress_metrics`, for the engine's own idle figure and its progress."""
     busy_metrics: tuple[str, ...] = ()
     progress_metrics: tuple[str, ...] = ()
+    template_path: str | None = None
+    """Where the engine renders a conversation by the model's chat template without answering it; None: nowhere."""
 
 
 @dataclass(frozen=True, slots=True)

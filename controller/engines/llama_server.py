@@ -311,6 +311,7 @@ class LlamaServer(Engine):
                 "llamacpp:tokens_predicted_total",
                 "llamacpp:n_decode_total",
             ),
+            template_path="/apply-template" if path == "/v1/completions" else None,
         )
 
     def list_apis(self, definition: Definition) -> tuple[str, ...]:

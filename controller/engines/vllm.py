@@ -153,6 +153,7 @@ class VllmEngine(Engine):
             metrics_path="/metrics",
             busy_metrics=("vllm:num_requests_running", "vllm:num_requests_waiting"),
             progress_metrics=("vllm:prompt_tokens_total", "vllm:generation_tokens_total"),
+            template_path=None if is_embedding else "/tokenize",
         )
 
     def list_apis(self, definition: Definition) -> tuple[str, ...]:

@@ -41,13 +41,14 @@ def worker_probe(*, embedding: bool = False) -> Probe:
         metrics_path="/metrics",
         busy_metrics=("llamacpp:requests_processing", "llamacpp:requests_deferred"),
         progress_metrics=("llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total"),
+        template_path=None if embedding else "/apply-template",
     )
 
 
 def worker_chat_probe() -> Probe:
     """The worker's, of an engine that knows chats alone."""
     body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
-    return replace(worker_probe(), ready_path="/v1/chat/completions", ready_body=body)
+    return replace(worker_probe(), ready_path="/v1/chat/completions", ready_body=body, template_path=None)
 
 
 def percent_progress(log_tail: str) -> float | None:

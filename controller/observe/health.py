@@ -35,6 +35,8 @@ class ProbeOutcome:
     error: str | None = None
     context_length: int | None = None
     """Tokens of one request, where it was asked and told."""
+    system_first: bool | None = None
+    """The model's chat template takes system messages at the beginning alone; None: not asked, or not told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class ProbedHealth:
     error: str | None = None
     context_length: int | None = None
     """The last that it told; None: it has not, or does not."""
+    system_first: bool | None = None
+    """The same of `ProbeOutcome.system_first`."""
 
 
 def apply_outcome(
@@ -76,6 +80,7 @@ def apply_outcome(
         probed_at=began_at,
         error=outcome.error,
         context_length=probed_health.context_length if outcome.context_length is None else outcome.context_length,
+        system_first=probed_health.system_first if outcome.system_first is None else outcome.system_first,
     )
     if outcome.dead:
         return replace(new_health, health=Health.DEAD)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import aiohttp
 
 from controller.engines.base import Probe
 from controller.observe.health import ProbedHealth, ProbeOutcome, apply_outcome, metric_sum, parse_context_length
+from controller.observe.template_probe import BUSY_STATUSES, LATE_SYSTEM, LEADING_SYSTEM, judge_rendering
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +49,8 @@ class _TargetState:
     probed: asyncio.Event = field(default_factory=asyncio.Event)
     has_listed_models: bool = False
     """The engine was asked what it serves, and answered."""
+    has_told_template: bool = False
+    """The engine was asked what its chat template takes, and answered."""
     probed_health: ProbedHealth = field(default_factory=ProbedHealth)
 
 
@@ -161,17 +165,38 @@ class Prober:
         if target_state.probed_health.ready_since is None and target.probe.ready_path:
             if fault := await self._request_first_token(target):
                 return ProbeOutcome(healthy=True, error=fault)
-            return ProbeOutcome(
-                healthy=True, generated=True, context_length=await self._read_context_length(target_state)
-            )
+            return await self._add_model_facts(ProbeOutcome(healthy=True, generated=True), target_state)
         busy_requests, progress = await self._read_figures(target)
-        context_length = await self._read_context_length(target_state)
-        return ProbeOutcome(
-            healthy=True, generated=True, busy_requests=busy_requests, progress=progress, context_length=context_length
+        outcome = ProbeOutcome(healthy=True, generated=True, busy_requests=busy_requests, progress=progress)
+        return await self._add_model_facts(outcome, target_state)
+
+    async def _add_model_facts(self, outcome: ProbeOutcome, target_state: _TargetState) -> ProbeOutcome:
+        """What holds for an engine's life, and is asked once."""
+        return replace(
+            outcome,
+            context_length=await self._read_context_length(target_state),
+            system_first=await self._read_system_first(target_state),
         )
 
+    async def _read_system_first(self, target_state: _TargetState) -> bool | None:
+        """Whether the model's chat template takes system messages at the beginning alone. One that takes none at all,
+        or cannot be asked, is left to refuse."""
+        target = target_state.target
+        if target_state.has_told_template or target.probe.template_path is None:
+            return None
+        try:
+            status, text = await self._post(target, target.probe.template_path, LATE_SYSTEM)
+            is_refused = judge_rendering(status, text) == "refused"
+            if is_refused:
+                status, text = await self._post(target, target.probe.template_path, LEADING_SYSTEM)
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return None
+        if status in BUSY_STATUSES:
+            return None
+        target_state.has_told_template = True
+        return is_refused and judge_rendering(status, text) == "taken"
+
     async def _read_context_length(self, target_state: _TargetState) -> int | None:
-        """Asked once: it holds for an engine's life."""
         if target_state.has_listed_models:
             return None
         try:
@@ -203,6 +228,12 @@ class Prober:
             return None, None
         return metric_sum(text, probe.busy_metrics), metric_sum(text, probe.progress_metrics)
 
+    async def _post(self, target: ProbeTarget, path: str, body: dict[str, Any]) -> tuple[int, str]:
+        async with self._session.post(
+            target.base_url + path, json=body, headers=_headers(target), timeout=self._timeout
+        ) as answer:
+            return answer.status, await answer.text(errors="replace")
+
     async def _get(self, target: ProbeTarget, path: str) -> tuple[int, str]:
         async with self._session.get(target.base_url + path, headers=_headers(target), timeout=self._timeout) as answer:
             return answer.status, await answer.text(errors="replace")
@@ -210,7 +241,7 @@ class Prober:
 
 def _published_part(probed_health: ProbedHealth) -> tuple[object, ...]:
     """What somebody waits for."""
-    return probed_health.health, probed_health.idle, probed_health.context_length
+    return probed_health.health, probed_health.idle, probed_health.context_length, probed_health.system_first
 
 
 def _headers(target: ProbeTarget) -> dict[str, str]:

@@ -352,6 +352,7 @@ class Reconciler:
             image_id=replica.image_id,
             argv=replica.argv,
             context_length=probed_health.context_length,
+            system_first=probed_health.system_first is True,
             idle_span=probed_health.idle_span,
         )
 

@@ -121,6 +121,11 @@ class ModelRoute(Wire):
         description="Bytes of text, white space and U+2581 aside, that one token stands for at most; null: not known, "
         "or the engine cuts prompts. Of it follows how many tokens a prompt has at least.",
     )
+    system_first: bool = Field(
+        default=False,
+        description="The model's chat template takes system messages at the beginning alone: gateways write later ones "
+        "into the turn beside them.",
+    )
     takes_dimensions: bool = Field(
         default=False, description="The engine knows the `dimensions` of a request for embeddings."
     )

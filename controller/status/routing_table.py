@@ -97,6 +97,7 @@ def _route(
         max_tokens_field=engine.max_tokens_field(model.definition),
         context_length=_context_length(engine, model, replicas),
         longest_token=longest_token if _are_alike(model, replicas) else None,
+        system_first=any(replica.system_first for replica in replicas),
         takes_dimensions=engine.takes_dimensions,
         shortens_embeddings=model.definition.matryoshka,
     )

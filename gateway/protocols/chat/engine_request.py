@@ -8,6 +8,7 @@ from typing import Final, cast
 from controller.schema.routing import ModelRoute
 from gateway.protocols.chat import llama_server, thinking
 from gateway.protocols.chat.reasoning import alias_in_message
+from gateway.protocols.chat.system_messages import fold_system_messages
 from gateway.protocols.chat.tool_choice import narrow_tools
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.json_bytes import json_bytes
@@ -22,7 +23,8 @@ def adapt_request(request: InferenceRequest, route: ModelRoute) -> InferenceRequ
 
     - `thinking` and `reasoning_effort: none` as `route.thinking_control` says;
     - thoughts of earlier answers under both names, since engines read one or the other, but for remotes;
-    - a `tool_choice` that the engine does not know as fewer `tools`.
+    - a `tool_choice` that the engine does not know as fewer `tools`;
+    - system messages where the model's chat template takes them (`route.system_first`).
     """
     fields = request.fields
     engine_fields = fields
@@ -38,6 +40,10 @@ def adapt_request(request: InferenceRequest, route: ModelRoute) -> InferenceRequ
             ):
                 engine_fields = engine_fields | {"messages": [alias_in_message(each) for each in messages]}
                 break
+    if isinstance(messages, list) and route.system_first:
+        folded_messages = fold_system_messages(engine_fields["messages"])
+        if folded_messages is not engine_fields["messages"]:
+            engine_fields = engine_fields | {"messages": folded_messages}
     if "tool_choice" in fields and route.backend != _REMOTE:
         engine_fields = narrow_tools(engine_fields, names_one=route.backend == llama_server.BACKEND)
     return request if engine_fields is fields else replace(request, raw=json_bytes(engine_fields), fields=engine_fields)
@@ -47,8 +53,11 @@ def adapt_fields(fields: Fields, route: ModelRoute) -> Fields:
     """The fields of a chat completion that was written here, as the model's engine knows them.
 
     - the limit of tokens by `route.max_tokens_field`;
-    - thoughts of earlier answers to a remote under one name: it may refuse the other.
+    - thoughts of earlier answers to a remote under one name: it may refuse the other;
+    - system messages where the model's chat template takes them (`route.system_first`).
     """
+    if route.system_first:
+        fields = fields | {"messages": fold_system_messages(fields["messages"])}
     if "max_tokens" in fields and route.max_tokens_field != "max_tokens":
         fields = {route.max_tokens_field if name == "max_tokens" else name: fields[name] for name in fields}
     if route.backend == _REMOTE:

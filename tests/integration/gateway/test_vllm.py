@@ -17,6 +17,7 @@ import pytest
 from controller.engines import ENGINES
 from controller.observe.health import metric_sum, parse_context_length
 from controller.observe.prober import MODELS_PATH
+from controller.observe.template_probe import LATE_SYSTEM, LEADING_SYSTEM, judge_rendering
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.chat_engines import CALLS, SAYS, WORKERS, tool
@@ -36,6 +37,9 @@ FIELDS: dict[str, Any] = {
     "thinking_modes": ["enabled", "disabled"],
 }
 HI: Any = [{"role": "user", "content": "Hi"}]
+STRICT = """\
+{%- for m in messages %}{% if m.role == 'system' and not loop.first %}
+{{- raise_exception('System message must be at the beginning.') }}{% endif %}{% endfor %}"""
 WEATHER = tool("get_weather", "Oslo", "Rome")
 CALLED = [json.loads(call) for call in CALLS]
 
@@ -43,7 +47,7 @@ CALLED = [json.loads(call) for call in CALLS]
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmWorker]:
     folder = tmp_path_factory.mktemp("vllm")
-    make_hf(folder / "thinks", SAYS, WORKERS)
+    make_hf(folder / "thinks", SAYS, STRICT + WORKERS)
     with start_worker(folder, "thinks", TOKEN, **FIELDS) as worker:
         assert isinstance(worker, VllmWorker)
         yield worker.ready()
@@ -60,7 +64,7 @@ async def here(engine: VllmWorker) -> AsyncIterator[GatewayHarness]:
         apis=declared.list_apis(definition),
         capabilities=declared.derive_capabilities(definition),
     )
-    more = {"backend": "vllm", "thinking_control": declared.thinking_control(definition)}
+    more = {"backend": "vllm", "thinking_control": declared.thinking_control(definition), "system_first": True}
     async with gateway_harness() as built:
         await built.publish(made.model_copy(update=more))
         yield built
@@ -136,6 +140,14 @@ async def test_a_response_with_thoughts_and_calls(client: openai.AsyncOpenAI) ->
     assert [json.loads(item.arguments) for item in response.output[2:]] == [each["arguments"] for each in CALLED]
 
 
+async def test_system_messages_among_the_others(client: openai.AsyncOpenAI) -> None:
+    late: Any = [*HI, {"role": "system", "content": "Be brief."}]
+    answer = await client.chat.completions.create(model="thinks", messages=late, temperature=0)
+    assert answer.choices[0].message.content
+    response = await client.responses.create(model="thinks", input=[*HI, {"role": "developer", "content": "Be brief."}])
+    assert "Sure." in response.output_text
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
@@ -186,6 +198,11 @@ def test_what_the_controller_reads(engine: VllmWorker) -> None:
     )
     assert parse_context_length(engine.ask("GET", MODELS_PATH)[1]) == CONTEXT
     assert engine.ask("POST", probe.ready_path, probe.ready_body)[0] == 200
+    assert probe.template_path is not None
+    renderings = [
+        judge_rendering(*engine.ask("POST", probe.template_path, body)) for body in (LATE_SYSTEM, LEADING_SYSTEM)
+    ]
+    assert renderings == ["refused", "taken"]
     assert probe.metrics_path is not None
     figures = engine.ask("GET", probe.metrics_path)[1]
     assert metric_sum(figures, probe.busy_metrics) == 0

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from controller.engines.worker import worker_probe
 from controller.observe.prober import MODELS_PATH, Prober, ProbeTarget
+from controller.observe.template_probe import LATE_SYSTEM, LEADING_SYSTEM
 from controller.state import Health
 from tests.support.wait import until
 
@@ -26,6 +27,10 @@ class Engine:
         self.probed = 0
         self.figures: str | None = ""
         """None: the connection breaks where they are asked for."""
+        self.renders: list[web.Response] = []
+        """What it answers to conversations to render, one after the other; then nothing that tells anything."""
+        self.rendered: list[Any] = []
+        """The conversations that it was to render."""
 
     async def answer(self, request: web.Request) -> web.Response:
         """Anything."""
@@ -33,6 +38,9 @@ class Engine:
             self.asked += 1
             return self._models(self.asked)
         self.probed += request.path == "/health"
+        if request.path == "/apply-template":
+            self.rendered.append(await request.json())
+            return self.renders.pop(0) if self.renders else web.json_response({})
         if request.path == "/metrics":
             if self.figures is None:
                 assert request.transport is not None
@@ -97,6 +105,28 @@ async def test_an_engine_that_could_not_tell_is_asked_again_and_one_that_does_no
         await until("it is probed on", lambda: silent.probed > 5)
         assert (silent.asked, prober.get_health("m-0").context_length) == (1, None)
         assert prober.get_health("m-0").health is Health.READY
+
+
+@pytest.mark.parametrize("ready_since", [None, 5.0], ids=["fresh", "adopted"])
+async def test_an_engine_is_asked_once_what_its_chat_template_takes(ready_since: float | None) -> None:
+    engine = Engine(lambda _: listing())
+    refusal = web.json_response({"error": {"message": "System message must be at the beginning."}}, status=400)
+    busy, taken = web.Response(status=503), web.json_response({"prompt": "<|system|>7351<|user|>a"})
+    engine.renders = [busy, refusal, taken]
+    async with probed(engine, ready_since) as (prober, woken):
+        await until("it is told", lambda: prober.get_health("m-0").system_first is True)
+        assert woken
+        seen = engine.probed
+        await until("it is probed on", lambda: engine.probed > seen + 3)
+        assert engine.rendered == [LATE_SYSTEM, LATE_SYSTEM, LEADING_SYSTEM]
+        assert prober.get_health("m-0").system_first is True
+
+
+async def test_an_engine_that_tells_nothing_of_its_chat_template_is_asked_once() -> None:
+    engine = Engine(lambda _: listing())
+    async with probed(engine, None) as (prober, _):
+        await until("it is probed on", lambda: engine.probed > 5)
+        assert (engine.rendered, prober.get_health("m-0").system_first) == ([LATE_SYSTEM], False)
 
 
 async def test_an_engine_whose_figures_cannot_be_read_is_ready_and_not_known_to_be_idle() -> None:

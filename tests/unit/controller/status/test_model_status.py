@@ -154,6 +154,16 @@ def test_a_token_s_length_is_told_where_every_engine_is_known_to_be_alike(
     assert route.longest_token is None
 
 
+@pytest.mark.parametrize(("told", "expected"), [((False, False), False), ((False, True), True)])
+def test_what_one_replicas_chat_template_refuses_holds_for_the_model(told: tuple[bool, ...], expected: bool) -> None:
+    desired = DesiredState(1, {"m": MODEL})
+    observed = _seen(*(_replica(index, system_first=each) for index, each in enumerate(told)))
+    [route] = build_routes(
+        desired, observed, assess_models(desired, observed, plan(desired, observed, NOW)), lambda name: None
+    )
+    assert route.system_first is expected
+
+
 def test_a_remote_is_as_well_as_its_last_answer() -> None:
     definition = OpenAIRemoteDefinition(
         backend="openai_remote",
