@@ -269,6 +269,10 @@ class Engine:
         """The gateway paths that the engine answers itself."""
         return ()
 
+    def list_extra_fields(self, definition: Definition) -> tuple[str, ...] | None:
+        """Fields of requests that it gets beside those that the API family knows; None: all, as an engine of ours."""
+        return None
+
     def explain_exit(self, exit_code: int | None, log_tail: str) -> Verdict | None:
         """The engine's end in plain words; None when nothing better than its last log line is known."""
         return None

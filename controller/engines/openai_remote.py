@@ -30,6 +30,11 @@ class OpenAIRemoteDefinition(Definition):
         default_factory=lambda: ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"],
         description="Paths that the server offers.",
     )
+    remote_fields: list[str] = Field(
+        default_factory=list,
+        description="Fields of requests that it gets beside those that the API knows, such as `top_k` of a chat "
+        "completion; others stay here.",
+    )
     thinking_field: ThinkingControl = Field(
         default="chat_template_kwargs",
         description="Field of a chat completion that tells it to think or not, where `thinking_modes` has more than "
@@ -85,6 +90,11 @@ class OpenAIRemote(Engine):
         """As declared."""
         assert isinstance(definition, OpenAIRemoteDefinition)
         return tuple(definition.remote_apis)
+
+    def list_extra_fields(self, definition: Definition) -> tuple[str, ...] | None:
+        """As declared."""
+        assert isinstance(definition, OpenAIRemoteDefinition)
+        return tuple(definition.remote_fields)
 
     def derive_capabilities(self, definition: Definition) -> Capabilities:
         """As declared; else text, conversations, tools, JSON, and no say in thinking."""

@@ -101,6 +101,11 @@ class ModelRoute(Wire):
         "the gateway asks for a stream and makes the blocking answer of it.",
     )
     apis: tuple[str, ...] = Field(default=(), description="Paths that the engine offers, such as /v1/embeddings.")
+    extra_fields: tuple[str, ...] | None = Field(
+        default=None,
+        description="Fields of requests that the engine gets beside those that the API family knows; null: all of "
+        "them, for it is an engine of ours.",
+    )
     autoload: bool = False
     reason: str | None = Field(default=None, description="Why it is not loaded, where that is wanted.")
     last_error: str | None = None

@@ -86,6 +86,7 @@ def _route(
         choices_take_slots=engine.choices_take_slots,
         notices_leaving=engine.notices_leaving,
         apis=engine.list_apis(model.definition),
+        extra_fields=engine.list_extra_fields(model.definition),
         # Nobody waits for a model that an operator is unloading, also if the next request may load it again.
         autoload=model.autoload and not (status.state is ModelState.UNLOADING and model.statement.kind == "unload"),
         reason=_unloaded_reason(model) if status.state is ModelState.UNLOADED else None,

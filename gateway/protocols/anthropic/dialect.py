@@ -12,6 +12,7 @@ from gateway.protocols.common import bodies, errors, usage
 from gateway.protocols.common.context_overflow import find_overflow
 from gateway.protocols.common.dialect import EventStream, StreamCollector, Usage
 from gateway.protocols.common.event_reader import Fields
+from gateway.protocols.common.known_fields import MESSAGE_FIELDS
 from gateway.protocols.common.openai_events import find_error
 from gateway.protocols.common.passthrough import PassthroughDialect
 from gateway.protocols.common.request import InferenceRequest
@@ -70,6 +71,7 @@ class MessagesDialect(PassthroughDialect):
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """See Dialect."""
+        request = bodies.without_foreign_fields(request, MESSAGE_FIELDS, route)
         if as_stream:
             return bodies.as_stream(request, route.served_name, ask_for_usage=False)
         return bodies.as_named(request, route.served_name)

@@ -17,6 +17,7 @@ from gateway.protocols.common.choices import check_choices
 from gateway.protocols.common.dialect import EventStream, StreamCollector
 from gateway.protocols.common.envelope import EnvelopeDialect
 from gateway.protocols.common.json_bytes import json_bytes
+from gateway.protocols.common.known_fields import CHAT_FIELDS, COMPLETION_FIELDS, check_foreign_fields
 from gateway.protocols.common.openai_events import OpenAIStream, as_events
 from gateway.protocols.common.output_constraints import adapt_constraints
 from gateway.protocols.common.request import InferenceRequest
@@ -52,6 +53,12 @@ class OpenAIDialect(EnvelopeDialect):
 
     def __init__(self, *, is_chat: bool) -> None:
         self._is_chat = is_chat
+        self._known_fields = CHAT_FIELDS if is_chat else COMPLETION_FIELDS
+
+    def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
+        """See Dialect."""
+        super().check_request(request, route)
+        check_foreign_fields(request.fields, self._known_fields, route)
 
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
         """See Dialect."""
@@ -68,6 +75,7 @@ class OpenAIDialect(EnvelopeDialect):
             request = replace(request, raw=json_bytes(fields), fields=fields)
         if self._is_chat:
             request = engine_request.adapt_request(request, route)
+        request = bodies.without_foreign_fields(request, self._known_fields, route)
         if as_stream:
             return bodies.as_stream(request, route.served_name, ask_for_usage=True)
         if request.stream and not request.wants_usage:

@@ -8,15 +8,27 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any, Final
 
+from controller.schema.routing import ModelRoute
 from gateway.protocols.common.json_bytes import json_bytes
+from gateway.protocols.common.known_fields import drop_foreign_fields
 from gateway.protocols.common.request import InferenceRequest
 
 _STREAM: Final = re.compile(rb'"stream"\s*:\s*(?:false|null)')
 _MODEL: Final = re.compile(rb'"model"\s*:\s*"[^"\\]*"')
 _ESCAPED_LETTER: Final = b"\\u00"
 """A key could be written with such, and then it is not found by its bytes."""
+
+
+def without_foreign_fields(
+    request: InferenceRequest, known_fields: Collection[str], route: ModelRoute
+) -> InferenceRequest:
+    """The request without what the model's engine does not get; the same one where all of it passes."""
+    fields = drop_foreign_fields(request.fields, known_fields, route)
+    return request if fields is request.fields else replace(request, raw=json_bytes(fields), fields=fields)
 
 
 def as_named(request: InferenceRequest, served_name: str) -> bytes:

@@ -9,6 +9,7 @@ from controller.schema.routing import ModelRoute
 from gateway.protocols.common import bodies, errors
 from gateway.protocols.common.json_bytes import json_bytes
 from gateway.protocols.common.json_dialect import JsonDialect
+from gateway.protocols.common.known_fields import EMBEDDING_FIELDS
 from gateway.protocols.common.request import InferenceRequest
 from gateway.protocols.embeddings import codec
 from gateway.protocols.embeddings.codec import Shortening
@@ -30,6 +31,7 @@ class EmbeddingsDialect(JsonDialect):
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """See Dialect. llama-server overlooks `dimensions`, and refuses an `encoding_format` of null."""
+        request = bodies.without_foreign_fields(request, EMBEDDING_FIELDS, route)
         fields = request.fields
         dropped_names = [name for name in _OPTIONAL if name in fields and fields[name] is None]
         shortening: Shortening | None = request.state

@@ -9,6 +9,7 @@ from controller.schema.routing import ModelRoute
 from gateway.protocols.common import errors
 from gateway.protocols.common.json_bytes import json_bytes
 from gateway.protocols.common.json_dialect import JsonDialect
+from gateway.protocols.common.known_fields import RERANK_FIELDS, drop_foreign_fields
 from gateway.protocols.common.request import InferenceRequest
 from gateway.protocols.rerank import codec
 from gateway.protocols.rerank.codec import Ranking, Version
@@ -28,7 +29,8 @@ class RerankDialect(JsonDialect):
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """See Dialect."""
-        return json_bytes(codec.write_request(request.state) | {"model": route.served_name})
+        fields = drop_foreign_fields(codec.write_request(request.state), RERANK_FIELDS, route)
+        return json_bytes(fields | {"model": route.served_name})
 
     def get_body_converter(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
         """See Dialect."""

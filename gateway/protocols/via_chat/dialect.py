@@ -19,6 +19,7 @@ from gateway.protocols.common.conversation import Answer, AnswerWriter, Assistan
 from gateway.protocols.common.dialect import EventStream, StreamCollector, Usage
 from gateway.protocols.common.event_reader import EventReader
 from gateway.protocols.common.json_bytes import json_bytes
+from gateway.protocols.common.known_fields import CHAT_FIELDS, check_foreign_fields, drop_foreign_fields
 from gateway.protocols.common.output_constraints import adapt_constraints
 from gateway.protocols.common.request import InferenceRequest
 from gateway.protocols.common.stream_compat import differs_as_stream, wants_probabilities
@@ -44,6 +45,7 @@ class ViaChatBase(ABC):
             request.prompt = self.read_request(request)
         check_prompt(request.prompt, route.capabilities, route.name)
         adapt_constraints(dict(request.prompt.passed_fields), route, is_chat=True)
+        check_foreign_fields(dict(request.prompt.passed_fields), CHAT_FIELDS, route)
         request.repeated_turn = (
             llama_server.repeated_turn(request.prompt) if route.backend == llama_server.BACKEND else None
         )
@@ -56,6 +58,7 @@ class ViaChatBase(ABC):
         fields = adapt_constraints(fields, route, is_chat=True)
         if route.backend == llama_server.BACKEND:
             fields = narrow_tools(fields | llama_server.fields_for(prompt), names_one=True)
+        fields = drop_foreign_fields(fields, CHAT_FIELDS, route)
         fields["model"] = route.served_name
         return fields
 

@@ -188,6 +188,7 @@ DEFINITIONS: Final[dict[str, dict[str, dict[str, Any]]]] = {
             "remote_model": "org/theirs",
             "api_key_env": "THEIR_KEY",
             "remote_apis": ["/v1/chat/completions", "/v1/responses"],
+            "remote_fields": ["top_k"],
             "thinking_field": "reasoning_effort",
             "max_tokens_field": "max_completion_tokens",
             "health_path": "/health",

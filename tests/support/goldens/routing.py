@@ -68,6 +68,7 @@ MODELS: Final[dict[str, dict[str, Any]]] = {
         "thinking_modes": ["default", "enabled", "disabled"],
         "thinking_field": "reasoning_effort",
         "max_tokens_field": "max_completion_tokens",
+        "remote_fields": ["top_k"],
     },
 }
 KEYS: Final[dict[str, dict[str, Any]]] = {

@@ -171,6 +171,7 @@ def test_a_remote_is_as_well_as_its_last_answer() -> None:
         remote_model="there",
         thinking_modes=["disabled"],
         thinking_field="thinking",
+        remote_fields=["top_k"],
     )
     remote = DesiredModel("m", definition, "openai_remote", "h", 1, Statement("file", 5.0, "enabled"), runs=False)
     assert _status(ObservedState(NOW), remote).state is ModelState.LOADING
@@ -187,3 +188,4 @@ def test_a_remote_is_as_well_as_its_last_answer() -> None:
         "there", "https://x.example/v1", ""
     )  # fmt: skip
     assert (route.thinking_control, route.context_length) == ("thinking", None)
+    assert route.extra_fields == ("top_k",)

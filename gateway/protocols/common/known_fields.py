@@ -1,0 +1,77 @@
+"""Which fields of a request an engine gets that is not ours. Pure.
+
+Clients add fields of their own to requests: Codex's `client_metadata` names the installation and the workspace's path.
+Engines of ours run where the gateway runs and may know any field; a server elsewhere gets what the API family of the
+engine's path knows, and what its definition lists (`ModelRoute.extra_fields`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from controller.schema.errors import RoundhouseError
+from controller.schema.routing import ModelRoute
+from gateway.protocols.common.capabilities import GRAMMARS
+from gateway.protocols.common.conversation import Fields
+
+_GENERATION_FIELDS: Final = frozenset(
+    {"model", "stream", "stream_options", "max_tokens", "temperature", "top_p", "frequency_penalty", "presence_penalty"}
+    | {"seed", "stop", "n", "logit_bias", "user"}
+)
+CHAT_FIELDS: Final = _GENERATION_FIELDS | {
+    *("messages", "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call", "response_format"),
+    *("max_completion_tokens", "logprobs", "top_logprobs", "reasoning_effort", "verbosity", "modalities", "audio"),
+    *("metadata", "moderation", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+    *("safety_identifier", "service_tier", "store", "web_search_options"),
+}
+"""OpenAI's of chat completions, as the types of its package 3.52 have them."""
+COMPLETION_FIELDS: Final = _GENERATION_FIELDS | {"prompt", "suffix", "echo", "best_of", "logprobs"}
+"""OpenAI's of completions."""
+EMBEDDING_FIELDS: Final = frozenset({"model", "input", "dimensions", "encoding_format", "user"})
+"""OpenAI's of embeddings."""
+MESSAGE_FIELDS: Final = frozenset(
+    {"model", "messages", "system", "max_tokens", "stop_sequences", "stream", "temperature", "top_k", "top_p"}
+    | {"tools", "tool_choice", "thinking", "output_config", "output_format", "metadata", "service_tier", "container"}
+    | {"cache_control", "context_management", "compaction", "mcp_servers", "inference_geo", "speed", "thread"}
+    | {"betas", "billing_policy", "diagnostics", "fallback_credit_token", "fallbacks", "user_profile_id"}
+    | {"workspace_id"}
+)
+"""Anthropic's of messages, as the types of its package 2.12 have them, `output_format` as its earlier ones did."""
+RERANK_FIELDS: Final = frozenset(
+    {"model", "query", "documents", "top_n", "return_documents", "rank_fields", "max_chunks_per_doc"}
+    | {"max_tokens_per_doc", "priority", "truncation"}
+)
+"""Jina's and Cohere's of rankings."""
+
+
+def drop_foreign_fields(fields: Fields, known_fields: Collection[str], route: ModelRoute) -> Fields:
+    """The fields that the model's engine gets; `fields` themselves where all of them pass."""
+    foreign_names = _foreign_names(fields, known_fields, route)
+    return {name: fields[name] for name in fields if name not in foreign_names} if foreign_names else fields
+
+
+def check_foreign_fields(fields: Fields, known_fields: Collection[str], route: ModelRoute) -> None:
+    """Refuse a field that holds the answer to a form where the model's engine would not get it.
+
+    Raises:
+        RoundhouseError: `structured_output_unsupported`; `param` is the field.
+    """
+    foreign_names = _foreign_names(fields, known_fields, route)
+    for name in GRAMMARS:
+        if name in foreign_names and fields[name] not in (None, "", False):
+            message = (
+                f"The model {route.name!r} is served elsewhere, and `{name}` is no field of this API: use "
+                f"`response_format`, or list the field in the model's `remote_fields`."
+            )
+            raise RoundhouseError("structured_output_unsupported", message, param=name)
+
+
+def _foreign_names(fields: Fields, known_fields: Collection[str], route: ModelRoute) -> Collection[str]:
+    if route.extra_fields is None:
+        return ()
+    return [
+        name
+        for name in fields
+        if name not in known_fields and name not in route.extra_fields and name != route.thinking_control
+    ]
