@@ -59,10 +59,6 @@ class OpenAIDialect(EnvelopeDialect):
         """See Dialect."""
         super().check_request(request, route)
         check_foreign_fields(request.fields, self._known_fields, route)
-
-    def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
-        """See Dialect."""
-        super().check_request(request, route)
         check_choices(request.fields, route)
         adapt_constraints(request.fields, route, is_chat=self._is_chat)
         if not self._is_chat and route.backend == llama_server.BACKEND:

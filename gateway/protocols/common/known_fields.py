@@ -12,8 +12,8 @@ from typing import Final
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
-from gateway.protocols.common.capabilities import GRAMMARS
 from gateway.protocols.common.conversation import Fields
+from gateway.protocols.common.output_constraints import CONSTRAINT_FIELDS
 
 _GENERATION_FIELDS: Final = frozenset(
     {"model", "stream", "stream_options", "max_tokens", "temperature", "top_p", "frequency_penalty", "presence_penalty"}
@@ -58,7 +58,7 @@ def check_foreign_fields(fields: Fields, known_fields: Collection[str], route: M
         RoundhouseError: `structured_output_unsupported`; `param` is the field.
     """
     foreign_names = _foreign_names(fields, known_fields, route)
-    for name in GRAMMARS:
+    for name in CONSTRAINT_FIELDS:
         if name in foreign_names and fields[name] not in (None, "", False):
             message = (
                 f"The model {route.name!r} is served elsewhere, and `{name}` is no field of this API: use "
