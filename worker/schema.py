@@ -16,6 +16,8 @@ class StreamOptions(BaseModel):
     """How a stream is sent."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
+    """As vLLM has it, with `include_usage`: every event tells the counts so far."""
 
 
 class GenerationRequest(BaseModel):
@@ -71,6 +73,11 @@ class GenerationRequest(BaseModel):
     def include_usage(self) -> bool:
         """Whether a stream ends with an event of token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def include_running_usage(self) -> bool:
+        """Whether every event of a stream tells the token counts so far."""
+        return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
 
 
 class Message(BaseModel):

@@ -123,7 +123,7 @@ class Worker:
             return until_stop(engine(job), request.stops)
 
         if request.stream:
-            return StreamReply(self.runner, work, shape, include_usage=request.include_usage)
+            return StreamReply(self.runner, work, shape, request)
         return WholeReply(self.runner, work, shape.whole_answer)
 
     def _refusal(self, api: Api) -> Response | None:

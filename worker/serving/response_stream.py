@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from worker.engine import Job, Piece
 from worker.errors import EngineFailedError, JobCancelledError, RequestError
+from worker.schema import GenerationRequest
 from worker.serving.runner import Run, Runner, Work
 from worker.text import openai_objects
 from worker.text.openai_objects import Object, Shape
@@ -95,10 +96,10 @@ class WholeReply(Reply[T]):
 class StreamReply(Reply[Piece]):
     """Server-sent events, one for each piece. An error after the first one is the stream's last event."""
 
-    def __init__(self, runner: Runner, work: Work[Piece], shape: Shape, *, include_usage: bool) -> None:
+    def __init__(self, runner: Runner, work: Work[Piece], shape: Shape, request: GenerationRequest) -> None:
         super().__init__(runner, work)
         self._shape = shape
-        self._include_usage = include_usage
+        self._request = request
 
     async def _answer(self, run: Run[Piece], scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -109,19 +110,26 @@ class StreamReply(Reply[Piece]):
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         opening = self._shape.opening_event()
-        start = openai_objects.encode_event(opening) if opening else b""
+        start = self._encode_chunk(opening, run.job) if opening else b""
         if first is not None:
-            start += openai_objects.encode_event(self._shape.chunk_event(first))
+            start += self._encode_chunk(self._shape.chunk_event(first), run.job)
         await _send_part(send, start)
         try:
             async for piece in run:
-                await _send_part(send, openai_objects.encode_event(self._shape.chunk_event(piece)))
+                await _send_part(send, self._encode_chunk(self._shape.chunk_event(piece), run.job))
         except _FAILURES as error:
             last = openai_objects.encode_event(openai_objects.error_object(*describe_failure(error)))
         else:
-            last = openai_objects.encode_event(self._shape.counts_event(run.job)) if self._include_usage else b""
+            last = (
+                openai_objects.encode_event(self._shape.counts_event(run.job)) if self._request.include_usage else b""
+            )
             last += openai_objects.DONE
         await send({"type": "http.response.body", "body": last})
+
+    def _encode_chunk(self, chunk: Object, job: Job) -> bytes:
+        if self._request.include_running_usage:
+            chunk = {**chunk, "usage": openai_objects.usage_object(job)}
+        return openai_objects.encode_event(chunk)
 
 
 async def _send_part(send: Send, part: bytes) -> None:

@@ -69,9 +69,11 @@ class MessagesWriter:
         """What came before the open call was whole."""
         self._is_refused = False
 
-    def begin_answer(self, answer_id: str) -> bytes:
-        """See AnswerWriter. What the engine counts is known at the end only."""
-        usage = {"input_tokens": 0, "output_tokens": 0}
+    def begin_answer(self, answer_id: str, tokens: Tokens | None = None) -> bytes:
+        """See AnswerWriter. What the engine has generated, it tells at the end."""
+        usage: Fields = {"input_tokens": 0, "output_tokens": 0}
+        if tokens is not None:
+            usage = _usage(Tokens(prompt=tokens.prompt, cached=tokens.cached))
         return _event("message_start", {"message": self._message(answer_id, [], None, None, usage)})
 
     def write_text(self, text: str, logprobs: list[Fields] | None) -> bytes:

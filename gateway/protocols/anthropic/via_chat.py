@@ -33,6 +33,8 @@ class _MessagesBase(ViaChatBase):
 class MessagesViaChat(_MessagesBase, ViaChatDialect, MessagesDialect):
     """Messages."""
 
+    tells_prompt_first = True
+
     def read_request(self, request: InferenceRequest) -> Prompt:
         """See ViaChat."""
         return messages.read_prompt(request.fields)

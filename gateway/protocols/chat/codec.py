@@ -82,6 +82,13 @@ def id_of(fields: Fields) -> str:
     return _text(fields.get("id"))
 
 
+def has_text(chunk: Fields) -> bool:
+    """Whether a part of a streamed answer has some of its text."""
+    choices = chunk.get("choices")
+    delta = choices[0].get("delta") if isinstance(choices, list) and choices and isinstance(choices[0], dict) else None
+    return isinstance(delta, dict) and bool(delta.get("content"))
+
+
 def thought_in(message: Fields) -> str:
     """The thoughts of a message or of a part of one, under either name that engines use."""
     return _text(message.get("reasoning_content")) or _text(message.get("reasoning"))

@@ -66,6 +66,16 @@ def adapt_fields(fields: Fields, route: ModelRoute) -> Fields:
     return fields
 
 
+def ask_for_prompt_tokens(fields: Fields, route: ModelRoute) -> Fields:
+    """The fields of a stream whose prompt's tokens the engine shall tell before its first token: llama-server in events
+    of its own, vLLM and our worker with the usage of each event. A remote is not asked: it may refuse to be."""
+    if route.backend == _REMOTE:
+        return fields
+    if route.backend == llama_server.BACKEND:
+        return fields | {"return_progress": True}
+    return fields | {"stream_options": {**fields["stream_options"], "continuous_usage_stats": True}}
+
+
 def adapt_thinking(fields: Fields, route: ModelRoute) -> Fields:
     """The fields with `thinking` and `reasoning_effort: none` in the words of the model's engine."""
     control, word, effort = route.thinking_control, fields.get("thinking"), fields.get("reasoning_effort")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gateway.protocols.common.conversation import Assistant, Fields, Prompt
+from gateway.protocols.common.conversation import Assistant, Fields, Prompt, Tokens
 from gateway.protocols.common.field_reader import describe_value, field_error
 
 BACKEND: Final = "llama_server"
@@ -46,6 +46,19 @@ def check_completion(fields: Fields) -> None:
         if is_overlooked:
             rule = f"cannot be had: llama-server answers what follows the prompt alone; {describe_value(fields[name])}"
             raise field_error(name, rule)
+
+
+def prompt_tokens_in(fields: Fields) -> Tokens | None:
+    """The prompt's tokens, by an event of `return_progress`, the first of which comes before they are processed; None:
+    the event is another one."""
+    progress: Any = fields.get("prompt_progress")
+    if not isinstance(progress, dict):
+        return None
+    total, cached = progress.get("total"), progress.get("cache")
+    return Tokens(
+        prompt=total if isinstance(total, int) else 0,
+        cached=cached if isinstance(cached, int) else 0,
+    )
 
 
 def stop_sequence_in(fields: Fields) -> str | None:

@@ -179,9 +179,9 @@ class Answer:
 class AnswerWriter(Protocol):
     """One answer in the client's family: as a stream, event by event, or whole. Holds the state of its stream."""
 
-    def begin_answer(self, answer_id: str) -> bytes:
+    def begin_answer(self, answer_id: str, tokens: Tokens | None = None) -> bytes:
         """The first events. Called once, before the others, when the engine's first event is there. `answer_id` is
-        the engine's own name for the answer (`Answer.id`)."""
+        the engine's own name for the answer (`Answer.id`). `tokens`: of the prompt; None: the engine has not told."""
 
     def write_text(self, text: str, logprobs: list[Fields] | None) -> bytes:
         """A part of the text, not empty."""

@@ -88,7 +88,7 @@ class CompletionWriter:
         self._before = b"data: " + envelope.removesuffix(b"]}") + b'{"index":0,"text":'
         self._after = b'}],"usage":null}\n\n' if wants_usage else b"}]}\n\n"
 
-    def begin_answer(self, answer_id: str) -> bytes:
+    def begin_answer(self, answer_id: str, tokens: Tokens | None = None) -> bytes:
         """See AnswerWriter: the first chunk is the first text."""
         return b""
 

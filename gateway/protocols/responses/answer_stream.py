@@ -45,7 +45,7 @@ class ResponseWriter:
         """Its part that is open."""
         self._calls: dict[int, CallItem] = {}
 
-    def begin_answer(self, answer_id: str) -> bytes:
+    def begin_answer(self, answer_id: str, tokens: Tokens | None = None) -> bytes:
         """See AnswerWriter. A response has an id of its own."""
         response = self._ensure_response()
         self._context.cancel = self._cancel_answer

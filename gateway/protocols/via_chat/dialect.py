@@ -10,7 +10,7 @@ from typing import Any
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
 from gateway.protocols.chat import codec, llama_server
-from gateway.protocols.chat.engine_request import adapt_fields, adapt_thinking
+from gateway.protocols.chat.engine_request import adapt_fields, adapt_thinking, ask_for_prompt_tokens
 from gateway.protocols.chat.stream_collector import CallNumbers, OpenAICollector
 from gateway.protocols.chat.tool_choice import narrow_tools
 from gateway.protocols.common import errors
@@ -66,6 +66,9 @@ class ViaChatBase(ABC):
 class ViaChatDialect(ViaChatBase):
     """Their part of a `Dialect`. The rest, errors and heartbeats, is the family's own dialect's."""
 
+    tells_prompt_first: bool = False
+    """The first event of a stream tells the prompt's tokens."""
+
     @abstractmethod
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:
         """For one answer."""
@@ -75,6 +78,8 @@ class ViaChatDialect(ViaChatBase):
         fields = self._chat_fields(request, route)
         if as_stream or request.stream:
             fields |= {"stream": True, "stream_options": {"include_usage": True}}
+            if self.tells_prompt_first and request.stream:
+                fields = ask_for_prompt_tokens(fields, route)
         return json_bytes(fields)
 
     def open_stream(self, request: InferenceRequest) -> EventStream:
@@ -172,17 +177,21 @@ class TranslatedStream(EventReader):
         if fields.get("error") is not None:
             self._take_error(fields["error"])
             return
+        if fields.get("usage"):
+            self._tokens = codec.tokens_of(fields["usage"])
+            self.usage = usage_of(fields["usage"])
+        elif (prompt_tokens := llama_server.prompt_tokens_in(fields)) is not None:
+            self._tokens = prompt_tokens
+            if not codec.has_text(fields):
+                return  # the answer has not begun
         if not self._has_begun:
             self._has_begun = True
-            self._out.append(self._writer.begin_answer(codec.id_of(fields)))
+            self._out.append(self._writer.begin_answer(codec.id_of(fields), self._tokens))
         choices = fields.get("choices")
         if choices and isinstance(choices, list) and isinstance(choices[0], dict):
             self._write_choice(choices[0])
         if "__verbose" in fields:  # of llama-server: it stands in the first one of its last events
             self._stop_sequence = llama_server.stop_sequence_in(fields)
-        if fields.get("usage"):
-            self._tokens = codec.tokens_of(fields["usage"])
-            self.usage = usage_of(fields["usage"])
 
     def _write_choice(self, choice: Fields) -> None:
         if choice.get("index"):

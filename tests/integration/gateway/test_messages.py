@@ -85,6 +85,29 @@ async def both(client: anthropic.AsyncAnthropic, **asked: Any) -> Message:
     return blocking
 
 
+@pytest.mark.parametrize("model", ["plain", "caller", "worker"])
+async def test_the_first_event_of_a_stream_tells_the_prompts_tokens(
+    client: anthropic.AsyncAnthropic, model: str
+) -> None:
+    asked: dict[str, Any] = {
+        "model": model,
+        "system": "You help.",
+        "messages": [{"role": "user", "content": "a" * 300}],
+    }
+    count = await client.messages.count_tokens(**asked)
+    for _ in range(2):  # the second time, llama-server has the prompt in its cache
+        async with client.messages.stream(**asked, max_tokens=20) as stream:
+            events = [event async for event in stream]
+        start, end = events[0], events[-1]
+        assert start.type == "message_start"
+        assert end.type == "message_stop"
+        told = [start.message.usage, end.message.usage]
+        inputs = [(each.input_tokens, each.cache_read_input_tokens) for each in told]
+        assert inputs[0] == inputs[1]
+        assert sum(map(int, filter(None, inputs[0]))) == count.input_tokens
+        assert start.message.usage.output_tokens == 0
+
+
 @pytest.mark.parametrize("model", ["plain", "worker"])
 async def test_text(client: anthropic.AsyncAnthropic, model: str) -> None:
     message = await both(client, model=model)

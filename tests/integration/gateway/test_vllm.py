@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 
@@ -138,6 +139,19 @@ async def test_a_response_with_thoughts_and_calls(client: openai.AsyncOpenAI) ->
     assert [item.type for item in response.output] == ["reasoning", "message", "function_call", "function_call"]
     assert response.output_text.strip() == "Sure."
     assert [json.loads(item.arguments) for item in response.output[2:]] == [each["arguments"] for each in CALLED]
+
+
+async def test_the_first_event_of_messages_tells_the_prompts_tokens(here: GatewayHarness) -> None:
+    async with (
+        anthropic.AsyncAnthropic(base_url=here.url, api_key="client-key", max_retries=0) as client,
+        client.messages.stream(model="thinks", max_tokens=20, messages=HI) as stream,
+    ):
+        events = [event async for event in stream]
+    start, end = events[0], events[-1]
+    assert start.type == "message_start"
+    assert end.type == "message_stop"
+    usage = end.message.usage
+    assert start.message.usage.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0) > 0
 
 
 async def test_system_messages_among_the_others(client: openai.AsyncOpenAI) -> None:

@@ -51,6 +51,38 @@ def test_text() -> None:
     )
 
 
+def progress(delta: Fields, total: Any, cached: Any = 0) -> bytes:
+    """An event of llama-server's `return_progress`."""
+    fields = json.loads(chunk(delta).removeprefix(b"data: "))
+    told = {"total": total, "cache": cached, "processed": cached, "time_ms": 0}
+    return b"data: %b\n\n" % json.dumps({**fields, "prompt_progress": told}).encode()
+
+
+@pytest.mark.parametrize(
+    ("first", "usage"),
+    [
+        ([progress({"role": "assistant", "content": None}, 9, 6)] * 2 + [chunk({"role": "assistant"})], (3, 6)),
+        ([progress({"content": "Hi"}, 9, 6)], (3, 6)),
+        ([progress({}, None, "x")], (0, 0)),
+        (
+            [chunk({"role": "assistant"}).replace(b"{", b'{"usage":{"prompt_tokens":9,"completion_tokens":0},', 1)],
+            (9, 0),
+        ),
+    ],
+    ids=["progress", "progress-with-text", "no-numbers", "usage"],
+)
+def test_what_the_engine_counts_before_its_first_token_is_told_at_once(
+    first: list[bytes], usage: tuple[int, int]
+) -> None:
+    events = checked_events(streamed(*first, chunk({"content": "Hi"}), chunk({}, "stop")))
+    input_tokens, cached_tokens = usage
+    told = {"input_tokens": input_tokens, "cache_read_input_tokens": cached_tokens, "output_tokens": 0}
+    assert events[0]["message"]["usage"].items() >= told.items()
+    assert [event["type"] for event in events].count("message_start") == 1
+    quiet = [progress({"role": "assistant"}, 9)]
+    assert MESSAGES_VIA_CHAT.open_stream(asked()).feed_data(quiet[0]) == b"", "of the answer nothing is there"
+
+
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
 def test_thoughts_text_and_calls(name: str) -> None:
     out = streamed(

@@ -131,7 +131,10 @@ SAME: list[tuple[Fields, Fields]] = [
     ({**ASKED, "betas": ["x"], "anthropic_version": "bedrock-2023-05-31", "speed": "fast"}, SAID),
     ({**ASKED, "system": "Be brief."}, {**SAID, "messages": [{"role": "system", "content": "Be brief."}, *HI]}),
     ({**ASKED, "system": []}, SAID),
-    ({**ASKED, "stream": True}, {**SAID, "stream": True, "stream_options": {"include_usage": True}}),
+    (
+        {**ASKED, "stream": True},
+        {**SAID, "stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    ),
     ({**ASKED, "tools": [TOOL]}, {**SAID, "tools": [CALLED]}),
     (
         {**ASKED, "tools": [{**TOOL, "type": "custom", "strict": True, "cache_control": None}]},
@@ -191,6 +194,18 @@ SAME: list[tuple[Fields, Fields]] = [
 @pytest.mark.parametrize(("asked", "said"), SAME)
 def test_what_becomes_of_each_field(asked: Fields, said: Fields) -> None:
     assert chat_fields(asked) == said
+
+
+@pytest.mark.parametrize(("backend", "more"), [("llama_server", {"return_progress": True}), ("openai_remote", {})])
+def test_how_an_engine_is_asked_to_count_the_prompt_first(backend: str, more: Fields) -> None:
+    to = route("m", served_name="inner").model_copy(update={"backend": backend})
+    request = parse_request(json.dumps({**ASKED, "stream": True}).encode(), may_stream=True)
+    MESSAGES_VIA_CHAT.check_request(request, to)
+    made = json.loads(MESSAGES_VIA_CHAT.engine_body(request, to, as_stream=False))
+    assert made == {**SAID, "stream": True, "stream_options": {"include_usage": True}, **more}
+    blocking = parse_request(json.dumps(ASKED).encode(), may_stream=True)
+    MESSAGES_VIA_CHAT.check_request(blocking, to)
+    assert "return_progress" not in json.loads(MESSAGES_VIA_CHAT.engine_body(blocking, to, as_stream=True))
 
 
 THINKING: list[tuple[Any, Fields]] = [
