@@ -120,6 +120,13 @@ class GatewaySettings(BaseSettings):
         description="Seconds that a stream's headers are held while the engine has sent nothing, so that errors can "
         "still have their own status.",
     )
+    gather_after_s: float = Field(
+        2,
+        ge=0,
+        description="A blocking call of llama-server that may take longer is asked for as a stream and gathered, so "
+        "that the engine stops when the client leaves; one that is expected to take less, by what the model's answers "
+        "took and the request's own limit, is asked for as it is, which costs half. 0: all are gathered.",
+    )
     autoload_timeout_s: float = Field(
         600, gt=0, description="Seconds that a request waits for an `autoload` model to be loaded."
     )

@@ -68,6 +68,7 @@ class Attempt:
         "_services",
         "is_refused",
         "resent",
+        "sent_at",
     )
 
     def __init__(
@@ -94,6 +95,7 @@ class Attempt:
         self.is_refused = False
         """The engine answers with an error."""
         self._request: tuple[str, str, bytes, bytes]
+        self.sent_at = services.now()
 
     def send_request(self, method: str, target: str, headers: bytes, body: bytes, *, fresh: bool) -> None:
         """Send the request. `fresh` opens a connection of its own."""

@@ -135,6 +135,7 @@ class InferenceDispatcher:
         services = self._services
         self._keyless_warning.follow_keys(has_keys=not routes.keys.is_empty)
         services.limits.follow_keys(routes.keys, services.now())
+        services.paces.keep_models(routes.models)
         grants = services.admission.apply_table(routes, services.now())
         services.turns.grant_slots(grants)
         for model in list(services.admission.depths):

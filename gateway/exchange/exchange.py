@@ -33,7 +33,7 @@ from gateway.routing.availability import find_model
 from gateway.server.call import ClientCall
 from gateway.server.request_head import explain_unread_body
 from gateway.tenancy.api_keys import ANONYMOUS, Caller
-from gateway.tenancy.rate_limits import estimated_tokens
+from gateway.tenancy.rate_limits import BYTES_PER_TOKEN, answer_bound, estimated_tokens
 from gateway.upstream.client import EngineBrokenError, EngineFailureError, EngineRefusedError
 
 logger = logging.getLogger(__name__)
@@ -211,7 +211,7 @@ class Exchange(LoadWait):
         dialect = option.dialect
         events = dialect.open_stream(request) if self._is_stream else None
         # An engine that does not notice when the client of a blocking call leaves notices it of a stream.
-        is_collected = self._api.streams and not (self._is_stream or route.notices_leaving)
+        is_collected = self._api.streams and not (self._is_stream or route.notices_leaving or self._ends_soon())
         collector = dialect.open_collector(request) if is_collected else None
         body = dialect.engine_body(request, route, as_stream=collector is not None)
         headers = services.lines.engine_headers(self._answer.request_id, self._client.headers)
@@ -226,10 +226,24 @@ class Exchange(LoadWait):
         """What an attempt makes of the engine's answer."""
         return form
 
+    def _ends_soon(self) -> bool:
+        """Whether the answer is expected so soon that it matters little if the engine does not notice who leaves."""
+        fields = self._request.fields
+        expected_s = self._services.paces.of(self._account.model).expected_s(
+            len(self._request.raw) // BYTES_PER_TOKEN,
+            answer_bound(fields),
+            runs_to_bound=bool(fields.get("ignore_eos")),
+        )
+        return expected_s is not None and expected_s < self._services.settings.gather_after_s
+
     # What becomes of it
 
     def attempt_done(self) -> None:
         """The answer is complete."""
+        attempt = self._attempt
+        if attempt is not None and attempt.usage is not None and self._answer.status == 200:
+            took_s = self._services.now() - attempt.sent_at
+            self._services.paces.of(self._account.model).record_answer(*attempt.usage, took_s)
         self._close()
 
     def has_other_replica(self, replica: str) -> bool:

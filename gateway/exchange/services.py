@@ -12,6 +12,7 @@ from controller.schema.errors import RoundhouseError
 from controller.schema.keys import KeyScope
 from controller.schema.routing import Endpoint
 from gateway.admission.admission import Admission, Grant
+from gateway.admission.answer_pace import AnswerPaces
 from gateway.control.inflight import InflightCounts
 from gateway.control.remote_prober import RemoteProber
 from gateway.ingress.admin_gate import AdminGate
@@ -131,6 +132,7 @@ class Services:
     completions: StoredCompletions
     now: Callable[[], float]
     clock: Callable[[], float]
+    paces: AnswerPaces = field(default_factory=AnswerPaces)
     turns: GrantDispatcher = field(default_factory=GrantDispatcher)
     exchanges: set[ActiveExchange] = field(default_factory=set)
     """Those that are not over."""

@@ -45,12 +45,16 @@ def estimated_tokens(body_bytes: int, fields: Mapping[str, Any]) -> int:
     """
     if body_bytes > LARGE_BODY_BYTES:
         body_bytes = max(0, body_bytes - _media_bytes(fields))
-    tokens = body_bytes // BYTES_PER_TOKEN
+    return body_bytes // BYTES_PER_TOKEN + (answer_bound(fields) or 0)
+
+
+def answer_bound(fields: Mapping[str, Any]) -> int | None:
+    """The most tokens that a request allows all of its answers together; None: it sets no bound."""
     for name in _BOUNDS:
         bound = fields.get(name)
         if bound.__class__ is int and 0 < bound <= MOST_TOKENS:
-            return tokens + bound * _answer_count(fields)
-    return tokens
+            return int(bound) * _answer_count(fields)
+    return None
 
 
 def _answer_count(fields: Mapping[str, Any]) -> int:

@@ -96,8 +96,9 @@ async def gateway_harness(*, with_table: bool = True, **settings: Any) -> AsyncI
     """A gateway with these settings, connected to a fake controller, whose first table has no models.
 
     The machine may be busy: engines are given `DEADLINE_S` to accept a connection, unless the test sets another time.
+    What may be gathered is, however short the answers were before: a test that is about that sets a time, too.
     """
-    settings = {"connect_timeout_s": DEADLINE_S} | settings
+    settings = {"connect_timeout_s": DEADLINE_S, "gather_after_s": 0} | settings
     controller = FakeController()
     await controller.start()
     try:
