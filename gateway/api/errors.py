@@ -46,11 +46,11 @@ def _allowed_methods(request: Request) -> list[str]:
     """Of the path, whichever of its routes they are for: the framework names those of one route only.
 
     What ends without a digit is no id, but perhaps the name of another route, as in `/v1/responses/compact`: it fits no
-    route that ends with a parameter.
+    route that ends with an id.
     """
     is_word = not any(character.isdigit() for character in request.scope["path"].rpartition("/")[2])
     methods: set[str] = set()
     for route in request.app.router.routes:
-        if not (is_word and route.path.endswith("}")) and route.matches(request.scope)[0] is not Match.NONE:
+        if not (is_word and route.path.endswith("_id}")) and route.matches(request.scope)[0] is not Match.NONE:
             methods |= route.methods or set()
     return sorted(methods)

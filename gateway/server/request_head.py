@@ -19,10 +19,12 @@ _OTHER_NAMES: Final[Mapping[bytes, bytes]] = {
 }
 """llama-server's other names of paths."""
 _BARE: Final = re.compile(
-    rb"/(?:(?:chat/completions|completions|conversations|embeddings|messages|responses)(?:/.*)?|models/[^/].*)",
+    rb"/(?:(?:chat/completions|completions|conversations|embeddings|messages|responses)(?:/.*)?"
+    rb"|models/(?!(?:load|unload)$)[^/].*)",
     re.DOTALL,
 )
-"""What a client asks for whose base address lacks `/v1`. `/models` itself is a route of its own."""
+"""What a client asks for whose base address lacks `/v1`. `/models` itself is a route of its own, and two paths below it
+are routes of llama-server's router that are not served."""
 
 
 def head_size(target: bytes, headers: Iterable[Header]) -> int:

@@ -72,7 +72,7 @@ def find_expected(method: str, path: str) -> Access:
 
 
 def _read_as(path: str) -> str:
-    is_bare = re.fullmatch(rf"/(({'|'.join(WITHOUT_V1)})(/.*)?|models/[^/].*)", path, re.DOTALL)
+    is_bare = re.fullmatch(rf"/(({'|'.join(WITHOUT_V1)})(/.*)?|models/(?!(load|unload)$)[^/].*)", path, re.DOTALL)
     return OTHER_NAMES.get(path, f"/v1{path}" if is_bare else path)
 
 

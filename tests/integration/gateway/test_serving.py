@@ -191,7 +191,6 @@ UNKNOWN_ROUTES = (
     ("POST", "/v1/responses/nothing"),
     ("PUT", "/v1/responses/nothing"),
     ("GET", "/v1/responses/nothing/more"),
-    ("POST", "/v1/models/load"),
     ("POST", "/models/load"),
     ("DELETE", "/nothing"),
 )
@@ -213,7 +212,7 @@ async def test_refusals_that_never_reach_an_engine() -> None:
         async with here.client.get(here.url + "/v1/embeddings") as answer:
             assert (await error_of(answer)).code == "method_not_allowed"
             assert answer.headers["allow"] == "POST"
-        # Some fit the path of a stored response, or of a model, which says nothing of other methods.
+        # Some fit the path of a stored response, which says nothing of other methods.
         for method, path in UNKNOWN_ROUTES:
             async with here.client.request(method, here.url + path) as answer:
                 assert (await error_of(answer)).code == "unknown_route", path

@@ -33,7 +33,7 @@ from controller.status.routing_table import build_routes
 
 NOW = 1_000.0
 MODEL = DesiredModel(
-    "m", StubDefinition(backend="stub", aliases=["em"]), "stub", "new", 2, Statement("file", 5.0, "enabled")
+    "m", StubDefinition(backend="stub", aliases=["em"]), "stub", "new", 2, Statement("load", 5.0, "loaded"), 3.0
 )
 OK = {("m", "new"): PreflightResult(True, NOW)}
 
@@ -114,7 +114,7 @@ def test_only_ready_and_undrained_replicas_are_routed_to_with_their_tokens() -> 
     assert endpoint.token is not None
     assert endpoint.token.get_secret_value() == "token of rh-new-0"
     assert "token of" not in repr(route)
-    assert (route.state, route.aliases, route.created) == (ModelState.LOADED, ("em",), 5)
+    assert (route.state, route.aliases, route.created) == (ModelState.LOADED, ("em",), 3), "as old as its declaration"
 
 
 @pytest.mark.parametrize(("told", "length"), [((4096, 2048), 2048), ((4096, None), 4096), ((None, None), 8192)])
