@@ -103,6 +103,12 @@ class GatewaySettings(BaseSettings):
     )
     keep_alive_s: float = Field(75, gt=0, description="Seconds that a connection stays open between requests.")
     max_body_mib: int = Field(64, ge=1, description="Largest request body in MiB; more is refused with 413.")
+    body_memory_mib: int = Field(
+        512,
+        ge=1,
+        description="Most MiB of large request bodies (above 256 KiB) that are held at a time, until their engine "
+        "answers; further ones are read when there is room.",
+    )
     answer_buffer_mib: int = Field(
         16,
         ge=1,
@@ -202,6 +208,11 @@ class GatewaySettings(BaseSettings):
     def opens_admin(self) -> bool:
         """Whether everybody whom it serves may administer while no keys are declared."""
         return self.is_local if self.open_admin is None else self.open_admin
+
+    @property
+    def body_memory_bytes(self) -> int:
+        """`body_memory_mib` in bytes."""
+        return self.body_memory_mib * MIB
 
     @property
     def max_body_bytes(self) -> int:

@@ -13,7 +13,13 @@ from gateway.exchange.client_response import ClientResponse
 from gateway.exchange.services import Services
 from gateway.protocols.common.dialect import EventStream, StreamCollector, Usage
 from gateway.server.asgi import Header
-from gateway.upstream.client import EngineBrokenError, EngineCall, EngineFailureError, EngineRefusedError
+from gateway.upstream.client import (
+    EngineBrokenError,
+    EngineCall,
+    EngineFailureError,
+    EngineRefusedError,
+    RequestBody,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +32,9 @@ class AttemptOwner(Protocol):
 
     def has_other_replica(self, replica: str) -> bool:
         """Whether the request may be tried at a replica other than `replica`, now or when one has room."""
+
+    def answer_begun(self) -> None:
+        """The engine answers: the request will not be sent again."""
 
     def attempt_done(self) -> None:
         """The client's answer is complete."""
@@ -94,10 +103,11 @@ class Attempt:
         """A kept connection broke before a byte of an answer, and the request went out again on a fresh one."""
         self.is_refused = False
         """The engine answers with an error."""
-        self._request: tuple[str, str, bytes, bytes]
+        self._request: tuple[str, str, bytes, RequestBody] | None = None
+        """What may have to be sent again."""
         self.sent_at = services.now()
 
-    def send_request(self, method: str, target: str, headers: bytes, body: bytes, *, fresh: bool) -> None:
+    def send_request(self, method: str, target: str, headers: bytes, body: RequestBody, *, fresh: bool) -> None:
         """Send the request. `fresh` opens a connection of its own."""
         services, endpoint = self._services, self._endpoint
         # No gap between the look at the table, the choice of the replica, and the count: see Ledger.
@@ -142,6 +152,8 @@ class Attempt:
             self.engine_failed(EngineRefusedError("another engine listens at its address"))
             return
         self.is_refused = status >= 400
+        self._request = None
+        self._owner.answer_begun()
         services.ledger.record_answer(replica)
         if self._endpoint.remote:
             services.remotes.record_answer(self._model, status)
@@ -191,7 +203,7 @@ class Attempt:
     def engine_failed(self, failure: EngineFailureError) -> None:
         """Its side failed."""
         services, replica = self._services, self._endpoint.replica
-        if self._is_kept_connection and isinstance(failure, EngineBrokenError):
+        if self._is_kept_connection and isinstance(failure, EngineBrokenError) and self._request is not None:
             # It says nothing of the replica: llama-server closes a connection after each stream, without announcing it.
             # An engine that dies looks the same, and would break the second try too, so that goes elsewhere if it can.
             self._is_kept_connection = False

@@ -9,6 +9,7 @@ from controller.schema.errors import RoundhouseError
 from gateway.exchange.client_response import JSON_LINE
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.errors import encode_json
+from gateway.protocols.common.large_body import LargeBody
 from gateway.server.asgi import error_headers
 from gateway.server.call import ClientCall, header_lines
 
@@ -46,7 +47,7 @@ class BackgroundAck:
         else:
             client.send_whole(200, self._lines + JSON_LINE, encode_json(self._queued_response))
 
-    def take_body(self, body: bytes) -> None:
+    def take_body(self, body: bytes | LargeBody) -> None:
         """Never called, as `fail`: the request was complete before."""
 
     def fail_request(self, error: RoundhouseError) -> None:

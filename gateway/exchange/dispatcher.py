@@ -18,6 +18,7 @@ from gateway.exchange.services import ApiSpec, Services
 from gateway.ingress.authenticator import Authenticator
 from gateway.ingress.keyless_warning import KeylessWarning
 from gateway.routing.table import Routes
+from gateway.server.body_budget import BodyBudget
 from gateway.server.call import ClientCall, Handler
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,8 @@ class InferenceDispatcher:
         self._authenticator = authenticator
         self._next_id = next_id
         self._is_stopping = False
+        self.body_budget = BodyBudget(services.settings.body_memory_bytes)
+        """See InferenceRoutes."""
         self._openers = {(api.method.encode(), api.path.encode()): partial(self._open_exchange, api) for api in apis}
         self._keyless_warning = KeylessWarning(
             services.settings.host, serves_everybody=services.settings.serves_everybody

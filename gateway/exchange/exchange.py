@@ -27,6 +27,7 @@ from gateway.exchange.services import ApiSpec, Services
 from gateway.metrics.registry import UNKNOWN_MODEL
 from gateway.protocols.api_matrix import ServingOption, serving_option
 from gateway.protocols.common.choices import count_slots
+from gateway.protocols.common.large_body import LargeBody
 from gateway.protocols.common.prompt_length import check_length
 from gateway.protocols.common.request import InferenceRequest
 from gateway.routing.availability import find_model
@@ -46,6 +47,7 @@ class Exchange(LoadWait):
         "_api",
         "_attempt",
         "_checked_route",
+        "_large_body",
         "_request",
         "_serving_option",
         "_ticket",
@@ -61,6 +63,8 @@ class Exchange(LoadWait):
         self._deadline = now + services.settings.request_timeout_s
         self._answer = ClientResponse(client, api.dialect, request_id, services.now)
         self._request: InferenceRequest
+        self._large_body: LargeBody | None = None
+        """What is to be freed as soon as no engine can need it any more."""
         self._is_stream = False
         self._serving_option: ServingOption
         self._checked_route: ModelRoute | None = None
@@ -81,12 +85,16 @@ class Exchange(LoadWait):
         self._caller = caller
         self._services.exchanges.add(self)
 
-    def take_body(self, body: bytes) -> None:
+    def take_body(self, body: bytes | LargeBody) -> None:
         """The body is there."""
-        if not self._is_over:
+        if isinstance(body, LargeBody):
+            self._large_body = body
+        if self._is_over:
+            self.answer_begun()
+        else:
             self._run_guarded(self._read_request, body)
 
-    def _read_request(self, body: bytes) -> None:
+    def _read_request(self, body: bytes | LargeBody) -> None:
         try:
             self._request = request = self._api.read_request(body, self._client, self._services.live.current)
         except RoundhouseError as error:
@@ -96,7 +104,7 @@ class Exchange(LoadWait):
         route = find_model(self._services.live.current, request.model)
         self._account.model = route.name
         self._caller.require_model(route)
-        self._accept_request(route, len(body))
+        self._accept_request(route)
 
     def _run_guarded(self, step: Callable[..., None], *arguments: object) -> None:
         """Take a step; whatever goes wrong is told to the client."""
@@ -126,16 +134,16 @@ class Exchange(LoadWait):
 
     # The way in
 
-    def _accept_request(self, route: ModelRoute, size: int) -> None:
-        """The request, whose body has `size` bytes, is for a model that its caller may use."""
+    def _accept_request(self, route: ModelRoute) -> None:
+        """The request is for a model that its caller may use."""
         self._check_capabilities(route)
-        self._find_slot(route, self._count_request(size))
+        self._find_slot(route, self._count_request())
 
-    def _count_request(self, size: int) -> float:
+    def _count_request(self) -> float:
         """Count the request for its key's limits, and keep a stream's time. Now."""
         request, now = self._request, self._services.now()
         if self._caller.is_limited:
-            tokens = estimated_tokens(size, request.fields)
+            tokens = estimated_tokens(request.text_bytes, request.outline_fields)
             self._account.entry = self._services.limits.admit_request(self._caller, tokens, now)
         if self._api.streams and request.stream:
             self._is_stream = True
@@ -161,8 +169,8 @@ class Exchange(LoadWait):
         if error is not None:
             self._await_load(route, error, now)
         caller = self._caller
-        prefix = prefix_keys(request.fields, request.prompt) if len(route.endpoints) > 1 else ()
-        rank = caller.tier_rank(request.fields.get("service_tier"))
+        prefix = prefix_keys(request.outline_fields, request.prompt) if len(route.endpoints) > 1 else ()
+        rank = caller.tier_rank(request.outline_fields.get("service_tier"))
         slots = count_slots(request.fields, route)
         ticket = Ticket(self, route.name, caller.tenant, caller.weight, rank, prefix, slots)
         self._ticket = ticket
@@ -213,7 +221,7 @@ class Exchange(LoadWait):
         # An engine that does not notice when the client of a blocking call leaves notices it of a stream.
         is_collected = self._api.streams and not (self._is_stream or route.notices_leaving or self._ends_soon())
         collector = dialect.open_collector(request) if is_collected else None
-        body = dialect.engine_body(request, route, as_stream=collector is not None)
+        body = request.fill(dialect.engine_body(request, route, as_stream=collector is not None))
         headers = services.lines.engine_headers(self._answer.request_id, self._client.headers)
         # A kept connection that broke may merely have been stale; a second one would prove nothing.
         fresh = self._account.attempts > 0
@@ -228,15 +236,21 @@ class Exchange(LoadWait):
 
     def _ends_soon(self) -> bool:
         """Whether the answer is expected so soon that it matters little if the engine does not notice who leaves."""
-        fields = self._request.fields
+        fields = self._request.outline_fields
         expected_s = self._services.paces.of(self._account.model).expected_s(
-            len(self._request.raw) // BYTES_PER_TOKEN,
+            self._request.size // BYTES_PER_TOKEN,
             answer_bound(fields),
             runs_to_bound=bool(fields.get("ignore_eos")),
         )
         return expected_s is not None and expected_s < self._services.settings.gather_after_s
 
     # What becomes of it
+
+    def answer_begun(self) -> None:
+        """There will be no other try."""
+        if self._large_body is not None:
+            self._large_body.free()
+            self._large_body = None
 
     def attempt_done(self) -> None:
         """The answer is complete."""
@@ -300,6 +314,7 @@ class Exchange(LoadWait):
         if self._is_over:
             return
         self._is_over = True
+        self.answer_begun()
         services, attempt, ticket = self._services, self._attempt, self._ticket
         now = services.now()
         services.exchanges.discard(self)

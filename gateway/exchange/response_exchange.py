@@ -81,8 +81,8 @@ class ResponseExchange(Exchange):
 
     # The way in
 
-    def _accept_request(self, route: ModelRoute, size: int) -> None:
-        responses, fields = self._services.responses, self._request.fields
+    def _accept_request(self, route: ModelRoute) -> None:
+        responses, fields = self._services.responses, self._request.outline_fields
         makes_response = self._api.state == "made"
         self._options = options = (
             RequestOptions.of(fields, can_store=responses.stores_responses)
@@ -95,10 +95,10 @@ class ResponseExchange(Exchange):
         if options.conversation_id is not None and makes_response:
             responses.conversation_locks.acquire(self.tenant, options.conversation_id, self)
         if options.needs_stored:
-            self._answer.lines = self._header_lines(self._count_request(size))
+            self._answer.lines = self._header_lines(self._count_request())
             responses.load_history(self._caller, options).add_done_callback(self._history_loaded)
         else:
-            super()._accept_request(route, size)
+            super()._accept_request(route)
 
     def _history_loaded(self, history_future: asyncio.Future[History]) -> None:
         if self._is_over:
@@ -124,7 +124,7 @@ class ResponseExchange(Exchange):
         responses = self._services.responses
         self._outlives_client = True
         self._queued_response = queued_response = {
-            **begin_response(self._request.fields, self._context),
+            **begin_response(self._request.outline_fields, self._context),
             "status": "queued",
         }
         responses.register_run(self)

@@ -20,6 +20,7 @@ from gateway.ingress.response_headers import ResponseHeaders
 from gateway.metrics.registry import Metrics
 from gateway.protocols.api_matrix import SERVING_OPTIONS
 from gateway.protocols.common.dialect import Dialect
+from gateway.protocols.common.large_body import LargeBody
 from gateway.protocols.common.request import BodyKind, InferenceRequest, parse_native, parse_request
 from gateway.routing.live_routes import LiveRoutes
 from gateway.routing.table import Routes
@@ -74,7 +75,7 @@ class ApiSpec:
         """Its family, as far as that is the same whatever the engine speaks: errors and heartbeats."""
         return SERVING_OPTIONS[self.path][0].dialect
 
-    def read_request(self, body: bytes, client: ClientCall, routes: Routes) -> InferenceRequest:
+    def read_request(self, body: bytes | LargeBody, client: ClientCall, routes: Routes) -> InferenceRequest:
         """What a request asks for. Raises RoundhouseError."""
         if not self.is_native:
             request = parse_request(body, may_stream=self.streams)

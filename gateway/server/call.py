@@ -10,6 +10,7 @@ from http import HTTPStatus
 from typing import Final, Protocol
 
 from controller.schema.errors import RoundhouseError
+from gateway.protocols.common.large_body import LARGE_BYTES, LargeBody
 from gateway.server.asgi import Header
 
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
@@ -23,7 +24,7 @@ _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 class Handler(Protocol):
     """What serves one call. Told everything in the event loop's one thread, each thing at most once."""
 
-    def take_body(self, body: bytes) -> None:
+    def take_body(self, body: bytes | LargeBody) -> None:
         """The whole request is there."""
 
     def fail_request(self, error: RoundhouseError) -> None:
@@ -58,6 +59,9 @@ class Connection(Protocol):
 
     def send_continue(self) -> None:
         """Ask the client for its body."""
+
+    def reserve_body(self, size: int) -> Callable[[], None]:
+        """Read no more until there is room for a body of `size` bytes; what gives that room back, to be called once."""
 
     def finish_call(self, call: ClientCall) -> None:
         """The answer is complete."""
@@ -112,7 +116,7 @@ class ClientCall:
         """Its version demands a Host header, and its client reads answers in chunks."""
         self.expects_continue = False
         self.handler: Handler | None = None
-        self._body: bytes | bytearray = b""
+        self._body: bytes | bytearray | LargeBody = b""
         """The one part of it as it came, since most come in one; of more, a list would keep an object for each."""
         self._size = 0
         self._is_too_large = False
@@ -131,15 +135,32 @@ class ClientCall:
     def take_body(self, part: bytes) -> None:
         """A part of the body. More than may be is not kept."""
         self._size += len(part)
+        if self.response_complete:
+            return
         if self._size > self._connection.max_body_bytes:
             self._is_too_large = True
-            self._body = b""
+            self._drop_body()
+        elif isinstance(self._body, LargeBody):
+            self._body.add_part(part)
+        elif self._size > LARGE_BYTES:
+            body, self._body = self._body, LargeBody(self._reserve_room())
+            self._body.add_part(body)
+            self._body.add_part(part)
         elif not self._body:
             self._body = part
         else:
             if isinstance(self._body, bytes):
                 self._body = bytearray(self._body)
             self._body += part
+
+    def _reserve_room(self) -> Callable[[], None]:
+        length = next((int(value) for name, value in self.headers if name == b"content-length"), None)
+        return self._connection.reserve_body(self._connection.max_body_bytes if length is None else length)
+
+    def _drop_body(self) -> None:
+        body, self._body = self._body, b""
+        if isinstance(body, LargeBody):
+            body.free()
 
     def serve_request(self) -> None:
         """Serve what has been read. Only while it is this call's turn."""
@@ -157,8 +178,12 @@ class ClientCall:
             handler.fail_request(self._too_large_error())
         elif self.body_complete and not self._is_begun:
             self._is_begun = True
-            body, self._body = bytes(self._body), b""
-            handler.take_body(body)
+            body, self._body = self._body, b""
+            if isinstance(body, LargeBody):
+                body.finish()
+                handler.take_body(body)
+            else:
+                handler.take_body(bytes(body))
 
     def _is_answered(self) -> bool:
         return self.response_complete
@@ -178,6 +203,7 @@ class ClientCall:
         """The connection is gone."""
         if not self.response_complete:
             self.response_complete = self.disconnected = True
+            self._drop_body()
             if self.handler is not None:
                 self.handler.client_gone()
 
@@ -242,6 +268,7 @@ class ClientCall:
     def break_off(self) -> None:
         """Leave an answer visibly unfinished: that is all that can be said in the middle of one that is no stream."""
         self.response_complete = True
+        self._drop_body()
         transport = self._connection.transport
         if self.is_http_1_1 or transport.is_closing():
             transport.close()
@@ -254,6 +281,7 @@ class ClientCall:
 
     def _finish_response(self) -> None:
         self.response_complete = True
+        self._drop_body()
         self._connection.finish_call(self)
 
 

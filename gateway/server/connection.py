@@ -17,13 +17,18 @@ from uvicorn.server import ServerState
 
 from controller.schema.errors import RoundhouseError
 from gateway.server.asgi import Header, error_headers
+from gateway.server.body_budget import BodyReservation
 from gateway.server.call import ClientCall, Handler, header_lines, status_line
 from gateway.server.request_reader import ClientLimits, InferenceRoutes, RequestReader
 
 AHEAD_BYTES: Final = 64 * 1024
 """So much is read beyond a request that is being served: while nothing is read, a client that leaves is not noticed."""
+TURN_BYTES: Final = 512 * 1024
+"""So much of a body is read before others have their turn: the transport would read on as long as there is more."""
 LINGER_S: Final = 2.0
 """How long the rest of a refused body is read and dropped, so that the refusal arrives before the connection closes."""
+_ONE_READ_BYTES: Final = 16 * 1024
+"""Reads up to this are no sign of a large body."""
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -47,6 +52,9 @@ class ClientConnection(RequestReader):
         super().__init__(config, server_state, app_state, _loop, direct=direct, limits=limits)
         self._bytes_ahead = 0
         """Bytes read since a request began to wait for others on this connection."""
+        self._bytes_in_turn = 0
+        self._room: BodyReservation | None = None
+        """What is waited for before more of a body is read."""
         self._ignores_input = False
         self._current_call: ClientCall | RequestResponseCycle | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -98,6 +106,25 @@ class ClientConnection(RequestReader):
                 self.flow.pause_reading()
         if isinstance(self._current_call, ClientCall):
             self._current_call.serve_request()
+        if len(data) > _ONE_READ_BYTES and isinstance(self.cycle, ClientCall) and not self.cycle.body_complete:
+            self._bytes_in_turn += len(data)
+            if self._bytes_in_turn > TURN_BYTES:
+                self.flow.pause_reading()
+                self.loop.call_soon(self._begin_turn)
+
+    def _begin_turn(self) -> None:
+        self._bytes_in_turn = 0
+        if self._bytes_ahead <= AHEAD_BYTES and not self.transport.is_closing():
+            self._resume_reading()
+
+    def _resume_reading(self) -> None:
+        if self._room is None:
+            self.flow.resume_reading()
+
+    def _enter_room(self) -> None:
+        self._room = None
+        self._progress_at = self.loop.time()
+        self._begin_turn()
 
     def _begin_call(
         self, opener: Callable[[ClientCall], Handler], method: bytes, path: bytes, query: bytes, *, is_http_1_1: bool
@@ -141,6 +168,21 @@ class ClientConnection(RequestReader):
         """Ask the client for its body."""
         self.transport.write(_CONTINUE)
 
+    def reserve_body(self, size: int) -> Callable[[], None]:
+        """Pause until there is room for a large body."""
+        budget = self._direct.body_budget
+        reservation = budget.reserve(size, self._enter_room)
+        if not reservation.is_granted:
+            self._room = reservation
+            self.flow.pause_reading()
+
+        def give_back() -> None:
+            if self._room is reservation:
+                self._room = None
+            budget.release(reservation)
+
+        return give_back
+
     def finish_call(self, call: ClientCall) -> None:
         """`call` is complete: close, linger, or go on with the next request."""
         if not call.body_complete:
@@ -159,7 +201,7 @@ class ClientConnection(RequestReader):
                 self._start_next_request
             )  # not at once: refusals would nest as deep as the line is long
         elif not self.transport.is_closing():
-            self.flow.resume_reading()
+            self._resume_reading()
             if self._last_error is not None:
                 self._answer_nobody(self._last_error)
 
@@ -169,7 +211,7 @@ class ClientConnection(RequestReader):
         cycle, app = self.pipeline.pop()
         if not self.pipeline:
             self._bytes_ahead = 0
-            self.flow.resume_reading()
+            self._resume_reading()
         self._start_asgi_task(cycle, app)
 
     # Refusals
@@ -247,6 +289,8 @@ class ClientConnection(RequestReader):
                 self._refuse_input(self._timeout_error("headers"))
             else:
                 self.transport.close()
+        elif self._room is not None:
+            self._progress_at = self.loop.time()  # it is not the client's turn
         elif _is_incomplete(current_call):
             self._refuse_input(self._timeout_error("body"))
 

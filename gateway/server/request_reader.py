@@ -21,6 +21,7 @@ from uvicorn.server import ServerState
 
 from common.tracebacks import without_tracebacks
 from controller.schema.errors import RoundhouseError
+from gateway.server.body_budget import BodyBudget
 from gateway.server.call import ClientCall, Handler
 from gateway.server.request_head import (
     check_protocol,
@@ -58,6 +59,10 @@ class InferenceRoutes(Protocol):
 
     def max_body_bytes(self) -> int:
         """Most bytes of a request's body."""
+
+    @property
+    def body_budget(self) -> BodyBudget:
+        """Room for large bodies."""
 
     def next_request_id(self) -> str:
         """An id for the answer to what is no request."""

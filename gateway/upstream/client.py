@@ -11,7 +11,7 @@ import logging
 import ssl
 
 from controller.schema.routing import Endpoint
-from gateway.upstream.connection import EngineCall, EngineConnection, EngineListener, Headers
+from gateway.upstream.connection import EngineCall, EngineConnection, EngineListener, Headers, RequestBody
 from gateway.upstream.errors import (
     EngineBrokenError,
     EngineDiedError,
@@ -32,6 +32,7 @@ __all__ = [
     "EngineListener",
     "EngineRefusedError",
     "Headers",
+    "RequestBody",
 ]
 
 logger = logging.getLogger(__name__)
@@ -100,7 +101,7 @@ class EngineClient:
         method: str,
         path: str,
         headers: bytes,
-        body: bytes,
+        body: RequestBody,
         listener: EngineListener,
         *,
         fresh: bool,
@@ -124,7 +125,8 @@ class EngineClient:
                 return call
         head = route.heads.get((method, path)) or _head(route, method, path)
         if body or method not in _NEED_NO_BODY:
-            head = b"%bcontent-length: %d\r\n%b\r\n" % (head, len(body), headers)
+            size = len(body) if isinstance(body, bytes) else sum(map(len, body))
+            head = b"%bcontent-length: %d\r\n%b\r\n" % (head, size, headers)
         else:
             head = b"%b%b\r\n" % (head, headers)
         idle_connections = route.origin.idle_connections
@@ -144,7 +146,9 @@ class EngineClient:
             await asyncio.wait(tasks)
         await self._pool.close()
 
-    def _start_connecting(self, call: EngineCall, origin: Origin[EngineConnection], head: bytes, body: bytes) -> None:
+    def _start_connecting(
+        self, call: EngineCall, origin: Origin[EngineConnection], head: bytes, body: RequestBody
+    ) -> None:
         loop = asyncio.get_running_loop()
         if self._is_closed:
             loop.call_soon(call.fail_call, EngineRefusedError("the gateway is stopping"), None)
@@ -154,7 +158,7 @@ class EngineClient:
         task.add_done_callback(self._connect_tasks.pop)
 
     async def _connect_and_send(
-        self, call: EngineCall, origin: Origin[EngineConnection], head: bytes, body: bytes
+        self, call: EngineCall, origin: Origin[EngineConnection], head: bytes, body: RequestBody
     ) -> None:
         try:
             async with asyncio.timeout(self._connect_timeout_s):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol, cast
 
@@ -16,11 +17,17 @@ from gateway.upstream.pool import ConnectionPool, Origin
 logger = logging.getLogger(__name__)
 
 Headers = list[tuple[bytes, bytes]]
+RequestBody = bytes | list[bytes | memoryview]
+"""In one piece, or, of a large one, in parts, which are sent as the engine takes them."""
 
 MAX_HEAD_BYTES = 64 * 1024
 """Of an answer's headers, and of all else that comes without a byte of its body: informational answers, trailers."""
 _ONE_PIECE_BYTES = 32 * 1024
 """Up to here it is cheaper to copy a body behind its head than to write two pieces."""
+_PART_BYTES = 128 * 1024
+"""Of a large body, at most so much is given to the transport in one go."""
+_ONE_TURN_BYTES = 512 * 1024
+"""So much of a large body is written before others have their turn, however fast the engine takes it."""
 
 
 class EngineListener(Protocol):
@@ -103,6 +110,8 @@ class EngineConnection(asyncio.Protocol):
         "_pool",
         "_status",
         "_transport",
+        "_unsent_parts",
+        "_waits_for_engine",
         "idle_round",
         "on_body",
         "origin",
@@ -127,6 +136,10 @@ class EngineConnection(asyncio.Protocol):
         self._is_complete = False
         self._bytes_without_body = 0
         """Bytes of this answer since its last one of a body."""
+        self._unsent_parts: deque[bytes | memoryview] = deque()
+        """What the transport was not given yet of a large body."""
+        self._waits_for_engine = False
+        """The transport has as much to send as it may hold."""
         self._parser: HttpResponseParser
         """Refers back to this, as the transport does. There is one while the connection stands."""
 
@@ -142,17 +155,34 @@ class EngineConnection(asyncio.Protocol):
             if hasattr(self, name):
                 delattr(self, name)
 
-    def send_request(self, call: EngineCall, head: bytes, body: bytes) -> None:
+    def send_request(self, call: EngineCall, head: bytes, body: RequestBody) -> None:
         """Send a request. The connection must be fresh, or come from the pool."""
         self._call = call
         call.connection = self
         self._status = 0
         self._is_complete = False
         self._bytes_without_body = 0
-        if len(body) <= _ONE_PIECE_BYTES:
+        if not isinstance(body, bytes):
+            self._unsent_parts.append(head)
+            for part in body:
+                view = memoryview(part)
+                self._unsent_parts += [view[at : at + _PART_BYTES] for at in range(0, len(view), _PART_BYTES)]
+            self._send_parts()
+        elif len(body) <= _ONE_PIECE_BYTES:
             self._transport.write(head + body)
         else:
             self._transport.writelines((head, body))
+
+    def _send_parts(self) -> None:
+        """Write on, as far as the engine takes it and others are not kept waiting for long."""
+        size = 0
+        while self._unsent_parts and not self._waits_for_engine and not self._is_lost:
+            if size > _ONE_TURN_BYTES:
+                asyncio.get_running_loop().call_soon(self._send_parts)
+                return
+            part = self._unsent_parts.popleft()
+            size += len(part)
+            self._transport.write(part)
 
     def pause(self) -> None:
         """Stop reading."""
@@ -170,9 +200,17 @@ class EngineConnection(asyncio.Protocol):
     def abort(self) -> None:
         """Close it at once. What was not sent yet is dropped: a close could wait for the peer forever."""
         self._is_lost = True
+        self._unsent_parts.clear()
         self._transport.abort()
 
     # From the transport
+
+    def pause_writing(self) -> None:
+        self._waits_for_engine = True
+
+    def resume_writing(self) -> None:
+        self._waits_for_engine = False
+        self._send_parts()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
@@ -214,6 +252,7 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_lost = True
+        self._unsent_parts.clear()
         self._pool.remove_connection(self)
         if hasattr(self, "_parser"):
             del self._parser  # which refers back to this
@@ -275,7 +314,8 @@ class EngineConnection(asyncio.Protocol):
         transport = self._transport
         self._call = call.listener = call.connection = None
         # An answer may come before the whole request was sent, such as 413: the rest must not precede the next one.
-        if is_clean and self._keeps_alive and not transport.get_write_buffer_size():
+        is_sent = not self._unsent_parts and not transport.get_write_buffer_size()
+        if is_clean and self._keeps_alive and is_sent:
             if call.is_paused:
                 transport.resume_reading()
             self._pool.keep_idle(self)

@@ -67,7 +67,7 @@ class MessagesDialect(PassthroughDialect):
 
     def can_serve(self, request: InferenceRequest) -> bool:
         """See Dialect. `thinking` as a word is nobody's but ours."""
-        return not isinstance(request.fields.get("thinking"), str)
+        return not isinstance(request.outline_fields.get("thinking"), str)
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """See Dialect."""
@@ -82,7 +82,7 @@ class MessagesDialect(PassthroughDialect):
 
     def open_collector(self, request: InferenceRequest) -> StreamCollector | None:
         """None for what `differs_as_stream` says."""
-        fields = request.fields
+        fields = request.outline_fields
         if differs_as_stream(fields) or wants_probabilities(fields):
             return None
         return MessagesCollector(request.model)

@@ -24,7 +24,7 @@ class _MessagesBase(ViaChatBase):
         if request.prompt is None:
             request.prompt = self.read_request(request)
         thinking = request.prompt.thinking
-        is_wish = thinking is not None and not isinstance(request.fields["thinking"], str)
+        is_wish = thinking is not None and not isinstance(request.outline_fields["thinking"], str)
         if is_wish and thinking not in route.capabilities.thinking_modes:
             request.prompt = replace(request.prompt, thinking=None, thinking_tokens=None)
         super().check_request(request, route)
@@ -37,7 +37,7 @@ class MessagesViaChat(_MessagesBase, ViaChatDialect, MessagesDialect):
 
     def read_request(self, request: InferenceRequest) -> Prompt:
         """See ViaChat."""
-        return messages.read_prompt(request.fields)
+        return messages.read_prompt(request.outline_fields)
 
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:
         """See ViaChat."""
@@ -49,7 +49,7 @@ class MessagesTokenCount(_MessagesBase, TokenCountDialect, MessagesDialect):
 
     def read_request(self, request: InferenceRequest) -> Prompt:
         """See ViaChatBase."""
-        return messages.read_prompt(request.fields, needs_limit=False)
+        return messages.read_prompt(request.outline_fields, needs_limit=False)
 
     def build_count(self, tokens: int) -> Fields:
         """See CountedViaChat."""

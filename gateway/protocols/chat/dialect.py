@@ -87,7 +87,7 @@ class OpenAIDialect(EnvelopeDialect):
         """None, beside what `differs_as_stream` says, where probabilities are asked for and a stream of llama-server
         lacks some: chat has none for tokens without text, such as the last one; completions have those of a stop string
         too, which a blocking answer has not."""
-        fields = request.fields
+        fields = request.outline_fields
         if differs_as_stream(fields) or (wants_probabilities(fields) and (self._is_chat or fields.get("stop"))):
             return None
         return ChatCollector(is_chat=True) if self._is_chat else OpenAICollector(is_chat=False)

@@ -26,7 +26,7 @@ def adapt_request(request: InferenceRequest, route: ModelRoute) -> InferenceRequ
     - a `tool_choice` that the engine does not know as fewer `tools`;
     - system messages where the model's chat template takes them (`route.system_first`).
     """
-    fields = request.fields
+    fields = request.outline_fields
     engine_fields = fields
     if "thinking" in fields or "reasoning_effort" in fields:
         engine_fields = adapt_thinking(engine_fields, route)
@@ -46,7 +46,9 @@ def adapt_request(request: InferenceRequest, route: ModelRoute) -> InferenceRequ
             engine_fields = engine_fields | {"messages": folded_messages}
     if "tool_choice" in fields and route.backend != _REMOTE:
         engine_fields = narrow_tools(engine_fields, names_one=route.backend == llama_server.BACKEND)
-    return request if engine_fields is fields else replace(request, raw=json_bytes(engine_fields), fields=engine_fields)
+    if engine_fields is fields:
+        return request
+    return replace(request, outline=json_bytes(engine_fields), outline_fields=engine_fields)
 
 
 def adapt_fields(fields: Fields, route: ModelRoute) -> Fields:

@@ -1,7 +1,8 @@
 """What a request body must say to an engine, with as few bytes changed as can be. Pure.
 
 A body is decoded in any case, because routing needs its fields, but encoding it anew costs as much again: so a field
-that is missing is inserted after the first brace, and one that stands there is replaced in place.
+that is missing is inserted after the first brace, and one that stands there is replaced in place. Of a large body, all
+this is done to its outline.
 """
 
 from __future__ import annotations
@@ -34,21 +35,21 @@ def without_foreign_fields(
 def as_named(request: InferenceRequest, served_name: str) -> bytes:
     """The body for an engine that calls the model `served_name`; the original bytes where that is its name."""
     if request.model == served_name or not request.names_model:
-        return request.raw
-    new_body = _replace_field(request.raw, b'"model"', _MODEL, b'"model":' + json.dumps(served_name).encode())
-    return new_body if new_body is not None else json_bytes(request.fields | {"model": served_name})
+        return request.outline
+    new_body = _replace_field(request.outline, b'"model"', _MODEL, b'"model":' + json.dumps(served_name).encode())
+    return new_body if new_body is not None else json_bytes(request.outline_fields | {"model": served_name})
 
 
 def with_usage(request: InferenceRequest, served_name: str) -> bytes:
     """The same, with `stream_options.include_usage`."""
-    if "stream_options" not in request.fields:
+    if "stream_options" not in request.outline_fields:
         return _insert_fields(as_named(request, served_name), b'"stream_options":{"include_usage":true},')
     return json_bytes(_renamed_fields(request, served_name) | {"stream_options": _options(request)})
 
 
 def as_stream(request: InferenceRequest, served_name: str, *, ask_for_usage: bool) -> bytes:
     """The same, of a blocking request that shall become a stream."""
-    fields = request.fields
+    fields = request.outline_fields
     if ask_for_usage and "stream_options" in fields:
         new_fields = {"stream": True, "stream_options": _options(request)}
         return json_bytes(_renamed_fields(request, served_name) | new_fields)
@@ -78,9 +79,9 @@ def _replace_field(raw: bytes, name: bytes, pattern: re.Pattern[bytes], field: b
 
 
 def _renamed_fields(request: InferenceRequest, served_name: str) -> dict[str, Any]:
-    return request.fields | {"model": served_name} if request.names_model else request.fields
+    return request.outline_fields | {"model": served_name} if request.names_model else request.outline_fields
 
 
 def _options(request: InferenceRequest) -> dict[str, Any]:
-    options = request.fields.get("stream_options")
+    options = request.outline_fields.get("stream_options")
     return (options if isinstance(options, dict) else {}) | {"include_usage": True}

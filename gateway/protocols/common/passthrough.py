@@ -22,7 +22,7 @@ class PassthroughDialect:
 
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
         """See Dialect."""
-        check_capabilities(request.fields, route.capabilities, route.name)
+        check_capabilities(request.outline_fields, route.capabilities, route.name)
 
     def get_body_converter(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
         """See Dialect."""

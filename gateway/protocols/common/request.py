@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl, urlencode
 
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Assistant, Prompt
+from gateway.protocols.common.large_body import LargeBody
 
 BodyKind = Literal["object", "any", "none"]
 """What JSON a request must hold."""
@@ -16,11 +17,16 @@ BodyKind = Literal["object", "any", "none"]
 
 @dataclass(slots=True)
 class InferenceRequest:
-    """A request body, and what routing needs of it. Not changed once made (frozen would cost a microsecond)."""
+    """A request body, and what routing needs of it. Not changed once made (frozen would cost a microsecond).
 
-    raw: bytes
-    fields: dict[str, Any]
-    """The decoded body; empty where it is no object."""
+    `outline` and `outline_fields` are the body itself, but for a large one, which lacks the inside of its long strings
+    there: enough for all that only looks, and for changes of the body that move strings as a whole. `raw` and `fields`
+    are always whole, and cost a copy and the decoding of a large body.
+    """
+
+    outline: bytes
+    outline_fields: dict[str, Any]
+    """The decoded outline; empty where the body is no object."""
     model: str
     stream: bool
     wants_usage: bool
@@ -39,22 +45,56 @@ class InferenceRequest:
     """Unix time in seconds."""
     names_model: bool = True
     """The body has the model's name; else the query has it, or there is only one that it can be."""
+    large_body: LargeBody | None = None
+    """What `outline` is the outline of; None: the body is small."""
+    _whole_fields: dict[str, Any] | None = None
+
+    @property
+    def raw(self) -> bytes:
+        """The whole body."""
+        return self.outline if self.large_body is None else self.large_body.join()
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The whole body, decoded; empty where it is no object."""
+        if self.large_body is None:
+            return self.outline_fields
+        if self._whole_fields is None:
+            value = _decode(self.large_body.join())
+            self._whole_fields = value if isinstance(value, dict) else {}
+        return self._whole_fields
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole body."""
+        return len(self.outline) if self.large_body is None else self.large_body.size
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of the body; of a large one, without long strings of base64."""
+        return len(self.outline) if self.large_body is None else self.large_body.text_bytes
+
+    def fill(self, encoded: bytes) -> bytes | list[bytes | memoryview]:
+        """JSON that was made of the outline or of the whole body, with what the outline lacks: in parts, where it lacks
+        anything."""
+        return encoded if self.large_body is None else self.large_body.fill(encoded)
 
 
-def parse_request(raw: bytes, *, may_stream: bool) -> InferenceRequest:
+def parse_request(body: bytes | LargeBody, *, may_stream: bool) -> InferenceRequest:
     """Decode a request whose body names its model.
 
     Raises:
         RoundhouseError: `invalid_json`, naming the place, or `invalid_request`, naming the field.
     """
-    fields = _decode(raw)
+    raw, large_body = split_body(body)
+    fields = _decode(raw, large_body)
     if not isinstance(fields, dict):
         raise RoundhouseError("invalid_json", "The body must be a JSON object: it starts with '{'.")
     model = fields.get("model")
     if not isinstance(model, str) or not model:
         _reject("model", "must be the name of a model", fields)
     if not may_stream:
-        return InferenceRequest(raw, fields, model, stream=False, wants_usage=False)
+        return InferenceRequest(raw, fields, model, stream=False, wants_usage=False, large_body=large_body)
     stream = fields.get("stream")
     if not (stream is None or isinstance(stream, bool)):
         _reject("stream", "must be true or false", fields)
@@ -62,10 +102,12 @@ def parse_request(raw: bytes, *, may_stream: bool) -> InferenceRequest:
     if not (options is None or isinstance(options, dict)):
         _reject("stream_options", "must be an object", fields)
     wants_usage = bool(options and options.get("include_usage"))
-    return InferenceRequest(raw, fields, model, stream is True, wants_usage)
+    return InferenceRequest(raw, fields, model, stream is True, wants_usage, large_body=large_body)
 
 
-def parse_native(raw: bytes, query: bytes, path: str, sole_model: str | None, *, body: BodyKind) -> InferenceRequest:
+def parse_native(
+    raw_body: bytes | LargeBody, query: bytes, path: str, sole_model: str | None, *, body: BodyKind
+) -> InferenceRequest:
     """Read a request to a route of llama.cpp's own, which may name its model in the query, in the body, or not at all.
 
     `sole_model` is the one that it is for if it names none; None: there are several, or none. `model` is taken out of
@@ -78,7 +120,8 @@ def parse_native(raw: bytes, query: bytes, path: str, sole_model: str | None, *,
     pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
     names = {value for name, value in pairs if name == "model" and value}
     other_query = urlencode([pair for pair in pairs if pair[0] != "model"])
-    json_value = _decode(raw) if raw or body == "object" else {}
+    raw, large_body = split_body(raw_body)
+    json_value = _decode(raw, large_body) if raw or body == "object" else {}
     if body == "object" and not isinstance(json_value, dict):
         raise RoundhouseError("invalid_json", "The body must be a JSON object: it starts with '{'.")
     fields: dict[str, Any] = json_value if isinstance(json_value, dict) else {}
@@ -96,7 +139,21 @@ def parse_native(raw: bytes, query: bytes, path: str, sole_model: str | None, *,
         raise RoundhouseError("invalid_request", message, param="model")
     stream = fields.get("stream") is True
     target = f"{path}?{other_query}" if other_query else path
-    return InferenceRequest(raw, fields, model, stream, wants_usage=False, target=target, names_model=names_model)
+    return InferenceRequest(
+        raw,
+        fields,
+        model,
+        stream,
+        wants_usage=False,
+        target=target,
+        names_model=names_model,
+        large_body=large_body,
+    )
+
+
+def split_body(body: bytes | LargeBody) -> tuple[bytes, LargeBody | None]:
+    """What is read of a body, and the whole of one that is read by its outline."""
+    return (body.outline, body) if isinstance(body, LargeBody) else (body, None)
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
@@ -112,7 +169,8 @@ def _reject(name: str, rule: str, fields: dict[str, Any]) -> NoReturn:
     raise RoundhouseError("invalid_request", f"`{name}` {rule}; {description}.", param=name)
 
 
-def _decode(raw: bytes) -> Any:
+def _decode(raw: bytes, large_body: LargeBody | None = None) -> Any:
+    """`large_body`: what `raw` is the outline of, for the places of what is wrong."""
     try:
         text = raw.decode()
         if raw[:1] == b"{":  # as nearly always: skips two looks for white space
@@ -121,9 +179,12 @@ def _decode(raw: bytes) -> Any:
                 return fields
         fields = _DECODER.decode(text)
     except UnicodeDecodeError as error:
-        raise RoundhouseError("invalid_json", f"The body is not UTF-8: byte {error.start} is wrong.") from None
+        start = error.start if large_body is None else large_body.place_in_body(error.start)
+        raise RoundhouseError("invalid_json", f"The body is not UTF-8: byte {start} is wrong.") from None
     except json.JSONDecodeError as error:
         place = f"line {error.lineno} column {error.colno}"
+        if large_body is not None:
+            place = f"byte {large_body.place_in_body(len(error.doc[: error.pos].encode()))}"
         raise RoundhouseError("invalid_json", f"The body is not JSON: {error.msg} at {place}.") from None
     except ValueError as error:
         raise RoundhouseError("invalid_json", f"The body is not JSON: {error}.") from None

@@ -17,7 +17,7 @@ class CompletionsViaChat(ViaChatDialect, OpenAIDialect):
 
     def read_request(self, request: InferenceRequest) -> Prompt:
         """See ViaChat."""
-        return codec.read_prompt(request.fields)
+        return codec.read_prompt(request.outline_fields)
 
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:
         """See ViaChat."""

@@ -21,18 +21,18 @@ class EmbeddingsDialect(JsonDialect):
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
         """See Dialect."""
         super().check_request(request, route)
-        codec.check_fields(request.fields)
-        dimensions = request.fields.get("dimensions")
+        codec.check_fields(request.outline_fields)
+        dimensions = request.outline_fields.get("dimensions")
         request.state = None
         if dimensions is not None and (route.shortens_embeddings or not route.takes_dimensions):
             # Numbers are read ten times as fast from base64, which every engine of ours knows.
-            is_unpacked = not route.takes_dimensions and request.fields.get("encoding_format") != "base64"
+            is_unpacked = not route.takes_dimensions and request.outline_fields.get("encoding_format") != "base64"
             request.state = Shortening(dimensions, route.shortens_embeddings, route.name, is_unpacked)
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """See Dialect. llama-server overlooks `dimensions`, and refuses an `encoding_format` of null."""
         request = bodies.without_foreign_fields(request, EMBEDDING_FIELDS, route)
-        fields = request.fields
+        fields = request.outline_fields
         dropped_names = [name for name in _OPTIONAL if name in fields and fields[name] is None]
         shortening: Shortening | None = request.state
         if shortening is not None:

@@ -156,7 +156,7 @@ class NativeDialect(EnvelopeDialect):
 
     def open_stream(self, request: InferenceRequest) -> EventStream:
         """See Dialect."""
-        return NativeStream(_answers_asked(request.fields), request.id)
+        return NativeStream(_answers_asked(request.outline_fields), request.id)
 
     def open_collector(self, request: InferenceRequest) -> StreamCollector | None:
         """None, beside what `differs_as_stream` says, for
@@ -165,7 +165,7 @@ class NativeDialect(EnvelopeDialect):
         - `response_fields`: they may leave out what ends the stream;
         - probabilities with stop strings: a blocking answer leaves out those of the stop string.
         """
-        fields = request.fields
+        fields = request.outline_fields
         if differs_as_stream(fields) or fields.get("return_tokens") or fields.get("response_fields"):
             return None
         if wants_probabilities(fields) and fields.get("stop"):

@@ -16,7 +16,7 @@ class ResponsesDialect(EnvelopeDialect):
         error = errors.decode_json(body)["error"]
         if request is None or request.prompt is None:
             return error_event(error, 0) + DONE
-        return ResponseWriter(request.fields, request.state).fail_answer(error)
+        return ResponseWriter(request.outline_fields, request.state).fail_answer(error)
 
     def is_told_by_events(self, error: bytes) -> bool:
         """See Dialect. OpenAI begins a response before its prompt is counted, so Codex looks for this code in

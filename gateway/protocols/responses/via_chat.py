@@ -9,6 +9,7 @@ from gateway.protocols.common.json_dialect import JsonDialect
 from gateway.protocols.common.request import InferenceRequest
 from gateway.protocols.responses import request as responses
 from gateway.protocols.responses.answer_stream import ResponseWriter
+from gateway.protocols.responses.context import ResponseContext
 from gateway.protocols.responses.dialect import ResponsesDialect
 from gateway.protocols.via_chat.dialect import ViaChatDialect
 from gateway.protocols.via_chat.token_count import TokenCountDialect
@@ -19,11 +20,11 @@ class ResponsesViaChat(ViaChatDialect, ResponsesDialect):
 
     def read_request(self, request: InferenceRequest) -> Prompt:
         """See ViaChatBase."""
-        return responses.read_prompt(request.fields, request.state)
+        return _read_prompt(request)
 
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:
         """See ViaChat."""
-        return ResponseWriter(request.fields, request.state)
+        return ResponseWriter(request.outline_fields, request.state)
 
 
 class ResponsesTokenCount(TokenCountDialect, JsonDialect):
@@ -31,12 +32,27 @@ class ResponsesTokenCount(TokenCountDialect, JsonDialect):
 
     def read_request(self, request: InferenceRequest) -> Prompt:
         """See ViaChatBase."""
-        return responses.read_prompt(request.fields, request.state)
+        return _read_prompt(request)
 
     def build_count(self, tokens: int) -> Fields:
         """See CountedViaChat."""
         return {"object": "response.input_tokens", "input_tokens": tokens}
 
+
+def _read_prompt(request: InferenceRequest) -> Prompt:
+    """Of a large body, media stay left out; what is to be stored is whole."""
+    context: ResponseContext = request.state
+    body = request.large_body
+    if body is not None:
+        body.fill_fields(request.outline_fields, kept_names=_MEDIA)
+    prompt = responses.read_prompt(request.outline_fields, context)
+    if body is not None:
+        body.fill_fields({"input": list(context.input_items)}, kept_names=())
+    return prompt
+
+
+_MEDIA: Final = ("image_url", "data")
+"""Fields that go to the engine as they came."""
 
 RESPONSES_VIA_CHAT: Final = ResponsesViaChat()
 RESPONSES_COUNT: Final = ResponsesTokenCount()

@@ -46,8 +46,9 @@ class ViaChatBase(ABC):
         check_prompt(request.prompt, route.capabilities, route.name)
         adapt_constraints(dict(request.prompt.passed_fields), route, is_chat=True)
         check_foreign_fields(dict(request.prompt.passed_fields), CHAT_FIELDS, route)
+        is_repeated = route.backend == llama_server.BACKEND
         request.repeated_turn = (
-            llama_server.repeated_turn(request.prompt) if route.backend == llama_server.BACKEND else None
+            _whole_turn(llama_server.repeated_turn(request.prompt), request) if is_repeated else None
         )
 
     def _chat_fields(self, request: InferenceRequest, route: ModelRoute) -> Fields:
@@ -100,6 +101,15 @@ class ViaChatDialect(ViaChatBase):
         """See Dialect."""
         writer, repeated_turn = self.open_writer(request), request.repeated_turn
         return lambda body: translate_body(body, writer, repeated_turn)
+
+
+def _whole_turn(turn: Assistant | None, request: InferenceRequest) -> Assistant | None:
+    """The turn as the client sent it, where the request was read by its outline."""
+    body = request.large_body
+    if turn is None or body is None:
+        return turn
+    fill = body.fill_text
+    return replace(turn, text=fill(turn.text), thought=fill(turn.thought), refusal=fill(turn.refusal))
 
 
 def _chat_outline(prompt: Prompt) -> Fields:

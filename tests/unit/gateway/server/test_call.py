@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import tracemalloc
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
 import uvloop
 
 from controller.schema.errors import RoundhouseError
+from gateway.protocols.common.large_body import LargeBody
 from gateway.server.call import ClientCall
 
 
@@ -20,8 +22,8 @@ class Taker:
         self.body: bytes | None = None
         self.error: RoundhouseError | None = None
 
-    def take_body(self, body: bytes) -> None:
-        self.body = body
+    def take_body(self, body: bytes | LargeBody) -> None:
+        self.body = body if isinstance(body, bytes) else body.join()
 
     def fail_request(self, error: RoundhouseError) -> None:
         self.error = error
@@ -45,6 +47,9 @@ class Line:
 
     def send_continue(self) -> None:
         raise AssertionError
+
+    def reserve_body(self, size: int) -> Callable[[], None]:
+        return lambda: None
 
     def finish_call(self, call: ClientCall) -> None:
         raise AssertionError

@@ -11,6 +11,8 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from controller.schema.errors import RoundhouseError
+from gateway.protocols.common.large_body import LargeBody
+from gateway.server.body_budget import BodyBudget
 from gateway.server.call import ClientCall, Handler
 from gateway.server.connection import LINGER_S, ClientConnection
 from gateway.server.request_reader import ClientLimits
@@ -62,6 +64,9 @@ class Refusing:
         call.send_whole(401, b"", b"")
         return Silent()
 
+    def __init__(self) -> None:
+        self.body_budget = BodyBudget(1024)
+
     def max_body_bytes(self) -> int:
         return 1024
 
@@ -72,7 +77,7 @@ class Refusing:
 class Silent:
     """Is told nothing: its answer was complete."""
 
-    def take_body(self, body: bytes) -> None:
+    def take_body(self, body: bytes | LargeBody) -> None:
         raise AssertionError
 
     def fail_request(self, error: RoundhouseError) -> None:

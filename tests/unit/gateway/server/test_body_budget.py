@@ -1,0 +1,70 @@
+"""Room for large bodies: never more than there is, in order, and nobody is forgotten."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.server.body_budget import BodyBudget, BodyReservation
+
+
+class Bodies:
+    """Bodies that ask for room, by name."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.budget = BodyBudget(max_bytes)
+        self.let_in: list[str] = []
+        self.rooms: dict[str, BodyReservation] = {}
+
+    def come(self, name: str, size: int) -> None:
+        """One comes; `let_in` has it if it had to wait first."""
+        self.rooms[name] = self.budget.reserve(size, lambda: self.let_in.append(name))
+
+    def leave(self, name: str) -> None:
+        """One is over, or its client is gone."""
+        self.budget.release(self.rooms.pop(name))
+
+    @property
+    def granted(self) -> set[str]:
+        """Those that have room."""
+        return {name for name, room in self.rooms.items() if room.is_granted}
+
+
+@pytest.fixture
+def bodies() -> Bodies:
+    """Room for 10 bytes."""
+    return Bodies(10)
+
+
+def test_what_fits_does_not_wait(bodies: Bodies) -> None:
+    bodies.come("a", 4)
+    bodies.come("b", 6)
+    assert (bodies.granted, bodies.let_in, bodies.budget.used_bytes) == ({"a", "b"}, [], 10)
+
+
+def test_others_wait_in_order_and_small_ones_do_not_pass(bodies: Bodies) -> None:
+    for name, size in (("a", 6), ("b", 6), ("c", 1)):
+        bodies.come(name, size)
+    assert bodies.granted == {"a"}
+    bodies.leave("a")
+    assert (bodies.let_in, bodies.budget.used_bytes) == (["b", "c"], 7)
+
+
+def test_what_would_never_fit_is_alone(bodies: Bodies) -> None:
+    bodies.come("a", 1)
+    bodies.come("huge", 99)
+    assert bodies.granted == {"a"}
+    bodies.leave("a")
+    bodies.come("b", 1)
+    assert bodies.granted == {"huge"}
+    bodies.leave("huge")
+    assert bodies.granted == {"b"}
+
+
+def test_who_gives_up_its_place_lets_others_pass(bodies: Bodies) -> None:
+    for name, size in (("a", 6), ("b", 6), ("c", 4)):
+        bodies.come(name, size)
+    bodies.leave("b")
+    assert bodies.granted == {"a", "c"}
+    for name in ("a", "c"):
+        bodies.leave(name)
+    assert bodies.budget.used_bytes == 0
