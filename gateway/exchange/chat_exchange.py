@@ -32,21 +32,22 @@ class ChatExchange(Exchange):
         """The request's, where its completion is to be stored; None: it is not."""
         self._metadata: Mapping[str, str] = {}
 
-    def _accept_request(self, route: ModelRoute, size: int) -> None:
-        if "store" in self._request.fields and self._services.completions.stores_completions:
+    def _accept_request(self, route: ModelRoute) -> None:
+        if "store" in self._request.outline_fields and self._services.completions.stores_completions:
             self._read_store()
-        super()._accept_request(route, size)
+        super()._accept_request(route)
 
     def _read_store(self) -> None:
         """What is stored here is no engine's to keep, so the engine is told nothing of it."""
         request = self._request
-        if not optional_field(request.fields, "store", bool):
+        if not optional_field(request.outline_fields, "store", bool):
             return
-        self._metadata = read_metadata(request.fields)
         self._asked_fields = request.fields
-        request.fields = {name: value for name, value in request.fields.items() if name not in _OWN_FIELDS}
+        self._metadata = read_metadata(self._asked_fields)
+        engine_fields = {name: value for name, value in request.outline_fields.items() if name not in _OWN_FIELDS}
+        request.outline_fields = engine_fields
         try:
-            request.raw = json_bytes(request.fields)
+            request.outline = json_bytes(engine_fields)
         except RecursionError:
             message = "The request is nested too deeply for its completion to be stored."
             raise RoundhouseError("invalid_request", message) from None

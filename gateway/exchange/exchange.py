@@ -171,7 +171,7 @@ class Exchange(LoadWait):
         caller = self._caller
         prefix = prefix_keys(request.outline_fields, request.prompt) if len(route.endpoints) > 1 else ()
         rank = caller.tier_rank(request.outline_fields.get("service_tier"))
-        slots = count_slots(request.fields, route)
+        slots = count_slots(request.outline_fields, route)
         ticket = Ticket(self, route.name, caller.tenant, caller.weight, rank, prefix, slots)
         self._ticket = ticket
         endpoint = services.admission.admit_ticket(ticket, route, now)

@@ -19,7 +19,7 @@ from gateway.protocols.common.envelope import EnvelopeDialect
 from gateway.protocols.common.json_bytes import json_bytes
 from gateway.protocols.common.known_fields import CHAT_FIELDS, COMPLETION_FIELDS, check_foreign_fields
 from gateway.protocols.common.openai_events import OpenAIStream, as_events
-from gateway.protocols.common.output_constraints import adapt_constraints
+from gateway.protocols.common.output_constraints import CONSTRAINT_FIELDS, adapt_constraints
 from gateway.protocols.common.request import InferenceRequest
 from gateway.protocols.common.stream_compat import differs_as_stream, wants_probabilities
 
@@ -58,17 +58,19 @@ class OpenAIDialect(EnvelopeDialect):
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
         """See Dialect."""
         super().check_request(request, route)
-        check_foreign_fields(request.fields, self._known_fields, route)
-        check_choices(request.fields, route)
-        adapt_constraints(request.fields, route, is_chat=self._is_chat)
+        fields = request.outline_fields
+        check_foreign_fields(fields, self._known_fields, route)
+        check_choices(fields, route)
+        adapt_constraints(request.whole_where_any(CONSTRAINT_FIELDS), route, is_chat=self._is_chat)
         if not self._is_chat and route.backend == llama_server.BACKEND:
-            llama_server.check_completion(request.fields)
+            llama_server.check_completion(fields)
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """See Dialect."""
-        fields = adapt_constraints(request.fields, route, is_chat=self._is_chat)
-        if fields is not request.fields:
-            request = replace(request, raw=json_bytes(fields), fields=fields)
+        asked_fields = request.whole_where_any(CONSTRAINT_FIELDS)
+        fields = adapt_constraints(asked_fields, route, is_chat=self._is_chat)
+        if fields is not asked_fields:
+            request = replace(request, outline=json_bytes(fields), outline_fields=fields)
         if self._is_chat:
             request = engine_request.adapt_request(request, route)
         request = bodies.without_foreign_fields(request, self._known_fields, route)

@@ -28,8 +28,10 @@ def without_foreign_fields(
     request: InferenceRequest, known_fields: Collection[str], route: ModelRoute
 ) -> InferenceRequest:
     """The request without what the model's engine does not get; the same one where all of it passes."""
-    fields = drop_foreign_fields(request.fields, known_fields, route)
-    return request if fields is request.fields else replace(request, raw=json_bytes(fields), fields=fields)
+    fields = drop_foreign_fields(request.outline_fields, known_fields, route)
+    if fields is request.outline_fields:
+        return request
+    return replace(request, outline=json_bytes(fields), outline_fields=fields)
 
 
 def as_named(request: InferenceRequest, served_name: str) -> bytes:

@@ -142,6 +142,19 @@ class LargeBody:
         """
         return _MARK_CHARACTERS.sub(self._decode_mark, text)
 
+    def split_text(self, text: str) -> Iterator[str]:
+        """What `fill_text` gives, in pieces of a block at most: for whoever looks at it without a need of the whole.
+
+        Raises:
+            RoundhouseError: as `fill_text`.
+        """
+        end = 0
+        for mark in _MARK_CHARACTERS.finditer(text):
+            yield text[end : mark.start()]
+            yield self._decode_mark(mark)
+            end = mark.end()
+        yield text[end:]
+
     def fill_fields(self, fields: dict[str, Any], *, kept_names: Collection[str]) -> None:
         """Change every string in a decoded outline to what it is in the body, but for those in fields of these names:
         for whoever reads what texts say, or tells them again."""

@@ -15,6 +15,7 @@ from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
 from gateway.protocols.common.context_overflow import CODE, ContextOverflow
 from gateway.protocols.common.conversation import Prompt, Text, User
+from gateway.protocols.common.large_body import LargeBody
 from gateway.protocols.common.request import InferenceRequest
 
 _BLOCK: Final = 65_536
@@ -34,13 +35,13 @@ def check_length(request: InferenceRequest, route: ModelRoute) -> None:
     Raises:
         RoundhouseError: `context_length_exceeded`.
     """
-    limit, longest_token, fields = route.context_length, route.longest_token, request.fields
-    if limit is None or not longest_token or len(request.raw) <= limit:
+    limit, longest_token, fields = route.context_length, route.longest_token, request.outline_fields
+    if limit is None or not longest_token or request.size <= limit:
         return
     if fields.get("truncation") == "auto" or any(fields.get(name) for name in _CUTTING):
         return
     for texts in _list_sequences(request):
-        tokens = texts if isinstance(texts, int) else _count_least_tokens(texts, longest_token, limit)
+        tokens = texts if isinstance(texts, int) else _count_least_tokens(texts, longest_token, limit, request)
         if tokens > limit:
             overflow = ContextOverflow(limit=limit, prompt_tokens=tokens, is_at_least=True)
             place = next((name for name in _PLACES if name in fields), None)
@@ -52,7 +53,7 @@ def _list_sequences(request: InferenceRequest) -> Iterator[list[str] | int]:
     if request.prompt is not None:
         yield _texts_of_prompt(request.prompt)
         return
-    fields = request.fields
+    fields = request.outline_fields
     messages = fields.get("messages")
     if isinstance(messages, list):
         yield [text for message in messages for text in _texts_of_message(message)]
@@ -90,18 +91,27 @@ def _texts_of_message(message: Any) -> list[str]:
     return [text for text in texts if isinstance(text, str)]
 
 
-def _count_least_tokens(texts: list[str], longest_token: int, limit: int) -> int:
-    """Tokens of these texts at least; counted no further than to a little above `limit`."""
+def _count_least_tokens(texts: list[str], longest_token: int, limit: int, request: InferenceRequest) -> int:
+    """Tokens of these texts of the request at least; counted no further than to a little above `limit`."""
     enough = limit * longest_token
-    if _LONGEST_CHARACTER * sum(map(len, texts)) <= enough:
+    # JSON writes no character with fewer bytes than UTF-8 does.
+    if request.text_bytes <= enough or (
+        request.large_body is None and _LONGEST_CHARACTER * sum(map(len, texts)) <= enough
+    ):
         return 0
     size = 0
-    for text in texts:
-        for start in range(0, len(text), _BLOCK):
-            size += _measure_block(text[start : start + _BLOCK])
-            if size > enough:
-                return -(-size // longest_token)
+    for block in _list_blocks(texts, request.large_body):
+        size += _measure_block(block)
+        if size > enough:
+            break
     return -(-size // longest_token)
+
+
+def _list_blocks(texts: list[str], large_body: LargeBody | None) -> Iterator[str]:
+    """The texts in pieces that take little time each."""
+    for text in texts:
+        for piece in (text,) if large_body is None else large_body.split_text(text):
+            yield from (piece[start : start + _BLOCK] for start in range(0, len(piece), _BLOCK))
 
 
 def _measure_block(text: str) -> int:

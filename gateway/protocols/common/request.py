@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 from urllib.parse import parse_qsl, urlencode
@@ -63,6 +64,10 @@ class InferenceRequest:
             value = _decode(self.large_body.join())
             self._whole_fields = value if isinstance(value, dict) else {}
         return self._whole_fields
+
+    def whole_where_any(self, names: Collection[str]) -> dict[str, Any]:
+        """The whole body's fields where it has one of these, whose text is read; else `outline_fields`."""
+        return self.outline_fields if self.outline_fields.keys().isdisjoint(names) else self.fields
 
     @property
     def size(self) -> int:

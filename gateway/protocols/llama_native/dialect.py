@@ -146,7 +146,7 @@ class NativeDialect(EnvelopeDialect):
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
         """See Dialect."""
         super().check_request(request, route)
-        check_choices(request.fields, route)
+        check_choices(request.outline_fields, route)
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """See Dialect."""
