@@ -88,7 +88,7 @@ def make_vocabulary() -> Vocabulary:
     return Vocabulary(tuple(tokens), tuple(merges), chain)
 
 
-def make_weights(vocabulary: Vocabulary) -> Tensors:
+def make_weights(vocabulary: Vocabulary, layers: int = LAYERS) -> Tensors:
     """Tensors by their Hugging Face names, each (out, in), float32."""
     import numpy as np
 
@@ -101,7 +101,7 @@ def make_weights(vocabulary: Vocabulary) -> Tensors:
     embedding = noise(size, WIDTH, 1.0)
     embedding /= np.linalg.norm(embedding, axis=1, keepdims=True)
     weights: Tensors = {"model.embed_tokens.weight": embedding, "model.norm.weight": np.ones(WIDTH, np.float32)}
-    for layer in range(LAYERS):
+    for layer in range(layers):
         prefix = f"model.layers.{layer}."
         weights |= {
             prefix + "input_layernorm.weight": np.ones(WIDTH, np.float32),
@@ -152,7 +152,12 @@ def interleave_rotary(weight: npt.NDArray[np.float32], heads: int) -> npt.NDArra
 
 
 def write_gguf(
-    path: Path, vocabulary: Vocabulary, weights: Tensors, context: int, template: str = CHAT_TEMPLATE
+    path: Path,
+    vocabulary: Vocabulary,
+    weights: Tensors,
+    context: int,
+    template: str = CHAT_TEMPLATE,
+    layers: int = LAYERS,
 ) -> None:
     """Matrices as float16, norms as float32; `context` in tokens."""
     import gguf
@@ -162,7 +167,7 @@ def write_gguf(
     writer.add_name("clockwork")
     writer.add_context_length(context)
     writer.add_embedding_length(WIDTH)
-    writer.add_block_count(LAYERS)
+    writer.add_block_count(layers)
     writer.add_feed_forward_length(FEED_FORWARD)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
@@ -201,18 +206,18 @@ def _add_tokenizer(writer: Any, token_type: Any, vocabulary: Vocabulary) -> None
     writer.add_add_bos_token(False)
 
 
-def write_hf(folder: Path, vocabulary: Vocabulary, weights: Tensors) -> None:
+def write_hf(folder: Path, vocabulary: Vocabulary, weights: Tensors, layers: int = LAYERS) -> None:
     """Each file is replaced whole; the weights come last, so a folder with weights is complete."""
     from safetensors.numpy import save
 
-    for name, content in hf_files(vocabulary).items():
+    for name, content in hf_files(vocabulary, layers).items():
         with replace_file(folder / name) as draft:
             draft.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     with replace_file(folder / "model.safetensors") as draft:
         draft.write_bytes(save(weights, metadata={"format": "pt"}))
 
 
-def hf_files(vocabulary: Vocabulary) -> dict[str, dict[str, Any]]:
+def hf_files(vocabulary: Vocabulary, layers: int = LAYERS) -> dict[str, dict[str, Any]]:
     """The JSON files of the Hugging Face form, by file name."""
     start, end = vocabulary.id_of("<|endoftext|>"), vocabulary.id_of("<|end|>")
     ids = {"bos_token_id": start, "eos_token_id": end, "pad_token_id": start}
@@ -221,7 +226,7 @@ def hf_files(vocabulary: Vocabulary) -> dict[str, dict[str, Any]]:
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
             "hidden_size": WIDTH,
-            "num_hidden_layers": LAYERS,
+            "num_hidden_layers": layers,
             "num_attention_heads": HEADS,
             "num_key_value_heads": KV_HEADS,
             "head_dim": HEAD_WIDTH,
@@ -288,19 +293,20 @@ def replace_file(path: Path) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
 
 
-def make_model(out: Path, hf: Path | None = None, context: int = CONTEXT) -> None:
+def make_model(out: Path, hf: Path | None = None, context: int = CONTEXT, layers: int = LAYERS) -> None:
     """Write the GGUF file and, where asked for, the Hugging Face folder. Same bytes on every run.
 
-    `context` is the GGUF file's, in tokens: a test that needs a long answer wants more of it.
+    `context` is the GGUF file's, in tokens: a test that needs a long answer wants more of it. `layers` of some 148,000
+    parameters each, which cost time and change no answer: a benchmark wants more of them.
 
     Raises ModuleNotFoundError without the extra `demo`, OSError where it cannot write.
     """
     vocabulary = make_vocabulary()
-    weights = make_weights(vocabulary)
+    weights = make_weights(vocabulary, layers)
     with replace_file(out) as draft:
-        write_gguf(draft, vocabulary, weights, context)
+        write_gguf(draft, vocabulary, weights, context, layers=layers)
     if hf is not None:
-        write_hf(hf, vocabulary, weights)
+        write_hf(hf, vocabulary, weights, layers)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -7,15 +7,17 @@ from importlib import import_module
 
 from tests.bench.report import show
 
-BENCHES = ("plan", "reaction", "size", "gateway", "translation", "admin", "swap")
-WITH_OPTIONS = "gateway"
-"""Takes options of its own, after its name: `ARGS="gateway --rounds 2 --without litellm"`."""
+BENCHES = ("plan", "reaction", "size", "gateway", "translation", "admin", "swap", "engine")
+WITH_OPTIONS = ("gateway", "engine")
+"""Take options of their own, after their name: `ARGS="gateway --rounds 2 --without litellm"`."""
 
 
 def main() -> None:
     """Run what was asked for, one after the other: two at once would measure each other."""
     parser = argparse.ArgumentParser(
-        prog="make bench ARGS=", epilog="Of gateway alone: --rounds N, --without nginx|litellm, --profile."
+        prog="make bench ARGS=",
+        epilog="Of gateway alone: --rounds N, --without nginx|litellm, --profile. "
+        "Of engine alone: --rounds N, --without llama-server|vllm|fake, --only WORDS.",
     )
     parser.add_argument("benches", nargs="*", metavar="BENCH", help=f"any of {', '.join(BENCHES)}; default: all")
     parser.add_argument("--json", action="store_true", help="one JSON object per figure")
@@ -23,11 +25,12 @@ def main() -> None:
     unknown = set(arguments.benches) - set(BENCHES)
     if unknown:
         parser.error(f"no bench {', '.join(sorted(unknown))}; there are {', '.join(BENCHES)}")
-    if options and WITH_OPTIONS not in arguments.benches:
-        parser.error(f"unknown here: {' '.join(options)}; {WITH_OPTIONS} takes options, after its name")
+    takers = [name for name in arguments.benches if name in WITH_OPTIONS]
+    if options and len(takers) != 1:
+        parser.error(f"unknown here: {' '.join(options)}; one of {' and '.join(WITH_OPTIONS)} takes options")
     for name in arguments.benches or BENCHES:
         run = import_module(f"tests.bench.bench_{name}").run
-        show(name, run(options) if name == WITH_OPTIONS else run(), as_json=arguments.json)
+        show(name, run(options) if name in WITH_OPTIONS else run(), as_json=arguments.json)
 
 
 if __name__ == "__main__":

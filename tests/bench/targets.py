@@ -84,10 +84,16 @@ class Setting:
 
 @contextlib.asynccontextmanager
 async def process(
-    command: Sequence[str], *, out: int | IO[bytes], env: dict[str, str] | None = None, cwd: Path | None = None
+    command: Sequence[str],
+    *,
+    out: int | IO[bytes],
+    err: IO[bytes] | None = None,
+    env: dict[str, str] | None = None,
+    cwd: Path | None = None,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """A process for as long as the context."""
-    started = await asyncio.create_subprocess_exec(*command, stdout=out, env={**os.environ, **(env or {})}, cwd=cwd)
+    environment = {**os.environ, **(env or {})}
+    started = await asyncio.create_subprocess_exec(*command, stdout=out, stderr=err, env=environment, cwd=cwd)
     try:
         yield started
     finally:
