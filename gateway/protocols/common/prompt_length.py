@@ -95,9 +95,7 @@ def _count_least_tokens(texts: list[str], longest_token: int, limit: int, reques
     """Tokens of these texts of the request at least; counted no further than to a little above `limit`."""
     enough = limit * longest_token
     # JSON writes no character with fewer bytes than UTF-8 does.
-    if request.text_bytes <= enough or (
-        request.large_body is None and _LONGEST_CHARACTER * sum(map(len, texts)) <= enough
-    ):
+    if request.size <= enough or (request.large_body is None and _LONGEST_CHARACTER * sum(map(len, texts)) <= enough):
         return 0
     size = 0
     for block in _list_blocks(texts, request.large_body):

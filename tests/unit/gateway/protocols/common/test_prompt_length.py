@@ -10,8 +10,9 @@ import pytest
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.anthropic.via_chat import MESSAGES_VIA_CHAT
 from gateway.protocols.common.context_overflow import find_overflow
+from gateway.protocols.common.large_body import LargeBody
 from gateway.protocols.common.prompt_length import check_length
-from gateway.protocols.common.request import InferenceRequest
+from gateway.protocols.common.request import InferenceRequest, parse_request
 from tests.fakes.fake_controller import route
 
 LIMIT, LONGEST = 100, 8
@@ -36,6 +37,23 @@ def refusal(**fields: Any) -> RoundhouseError | None:
 def user(content: Any) -> list[dict[str, Any]]:
     """Messages."""
     return [{"role": "user", "content": content}]
+
+
+@pytest.mark.parametrize("is_ascii", [False, True])
+@pytest.mark.parametrize(("text", "size"), [("x", 1), ("您 \n", 3), ("😀", 4)])
+def test_the_text_of_a_large_body_counts_though_it_is_read_by_its_outline(text: str, size: int, is_ascii: bool) -> None:
+    count = 400_000
+    raw = json.dumps({"model": "m", "messages": user(text * count)}, ensure_ascii=is_ascii).encode()
+    body = LargeBody()
+    body.add_part(raw)
+    body.finish()
+    asked = parse_request(body, may_stream=True)
+    assert len(asked.outline) < len(raw) // 10
+    limit = count * size // LONGEST
+    check_length(asked, route("m", context_length=limit, longest_token=LONGEST))
+    with pytest.raises(RoundhouseError) as refused:
+        check_length(asked, route("m", context_length=limit - 1, longest_token=LONGEST))
+    assert refused.value.entry.code == "context_length_exceeded"
 
 
 @pytest.mark.parametrize(
