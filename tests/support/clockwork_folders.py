@@ -53,6 +53,13 @@ def make_hf(
     write_tokenizer(folder, vocabulary, template, says, hidden)
 
 
+def widen_context(folder: Path, tokens: int) -> None:
+    """Let a folder's model, as `make_hf` writes it, take requests of so many tokens."""
+    for name, field in (("config.json", "max_position_embeddings"), ("tokenizer_config.json", "model_max_length")):
+        path = folder / name
+        path.write_text(json.dumps({**json.loads(path.read_text()), field: tokens}), encoding="utf-8")
+
+
 def make_ct2(
     folder: Path,
     says: Sequence[Token] = (),

@@ -22,7 +22,8 @@ from controller.observe.template_probe import LATE_SYSTEM, LEADING_SYSTEM, judge
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.chat_engines import CALLS, SAYS, WORKERS, tool
-from tests.support.clockwork_folders import make_hf
+from tests.support.clockwork_folders import make_hf, widen_context
+from tests.support.coding_agents import AGENTS, play_session
 from tests.support.overflow_clients import check_overflow
 from tests.support.vllm_engine import ON_CPU, STARTS_S, VllmWorker, start_worker
 from tests.support.worker_process import eventually
@@ -30,12 +31,13 @@ from tests.support.worker_process import eventually
 pytestmark = [pytest.mark.engines, pytest.mark.vllm, pytest.mark.timeout(600)]
 
 TOKEN = "replica-token"
-CONTEXT = 1024
+CONTEXT = 16384
 FIELDS: dict[str, Any] = {
     "vllm_max_model_len": CONTEXT,
     "vllm_reasoning_parser": "deepseek_r1",
     "vllm_tool_call_parser": "hermes",
     "thinking_modes": ["enabled", "disabled"],
+    "extra_args": ["--enable-prompt-tokens-details"],
 }
 HI: Any = [{"role": "user", "content": "Hi"}]
 STRICT = """\
@@ -49,6 +51,7 @@ CALLED = [json.loads(call) for call in CALLS]
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmWorker]:
     folder = tmp_path_factory.mktemp("vllm")
     make_hf(folder / "thinks", SAYS, STRICT + WORKERS)
+    widen_context(folder / "thinks", CONTEXT)
     with start_worker(folder, "thinks", TOKEN, **FIELDS) as worker:
         assert isinstance(worker, VllmWorker)
         yield worker.ready()
@@ -152,6 +155,12 @@ async def test_the_first_event_of_messages_tells_the_prompts_tokens(here: Gatewa
     assert end.type == "message_stop"
     usage = end.message.usage
     assert start.message.usage.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0) > 0
+
+
+@pytest.mark.parametrize("name", AGENTS)
+async def test_it_has_what_a_coding_agent_sent_before_in_its_cache(here: GatewayHarness, name: str) -> None:
+    session = await play_session(here, AGENTS[name](scale=0.12), "thinks", 3)
+    assert min(session.shares[1:]) >= 0.9, str(session)
 
 
 async def test_system_messages_among_the_others(client: openai.AsyncOpenAI) -> None:
