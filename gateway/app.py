@@ -187,7 +187,7 @@ def create_gateway(
     for group in INFERENCE_GROUPS:
         group.declare(app)
     models.declare(app, live)
-    stored_responses.declare(app, responses)
+    stored_responses.declare(app, responses, heartbeat_s=settings.heartbeat_s)
     stored_completions.declare(app, completions, settings.max_body_bytes)
     conversations.declare(app, Conversations(store, responses, live, bounds), settings.max_body_bytes)
     health.declare(app, version=app.version, live=live, ledger=ledger, link=link_state, metrics=metrics)

@@ -5,28 +5,38 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import FastAPI, Path, Request
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from controller.schema.errors import RoundhouseError
 from gateway.api.declare import ANY_OTHER, INGRESS_CODES, codes_paragraph, error_responses
 from gateway.api.stored_requests import ItemList, answer_json, list_parameters, read_list_query
 from gateway.ingress.route_access import require_access
+from gateway.stored_responses.event_log import follow_events
 from gateway.stored_responses.pagination import paginate_items
-from gateway.stored_responses.registry import StoredResponses
+from gateway.stored_responses.registry import OPEN_RESPONSES, StoredResponses
 
 PATH: Final = "/v1/responses/{response_id}"
 _CODES: Final = ("scope_required", "response_not_found", "response_store_failed", *INGRESS_CODES)
 _ASKING: Final = ("invalid_request", *_CODES)
-_STREAM_PARAMETER: Final[list[dict[str, Any]]] = [
+_STREAM_PARAMETERS: Final[list[dict[str, Any]]] = [
     {
         "name": "stream",
         "in": "query",
         "required": False,
-        "schema": {"type": "boolean", "const": False},
-        "description": "Only `false`: a response's events are sent to the request that makes it.",
-    }
+        "schema": {"type": "boolean", "default": False},
+        "description": "`true`: the events of a response in the background, from the first one, while it is made and "
+        "afterwards.",
+    },
+    {
+        "name": "starting_after",
+        "in": "query",
+        "required": False,
+        "schema": {"type": "integer", "minimum": 0},
+        "description": "With `stream`: only events whose `sequence_number` is greater.",
+    },
 ]
+_EVENT_STREAM_HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 class StoredResponseObject(BaseModel):
@@ -54,25 +64,29 @@ class DeletedResponse(BaseModel):
 ResponseId = Annotated[str, Path(description="As the response's `id`.")]
 
 
-def declare(app: FastAPI, responses: StoredResponses) -> None:
-    """Declare the routes."""
+def declare(app: FastAPI, responses: StoredResponses, *, heartbeat_s: float) -> None:
+    """Declare the routes. `heartbeat_s`: seconds of silence in a stream of events before a comment is sent."""
 
     @app.get(
         PATH,
         summary="A response",
-        description="A stored response, or one that is being made, as far as it has come.\n\n"
-        + codes_paragraph(_ASKING),
+        description="A stored response, or one that is being made, as far as it has come; with `stream=true` the "
+        "server-sent events of one in the background.\n\n" + codes_paragraph(_ASKING),
         tags=["responses"],
         responses=error_responses(*_ASKING) | ANY_OTHER,
         response_model=StoredResponseObject,
-        openapi_extra={"parameters": _STREAM_PARAMETER},
+        openapi_extra={"parameters": _STREAM_PARAMETERS},
     )
     @require_access("inference")
     async def get_response(request: Request, response_id: ResponseId) -> Response:
-        if request.query_params.get("stream", "").lower() in ("true", "1"):
-            message = "`stream` must be false: a response's events are sent to the request that makes it."
-            raise RoundhouseError("invalid_request", message, param="stream")
-        return answer_json(await responses.get_response(request.state.caller, response_id))
+        query, caller = request.query_params, request.state.caller
+        if query.get("stream", "").lower() not in ("true", "1"):
+            return answer_json(await responses.get_response(caller, response_id))
+        first_number = _first_number(query.get("starting_after"))
+        is_open_responses = OPEN_RESPONSES.decode() in request.headers
+        events = await responses.open_events(caller, response_id, first_number, is_open_responses=is_open_responses)
+        stream = follow_events(events, first_number, heartbeat_s)
+        return StreamingResponse(stream, media_type="text/event-stream", headers=_EVENT_STREAM_HEADERS)
 
     @app.delete(
         PATH,
@@ -116,3 +130,12 @@ def declare(app: FastAPI, responses: StoredResponses) -> None:
         page = read_list_query(request.query_params, "desc")
         items = await responses.list_input_items(request.state.caller, response_id)
         return answer_json(paginate_items(items, page))
+
+
+def _first_number(starting_after: str | None) -> int:
+    if starting_after is None:
+        return 0
+    if not (starting_after.isascii() and starting_after.isdigit() and len(starting_after) <= 15):
+        message = f"`starting_after` must be the `sequence_number` of an event; it is {starting_after!r:.60}."
+        raise RoundhouseError("invalid_request", message, param="starting_after")
+    return int(starting_after) + 1

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.common import errors
 from gateway.protocols.common.dialect import Dialect, EventStream
 from gateway.protocols.common.request import InferenceRequest
 from gateway.server.asgi import error_headers
-from gateway.server.call import ClientCall, header_lines
+from gateway.server.call import header_lines
 
 JSON_LINE: Final = b"content-type: application/json\r\n"
 _EVENT_STREAM_LINES: Final = (
@@ -18,6 +18,28 @@ _EVENT_STREAM_LINES: Final = (
     b"cache-control: no-cache\r\n"
     b"x-accel-buffering: no\r\n"  # a proxy in front must not collect the events
 )
+
+
+class AnsweredCall(Protocol):
+    """What an answer goes to: a client's `ClientCall`, or what stands in its place."""
+
+    def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
+        """See ClientCall, as for the others."""
+
+    def start_response(self, status: int, lines: bytes, first_part: bytes) -> None: ...
+
+    def send_part(self, part: bytes) -> None: ...
+
+    def end_response(self, last_part: bytes = b"") -> None: ...
+
+    def break_off(self) -> None: ...
+
+
+class EventSink(Protocol):
+    """What keeps the events of a stream."""
+
+    def append_events(self, events: bytes) -> None:
+        """Whole events, in order; perhaps with `[DONE]`."""
 
 
 class DiscardingCall:
@@ -33,6 +55,37 @@ class DiscardingCall:
     def end_response(self, last_part: bytes = b"") -> None: ...
 
     def break_off(self) -> None: ...
+
+
+class RecordingCall:
+    """Passes a stream on to a call, and its events to a sink; comments are none."""
+
+    def __init__(self, call: AnsweredCall, sink: EventSink) -> None:
+        self.call = call
+        self._sink = sink
+
+    def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
+        """See ClientCall, as for the others."""
+        self.call.send_whole(status, lines, body)
+
+    def start_response(self, status: int, lines: bytes, first_part: bytes) -> None:
+        self._record(first_part)
+        self.call.start_response(status, lines, first_part)
+
+    def send_part(self, part: bytes) -> None:
+        self._record(part)
+        self.call.send_part(part)
+
+    def end_response(self, last_part: bytes = b"") -> None:
+        self._record(last_part)
+        self.call.end_response(last_part)
+
+    def break_off(self) -> None:
+        self.call.break_off()
+
+    def _record(self, part: bytes) -> None:
+        if not part.startswith(b":"):
+            self._sink.append_events(part)
 
 
 class ClientResponse:
@@ -56,9 +109,9 @@ class ClientResponse:
         "status",
     )
 
-    def __init__(self, call: ClientCall, dialect: Dialect, request_id: str, now: Callable[[], float]) -> None:
+    def __init__(self, call: AnsweredCall, dialect: Dialect, request_id: str, now: Callable[[], float]) -> None:
         """`now` gives monotonic seconds."""
-        self._call: ClientCall | DiscardingCall = call
+        self._call: AnsweredCall = call
         self._now = now
         self._is_stream = False
         self.dialect = dialect
@@ -84,7 +137,14 @@ class ClientResponse:
 
     def detach_client(self) -> None:
         """Go on without the client: what is sent from now on, nobody gets."""
-        self._call = DiscardingCall()
+        if isinstance(self._call, RecordingCall):
+            self._call.call = DiscardingCall()
+        else:
+            self._call = DiscardingCall()
+
+    def record_events(self, sink: EventSink) -> None:
+        """Give `sink`, too, the events that are sent from now on, whether or not the client is there."""
+        self._call = RecordingCall(self._call, sink)
 
     @property
     def id_lines(self) -> bytes:

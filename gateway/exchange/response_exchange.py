@@ -16,8 +16,10 @@ from gateway.exchange.exchange import Exchange
 from gateway.exchange.services import ApiSpec, Services
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.responses.context import ResponseContext
+from gateway.protocols.responses.replayed_events import replay_events
 from gateway.protocols.responses.response_object import begin_response, fail_response
 from gateway.server.call import ClientCall
+from gateway.stored_responses.event_log import EventLog, ResponseEvents
 from gateway.stored_responses.records import RUNNING, History
 from gateway.stored_responses.request_options import RequestOptions
 
@@ -27,6 +29,7 @@ class ResponseExchange(Exchange):
 
     __slots__ = (
         "_context",
+        "_event_log",
         "_held_endpoint",
         "_is_cancelled",
         "_is_outcome_stored",
@@ -44,6 +47,8 @@ class ResponseExchange(Exchange):
         """What is told of one in the background before its engine says anything."""
         self._outlives_client = False
         """It does so when its client leaves."""
+        self._event_log: EventLog | None = None
+        """The events of one in the background."""
         self._is_saved = False
         """One in the background: it is stored that it is queued."""
         self._held_endpoint: Endpoint | None = None
@@ -78,6 +83,11 @@ class ResponseExchange(Exchange):
         if response is not None or self._queued_response is None or self._attempt is None:
             return response or self._queued_response
         return {**self._queued_response, "status": "in_progress"}
+
+    @property
+    def events(self) -> ResponseEvents | None:
+        """See Run."""
+        return self._event_log
 
     # The way in
 
@@ -123,6 +133,8 @@ class ResponseExchange(Exchange):
     def _accept_in_background(self) -> None:
         responses = self._services.responses
         self._outlives_client = True
+        self._event_log = EventLog()
+        self._answer.record_events(self._event_log)
         self._queued_response = queued_response = {
             **begin_response(self._request.outline_fields, self._context),
             "status": "queued",
@@ -191,7 +203,7 @@ class ResponseExchange(Exchange):
         if outcome is not None:
             self._is_outcome_stored = True
             self._services.responses.unregister_run(self)
-            self._services.responses.save_outcome(self, outcome)
+            self._services.responses.save_outcome(self, outcome, self._end_events(outcome))
             self._unlock_conversation()
 
     def _close(self) -> None:
@@ -221,6 +233,17 @@ class ResponseExchange(Exchange):
             context.cancel()
             return context.response
         return fail_response(response, [], self._error_fields())
+
+    def _end_events(self, outcome: Fields) -> bytes:
+        """End the event log. What of it is to be stored; empty: nothing that could not be made of `outcome` again."""
+        log = self._event_log
+        if log is None:
+            return b""
+        is_recorded = log.next_number > 0
+        if not is_recorded:
+            log.append_events(replay_events(outcome, is_open_responses=self._context.is_open_responses))
+        log.end()
+        return log.to_stored() if is_recorded else b""
 
     def _error_fields(self) -> Fields:
         """Every field of the error that was told."""

@@ -76,6 +76,10 @@ INSERT INTO responses
 VALUES {}
 """
 _INSERT_DOCUMENTS: Final = "INSERT INTO documents (number, response, input, output) VALUES {}"
+_INSERT_EVENTS: Final = "INSERT INTO response_events (number, events) VALUES {}"
+_FIND_EVENTS: Final = """
+SELECT events FROM responses JOIN response_events USING (number) WHERE id = ? AND tenant = ? AND used_at >= ?
+"""
 _RUNNING: Final = """
 SELECT number, response FROM responses JOIN documents USING (number) WHERE status IN ('queued', 'in_progress')
 """
@@ -181,6 +185,9 @@ class ResponseDatabase:
         self._file.make_room(sum(response.size for response in responses), len(responses))
         run_with_rows(_INSERT, rows)
         run_with_rows(_INSERT_DOCUMENTS, documents)
+        events = [(number, each.events) for number, each in enumerate(responses, first_number) if each.events]
+        if events:
+            run_with_rows(_INSERT_EVENTS, events)
 
     def find_response(self, tenant: str, response_id: str) -> FoundResponse | None:
         """One response of a tenant."""
@@ -189,6 +196,11 @@ class ResponseDatabase:
             return None
         model, response, output = row
         return FoundResponse(model, {**json.loads(response), "output": json.loads(output)})
+
+    def find_events(self, tenant: str, response_id: str) -> bytes:
+        """The events of a tenant's response, as they were stored; empty: none are."""
+        row = self._db.execute(_FIND_EVENTS, (response_id, tenant, self._file.cutoff())).fetchone()
+        return b"" if row is None else bytes(row[0])
 
     def list_input_items(self, tenant: str, response_id: str) -> tuple[str, list[Fields]] | None:
         """The own name of the model that made a response, and all items that it was made of: of the responses or the

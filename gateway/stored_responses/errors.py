@@ -57,6 +57,15 @@ def too_many_references(ids: Sequence[str], limit: int) -> RoundhouseError:
     return RoundhouseError("invalid_request", message, param="input")
 
 
+def not_in_background(response_id: str) -> RoundhouseError:
+    """The events of a response are asked for, and only its own request was sent them."""
+    message = (
+        f"The response {response_id!r:.100} was not made in the background: its events are sent to the request that "
+        "makes it alone. Leave `stream` out, or send `background: true` with the request."
+    )
+    return RoundhouseError("invalid_request", message, param="stream")
+
+
 def response_not_found(response_id: str) -> RoundhouseError:
     """There is no such response for the tenant."""
     message = f"Response with id {response_id!r:.100} not found."

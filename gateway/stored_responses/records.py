@@ -44,6 +44,8 @@ class StoredResponse:
     """The active item of that conversation when it was made; None: the conversation had no items."""
     turn: ConversationTurn | None = None
     """What it adds to that conversation, written with it or not at all."""
+    events: bytes = b""
+    """Its events (`EventLog.to_stored`); empty: none are kept."""
 
     @classmethod
     def of(
@@ -54,8 +56,9 @@ class StoredResponse:
         input_items: Sequence[Fields],
         conversation_item: str | None = None,
         turn: ConversationTurn | None = None,
+        events: bytes = b"",
     ) -> StoredResponse:
-        """What `response`, with this input of its own, is stored as."""
+        """What `response`, with this input of its own and these events, is stored as."""
         output = response["output"]
         conversation = response.get("conversation")
         return cls(
@@ -72,6 +75,7 @@ class StoredResponse:
             conversation_id=None if conversation is None else conversation["id"],
             conversation_item=conversation_item,
             turn=turn,
+            events=events,
         )
 
     @property
@@ -82,7 +86,8 @@ class StoredResponse:
     @property
     def size(self) -> int:
         """Bytes of all of it."""
-        return len(self.response) + self.items_size + (0 if self.turn is None else self.turn.size)
+        turn_size = 0 if self.turn is None else self.turn.size
+        return len(self.response) + self.items_size + turn_size + len(self.events)
 
 
 class FoundResponse(NamedTuple):

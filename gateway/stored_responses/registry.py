@@ -11,6 +11,7 @@ from typing import Final, Protocol, TypeVar
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.responses.context import ResponseContext
+from gateway.protocols.responses.replayed_events import replay_end, replay_events
 from gateway.routing.live_routes import LiveRoutes
 from gateway.server.asgi import Header
 from gateway.stored_responses.conversations.errors import conversation_not_found
@@ -18,10 +19,12 @@ from gateway.stored_responses.conversations.locks import ConversationLocks
 from gateway.stored_responses.conversations.records import ConversationTurn, encode_items
 from gateway.stored_responses.errors import (
     not_continuable,
+    not_in_background,
     previous_not_found,
     response_not_found,
     responses_not_stored,
 )
+from gateway.stored_responses.event_log import EventLog, ResponseEvents
 from gateway.stored_responses.records import (
     CONTINUABLE,
     TOKEN_LENGTH,
@@ -65,6 +68,10 @@ class ResponseRun(Protocol):
     @property
     def response_id(self) -> str:
         """Its id."""
+
+    @property
+    def events(self) -> ResponseEvents | None:
+        """Its events, as far as they have come; None: nobody but its client gets them."""
 
     def store_outcome(self) -> None:
         """Store it, if it is known by now what became of it."""
@@ -151,10 +158,11 @@ class StoredResponses:
         """It cannot be asked for any more, except where it is stored."""
         self._running.pop(run.context.id, None)
 
-    def save_outcome(self, run: ResponseRun, response: Fields) -> None:
-        """Store what it has come to, and add that to its conversation. That it cannot be stored is said in the log."""
+    def save_outcome(self, run: ResponseRun, response: Fields, events: bytes) -> None:
+        """Store what it has come to, and its events (`EventLog.to_stored`), and add that to its conversation. That it
+        cannot be stored is said in the log."""
         try:
-            stored_object = _stored_outcome(run, response)
+            stored_object = _stored_outcome(run, response, events)
             if stored_object is not None:
                 self._require_store().save_object(stored_object)
         except RoundhouseError as error:
@@ -175,6 +183,32 @@ class StoredResponses:
         if stored_response is None or not self._may_see(caller, stored_response.model):
             raise response_not_found(response_id)
         return stored_response.response
+
+    async def open_events(
+        self, caller: Caller, response_id: str, first_number: int, *, is_open_responses: bool
+    ) -> ResponseEvents:
+        """The events from `first_number` on of a response in the background, which may still be made.
+        `is_open_responses`: see ResponseContext. Raises RoundhouseError `invalid_request`, too: it was not made in the
+        background."""
+        run = self._find_run(caller, response_id)
+        if run is not None and run.response is not None:
+            if run.events is None:
+                raise not_in_background(response_id)
+            return run.events
+        response = await self.get_response(caller, response_id)
+        if not response["background"]:
+            raise not_in_background(response_id)
+        log = EventLog.from_stored(await self._store_of(response_id).find_events(caller.tenant, response_id))
+        if log.next_number:
+            return log
+        if first_number and response["status"] == "failed":
+            # By a restart, perhaps, whatever number its events had come to.
+            log = EventLog(first_number)
+            log.append_events(replay_end(response, first_number))
+        else:
+            log.append_events(replay_events(response, is_open_responses=is_open_responses))
+        log.end()
+        return log
 
     async def cancel_response(self, caller: Caller, response_id: str) -> Fields:
         """End it, if it is not over. What it is then."""
@@ -225,20 +259,24 @@ class StoredResponses:
         return self._store
 
 
-def _stored_outcome(run: ResponseRun, response: Fields) -> StoredResponse | ConversationTurn | None:
+def _stored_outcome(run: ResponseRun, response: Fields, events: bytes) -> StoredResponse | ConversationTurn | None:
     """None: neither the response is stored nor a conversation that it was made in."""
     context = run.context
     turn = None
     if context.conversation_id is not None and response["status"] in CONTINUABLE:
         items = _encode(lambda: encode_items([*context.input_items, *response["output"]]))
         turn = ConversationTurn(context.id, context.conversation_id, run.tenant, run.model, items)
-    return _stored_response(run, response, turn) if context.stores else turn
+    return _stored_response(run, response, turn, events) if context.stores else turn
 
 
-def _stored_response(run: ResponseRun, response: Fields, turn: ConversationTurn | None = None) -> StoredResponse:
+def _stored_response(
+    run: ResponseRun, response: Fields, turn: ConversationTurn | None = None, events: bytes = b""
+) -> StoredResponse:
     context = run.context
     return _encode(
-        lambda: StoredResponse.of(run.tenant, run.model, response, context.input_items, context.conversation_item, turn)
+        lambda: StoredResponse.of(
+            run.tenant, run.model, response, context.input_items, context.conversation_item, turn, events
+        )
     )
 
 

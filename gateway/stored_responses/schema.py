@@ -87,7 +87,13 @@ CREATE TABLE completion_metadata (
 ) WITHOUT ROWID;
 CREATE INDEX completion_metadata_by_number ON completion_metadata (number);
 """
-SCHEMA_STEPS: Final = (_RESPONSES, _CONVERSATIONS_AND_COMPLETIONS)
+_RESPONSE_EVENTS: Final = """
+CREATE TABLE response_events (
+    number INTEGER PRIMARY KEY REFERENCES responses ON DELETE CASCADE,
+    events BLOB NOT NULL
+);
+"""
+SCHEMA_STEPS: Final = (_RESPONSES, _CONVERSATIONS_AND_COMPLETIONS + _RESPONSE_EVENTS)
 """What makes of a file of version n one of version n + 1, from 0, an empty one. A step that a release has is never
 changed: files of that version are there."""
 

@@ -122,6 +122,10 @@ class ResponseStore:
         """One response of a tenant."""
         return self.submit_job(lambda database: database.find_response(tenant, response_id))
 
+    def find_events(self, tenant: str, response_id: str) -> asyncio.Future[bytes]:
+        """See ResponseDatabase."""
+        return self.submit_job(lambda database: database.find_events(tenant, response_id))
+
     def list_input_items(self, tenant: str, response_id: str) -> asyncio.Future[tuple[str, list[Fields]] | None]:
         """See ResponseDatabase."""
         return self.submit_job(lambda database: database.list_input_items(tenant, response_id))

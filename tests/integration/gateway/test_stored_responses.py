@@ -130,14 +130,6 @@ async def test_a_list_that_cannot_be_is_refused(query: str, place: str) -> None:
             assert error["request_id"] == answer.headers["x-request-id"]
 
 
-async def test_events_are_told_to_nobody_else() -> None:
-    async with site() as here:
-        made = await here.make()
-        asking = here.client.responses.retrieve(made.id, stream=True)
-        assert await refusal(asking) == (400, "invalid_request", "stream")
-        assert (await here.client.responses.retrieve(made.id, stream=False)).id == made.id
-
-
 async def test_items_are_referred_to_by_their_ids() -> None:
     async with site() as here:
         first = await here.make("one")

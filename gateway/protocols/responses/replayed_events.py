@@ -1,0 +1,112 @@
+"""Events of a response that is over, where the events it was told by are not kept. Pure.
+
+Each part comes in one piece, so the numbers are those of a stream whose engine wrote every part at once.
+"""
+
+from __future__ import annotations
+
+from gateway.protocols.common.conversation import Fields
+from gateway.protocols.common.errors import encode_json
+from gateway.protocols.responses.answer_stream import ResponseWriter, error_event
+from gateway.protocols.responses.context import ResponseContext
+from gateway.protocols.responses.growing_items import REFUSAL, TEXT, CallItem, ContentItem, ContentPart, PartKind
+from gateway.protocols.responses.items import custom_arguments
+
+_AT_BEGIN: Fields = {
+    "status": "in_progress",
+    "completed_at": None,
+    "error": None,
+    "incomplete_details": None,
+    "output": [],
+    "usage": None,
+}
+
+
+def replay_events(response: Fields, *, is_open_responses: bool) -> bytes:
+    """All events of a response that is over, without `[DONE]`. `is_open_responses`: see ResponseContext."""
+    return _replaying_writer(response, is_open_responses=is_open_responses).write_events()
+
+
+def replay_end(response: Fields, number: int) -> bytes:
+    """The last event of a response that is over, as event `number`."""
+    return _replaying_writer(response, is_open_responses=False).write_end(number)
+
+
+def _replaying_writer(response: Fields, *, is_open_responses: bool) -> _ReplayingWriter:
+    context = ResponseContext(
+        id=response["id"],
+        created_at=response["created_at"],
+        clock=lambda: 0.0,
+        new_id=lambda prefix: prefix,
+        is_open_responses=is_open_responses,
+    )
+    return _ReplayingWriter(response, context)
+
+
+class _ReplayingWriter(ResponseWriter):
+    """Writes what `ResponseWriter` would have written, with the ids of a response that is there."""
+
+    def __init__(self, response: Fields, context: ResponseContext) -> None:
+        super().__init__({}, context)
+        self._whole = response
+        self._response = {**response, **_AT_BEGIN}
+
+    def write_events(self) -> bytes:
+        """All of them."""
+        response = self._whole
+        out = [self.begin_answer("")]
+        out += [self._replay_item(index, item) for index, item in enumerate(response["output"])]
+        if response["status"] == "failed":
+            error = response["error"] or {}
+            out.append(error_event({**error, "code": error.get("reason", error.get("code"))}, self._sequence_number))
+            self._sequence_number += 1
+        out.append(self.write_end(self._sequence_number))
+        return b"".join(out)
+
+    def write_end(self, number: int) -> bytes:
+        """The last of them, as event `number`."""
+        self._sequence_number = number
+        status = self._whole["status"]
+        # No family has an event of its own for the end of what was cancelled.
+        return self._state_event("incomplete" if status == "cancelled" else status, encode_json(self._whole))
+
+    def _replay_item(self, index: int, item: Fields) -> bytes:
+        if "call_id" in item:
+            return self._replay_call(index, item)
+        content_item = ContentItem(item["type"], item["id"], index)
+        self._items.append(content_item)
+        self._open_item = content_item
+        out = [self._event("response.output_item.added", output_index=index, item=content_item.item)]
+        for number, part in enumerate(item["content"]):
+            kind = self._kind_of(part)
+            place = {"item_id": item["id"], "output_index": index, "content_index": number}
+            self._open_part = content_part = ContentPart(kind, place)
+            out.append(self._event("response.content_part.added", **place, part=content_part.part))
+            content_part.append_text(part[kind.field])
+            content_part.logprobs = part.get("logprobs", [])
+            if part[kind.field]:
+                tail = content_part.tail and content_part.tail + encode_json(content_part.logprobs)
+                out.append(self._delta_event(content_part.start, part[kind.field], tail))
+            out.append(self._close_part())
+        self._open_item = None
+        return b"".join(out) + self._item_done(content_item, item)
+
+    def _replay_call(self, index: int, item: Fields) -> bytes:
+        is_custom = item["type"] == "custom_tool_call"
+        arguments = custom_arguments(item["input"]) if is_custom else item["arguments"]
+        call = CallItem(item["id"], index, item["call_id"], item["name"], is_custom=is_custom)
+        self._items.append(call)
+        out = self._event("response.output_item.added", output_index=index, item=call.item)
+        if arguments:
+            call.append_arguments(arguments)
+            out += b"" if is_custom else self._delta_event(call.start, arguments, b"")
+        return out + self._close_call(call) + self._item_done(call, item)
+
+    def _item_done(self, item: ContentItem | CallItem, told_item: Fields) -> bytes:
+        item.status = told_item["status"]
+        return self._event("response.output_item.done", output_index=item.index, item=told_item)
+
+    def _kind_of(self, part: Fields) -> PartKind:
+        if part["type"] == "refusal":
+            return REFUSAL
+        return TEXT if part["type"] == "output_text" else self._thought
