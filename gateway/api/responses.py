@@ -1,15 +1,16 @@
-"""POST /v1/responses, and /v1/responses/input_tokens. What is done with stored ones: `stored_responses`."""
+"""POST /v1/responses, and its paths compact and input_tokens. What is done with stored ones: `stored_responses`."""
 
 from __future__ import annotations
 
 from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
-from gateway.api.schemas import Anything, InputTokens, ResponsesRequest
+from gateway.api.schemas import Anything, Compaction, InputTokens, ResponsesRequest
 from gateway.exchange.services import ApiSpec
 
-_MAKE, _COUNT = APIS = (
+_MAKE, _COMPACT, _COUNT = APIS = (
     ApiSpec("/v1/responses", streams=True, state="made", scope="inference"),
+    ApiSpec("/v1/responses/compact", streams=True, state="read", scope="inference"),
     ApiSpec("/v1/responses/input_tokens", takes_slot=False, state="read", scope="inference"),
 )
 _CODES = ("previous_response_not_found", "conversation_not_found", "conversation_locked", "response_store_failed")
@@ -24,6 +25,19 @@ def declare(app: FastAPI) -> None:
     count_text = "The tokens of what would be a request for a response. Takes no slot of the engine."
     declare_inference(
         app, _MAKE, request=ResponsesRequest, answer=Anything, summary="Responses", text=create_text, more_codes=_CODES
+    )
+    compact_text = (
+        "The model sums the conversation up. The output, which takes the conversation's place as `input` of the next "
+        "request, is the messages of the user, the system and the developer, and an item `compaction` with the summary."
+    )
+    declare_inference(
+        app,
+        _COMPACT,
+        request=ResponsesRequest,
+        answer=Compaction,
+        summary="Compact a conversation",
+        text=compact_text,
+        more_codes=_CODES,
     )
     declare_inference(
         app,

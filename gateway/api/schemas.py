@@ -263,6 +263,16 @@ class Ranking(CohereRanking):
     usage: TokenUsage | None = None
 
 
+class Compaction(_Open):
+    """A conversation that was compacted."""
+
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int = Field(description="Unix time in seconds.")
+    output: list[dict[str, Any]] = Field(description="Items; the last one is `compaction`.")
+    usage: dict[str, Any]
+
+
 class InputTokens(_Open):
     """How many tokens the input of a request is."""
 

@@ -32,7 +32,7 @@ _STREAM_PARAMETERS: Final[list[dict[str, Any]]] = [
         "name": "starting_after",
         "in": "query",
         "required": False,
-        "schema": {"type": "integer", "minimum": 0},
+        "schema": {"minimum": 0, "type": "integer"},
         "description": "With `stream`: only events whose `sequence_number` is greater.",
     },
 ]

@@ -21,7 +21,7 @@ from gateway.protocols.completions.via_chat import COMPLETIONS_VIA_CHAT
 from gateway.protocols.embeddings.dialect import EMBEDDINGS
 from gateway.protocols.llama_native.dialect import NATIVE
 from gateway.protocols.rerank.dialect import RERANK, RERANK_V2
-from gateway.protocols.responses.via_chat import RESPONSES_COUNT, RESPONSES_VIA_CHAT
+from gateway.protocols.responses.via_chat import COMPACTION_VIA_CHAT, RESPONSES_COUNT, RESPONSES_VIA_CHAT
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,7 @@ SERVING_OPTIONS: Final[Mapping[str, tuple[ServingOption, ...]]] = {
         _translation("/v1/chat/completions", COMPLETIONS_VIA_CHAT),
     ),
     "/v1/responses": (_translation("/v1/chat/completions", RESPONSES_VIA_CHAT),),
+    "/v1/responses/compact": (_translation("/v1/chat/completions", COMPACTION_VIA_CHAT),),
     "/v1/responses/input_tokens": (_translation("/v1/chat/completions/input_tokens", RESPONSES_COUNT),),
     "/v1/messages": (
         _passthrough("/v1/messages", MESSAGES, flawed_backends=_FLAWED_MESSAGES),

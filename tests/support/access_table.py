@@ -27,7 +27,7 @@ FAMILIES: Final = (
     Family("GET DELETE", "/v1/responses/{response_id}", "inference"),
     Family("GET", "/v1/responses/{response_id}/input_items", "inference"),
     Family("POST", "/v1/responses/{response_id}/cancel", "inference"),
-    Family("POST", "/v1/responses /v1/responses/input_tokens", "inference"),
+    Family("POST", "/v1/responses /v1/responses/compact /v1/responses/input_tokens", "inference"),
     Family("GET", "/v1/chat/completions /v1/chat/completions/{completion_id}/messages", "inference"),
     Family("GET POST DELETE", "/v1/chat/completions/{completion_id}", "inference"),
     Family("POST", "/v1/conversations", "inference"),

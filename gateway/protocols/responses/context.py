@@ -30,6 +30,8 @@ class ResponseContext:
     """Stored items that the input refers to (`item_reference`), by their id."""
     stores: bool = False
     """The response will be kept: `store` of the request, where this gateway keeps any."""
+    keeps_items: bool = False
+    """`input_items` are wanted, whether or not the response is stored."""
     is_open_responses: bool = False
     """The client asked for Open Responses (header `OpenResponses-Version`), which has null where OpenAI has the schema
     of a form."""

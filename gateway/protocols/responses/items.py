@@ -36,6 +36,7 @@ from gateway.protocols.common.field_reader import (
     require_text,
     require_value,
 )
+from gateway.protocols.responses.summaries import INTRODUCTION, decode_summary
 
 _ROLES: Final = ("user", "assistant", "system", "developer")
 _TEXTS: Final = ("input_text", "output_text", "text")
@@ -208,6 +209,12 @@ class _TurnReader:
         self.close_turn()
         self.turns.append(ToolResult(call_id, _parts(item.get("output"), f"{place}.output"), place=place))
 
+    def read_compaction(self, item: Fields, place: str) -> None:
+        """What /v1/responses/compact made of the conversation before it."""
+        summary = decode_summary(item.get("encrypted_content"), f"{place}.encrypted_content")
+        self.close_turn()
+        self.turns.append(User((Text(INTRODUCTION + summary),), place=place))
+
     def _open_turn(self, place: str) -> None:
         if self._place is None:
             self._place = place
@@ -220,6 +227,8 @@ _READERS: Final[Mapping[str, Callable[[_TurnReader, Fields, str], None]]] = {
     "function_call_output": _TurnReader.read_result,
     "custom_tool_call": _TurnReader.read_custom_call,
     "custom_tool_call_output": _TurnReader.read_result,
+    "compaction": _TurnReader.read_compaction,
+    "compaction_summary": _TurnReader.read_compaction,  # as Codex may send it back
 }
 _KINDS: Final = (*_READERS, "item_reference")
 

@@ -49,11 +49,13 @@ _PREFIXES: Final = {
     "function_call_output": "fco",
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
+    "compaction": "cmp",
+    "compaction_summary": "cmp",
 }
 
 
 def read_prompt(fields: Fields, context: ResponseContext) -> Prompt:
-    """What is asked for, after what came before it. Sets `context.input_items` where they will be kept.
+    """What is asked for, after what came before it. Sets `context.input_items` where they are needed later.
 
     Raises:
         RoundhouseError: `invalid_request` or `modality_unsupported`; its `param` is the place.
@@ -62,7 +64,7 @@ def read_prompt(fields: Fields, context: ResponseContext) -> Prompt:
     own_items = _own_items(fields, context)
     callable_tools = tools.tools_of(fields)
     turns = _turns(fields, own_items, context)
-    if context.stores or context.conversation_id is not None:
+    if context.stores or context.keeps_items or context.conversation_id is not None:
         context.input_items = tuple(describe_items(own_items, context.new_id))
     return Prompt(
         turns=tuple(turns),

@@ -71,7 +71,7 @@ def end_response(
         end_fields: Fields = {"status": "completed", "completed_at": int(context.clock())}
     else:
         end_fields = {"status": "incomplete", "incomplete_details": {"reason": reason}}
-    return {**response, **end_fields, "output": output, "usage": _usage(tokens)}
+    return {**response, **end_fields, "output": output, "usage": None if tokens is None else usage_fields(tokens)}
 
 
 def fail_response(response: Fields, output: list[Fields], error: Fields) -> Fields:
@@ -148,6 +148,17 @@ def logprobs_of(logprobs: Iterable[Fields]) -> list[Fields]:
     ]
 
 
+def usage_fields(tokens: Tokens) -> Fields:
+    """Counts of tokens, as responses have them."""
+    return {
+        "input_tokens": tokens.prompt,
+        "input_tokens_details": {"cached_tokens": tokens.cached, "cache_write_tokens": 0},
+        "output_tokens": tokens.completion,
+        "output_tokens_details": {"reasoning_tokens": tokens.reasoning},
+        "total_tokens": tokens.prompt + tokens.completion,
+    }
+
+
 def _probability(entry: Fields) -> Fields:
     token = entry.get("token")
     token = token if isinstance(token, str) else ""
@@ -161,18 +172,6 @@ def _probability(entry: Fields) -> Fields:
 
 def _objects(value: Any) -> list[Fields]:
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
-
-
-def _usage(tokens: Tokens | None) -> Fields | None:
-    if tokens is None:
-        return None
-    return {
-        "input_tokens": tokens.prompt,
-        "input_tokens_details": {"cached_tokens": tokens.cached, "cache_write_tokens": 0},
-        "output_tokens": tokens.completion,
-        "output_tokens_details": {"reasoning_tokens": tokens.reasoning},
-        "total_tokens": tokens.prompt + tokens.completion,
-    }
 
 
 def _reasoning(fields: Fields) -> Fields:

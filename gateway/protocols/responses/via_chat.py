@@ -9,6 +9,7 @@ from gateway.protocols.common.json_dialect import JsonDialect
 from gateway.protocols.common.request import InferenceRequest
 from gateway.protocols.responses import request as responses
 from gateway.protocols.responses.answer_stream import ResponseWriter
+from gateway.protocols.responses.compaction import CompactionWriter, read_compaction
 from gateway.protocols.responses.context import ResponseContext
 from gateway.protocols.responses.dialect import ResponsesDialect
 from gateway.protocols.via_chat.dialect import ViaChatDialect
@@ -25,6 +26,18 @@ class ResponsesViaChat(ViaChatDialect, ResponsesDialect):
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:
         """See ViaChat."""
         return ResponseWriter(request.outline_fields, request.state)
+
+
+class CompactionViaChat(ViaChatDialect, ResponsesDialect):
+    """`/v1/responses/compact`. A request's `state` is its `ResponseContext`."""
+
+    def read_request(self, request: InferenceRequest) -> Prompt:
+        """See ViaChatBase."""
+        return read_compaction(request.fields, request.state)
+
+    def open_writer(self, request: InferenceRequest) -> AnswerWriter:
+        """See ViaChat."""
+        return CompactionWriter(request.fields, request.state)
 
 
 class ResponsesTokenCount(TokenCountDialect, JsonDialect):
@@ -55,4 +68,5 @@ _MEDIA: Final = ("image_url", "data")
 """Fields that go to the engine as they came."""
 
 RESPONSES_VIA_CHAT: Final = ResponsesViaChat()
+COMPACTION_VIA_CHAT: Final = CompactionViaChat()
 RESPONSES_COUNT: Final = ResponsesTokenCount()

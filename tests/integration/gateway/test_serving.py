@@ -284,6 +284,7 @@ async def test_the_openapi_document_describes_the_routes() -> None:
         "/v1/chat/completions/input_tokens",
         "/v1/completions",
         "/v1/responses",
+        "/v1/responses/compact",
         "/v1/responses/input_tokens",
         "/v1/responses/{response_id}",
         "/v1/responses/{response_id}/cancel",
