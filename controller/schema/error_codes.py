@@ -147,6 +147,13 @@ REQUEST_ERRORS: Final = (
         retry=True,
     ),
     ErrorCode(
+        "websocket_connection_limit_reached",
+        400,
+        "invalid_request_error",
+        "A WebSocket was open for as long as one may be, an hour.",
+        ("Open another, and go on there; what is stored can be continued.",),
+    ),
+    ErrorCode(
         "invalid_api_key",
         401,
         "authentication_error",

@@ -14,12 +14,17 @@ from controller.schema.errors import RoundhouseError
 from gateway.exchange.chat_exchange import ChatExchange
 from gateway.exchange.exchange import Exchange
 from gateway.exchange.response_exchange import ResponseExchange
+from gateway.exchange.response_session import PATH as RESPONSES_PATH
+from gateway.exchange.response_session import ResponseSession, SocketTurn
 from gateway.exchange.services import ApiSpec, Services
 from gateway.ingress.authenticator import Authenticator
 from gateway.ingress.keyless_warning import KeylessWarning
 from gateway.routing.table import Routes
+from gateway.server.asgi import Header
 from gateway.server.body_budget import BodyBudget
 from gateway.server.call import ClientCall, Handler
+from gateway.server.request_reader import WebSocketOpener
+from gateway.server.websocket import WebSocketConnection
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +56,9 @@ class InferenceDispatcher:
         self._is_stopping = False
         self.body_budget = BodyBudget(services.settings.body_memory_bytes)
         """See InferenceRoutes."""
-        self._openers = {(api.method.encode(), api.path.encode()): partial(self._open_exchange, api) for api in apis}
+        named_apis = {(api.method.encode(), api.path.encode()): api for api in apis}
+        self._openers = {name: partial(self._open_exchange, api) for name, api in named_apis.items()}
+        self._responses_api = named_apis[b"POST", RESPONSES_PATH]
         self._keyless_warning = KeylessWarning(
             services.settings.host, serves_everybody=services.settings.serves_everybody
         )
@@ -65,6 +72,12 @@ class InferenceDispatcher:
         if opener is None and path.startswith(b"/slots/"):
             return self._openers.get((method, _NUMBER.sub(b"/{id}", path)))
         return opener
+
+    def find_websocket(self, path: bytes) -> WebSocketOpener | None:
+        """What opens a WebSocket at this path; None: there is none."""
+        if b"%" in path:
+            path = unquote_to_bytes(path)
+        return self._open_session if path == RESPONSES_PATH else None
 
     def max_body_bytes(self) -> int:
         """Most bytes of a request's body."""
@@ -113,17 +126,31 @@ class InferenceDispatcher:
             logger.exception("what was due failed")
 
     def _open_exchange(self, api: ApiSpec, client: ClientCall) -> Handler:
-        services = self._services
-        exchange = _EXCHANGES[api.state](api, client, services, self._next_id())
+        return self._admit_exchange(_EXCHANGES[api.state](api, client, self._services, self._next_id()), api, client)
+
+    def _admit_exchange(self, exchange: Exchange, api: ApiSpec, client: ClientCall) -> Handler:
         try:
             caller = self._authenticator.authenticate_request(client.headers, is_http_1_1=client.is_http_1_1)
             exchange.authorize_caller(caller)
             self._check_running()
-            services.gate.authorize_request(caller, api.scope, client.local_address)
+            self._services.gate.authorize_request(caller, api.scope, client.local_address)
             self._check_served(api)
         except RoundhouseError as error:
             exchange.fail_request(error)
         return exchange
+
+    def _open_session(
+        self, headers: list[Header], local_address: str | None
+    ) -> Callable[[WebSocketConnection], ResponseSession]:
+        """See WebSocketOpener. Each request is asked for its key again: it may be revoked in the meantime."""
+        self._check_running()
+        caller = self._authenticator.authenticate_request(headers, is_http_1_1=True)
+        self._services.gate.authorize_request(caller, self._responses_api.scope, local_address)
+        return lambda connection: ResponseSession(connection, headers, self._open_turn)
+
+    def _open_turn(self, call: ClientCall, turn: SocketTurn) -> Handler:
+        api = self._responses_api
+        return self._admit_exchange(ResponseExchange(api, call, self._services, self._next_id(), turn), api, call)
 
     def _check_running(self) -> None:
         if self._is_stopping:

@@ -13,13 +13,16 @@ from controller.schema.errors import RoundhouseError
 from controller.schema.routing import Endpoint, ModelRoute
 from gateway.exchange.background_ack import BackgroundAck
 from gateway.exchange.exchange import Exchange
+from gateway.exchange.response_session import SocketTurn
 from gateway.exchange.services import ApiSpec, Services
 from gateway.protocols.common.conversation import Fields
+from gateway.protocols.responses.answer_stream import ResponseWriter
 from gateway.protocols.responses.context import ResponseContext
 from gateway.protocols.responses.replayed_events import replay_events
 from gateway.protocols.responses.response_object import begin_response, fail_response
 from gateway.server.call import ClientCall
 from gateway.stored_responses.event_log import EventLog, ResponseEvents
+from gateway.stored_responses.recent_response import RecentResponse
 from gateway.stored_responses.records import RUNNING, History
 from gateway.stored_responses.request_options import RequestOptions
 
@@ -37,10 +40,15 @@ class ResponseExchange(Exchange):
         "_options",
         "_outlives_client",
         "_queued_response",
+        "_turn",
     )
 
-    def __init__(self, api: ApiSpec, client: ClientCall, services: Services, request_id: str) -> None:
+    def __init__(
+        self, api: ApiSpec, client: ClientCall, services: Services, request_id: str, turn: SocketTurn | None = None
+    ) -> None:
+        """`turn` None: it came by HTTP."""
         super().__init__(api, client, services, request_id)
+        self._turn = turn
         self._options = RequestOptions(None, ())
         self._context = services.responses.new_context(client.headers)
         self._queued_response: Fields | None = None
@@ -104,11 +112,26 @@ class ResponseExchange(Exchange):
         self._context.conversation_id = options.conversation_id
         if options.conversation_id is not None and makes_response:
             responses.conversation_locks.acquire(self.tenant, options.conversation_id, self)
+        if self._turn is not None:
+            options = self._use_recent(self._turn, options)
         if options.needs_stored:
             self._answer.lines = self._header_lines(self._count_request())
             responses.load_history(self._caller, options).add_done_callback(self._history_loaded)
         else:
             super()._accept_request(route)
+
+    def _use_recent(self, turn: SocketTurn, options: RequestOptions) -> RequestOptions:
+        """Continue what was made last on the connection, if that is asked for. What must still be read."""
+        context, previous_id = self._context, options.previous_id
+        context.keeps_items, context.may_lack_input = True, not turn.generates
+        history = turn.recent.find_history(previous_id) if previous_id is not None else None
+        if previous_id is None or history is None:
+            return options
+        self._services.responses.check_visible(self._caller, options, history)
+        context.history, context.owns_history = history.items, not turn.recent.is_stored(previous_id)
+        context.referenced_items = {item["id"]: item for item in history.items if item["id"] in options.references}
+        unread = tuple(item_id for item_id in options.references if item_id not in context.referenced_items)
+        return options._replace(previous_id=None, references=unread)
 
     def _history_loaded(self, history_future: asyncio.Future[History]) -> None:
         if self._is_over:
@@ -119,16 +142,30 @@ class ResponseExchange(Exchange):
     def _use_history(self, history_future: asyncio.Future[History]) -> None:
         history = history_future.result()
         self._services.responses.check_visible(self._caller, self._options, history)
-        self._context.history, self._context.conversation_item = history.items, history.conversation_item
-        self._context.referenced_items = self._services.responses.visible_items(self._caller, history)
+        self._context.history = self._context.history or history.items
+        self._context.conversation_item = history.conversation_item
+        found_items = self._services.responses.visible_items(self._caller, history)
+        self._context.referenced_items = {**self._context.referenced_items, **found_items}
         self._find_slot(self._renew_route(), self._services.now())
 
     def _find_slot(self, route: ModelRoute, now: float) -> None:
+        if self._turn is not None and not self._turn.generates:
+            self._answer_at_once(now)
+            return
         super()._find_slot(route, now)
         if self._options.is_background:
             self._accept_in_background()
         elif self._options.is_stored and self._is_stream:
             self._services.responses.register_run(self)
+
+    def _answer_at_once(self, now: float) -> None:
+        """An empty response, which the next one of the connection may continue."""
+        self._answer.lines = self._header_lines(now)
+        writer = ResponseWriter(self._request.fields, self._context)
+        self._answer.send_events(writer.begin_answer(""))
+        last_events = writer.end_answer("stop", None, None)
+        self._answer.end_response(last_events)
+        self._close()
 
     def _accept_in_background(self) -> None:
         responses = self._services.responses
@@ -210,6 +247,8 @@ class ResponseExchange(Exchange):
         if not self._is_over:
             super()._close()
             self.store_outcome()
+            if self._turn is not None:
+                self._remember_outcome(self._turn.recent)
             self._services.responses.unregister_run(self)
             self._unlock_conversation()
             self._context.cancel = None  # it refers back, see Exchange
@@ -218,6 +257,13 @@ class ResponseExchange(Exchange):
         if self._options.conversation_id is not None:
             locks = self._services.responses.conversation_locks
             locks.release(self.tenant, self._options.conversation_id, self)
+
+    def _remember_outcome(self, recent: RecentResponse) -> None:
+        response = self._context.response
+        if self._answer.error is not None or (response is not None and response["status"] == "failed"):
+            recent.forget(self._options.previous_id)
+        else:
+            recent.keep(self._context, self._account.model)
 
     def _find_outcome(self) -> Fields | None:
         """What is to be stored; None: nothing yet, or nobody was told that there is a response."""

@@ -19,7 +19,8 @@ from controller.schema.errors import RoundhouseError
 from gateway.server.asgi import Header, error_headers
 from gateway.server.body_budget import BodyReservation
 from gateway.server.call import ClientCall, Handler, header_lines, status_line
-from gateway.server.request_reader import ClientLimits, InferenceRoutes, RequestReader
+from gateway.server.request_reader import ClientLimits, InferenceRoutes, RequestReader, WebSocketOpener
+from gateway.server.websocket import WebSocketConnection, accept_handshake
 
 AHEAD_BYTES: Final = 64 * 1024
 """So much is read beyond a request that is being served: while nothing is read, a client that leaves is not noticed."""
@@ -140,6 +141,32 @@ class ClientConnection(RequestReader):
             self._current_call = call
         else:
             self.pipeline.appendleft((self.cycle, self.app))
+
+    def _begin_websocket(self, opener: WebSocketOpener, headers: list[Header], data: bytes) -> bool:
+        """See RequestReader. Refused like any request, with the connection's end."""
+        if self._current_call is not None or self.pipeline or self._ignores_input:
+            return False
+        try:
+            head = accept_handshake(headers)
+            open_session = opener(headers, self.local_address)
+        except RoundhouseError as error:
+            self._answer_nobody(error)
+            return True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._ignores_input = True
+        self.connections.discard(self)
+        connection = WebSocketConnection(
+            self.transport,
+            self.server_state,
+            local_address=self.local_address,
+            max_message_bytes=self.max_body_bytes,
+            client_timeout_s=self._limits.client_timeout_s,
+        )
+        self.transport.write(head)
+        connection.serve_session(open_session(connection), data)
+        return True
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         """Start a request, perhaps one that waited for those before it on this connection."""

@@ -75,6 +75,12 @@ def without_upgrade(method: bytes, target: bytes, version: str, headers: Iterabl
     return b"%b %b HTTP/%b\r\n%b\r\n" % (method, target, version.encode(), header_lines)
 
 
+def wants_websocket(method: bytes, version: str, headers: Iterable[Header]) -> bool:
+    """Whether a request that wishes for another protocol wishes for WebSocket, as browsers and programs ask for it."""
+    wished = [value.lower() for name, value in headers if name == b"upgrade"]
+    return method == b"GET" and version == "1.1" and wished == [b"websocket"]
+
+
 def check_transfer_coding(headers: Iterable[Header]) -> None:
     """Refuse bodies that are more than chunked: the parser takes the chunks, and leaves what is in them as it is.
 

@@ -21,6 +21,7 @@ from uvicorn.server import ServerState
 
 from common.tracebacks import without_tracebacks
 from controller.schema.errors import RoundhouseError
+from gateway.server.asgi import Header
 from gateway.server.body_budget import BodyBudget
 from gateway.server.call import ClientCall, Handler
 from gateway.server.request_head import (
@@ -28,9 +29,11 @@ from gateway.server.request_head import (
     check_transfer_coding,
     head_size,
     in_origin_form,
+    wants_websocket,
     with_declared_path,
     without_upgrade,
 )
+from gateway.server.websocket import MessageSession, WebSocketConnection
 
 logger = logging.getLogger(__name__)
 
@@ -51,11 +54,27 @@ class ClientLimits:
         return min(self.client_timeout_s, self.keep_alive_s)
 
 
+class WebSocketOpener(Protocol):
+    """Opens one."""
+
+    def __call__(
+        self, headers: list[Header], local_address: str | None
+    ) -> Callable[[WebSocketConnection], MessageSession]:
+        """Let a client with these headers in. What makes the session of its connection.
+
+        Raises:
+            RoundhouseError: the client may not come in.
+        """
+
+
 class InferenceRoutes(Protocol):
     """What serves requests without the web framework."""
 
     def open_request(self, method: bytes, path: bytes) -> Callable[[ClientCall], Handler] | None:
         """What opens such a request; None: it goes through the framework. `path` is as sent, without its query."""
+
+    def find_websocket(self, path: bytes) -> WebSocketOpener | None:
+        """What opens a WebSocket at this path; None: there is none. `path` is as sent, without its query."""
 
     def max_body_bytes(self) -> int:
         """Most bytes of a request's body."""
@@ -108,6 +127,18 @@ class RequestReader(HttpToolsProtocol):
         """The head of a request without the framework is there. Its call is `cycle` from now on: the body follows.
         `is_http_1_1`: it is HTTP/1.1."""
 
+    @abstractmethod
+    def _begin_websocket(self, opener: WebSocketOpener, headers: list[Header], data: bytes) -> bool:
+        """Answer a handshake of WebSocket with these headers, behind which came `data`. Whether that was done: where
+        not, the wish is ignored."""
+
+    def _switch_protocol(self, data: bytes) -> bool:
+        """Grant the wish for another protocol, if it can be granted; `data` came behind the head."""
+        if not wants_websocket(self.parser.get_method(), self.parser.get_http_version(), self.headers):
+            return False
+        opener = self._direct.find_websocket(self.url.partition(b"?")[0])
+        return opener is not None and self._begin_websocket(opener, self.headers, data)
+
     @property
     def max_body_bytes(self) -> int:
         """Most bytes of a body."""
@@ -121,7 +152,9 @@ class RequestReader(HttpToolsProtocol):
             try:
                 self.parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
-                self._read_without_upgrade(memoryview(data)[upgrade.args[0] :])
+                rest = memoryview(data)[upgrade.args[0] :]
+                if not self._switch_protocol(bytes(rest)):
+                    self._read_without_upgrade(rest)
         except httptools.HttpParserError as error:
             return self._stop_error or _unreadable_error(error)
         return self._headers_too_large_error() if self._idle_bytes > self._limits.max_header_bytes else None

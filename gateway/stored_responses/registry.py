@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final, Protocol, TypeVar
 
 from controller.schema.errors import RoundhouseError
@@ -273,11 +274,11 @@ def _stored_response(
     run: ResponseRun, response: Fields, turn: ConversationTurn | None = None, events: bytes = b""
 ) -> StoredResponse:
     context = run.context
-    return _encode(
-        lambda: StoredResponse.of(
-            run.tenant, run.model, response, context.input_items, context.conversation_item, turn, events
-        )
+    items = (*context.history, *context.input_items) if context.owns_history else context.input_items
+    stored_response = _encode(
+        lambda: StoredResponse.of(run.tenant, run.model, response, items, context.conversation_item, turn, events)
     )
+    return replace(stored_response, previous_id=None) if context.owns_history else stored_response
 
 
 def _encode(encode: Callable[[], T]) -> T:

@@ -32,6 +32,10 @@ class ResponseContext:
     """The response will be kept: `store` of the request, where this gateway keeps any."""
     keeps_items: bool = False
     """`input_items` are wanted, whether or not the response is stored."""
+    may_lack_input: bool = False
+    """The response will be empty, and a later one continues it: a request for it need not say anything."""
+    owns_history: bool = False
+    """`history` is stored nowhere else: it is stored with this response, if that is."""
     is_open_responses: bool = False
     """The client asked for Open Responses (header `OpenResponses-Version`), which has null where OpenAI has the schema
     of a form."""

@@ -126,7 +126,7 @@ def _own_items(fields: Fields, context: ResponseContext) -> list[tuple[Fields, s
         raise field_error(
             "input", "is missing: `messages` is the field of /v1/chat/completions, and here it is `input`"
         )
-    if not value and is_continuation and (value is None or isinstance(value, str | list)):
+    if not value and (is_continuation or context.may_lack_input) and (value is None or isinstance(value, str | list)):
         return []
     if isinstance(value, str) and value:
         return [({"type": "message", "role": "user", "content": value}, "input")]
@@ -145,7 +145,7 @@ def _own_item(item: Any, place: str, context: ResponseContext) -> tuple[Fields, 
 def _turns(fields: Fields, own_items: list[tuple[Fields, str]], context: ResponseContext) -> list[Turn]:
     source = "previous_response_id" if context.conversation_id is None else "conversation"
     turns = read_turns([*((item, source) for item in context.history), *own_items])
-    if not turns and context.conversation_id is not None:
+    if not turns and context.conversation_id is not None and not context.may_lack_input:
         raise field_error("input", "must not be empty, because the conversation has no items yet")
     instructions = fields.get("instructions")
     return [System(instructions, place="instructions"), *turns] if instructions else turns

@@ -86,6 +86,16 @@ async def test_blocking_streams_and_the_framework(files: Path) -> None:
         await spotless(here)
 
 
+async def test_responses_over_websocket(files: Path) -> None:
+    async with secured(files) as (here, _, client), client.ws_connect(here.url + "/v1/responses") as connection:
+        for _ in range(2):
+            await connection.send_json({"type": "response.create", "model": "m", "input": "Hi"})
+            while (await connection.receive_json())["type"] != "response.completed":
+                pass
+        await connection.close()
+        assert connection.close_code == 1000
+
+
 async def test_one_file_may_hold_both(files: Path) -> None:
     async with (
         secured(files, tls_cert=files / "both.pem", tls_key=None) as (here, _, client),

@@ -67,6 +67,9 @@ class Refusing:
     def __init__(self) -> None:
         self.body_budget = BodyBudget(1024)
 
+    def find_websocket(self, path: bytes) -> None:
+        return None
+
     def max_body_bytes(self) -> int:
         return 1024
 

@@ -1,0 +1,247 @@
+"""Responses over WebSocket (`GET /v1/responses` with Upgrade), as OpenAI and Open Responses have them.
+
+Each message `response.create` is one request, one after the other: it takes the way of a `POST /v1/responses` with
+`stream: true`, key, limits and queue included, and the events of its stream are its messages. What is special is the
+memory of the connection (`RecentResponse`), and `generate: false`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from websockets.frames import CloseCode
+
+from controller.schema.errors import RoundhouseError
+from gateway.protocols.common import errors
+from gateway.protocols.common.field_reader import choice_error, field_error
+from gateway.protocols.common.json_bytes import json_bytes
+from gateway.server.asgi import Header, error_headers
+from gateway.server.call import ClientCall, Handler, header_lines
+from gateway.server.websocket import WebSocketConnection
+from gateway.stored_responses.recent_response import RecentResponse
+
+LONGEST_S: Final = 3600.0
+"""Seconds that a connection may be open, as OpenAI has it."""
+MOST_WAITING: Final = 16
+"""Messages that wait for those before them; then nothing more is read."""
+PATH: Final = b"/v1/responses"
+_CREATE: Final = "response.create"
+_DATA: Final = b"data: "
+_ERROR_EVENT: Final = b"event: error\n"
+_TOLD_HEADERS: Final = ("retry-after", "x-should-retry", "x-request-id")
+
+
+@dataclass(frozen=True, slots=True)
+class SocketTurn:
+    """What a request that came over WebSocket is beside its fields."""
+
+    recent: RecentResponse
+    generates: bool = True
+    """False: nothing is asked of the engine, and the response is empty: the next one continues it."""
+
+
+TurnOpener = Callable[[ClientCall, SocketTurn], Handler]
+
+
+class TurnCall(ClientCall):
+    """A request that came as a message: its answer goes out as messages."""
+
+    __slots__ = ("_session",)
+
+    def __init__(self, session: ResponseSession, connection: Any, headers: list[Header]) -> None:
+        super().__init__(connection, _no_opener, b"POST", PATH, b"", headers, keep_alive=True, is_http_1_1=True)
+        self._session = session
+        self.body_complete = True
+
+    def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
+        """See ClientCall. An error, since answers are streams."""
+        headers = [line.split(": ", 1) for line in lines.decode("latin-1").splitlines()]
+        self._session.send_error(status, body, {name: value for name, value in headers if name in _TOLD_HEADERS})
+        self._end_turn()
+
+    def start_response(self, status: int, lines: bytes, first_part: bytes) -> None:
+        """See ClientCall."""
+        self._session.send_events(first_part)
+
+    def send_part(self, part: bytes) -> None:
+        """See ClientCall."""
+        self._session.send_events(part)
+
+    def end_response(self, last_part: bytes = b"") -> None:
+        """See ClientCall."""
+        self._session.send_events(last_part)
+        self._end_turn()
+
+    def break_off(self) -> None:
+        """See ClientCall."""
+        self._end_turn()
+
+    def _end_turn(self) -> None:
+        self.response_complete = True
+        self._session.end_turn()
+
+
+class ResponseSession:
+    """A `MessageSession`: the responses of one connection."""
+
+    def __init__(self, connection: WebSocketConnection, headers: list[Header], open_turn: TurnOpener) -> None:
+        """`headers`: of the handshake, whose key is that of every request. `open_turn` begins one."""
+        self._connection = connection
+        self._headers = headers
+        self._open_turn = open_turn
+        self._recent = RecentResponse()
+        self._call: TurnCall | None = None
+        """The request that is under way."""
+        self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._is_serving = False
+        self._close_code: int | None = None
+        """With which the connection is closed as soon as nothing is under way."""
+
+    # From the connection
+
+    def take_message(self, message: bytes) -> None:
+        """See MessageSession."""
+        if self._close_code is not None:
+            return
+        self._waiting.append(message)
+        self._waiting_bytes += len(message)
+        if len(self._waiting) > MOST_WAITING or self._waiting_bytes > self._connection.max_message_bytes:
+            self._connection.pause_reading()
+        self._serve_messages()
+
+    def client_gone(self) -> None:
+        """See MessageSession."""
+        self._waiting.clear()
+        self._close_code = CloseCode.GOING_AWAY
+        if self._call is not None:
+            self._call.lose_client()
+            self._call = None
+
+    def client_full(self) -> None:
+        """See MessageSession."""
+        if self._call is not None and self._call.handler is not None:
+            self._call.handler.client_full()
+
+    def client_ready(self) -> None:
+        """See MessageSession."""
+        if self._call is not None and self._call.handler is not None:
+            self._call.handler.client_ready()
+
+    def check_age(self, age_s: float) -> None:
+        """See MessageSession."""
+        if age_s >= LONGEST_S and self._close_code is None:
+            message = f"The connection was open for {LONGEST_S:g} s, the most that there is: open another."
+            self._send_refusal(RoundhouseError("websocket_connection_limit_reached", message))
+            self._close_when_idle(CloseCode.NORMAL_CLOSURE)
+
+    def begin_stop(self) -> None:
+        """See MessageSession."""
+        self._close_when_idle(CloseCode.GOING_AWAY)
+
+    def _close_when_idle(self, code: int) -> None:
+        self._close_code = code
+        self._waiting.clear()
+        if self._call is None:
+            self._connection.close(code)
+
+    # From the request that is under way
+
+    def send_events(self, events: bytes) -> None:
+        """Server-sent events as messages: their data, without `[DONE]` and comments."""
+        self._connection.send_messages(list(messages_of(events)))
+
+    def send_error(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        """An error instead of events. `body`: as it is answered to a POST."""
+        fields = errors.decode_json(body)
+        error = fields.get("error") if isinstance(fields, dict) else None
+        told = {"type": "error", "status": status, "error": error}
+        self._connection.send_messages([json_bytes(told | ({"headers": headers} if headers else {}))])
+
+    def end_turn(self) -> None:
+        """The answer is complete."""
+        self._call = None
+        if not self._is_serving:  # not at once: the request still has to give back what it holds
+            asyncio.get_running_loop().call_soon(self._serve_messages)
+
+    # Requests
+
+    def _serve_messages(self) -> None:
+        """Begin what waits: in a loop, since one that is refused ends at once."""
+        if self._is_serving:
+            return
+        self._is_serving = True
+        try:
+            while self._waiting and self._call is None and self._close_code is None:
+                message = self._waiting.popleft()
+                self._waiting_bytes -= len(message)
+                try:
+                    self._begin_turn(message)
+                except RoundhouseError as error:
+                    self._send_refusal(error)
+        finally:
+            self._is_serving = False
+        if self._call is None and self._close_code is not None:
+            self._connection.close(self._close_code)
+        elif len(self._waiting) <= MOST_WAITING // 2:
+            self._connection.resume_reading()
+
+    def _begin_turn(self, message: bytes) -> None:
+        fields, turn = read_create(message, self._recent)
+        self._call = call = TurnCall(self, self._connection, self._headers)
+        handler = self._open_turn(call, turn)
+        if not call.response_complete:
+            call.handler = handler
+            handler.take_body(json_bytes(fields))
+
+    def _send_refusal(self, error: RoundhouseError) -> None:
+        headers = dict(line.split(": ", 1) for line in header_lines(error_headers(error)).decode().splitlines())
+        told_headers = {name: value for name, value in headers.items() if name in _TOLD_HEADERS}
+        self.send_error(error.entry.status, error.json_bytes(), told_headers)
+
+
+def read_create(message: bytes, recent: RecentResponse) -> tuple[dict[str, Any], SocketTurn]:
+    """The fields of a `POST /v1/responses` that a client's message stands for, and what it is beside.
+
+    Raises:
+        RoundhouseError: `invalid_json` or `invalid_request`.
+    """
+    try:
+        fields = json.loads(message)
+    except (ValueError, RecursionError):
+        raise RoundhouseError("invalid_json", "The message is not JSON.") from None
+    if not isinstance(fields, dict):
+        raise RoundhouseError("invalid_json", "The message is not a JSON object.")
+    kind = fields.pop("type", None)
+    if kind != _CREATE:
+        raise choice_error(kind, (_CREATE,), "type")
+    if fields.pop("background", None):
+        raise field_error("background", "must be false: over WebSocket a response is made while its client waits")
+    generates = fields.pop("generate", None)
+    if generates not in (None, True, False):
+        raise field_error("generate", f"must be true or false; it is {generates!r:.60}")
+    fields["stream"] = True
+    return fields, SocketTurn(recent, generates is not False)
+
+
+def messages_of(events: bytes) -> Sequence[bytes]:
+    """The messages that whole server-sent events stand for. An error's says its status, too."""
+    messages = []
+    for event in events.split(b"\n\n"):
+        data = event.partition(_DATA)[2]
+        if not data or data == b"[DONE]" or event.startswith(b":"):
+            continue
+        if event.startswith(_ERROR_EVENT):
+            error = json.loads(data)
+            data = json_bytes({**error, "status": error["error"].get("status", 500)})
+        messages.append(data)
+    return messages
+
+
+def _no_opener(_: ClientCall) -> Handler:
+    raise AssertionError("a message is opened by its session")
