@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 LONGEST_PAUSE_S: Final = 0.5
 """By how much what is due may be late."""
+_BARE_RESPONSES_PATH: Final = RESPONSES_PATH.removeprefix(b"/v1")
 _EXCHANGES: Final[dict[str, type[Exchange]]] = {
     "none": Exchange,
     "read": ResponseExchange,
@@ -77,7 +78,7 @@ class InferenceDispatcher:
         """What opens a WebSocket at this path; None: there is none."""
         if b"%" in path:
             path = unquote_to_bytes(path)
-        return self._open_session if path == RESPONSES_PATH else None
+        return self._open_session if path in (RESPONSES_PATH, _BARE_RESPONSES_PATH) else None
 
     def max_body_bytes(self) -> int:
         """Most bytes of a request's body."""

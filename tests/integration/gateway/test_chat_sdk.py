@@ -28,6 +28,7 @@ from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.chat_engines import KINDS, Engine, tool
 from tests.support.overflow_clients import check_overflow
+from tests.support.stream_schemas import judge_streams
 from worker.clockwork import CONTEXT, SENTENCE, SPECIAL, make_model
 
 pytestmark = [pytest.mark.engines, pytest.mark.embedded]
@@ -298,3 +299,9 @@ async def test_the_fields_of_newer_clients(sdk: Sdk) -> None:
         assert usage is not None
         counts.add(usage.prompt_tokens)
     assert len(counts) == 1, "templates know the one role as the other"
+
+
+async def test_every_event_of_every_family_is_what_its_types_say(here: GatewayHarness, engine: Engine) -> None:
+    kinds = await judge_streams(here, "thinks", *engine.tools)
+    assert kinds[0] == "reasoning"
+    assert await judge_streams(here, "plain") == ["message"]

@@ -60,6 +60,8 @@ async def test_websocket_sequential_responses() -> None:
         first, second = await client.ask("first"), await client.ask("second")
         assert (first["status"], second["status"]) == ("completed", "completed")
         assert here.messages() == [("user", "second")]
+        async with socket(here.here, "/responses") as another:
+            assert (await another.ask("as with /v1"))["status"] == "completed"
         await client.send(input="third")
         await client.send(input="fourth")
         assert [(await client.turn())[0]["sequence_number"] for _ in range(2)] == [0, 0]

@@ -25,6 +25,7 @@ from tests.support.chat_engines import CALLS, SAYS, WORKERS, tool
 from tests.support.clockwork_folders import make_hf, widen_context
 from tests.support.coding_agents import AGENTS, play_session
 from tests.support.overflow_clients import check_overflow
+from tests.support.stream_schemas import judge_streams
 from tests.support.vllm_engine import ON_CPU, STARTS_S, VllmWorker, start_worker
 from tests.support.worker_process import eventually
 
@@ -169,6 +170,10 @@ async def test_system_messages_among_the_others(client: openai.AsyncOpenAI) -> N
     assert answer.choices[0].message.content
     response = await client.responses.create(model="thinks", input=[*HI, {"role": "developer", "content": "Be brief."}])
     assert "Sure." in response.output_text
+
+
+async def test_every_event_of_every_family_is_what_its_types_say(here: GatewayHarness) -> None:
+    assert await judge_streams(here, "thinks", WEATHER) == ["reasoning", "message", "function_call", "function_call"]
 
 
 @pytest.mark.parametrize(

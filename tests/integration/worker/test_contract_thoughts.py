@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from controller.engines import ENGINES
+from tests.fakes.fake_controller import route
+from tests.fakes.gateway_harness import gateway_harness
 from tests.support import litertlm_model
 from tests.support.scripted_models import (
     CALLER,
@@ -33,7 +36,8 @@ from tests.support.scripted_models import (
     told,
     tool,
 )
-from tests.support.worker_engines import Fleet, WorkerEngine, each_engine, fleet_in
+from tests.support.stream_schemas import judge_streams
+from tests.support.worker_engines import TOKEN, Fleet, WorkerEngine, each_engine, fleet_in
 from tests.support.worker_process import Worker
 
 pytestmark = pytest.mark.engines
@@ -185,3 +189,36 @@ def test_it_says_that_it_cannot_be_made_to_call(caller: Worker, engine: WorkerEn
 def test_counts_are_those_of_the_answer(caller: Worker) -> None:
     counted = told(caller, f"{CHAT}/input_tokens", tools=[PLAN], thinking="disabled")["input_tokens"]
     assert counted == told(caller, tools=[PLAN], thinking="disabled")["usage"]["prompt_tokens"]
+
+
+@each_engine(lambda engine: engine.name in (*SCRIPTED, "litert_lm"))
+async def test_every_event_of_every_family_is_what_its_types_say(caller: Worker, engine: WorkerEngine) -> None:
+    await _judge(caller, engine, "reasoning")
+
+
+@each_engine(lambda engine: engine.name in ("stub", "llama_server"))
+async def test_so_it_is_of_models_that_neither_think_nor_call(fleet: Fleet, engine: WorkerEngine) -> None:
+    await _judge(fleet.plain(engine), engine, "message")
+
+
+async def _judge(worker: Worker, engine: WorkerEngine, kind: str) -> None:
+    """Of the item that its response has first, the type is `kind`."""
+    declared = ENGINES[engine.name]
+    definition = declared.definition.model_validate(
+        {
+            "backend": engine.name,
+            "tools": kind == "reasoning",
+            **({} if engine.name == "stub" else {"model_path": "m.gguf"}),
+        }
+    )
+    made = route(
+        "m",
+        [f"http://127.0.0.1:{worker.port}"],
+        token=TOKEN,
+        served_name="demo",
+        apis=declared.list_apis(definition),
+        capabilities=declared.derive_capabilities(definition),
+    )
+    async with gateway_harness() as here:
+        await here.publish(made.model_copy(update={"backend": engine.name}))
+        assert (await judge_streams(here, "m", *([WEATHER] if kind == "reasoning" else [])))[0] == kind
