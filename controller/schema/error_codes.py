@@ -147,6 +147,14 @@ REQUEST_ERRORS: Final = (
         retry=True,
     ),
     ErrorCode(
+        "file_unreadable",
+        400,
+        "invalid_request_error",
+        "A file of the request has no text that can be read; the message says why.",
+        ("Send its text instead, or a PDF that is not encrypted and holds text.",),
+        retry=False,
+    ),
+    ErrorCode(
         "websocket_connection_limit_reached",
         400,
         "invalid_request_error",

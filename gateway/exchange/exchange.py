@@ -10,8 +10,10 @@ connection, and the clock. Each call does what can be done at once and returns.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from common.tracebacks import without_tracebacks
 from controller.schema.errors import RoundhouseError
@@ -27,6 +29,7 @@ from gateway.exchange.services import ApiSpec, Services
 from gateway.metrics.registry import UNKNOWN_MODEL
 from gateway.protocols.api_matrix import ServingOption, serving_option
 from gateway.protocols.common.choices import count_slots
+from gateway.protocols.common.file_parts import FilePart, find_files, holds_files
 from gateway.protocols.common.large_body import LargeBody
 from gateway.protocols.common.prompt_length import check_length
 from gateway.protocols.common.request import InferenceRequest
@@ -47,6 +50,7 @@ class Exchange(LoadWait):
         "_api",
         "_attempt",
         "_checked_route",
+        "_file_task",
         "_large_body",
         "_request",
         "_serving_option",
@@ -69,6 +73,8 @@ class Exchange(LoadWait):
         self._serving_option: ServingOption
         self._checked_route: ModelRoute | None = None
         self._ticket: Ticket | None = None
+        self._file_task: asyncio.Task[list[str]] | None = None
+        """Reads the files of the request."""
         self.waits_since: float | None = None
         """Since when it waits for a slot or a load."""
         self._load_deadline: float | None = None
@@ -103,6 +109,35 @@ class Exchange(LoadWait):
         request.id, request.received_at = self._answer.request_id, self._services.clock()
         route = find_model(self._services.live.current, request.model)
         self._account.model = route.name
+        self._caller.require_model(route)
+        if not (holds_files(request.outline_fields) and self._begin_reading_files(route)):
+            self._accept_request(route)
+
+    def _begin_reading_files(self, route: ModelRoute) -> bool:
+        """Read the PDFs of the request, where its model takes none. Whether it has any."""
+        option = serving_option(self._api.path, self._request, route)
+        if option.takes_files(route):
+            return False
+        pdfs, has_changed = find_files(self._request.fields)
+        if has_changed or self._request.large_body is not None:  # base64 is decoded whole
+            self._request = self._answer.request = self._request.with_fields(self._request.fields)
+        if pdfs:
+            self._file_task = asyncio.get_running_loop().create_task(self._services.documents.read_texts(pdfs))
+            self._file_task.add_done_callback(partial(self._files_read, pdfs))
+        return bool(pdfs)
+
+    def _files_read(self, parts: Sequence[FilePart], task: asyncio.Task[list[str]]) -> None:
+        self._file_task = None
+        if not (task.cancelled() or self._is_over):
+            self._run_guarded(self._use_files, parts, task)
+        elif not task.cancelled():
+            task.exception()  # else asyncio says that nobody has looked at it
+
+    def _use_files(self, parts: Sequence[FilePart], task: asyncio.Task[list[str]]) -> None:
+        for part, text in zip(parts, task.result(), strict=True):
+            part.put_text(text)
+        self._request = self._answer.request = self._request.with_fields(self._request.fields)
+        route = find_model(self._services.live.current, self._request.model)
         self._caller.require_model(route)
         self._accept_request(route)
 
@@ -318,6 +353,8 @@ class Exchange(LoadWait):
         services, attempt, ticket = self._services, self._attempt, self._ticket
         now = services.now()
         services.exchanges.discard(self)
+        if self._file_task is not None:
+            self._file_task.cancel()
         if attempt is not None:
             attempt.cancel()
             self._account.attempts += attempt.resent

@@ -15,6 +15,7 @@ from gateway.admission.admission import Admission, Grant
 from gateway.admission.answer_pace import AnswerPaces
 from gateway.control.inflight import InflightCounts
 from gateway.control.remote_prober import RemoteProber
+from gateway.documents.reader import DocumentReader
 from gateway.ingress.admin_gate import AdminGate
 from gateway.ingress.response_headers import ResponseHeaders
 from gateway.metrics.registry import Metrics
@@ -135,5 +136,6 @@ class Services:
     clock: Callable[[], float]
     paces: AnswerPaces = field(default_factory=AnswerPaces)
     turns: GrantDispatcher = field(default_factory=GrantDispatcher)
+    documents: DocumentReader = field(default_factory=DocumentReader)
     exchanges: set[ActiveExchange] = field(default_factory=set)
     """Those that are not over."""

@@ -23,6 +23,8 @@ from gateway.protocols.llama_native.dialect import NATIVE
 from gateway.protocols.rerank.dialect import RERANK, RERANK_V2
 from gateway.protocols.responses.via_chat import COMPACTION_VIA_CHAT, RESPONSES_COUNT, RESPONSES_VIA_CHAT
 
+_REMOTE: Final = "openai_remote"
+
 
 @dataclass(frozen=True, slots=True)
 class ServingOption:
@@ -36,6 +38,10 @@ class ServingOption:
     flawed_backends: tuple[str, ...] = ()
     """Backends whose engines lose a part of what is asked for, or answer in another form than the family's: for them
     any other way is better."""
+
+    def takes_files(self, route: ModelRoute) -> bool:
+        """Whether files in a request are the engine's to read: a remote's, which is asked as the client asked."""
+        return route.backend == _REMOTE and self.target is None
 
 
 def _passthrough(path: str, dialect: Dialect, *, flawed_backends: tuple[str, ...] = ()) -> ServingOption:

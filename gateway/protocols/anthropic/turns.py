@@ -180,7 +180,10 @@ def _document(block: Fields, place: str) -> tuple[Part, ...]:
         return (*heading, Text(require_field(source, "data", str, place)))
     if kind == "content":
         return (*heading, *_content(source.get("content"), f"{place}.content"))
-    message = f"No model here reads documents of the type {kind!r:.60}: send their text (a source of the type `text`)."
+    message = (
+        f"No model here reads documents of the type {kind!r:.60}: send their text (a source of the type `text`), or "
+    )
+    message += "a PDF (`base64`, media type application/pdf)."
     raise RoundhouseError("modality_unsupported", message, param=place)
 
 

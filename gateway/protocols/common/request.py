@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn
 from urllib.parse import parse_qsl, urlencode
 
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Assistant, Prompt
+from gateway.protocols.common.json_bytes import json_bytes
 from gateway.protocols.common.large_body import LargeBody
 
 BodyKind = Literal["object", "any", "none"]
@@ -83,6 +84,18 @@ class InferenceRequest:
         """JSON that was made of the outline or of the whole body, with what the outline lacks: in parts, where it lacks
         anything."""
         return encoded if self.large_body is None else self.large_body.fill(encoded)
+
+    def with_fields(self, fields: dict[str, Any]) -> InferenceRequest:
+        """The same request with another body. What was read of the old one is not kept."""
+        return replace(
+            self,
+            outline=json_bytes(fields),
+            outline_fields=fields,
+            prompt=None,
+            repeated_turn=None,
+            large_body=None,
+            _whole_fields=None,
+        )
 
 
 def parse_request(body: bytes | LargeBody, *, may_stream: bool) -> InferenceRequest:

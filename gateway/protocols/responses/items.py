@@ -5,14 +5,10 @@ The model's own items that follow each other (thoughts, a message, calls) are wh
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import (
     Assistant,
     Audio,
@@ -36,6 +32,7 @@ from gateway.protocols.common.field_reader import (
     require_text,
     require_value,
 )
+from gateway.protocols.common.file_parts import decode_text, no_files
 from gateway.protocols.responses.summaries import INTRODUCTION, decode_summary
 
 _ROLES: Final = ("user", "assistant", "system", "developer")
@@ -43,7 +40,6 @@ _TEXTS: Final = ("input_text", "output_text", "text")
 """Clients send back what they got, and mean the same by all of them."""
 _THOUGHTS: Final = ("reasoning_text", "summary_text", "text")
 _CUSTOM_INPUT: Final = "input"
-_TEXT_FILE: Final = re.compile(r"(?i)data:(text/[\w.+-]+|application/(?:json|xml|yaml))?(?:;[\w-]+=[\w-]+)*;base64,")
 
 
 def read_turns(items: Iterable[tuple[Fields, str]]) -> list[Turn]:
@@ -263,37 +259,17 @@ def _part(part: Any, at: str, number: int) -> Part:
 
 def _image(part: Fields, place: str) -> Image:
     if part.get("image_url") is None and part.get("file_id") is not None:
-        raise _no_files(f"{place}.file_id", "`image_url`, which may be a data: URL")
+        raise no_files(f"{place}.file_id", "`image_url`, which may be a data: URL")
     url = require_text(part.get("image_url"), f"{place}.image_url")
     return Image(url, optional_field(part, "detail", str, f"{place}."), place=place)
 
 
 def _file(part: Fields, place: str) -> Text:
-    """A text. What else a file may hold, no engine here takes."""
+    """A text. The text of a PDF has taken its place before (`file_parts`)."""
     for name in ("file_id", "file_url"):
         if part.get("file_data") is None and part.get(name) is not None:
-            raise _no_files(f"{place}.{name}", "`file_data`")
-    data = require_text(part.get("file_data"), f"{place}.file_data")
-    head = _TEXT_FILE.match(data)
-    if head is None and data.startswith("data:"):
-        raise _not_text(place, f"it is {data.partition(',')[0]!r:.60}")
-    try:
-        return Text(base64.b64decode(data[head.end() :] if head else data, validate=True).decode())
-    except UnicodeDecodeError:
-        raise _not_text(place, "it is not UTF-8") from None
-    except (binascii.Error, ValueError):
-        raise field_error(f"{place}.file_data", "must be base64, or a data: URL in base64") from None
-
-
-def _not_text(place: str, reason: str) -> RoundhouseError:
-    message = f"Of files, texts alone are taken (text/*, JSON, XML, YAML; UTF-8): {reason}."
-    return RoundhouseError("modality_unsupported", message, param=f"{place}.file_data")
-
-
-def _no_files(place: str, alternative: str) -> RoundhouseError:
-    return field_error(
-        place, f"names a file that is kept or fetched elsewhere, which is not done here: send {alternative}"
-    )
+            raise no_files(f"{place}.{name}", "`file_data`")
+    return Text(decode_text(require_text(part.get("file_data"), f"{place}.file_data"), f"{place}.file_data"))
 
 
 def _plain_text(content: Any, place: str) -> str:

@@ -30,6 +30,7 @@ def test_codes_and_statuses_are_pinned() -> None:
         "context_length_exceeded": 400,
         "previous_response_not_found": 400,
         "conversation_locked": 400,
+        "file_unreadable": 400,
         "websocket_connection_limit_reached": 400,
         "invalid_api_key": 401,
         "invalid_gateway_token": 401,

@@ -1,0 +1,125 @@
+"""PDFs and texts as files of requests, in every family: the engine gets their text."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+import pytest
+
+from gateway.documents.reader import DocumentReader
+from tests.fakes.fake_controller import route
+from tests.support.file_readers import WAITS, count_running
+from tests.support.gateway_rest import nothing_left
+from tests.support.pdf_files import as_data_url, make_pdf
+from tests.support.response_sockets import socket
+from tests.support.response_state import Site, refusal, site
+from tests.support.wait import until
+
+PDF = as_data_url(make_pdf("Hello from a PDF.", "Page two."))
+TEXT = "Hello from a PDF.\n\nPage two."
+NAMED = f"Text of the file a.pdf:\n\n{TEXT}"
+FILE: dict[str, Any] = {"type": "input_file", "filename": "a.pdf", "file_data": PDF}
+
+
+def asked_with(*parts: Any) -> list[Any]:
+    return [{"role": "user", "content": [{"type": "input_text", "text": "What is it?"}, *parts]}]
+
+
+def text_sent(here: Site) -> str:
+    """What the engine was sent of the last message."""
+    content = here.engine.requests[-1].body["messages"][-1]["content"]
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+async def test_of_responses() -> None:
+    async with site() as here, socket(here.here) as client:
+        first = await here.client.responses.create(model="m", input=asked_with(FILE))
+        assert text_sent(here) == f"What is it?\n{NAMED}"
+        await here.make("Go on.", previous_response_id=first.id)
+        assert here.messages()[0] == ("user", f"What is it?\n{NAMED}"), "as it was"
+        await client.send(input=asked_with(FILE))
+        assert (await client.turn())[-1]["response"]["status"] == "completed"
+        assert text_sent(here) == f"What is it?\n{NAMED}"
+        made = await here.client.responses.create(model="m", input=asked_with(FILE), background=True)
+        assert (await here.over(made.id)).status == "completed"
+        await nothing_left(here.here)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_of_chats(stream: bool) -> None:
+    note = "data:text/plain;base64," + base64.b64encode(b"A note.").decode()
+    async with site() as here:
+        file = {"type": "file", "file": {"filename": "a.pdf", "file_data": PDF}}
+        content = [{"type": "text", "text": "What?"}, file, {"type": "file", "file": {"file_data": note}}]
+        messages = [{"role": "user", "content": content}]
+        async with here.here.post("/v1/chat/completions", model="m", messages=messages, stream=stream) as answer:
+            assert answer.status == 200
+        assert text_sent(here) == f"What?\n{NAMED}\nA note."
+
+
+async def test_of_messages() -> None:
+    source = {"type": "base64", "media_type": "application/pdf", "data": PDF.partition(",")[2]}
+    document = {"type": "document", "title": "A title", "source": source}
+    asked: dict[str, Any] = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": [document]}]}
+    async with site(m={"apis": ("/v1/chat/completions",)}) as here:
+        async with here.here.post("/v1/messages", **asked) as answer:
+            assert answer.status == 200, await answer.read()
+        assert text_sent(here) == f"A title\n{TEXT}"
+        source["data"] = "JVBERi0="
+        async with here.here.post("/v1/messages", **asked) as answer:
+            body = await answer.json()
+            assert (answer.status, body["error"]["type"]) == (400, "invalid_request_error")
+            assert "no PDF that can be read" in body["error"]["message"]
+
+
+async def test_a_remote_reads_its_files_itself() -> None:
+    async with site() as here:
+        remote = route("r", [here.engine.url], apis=("/v1/chat/completions",))
+        await here.here.publish(remote.model_copy(update={"backend": "openai_remote"}))
+        file = {"type": "file", "file": {"file_id": "file-1"}}
+        messages = [{"role": "user", "content": [file]}]
+        async with here.here.post("/v1/chat/completions", model="r", messages=messages) as answer:
+            assert answer.status == 200
+        assert here.engine.requests[-1].body["messages"] == messages
+        await here.client.responses.create(model="r", input=asked_with(FILE))
+        assert NAMED in text_sent(here), "what is translated has its text"
+
+
+async def test_what_is_refused() -> None:
+    async with site() as here:
+        at = "input[0].content[1]"
+        for part, code, place in (
+            ({"type": "input_file", "file_data": "JVBERi0="}, "file_unreadable", "file_data"),
+            ({"type": "input_file", "file_data": as_data_url(make_pdf(""))}, "file_unreadable", "file_data"),
+            ({"type": "input_file", "file_url": "http://127.0.0.1:1/a.pdf"}, "invalid_request", "file_url"),
+            ({"type": "input_file", "file_id": "f"}, "invalid_request", "file_id"),
+            ({"type": "input_file", "file_data": "data:image/png;base64,aGk="}, "modality_unsupported", "file_data"),
+        ):
+            asking = here.client.responses.create(model="m", input=asked_with(part))
+            assert await refusal(asking) == (400, code, f"{at}.{place}")
+        assert not here.engine.requests
+        await nothing_left(here.here)
+
+
+async def test_who_leaves_or_is_stopped_ends_the_reading() -> None:
+    async with site(shutdown_grace_s=0.1) as here:
+        server: Any = here.here.server
+        services = server._gateway.inference._services
+        object.__setattr__(services, "documents", DocumentReader(WAITS))
+
+        async def ask() -> int:
+            async with here.here.post("/v1/responses", model="m", input=asked_with(FILE)) as answer:
+                status: int = answer.status
+                return status
+
+        asking = asyncio.create_task(ask())
+        await until("it is read", count_running)
+        asking.cancel()
+        await until("it is ended", lambda: not count_running())
+        asking = asyncio.create_task(ask())
+        await until("it is read", count_running)
+        server.should_exit = True
+        assert await asking == 503
+        await until("it is ended", lambda: not count_running())

@@ -1,0 +1,96 @@
+"""Reading files in a process of their own: what it tells, and that nothing of a file gets past its limits."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from controller.schema.errors import RoundhouseError
+from gateway.documents import extract_text
+from gateway.documents.extract_text import NO_MEMORY, UnreadableFileError
+from gateway.documents.reader import AT_ONCE, MOST_WAITING, DocumentReader
+from gateway.protocols.common.file_parts import FilePart
+from tests.support.file_readers import WAITS, count_running
+from tests.support.pdf_files import make_bomb, make_encrypted_pdf, make_pdf
+from tests.support.wait import until
+
+
+def part(data: bytes | str) -> FilePart:
+    encoded = data if isinstance(data, str) else base64.b64encode(data).decode()
+    return FilePart("input[0].content[0].file_data", encoded, None, [], 0)
+
+
+async def refused(reader: DocumentReader, data: bytes | str) -> str:
+    """Why it cannot be read."""
+    with pytest.raises(RoundhouseError) as caught:
+        await reader.read_texts([part(data)])
+    assert (caught.value.entry.code, caught.value.param) == ("file_unreadable", part("").place)
+    return caught.value.message
+
+
+async def test_pages_are_told_in_order() -> None:
+    texts = await DocumentReader().read_texts([part(make_pdf("One.", "", "Two.")), part(make_pdf("Three."))])
+    assert texts == ["One.\n\nTwo.", "Three."]
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"%PDF-1.4\nnothing else", "no PDF that can be read"),
+        (make_pdf("x")[:300], "no PDF that can be read"),
+        (make_pdf(""), "holds no text"),
+        ("%%%", "no base64"),
+    ],
+    ids=["junk", "cut", "empty", "no base64"],
+)
+async def test_what_cannot_be_read(data: bytes | str, reason: str) -> None:
+    assert reason in await refused(DocumentReader(), data)
+
+
+def test_an_encrypted_one() -> None:
+    assert extract_text.extract_text(make_encrypted_pdf("")) == "secret"
+    with pytest.raises(UnreadableFileError, match="encrypted"):
+        extract_text.extract_text(make_encrypted_pdf("x"))
+
+
+def test_too_much_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extract_text, "MOST_TEXT_BYTES", 10)
+    with pytest.raises(UnreadableFileError, match="more than 10 bytes"):
+        extract_text.extract_text(make_pdf("123456", "789012"))
+
+
+async def test_a_bomb_hurts_its_own_process_alone() -> None:
+    before = psutil.Process().memory_info().rss
+    assert await refused(DocumentReader(), make_bomb())
+    assert psutil.Process().memory_info().rss - before < 100 * 1024 * 1024
+
+
+async def test_memory_and_time_are_limits_of_the_process(tmp_path: Path) -> None:
+    head = "from gateway.documents.extract_text import *; import sys; limit_resources(); sys.stdin.read(); "
+    hungry = DocumentReader((sys.executable, "-c", head + "x = b'x' * MEMORY_BYTES"))
+    assert NO_MEMORY in await refused(hungry, b"x")
+    writes = f"open({str(tmp_path / 'written')!r}, 'w').write('x')"
+    assert await refused(DocumentReader((sys.executable, "-c", head + writes)), b"x")
+    assert (tmp_path / "written").read_bytes() == b""
+    slow = DocumentReader(WAITS, within_s=0.2)
+    assert "more than 0.2 s" in await refused(slow, b"x")
+    assert not count_running()
+
+
+async def test_few_are_read_at_once_and_few_may_wait() -> None:
+    reader = DocumentReader(WAITS)
+    tasks = [asyncio.create_task(reader.read_texts([part(b"x")])) for _ in range(MOST_WAITING)]
+    await until("some are read", lambda: count_running() == AT_ONCE)
+    with pytest.raises(RoundhouseError) as caught:
+        await reader.read_texts([part(b"x")])
+    assert caught.value.entry.code == "queue_full"
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert not count_running()
+    assert await DocumentReader().read_texts([]) == []
