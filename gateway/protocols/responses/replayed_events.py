@@ -9,7 +9,15 @@ from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.errors import encode_json
 from gateway.protocols.responses.answer_stream import ResponseWriter, error_event
 from gateway.protocols.responses.context import ResponseContext
-from gateway.protocols.responses.growing_items import REFUSAL, TEXT, CallItem, ContentItem, ContentPart, PartKind
+from gateway.protocols.responses.growing_items import (
+    REFUSAL,
+    TEXT,
+    THOUGHT,
+    CallItem,
+    ContentItem,
+    ContentPart,
+    PartKind,
+)
 from gateway.protocols.responses.items import custom_arguments
 
 _AT_BEGIN: Fields = {
@@ -109,4 +117,4 @@ class _ReplayingWriter(ResponseWriter):
     def _kind_of(self, part: Fields) -> PartKind:
         if part["type"] == "refusal":
             return REFUSAL
-        return TEXT if part["type"] == "output_text" else self._thought
+        return TEXT if part["type"] == "output_text" else THOUGHT

@@ -51,7 +51,7 @@ async def test_the_users_messages_stay_and_a_summary_takes_the_place_of_the_rest
         assert "tools" not in here.engine.requests[-1].body
 
         output = made["output"]
-        await here.make([*output, {"role": "user", "content": "Go on."}])  # type: ignore[arg-type]
+        await here.make([*output, {"role": "user", "content": "Go on."}])
         assert here.messages()[-3:] == [
             ("user", "What is the weather?"),
             ("user", INTRODUCTION + TEXT),
@@ -70,7 +70,7 @@ async def test_a_stored_conversation_is_compacted_and_goes_on() -> None:
         assert kinds(made) == [("message", "user"), ("compaction", None)]
         assert [role for role, _ in here.messages()] == ["user", "assistant", "user"]
         output: list[Any] = made["output"]
-        second = await here.make([*output, {"role": "user", "content": "two"}])  # type: ignore[arg-type]
+        second = await here.make([*output, {"role": "user", "content": "two"}])
         await here.make("three", previous_response_id=second.id)
         assert [role for role, _ in here.messages()] == ["user", "user", "user", "assistant", "user"]
         assert await refusal(here.make("x", previous_response_id=made["id"])) == (
