@@ -147,7 +147,8 @@ class InferenceDispatcher:
         self._check_running()
         caller = self._authenticator.authenticate_request(headers, is_http_1_1=True)
         self._services.gate.authorize_request(caller, self._responses_api.scope, local_address)
-        return lambda connection: ResponseSession(connection, headers, self._open_turn)
+        bounds = self._services.responses.history_bounds
+        return lambda connection: ResponseSession(connection, headers, self._open_turn, bounds)
 
     def _open_turn(self, call: ClientCall, turn: SocketTurn) -> Handler:
         api = self._responses_api

@@ -24,6 +24,7 @@ from gateway.server.asgi import Header, error_headers
 from gateway.server.call import ClientCall, Handler, header_lines
 from gateway.server.websocket import WebSocketConnection
 from gateway.stored_responses.recent_response import RecentResponse
+from gateway.stored_responses.records import HistoryBounds
 
 LONGEST_S: Final = 3600.0
 """Seconds that a connection may be open, as OpenAI has it."""
@@ -89,12 +90,15 @@ class TurnCall(ClientCall):
 class ResponseSession:
     """A `MessageSession`: the responses of one connection."""
 
-    def __init__(self, connection: WebSocketConnection, headers: list[Header], open_turn: TurnOpener) -> None:
-        """`headers`: of the handshake, whose key is that of every request. `open_turn` begins one."""
+    def __init__(
+        self, connection: WebSocketConnection, headers: list[Header], open_turn: TurnOpener, bounds: HistoryBounds
+    ) -> None:
+        """`headers`: of the handshake, whose key is that of every request. `open_turn` begins one. `bounds`: of what is
+        remembered."""
         self._connection = connection
         self._headers = headers
         self._open_turn = open_turn
-        self._recent = RecentResponse()
+        self._recent = RecentResponse(bounds)
         self._call: TurnCall | None = None
         """The request that is under way."""
         self._waiting: deque[bytes] = deque()

@@ -90,7 +90,7 @@ class StoredResponses:
         """`store` None: none are stored. `clock` gives Unix time."""
         self._store = store
         self._live = live
-        self._bounds = bounds
+        self.history_bounds = bounds
         self._clock = clock
         self._running: dict[str, ResponseRun] = {}
         self.conversation_locks = ConversationLocks()
@@ -131,7 +131,7 @@ class StoredResponses:
             if run_before is not None and run_before.response is not None:
                 raise not_continuable(options.previous_id, run_before.response["status"])
         return self._store.load_history(
-            caller.tenant, options.previous_id, options.references, self._bounds, options.conversation_id
+            caller.tenant, options.previous_id, options.references, self.history_bounds, options.conversation_id
         )
 
     def check_visible(self, caller: Caller, options: RequestOptions, history: History) -> None:
