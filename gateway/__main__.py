@@ -32,7 +32,7 @@ from gateway.server.connection import ClientConnection, last_answer
 from gateway.server.request_reader import ClientLimits
 from gateway.server.tls_certificate import CertificateError, TlsCertificate
 from gateway.settings import GatewaySettings
-from gateway.stored_responses.store import ResponseStore, StoreError
+from gateway.storage.store import StateStore, StoreError
 
 EXIT_SETTINGS = 2
 EXIT_PORT = 3
@@ -178,7 +178,7 @@ def bind_client_listeners(hosts: Sequence[str], port: int) -> list[socket.socket
     return listeners
 
 
-def server_of(settings: GatewaySettings, store: ResponseStore | None, certificate: TlsCertificate | None) -> Server:
+def server_of(settings: GatewaySettings, store: StateStore | None, certificate: TlsCertificate | None) -> Server:
     """The HTTP server, with nothing switched on that costs and is not used. Raises AdminHostError."""
     gateway = create_gateway(settings, store, certificate)
     limits = ClientLimits(settings.max_header_kib * 1024, settings.client_timeout_s, settings.keep_alive_s)

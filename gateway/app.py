@@ -44,11 +44,11 @@ from gateway.metrics.registry import Metrics
 from gateway.routing.live_routes import LiveRoutes
 from gateway.server.tls_certificate import TlsCertificate
 from gateway.settings import MIB, GatewaySettings
-from gateway.stored_responses.completions.registry import StoredCompletions
-from gateway.stored_responses.conversations.registry import Conversations
-from gateway.stored_responses.records import HistoryBounds
-from gateway.stored_responses.registry import StoredResponses
-from gateway.stored_responses.store import ResponseStore
+from gateway.storage.completions.registry import StoredCompletions
+from gateway.storage.conversations.registry import Conversations
+from gateway.storage.responses.records import HistoryBounds
+from gateway.storage.responses.registry import StoredResponses
+from gateway.storage.store import StateStore
 from gateway.tenancy.clients import ClientDirectory, ClientLimits
 from gateway.tenancy.rate_limits import RateLimits
 from gateway.upstream.client import EngineClient
@@ -85,12 +85,12 @@ class Gateway:
         self.forward.end_all()
 
 
-def open_store(settings: GatewaySettings) -> ResponseStore | None:
+def open_store(settings: GatewaySettings) -> StateStore | None:
     """The store of responses; None: none are stored. Raises StoreError."""
     if not settings.responses_retention_s:
         return None
     max_bytes, retention_s = settings.responses_max_mib * MIB, settings.responses_retention_s
-    return ResponseStore(settings.state, max_bytes=max_bytes, retention_s=retention_s, clock=time.time)
+    return StateStore(settings.state, max_bytes=max_bytes, retention_s=retention_s, clock=time.time)
 
 
 def open_certificate(settings: GatewaySettings) -> TlsCertificate | None:
@@ -117,7 +117,7 @@ def find_admin_addresses(settings: GatewaySettings) -> frozenset[str] | None:
 
 
 def create_gateway(
-    settings: GatewaySettings, store: ResponseStore | None, certificate: TlsCertificate | None = None
+    settings: GatewaySettings, store: StateStore | None, certificate: TlsCertificate | None = None
 ) -> Gateway:
     """The whole gateway with these settings. It closes the store at its end, and reads the certificate again when that
     changes. Raises AdminHostError."""
@@ -214,7 +214,7 @@ def _new_framework_app(
     inference: InferenceDispatcher,
     engines: EngineClient,
     controller: ControllerClient,
-    store: ResponseStore | None,
+    store: StateStore | None,
     certificate: TlsCertificate | None,
 ) -> FastAPI:
     @contextlib.asynccontextmanager

@@ -22,8 +22,8 @@ from gateway.api.stored_requests import (
 )
 from gateway.ingress.route_access import require_access
 from gateway.protocols.responses.conversation_items import MOST_ADDED
-from gateway.stored_responses.conversations.registry import Conversations
-from gateway.stored_responses.pagination import list_object
+from gateway.storage.conversations.registry import Conversations
+from gateway.storage.pagination import list_object
 
 LIST_PATH: Final = "/v1/conversations"
 PATH: Final = "/v1/conversations/{conversation_id}"

@@ -26,8 +26,8 @@ from gateway.api.stored_requests import (
 )
 from gateway.ingress.route_access import require_access
 from gateway.protocols.common.metadata import MOST_PAIRS
-from gateway.stored_responses.completions.records import CompletionFilter
-from gateway.stored_responses.completions.registry import StoredCompletions
+from gateway.storage.completions.records import CompletionFilter
+from gateway.storage.completions.registry import StoredCompletions
 
 LIST_PATH: Final = "/v1/chat/completions"
 PATH: Final = "/v1/chat/completions/{completion_id}"

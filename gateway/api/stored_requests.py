@@ -16,7 +16,7 @@ from gateway.protocols.common.errors import encode_json
 from gateway.protocols.common.metadata import LONGEST_KEY, LONGEST_VALUE, MOST_PAIRS
 from gateway.protocols.common.request import parse_object
 from gateway.server.asgi import ClientGoneError, read_body
-from gateway.stored_responses.pagination import MOST_LISTED, USUALLY_LISTED, ListQuery
+from gateway.storage.pagination import MOST_LISTED, USUALLY_LISTED, ListQuery
 
 ASKING_CODES: Final = ("scope_required", "response_store_failed", *INGRESS_CODES)
 """Codes that every route of stored objects may answer with."""

@@ -12,9 +12,9 @@ from controller.schema.errors import RoundhouseError
 from gateway.api.declare import ANY_OTHER, INGRESS_CODES, codes_paragraph, error_responses
 from gateway.api.stored_requests import ItemList, answer_json, list_parameters, read_list_query
 from gateway.ingress.route_access import require_access
-from gateway.stored_responses.event_log import follow_events
-from gateway.stored_responses.pagination import paginate_items
-from gateway.stored_responses.registry import OPEN_RESPONSES, StoredResponses
+from gateway.storage.pagination import paginate_items
+from gateway.storage.responses.event_log import follow_events
+from gateway.storage.responses.registry import OPEN_RESPONSES, StoredResponses
 
 PATH: Final = "/v1/responses/{response_id}"
 _CODES: Final = ("scope_required", "response_not_found", "response_store_failed", *INGRESS_CODES)

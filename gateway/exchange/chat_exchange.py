@@ -16,7 +16,7 @@ from gateway.protocols.common.field_reader import optional_field
 from gateway.protocols.common.json_bytes import json_bytes
 from gateway.protocols.common.metadata import read_metadata
 from gateway.server.call import ClientCall
-from gateway.stored_responses.completions.records import describe_completion
+from gateway.storage.completions.records import describe_completion
 
 _OWN_FIELDS: Final = ("store", "metadata")
 

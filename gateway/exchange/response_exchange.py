@@ -21,10 +21,10 @@ from gateway.protocols.responses.context import ResponseContext
 from gateway.protocols.responses.replayed_events import replay_events
 from gateway.protocols.responses.response_object import begin_response, fail_response
 from gateway.server.call import ClientCall
-from gateway.stored_responses.event_log import EventLog, ResponseEvents
-from gateway.stored_responses.recent_response import RecentResponse
-from gateway.stored_responses.records import RUNNING, History
-from gateway.stored_responses.request_options import RequestOptions
+from gateway.storage.responses.event_log import EventLog, ResponseEvents
+from gateway.storage.responses.recent_response import RecentResponse
+from gateway.storage.responses.records import RUNNING, History
+from gateway.storage.responses.request_options import RequestOptions
 
 
 class ResponseExchange(Exchange):

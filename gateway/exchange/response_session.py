@@ -23,8 +23,8 @@ from gateway.protocols.common.json_bytes import json_bytes
 from gateway.server.asgi import Header, error_headers
 from gateway.server.call import ClientCall, Handler, header_lines
 from gateway.server.websocket import WebSocketConnection
-from gateway.stored_responses.recent_response import RecentResponse
-from gateway.stored_responses.records import HistoryBounds
+from gateway.storage.responses.recent_response import RecentResponse
+from gateway.storage.responses.records import HistoryBounds
 
 LONGEST_S: Final = 3600.0
 """Seconds that a connection may be open, as OpenAI has it."""

@@ -27,8 +27,8 @@ from gateway.routing.live_routes import LiveRoutes
 from gateway.routing.table import Routes
 from gateway.server.call import ClientCall
 from gateway.settings import GatewaySettings
-from gateway.stored_responses.completions.registry import StoredCompletions
-from gateway.stored_responses.registry import StoredResponses
+from gateway.storage.completions.registry import StoredCompletions
+from gateway.storage.responses.registry import StoredResponses
 from gateway.tenancy.rate_limits import RateLimits
 from gateway.upstream.client import EngineClient
 

@@ -17,7 +17,7 @@ from gateway.control.link import LinkState
 from gateway.metrics.fast_counters import FastCounter, FastCounters, FastHistograms
 from gateway.protocols.common.dialect import Usage
 from gateway.routing.live_routes import LiveRoutes
-from gateway.stored_responses.records import StoredTotals
+from gateway.storage.responses.records import StoredTotals
 
 UNKNOWN_MODEL = "unknown"
 """Label of requests that named no declared model."""

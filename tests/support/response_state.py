@@ -14,7 +14,7 @@ from openai.types.responses import Response
 
 from controller.schema.keys import Key
 from controller.schema.routing import ModelRoute
-from gateway.stored_responses.store import ResponseStore
+from gateway.storage.store import StateStore
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.fakes.mock_engine import MockEngine
@@ -34,10 +34,10 @@ class Site:
     """Ends `held_store` before its time."""
 
     @property
-    def store(self) -> ResponseStore:
+    def store(self) -> StateStore:
         """The store, whose thread may be held."""
         server: Any = self.here.server
-        store: ResponseStore = server._gateway.inference._services.responses._store
+        store: StateStore = server._gateway.inference._services.responses._store
         return store
 
     @property

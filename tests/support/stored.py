@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gateway.stored_responses.database import ResponseDatabase
-from gateway.stored_responses.records import TOKEN_LENGTH, StoredResponse, id_of
+from gateway.storage.database import StateDatabase
+from gateway.storage.responses.records import TOKEN_LENGTH, StoredResponse, id_of
 
 HOUR = 3600.0
 MIB = 1024 * 1024
@@ -75,8 +75,8 @@ def stored(
     return StoredResponse.of(tenant, model, made, [message(iid(name, "in"), asked)])
 
 
-def opened(folder: Path, clock: Clock, *, max_mib: float = 64, retention_h: float = 1) -> ResponseDatabase:
+def opened(folder: Path, clock: Clock, *, max_mib: float = 64, retention_h: float = 1) -> StateDatabase:
     """A database in this folder."""
-    return ResponseDatabase(
+    return StateDatabase(
         folder / "responses.db", max_bytes=int(max_mib * MIB), retention_s=retention_h * HOUR, clock=clock
     )

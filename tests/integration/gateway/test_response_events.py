@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gateway.stored_responses.event_log import DONE
-from gateway.stored_responses.records import StoredResponse
+from gateway.storage.responses.event_log import DONE
+from gateway.storage.responses.records import StoredResponse
 from gateway.tenancy.api_keys import ANONYMOUS
 from tests.fakes.mock_engine import WORDS
 from tests.support.gateway_rest import nothing_left

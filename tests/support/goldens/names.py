@@ -32,7 +32,7 @@ from tests.support.goldens.product import (
     MemoryHistory,
     ProcessRuntime,
     ReplicaId,
-    ResponseDatabase,
+    StateDatabase,
     StateDir,
     StoredMemory,
     last_good,
@@ -97,7 +97,7 @@ def make_state_folder() -> Any:
         ProcessRuntime("golden", folder, ModelRoots((Path(root) / "models",)))
         journal = EventJournal(folder / JOURNAL_NAME)
         journal.close()
-        ResponseDatabase(folder / RESPONSES_NAME, max_bytes=2**20, retention_s=1.0, clock=lambda: 0.0).close()
+        StateDatabase(folder / RESPONSES_NAME, max_bytes=2**20, retention_s=1.0, clock=lambda: 0.0).close()
         store.close()
         kept = {
             f"{path.relative_to(folder)}{'/' if path.is_dir() else ''}": f"{path.stat().st_mode & 0o777:o}"

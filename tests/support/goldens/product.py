@@ -79,9 +79,9 @@ from gateway.metrics.registry import Metrics as GatewayMetrics
 from gateway.protocols.common.dialect import Usage
 from gateway.routing.live_routes import LiveRoutes
 from gateway.settings import GatewaySettings
-from gateway.stored_responses.database import ResponseDatabase
-from gateway.stored_responses.records import HistoryBounds, StoredTotals
-from gateway.stored_responses.store import FILE_NAME as RESPONSES_NAME
+from gateway.storage.database import StateDatabase
+from gateway.storage.responses.records import HistoryBounds, StoredTotals
+from gateway.storage.store import FILE_NAME as RESPONSES_NAME
 from worker.__main__ import LAUNCHERS, parse_engine
 from worker.__main__ import dispatch as run_worker
 from worker.clockwork import main as clockwork_main
@@ -139,10 +139,10 @@ __all__ = [
     "RemoteResult",
     "RenderContext",
     "ReplicaId",
-    "ResponseDatabase",
     "Round",
     "Stamp",
     "StartRequest",
+    "StateDatabase",
     "StateDir",
     "Statement",
     "StoredMemory",

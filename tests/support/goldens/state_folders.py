@@ -28,7 +28,7 @@ from tests.support.goldens.product import (
     HistoryBounds,
     MemoryHistory,
     Records,
-    ResponseDatabase,
+    StateDatabase,
     StateDir,
     last_good,
     resolve_desired,
@@ -100,7 +100,7 @@ def read_controller(folder: Path) -> Any:
 
 def read_gateway(folder: Path, responses: list[str]) -> Any:
     """What a gateway reads of these stored responses in its folder: give it a copy."""
-    database = ResponseDatabase(folder / RESPONSES_NAME, max_bytes=2**30, retention_s=_FOR_EVER, clock=time.time)
+    database = StateDatabase(folder / RESPONSES_NAME, max_bytes=2**30, retention_s=_FOR_EVER, clock=time.time)
     try:
         return _plain(
             {

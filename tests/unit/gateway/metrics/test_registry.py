@@ -14,7 +14,7 @@ from gateway.control.link import LinkState
 from gateway.metrics.registry import UNKNOWN_MODEL, Metrics
 from gateway.protocols.common.dialect import Usage
 from gateway.routing.live_routes import LiveRoutes
-from gateway.stored_responses.records import StoredTotals
+from gateway.storage.responses.records import StoredTotals
 
 DOCS = Path(__file__).parents[4] / "docs" / "metrics.md"
 

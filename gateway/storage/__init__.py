@@ -1,0 +1,1 @@
+"""What the gateway keeps: responses, conversations, chat completions; one file, and one thread that has it."""

@@ -1,0 +1,118 @@
+"""The stored chat completions of a gateway, as requests make them and ask for them."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from gateway.protocols.common.conversation import Fields
+from gateway.protocols.common.json_bytes import json_bytes
+from gateway.protocols.common.metadata import read_metadata
+from gateway.routing.live_routes import LiveRoutes
+from gateway.storage.completions.errors import completion_not_found
+from gateway.storage.completions.records import CompletionFilter, StoredCompletion, list_messages
+from gateway.storage.pagination import ListQuery, list_object, paginate_items
+from gateway.storage.responses.records import TOKEN_LENGTH
+from gateway.storage.responses.request_options import is_id
+from gateway.storage.store import StateStore
+from gateway.storage.visibility import may_see_model
+from gateway.tenancy.api_keys import Caller
+
+logger = logging.getLogger(__name__)
+
+_PREFIX: Final = "chatcmpl-"
+
+
+class StoredCompletions:
+    """All of a gateway's. Belongs to the event loop. A completion is its tenant's; a key for some models sees those of
+    its models."""
+
+    def __init__(self, store: StateStore | None, live: LiveRoutes, clock: Callable[[], float]) -> None:
+        """`store` None: nothing is stored. `clock` gives Unix time."""
+        self._store = store
+        self._live = live
+        self._clock = clock
+
+    # For requests that make them
+
+    @property
+    def stores_completions(self) -> bool:
+        """Whether completions are stored here."""
+        return self._store is not None
+
+    def new_id(self) -> str:
+        """An id that nobody can guess. Engines' own are not unique: some count, some draw one of a thousand."""
+        return _PREFIX + secrets.token_hex(TOKEN_LENGTH // 2)
+
+    def save_completion(
+        self, tenant: str, model: str, completion: Fields, messages: list[Any], metadata: Mapping[str, str]
+    ) -> None:
+        """Store a completion, with its own id, that the model of that own name has made. That it cannot be stored is
+        said in the log."""
+        assert self._store is not None, "what is not stored is not saved"
+        completion_id = completion["id"]
+        try:
+            encoded = json_bytes(completion), json_bytes(messages)
+        except RecursionError:
+            logger.error("the chat completion %s is not stored: it is nested too deeply", completion_id)  # noqa: TRY400
+            return
+        self._store.save_object(StoredCompletion(completion_id, tenant, model, self._clock(), dict(metadata), *encoded))
+
+    # For requests that ask for them. Each raises RoundhouseError `completion_not_found` or `response_store_failed`.
+
+    async def list_page(self, caller: Caller, wanted: CompletionFilter, query: ListQuery) -> Fields:
+        """A page of the completions that a caller sees, as a list object."""
+        if self._store is None:
+            return list_object([], has_more=False)
+        routes = self._live.current
+        if wanted.model is not None and wanted.model in routes.names:
+            wanted = wanted._replace(model=routes.names[wanted.model].name)
+        return await self._store.submit_job(
+            lambda database: database.completions.list_page(
+                caller.tenant, wanted, query, lambda model: may_see_model(routes, caller, model)
+            )
+        )
+
+    async def get(self, caller: Caller, completion_id: str) -> Fields:
+        """The completion object."""
+        found = await self._store_of(completion_id).submit_job(
+            lambda database: database.completions.find(caller.tenant, completion_id)
+        )
+        if found is None or not may_see_model(self._live.current, caller, found.model):
+            raise completion_not_found(completion_id)
+        return found.completion
+
+    async def list_messages(self, caller: Caller, completion_id: str, query: ListQuery) -> Fields:
+        """A page of the messages that a completion answers, as a list object."""
+        await self.get(caller, completion_id)
+        messages = await self._store_of(completion_id).submit_job(
+            lambda database: database.completions.load_messages(caller.tenant, completion_id)
+        )
+        return paginate_items(list_messages(completion_id, messages), query)
+
+    async def update(self, caller: Caller, completion_id: str, fields: Fields) -> Fields:
+        """Replace a completion's metadata. The completion object then."""
+        metadata = read_metadata(fields)
+        await self.get(caller, completion_id)
+        updated = await self._store_of(completion_id).submit_change(
+            lambda database: database.completions.update_metadata(caller.tenant, completion_id, metadata)
+        )
+        if updated is None:
+            raise completion_not_found(completion_id)
+        return updated
+
+    async def delete(self, caller: Caller, completion_id: str) -> None:
+        """Delete a completion."""
+        await self.get(caller, completion_id)
+        is_deleted = await self._store_of(completion_id).submit_change(
+            lambda database: database.completions.delete(caller.tenant, completion_id)
+        )
+        if not is_deleted:
+            raise completion_not_found(completion_id)
+
+    def _store_of(self, completion_id: str) -> StateStore:
+        if self._store is None or not is_id(completion_id):
+            raise completion_not_found(completion_id)
+        return self._store

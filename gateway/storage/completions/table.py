@@ -1,0 +1,139 @@
+"""What is asked of the tables of chat completions. Every method waits for the disk, and may raise sqlite3.Error.
+
+Those that write belong into a transaction of the caller's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from gateway.protocols.common.conversation import Fields
+from gateway.protocols.common.json_bytes import json_bytes
+from gateway.storage.completions.records import CompletionFilter, FoundCompletion, StoredCompletion
+from gateway.storage.pagination import ListQuery, list_object, unknown_cursor
+from gateway.storage.table_file import TableFile
+
+_FIND: Final = """
+SELECT number, model, metadata, completion FROM completions WHERE id = ? AND tenant = ? AND used_at >= ?
+"""
+_INSERT: Final = """
+INSERT INTO completions (number, id, tenant, model, created_at, used_at, metadata, completion, messages) VALUES {}
+"""
+_INSERT_METADATA: Final = "INSERT INTO completion_metadata (tenant, key, value, number) VALUES {}"
+_LIST: Final = "SELECT number, model FROM completions WHERE tenant = ? AND used_at >= ?"
+_HAS_PAIR: Final = """
+ AND number IN (SELECT number FROM completion_metadata WHERE tenant = ? AND key = ? AND value = ?)
+"""
+
+
+class _Row(NamedTuple):
+    """A completion in its table, without the messages."""
+
+    number: int
+    model: str
+    metadata: bytes
+    completion: bytes
+
+
+class CompletionTable:
+    """Chat completions of all tenants. One that is not the tenant's, or has expired, is as if it were not."""
+
+    def __init__(self, file: TableFile) -> None:
+        self._file = file
+        self._db = file.db
+        self._next_number = file.find_next_number("completions")
+
+    def save(self, completions: Sequence[StoredCompletion]) -> None:
+        """Write completions. Raises DatabaseFullError."""
+        now = self._file.clock()
+        self._file.make_room(sum(each.size for each in completions), len(completions))
+        first_number = self._next_number
+        self._next_number += len(completions)
+        rows, pairs = [], []
+        for number, each in enumerate(completions, first_number):
+            row = (number, each.id, each.tenant, each.model, each.created_at, now, json_bytes(each.metadata))
+            rows.append((*row, each.completion, each.messages))
+            pairs += [(each.tenant, key, value, number) for key, value in each.metadata.items()]
+        self._file.run_with_rows(_INSERT, rows)
+        if pairs:
+            self._file.run_with_rows(_INSERT_METADATA, pairs)
+
+    def find(self, tenant: str, completion_id: str) -> FoundCompletion | None:
+        """One completion of a tenant."""
+        row = self._find_row(tenant, completion_id)
+        return None if row is None else FoundCompletion(row.model, _join(row.metadata, row.completion))
+
+    def list_page(
+        self, tenant: str, wanted: CompletionFilter, query: ListQuery, is_visible: Callable[[str], bool]
+    ) -> Fields:
+        """A page of a tenant's completions in the order in which they were made, as a list object: of models that
+        `is_visible` says yes to.
+
+        Raises:
+            RoundhouseError: `invalid_request`: there is no completion of the id after which it is to begin.
+        """
+        statement = _LIST
+        values: list[Any] = [tenant, self._file.cutoff()]
+        for pair in wanted.metadata:
+            statement += _HAS_PAIR
+            values += [tenant, *pair]
+        if query.after is not None:
+            cursor = self._find_row(tenant, query.after)
+            if cursor is None or not is_visible(cursor.model):
+                raise unknown_cursor(query.after)
+            statement += " AND number > ?" if query.is_ascending else " AND number < ?"
+            values.append(cursor.number)
+        statement += f" ORDER BY number {'ASC' if query.is_ascending else 'DESC'}"
+        # The list is read as far as the page goes, and no further.
+        found_rows = self._db.execute(statement, values)
+        wanted_numbers = (number for number, model in found_rows if wanted.takes_model(model) and is_visible(model))
+        numbers = list(itertools.islice(wanted_numbers, query.limit + 1))
+        data = [self._load_completion(number) for number in numbers[: query.limit]]
+        return list_object(data, has_more=len(numbers) > query.limit)
+
+    def load_messages(self, tenant: str, completion_id: str) -> list[Fields]:
+        """The messages of the request that a completion answered; none where there is no such completion."""
+        row = self._find_row(tenant, completion_id)
+        if row is None:
+            return []
+        [messages] = self._db.execute("SELECT messages FROM completions WHERE number = ?", (row.number,)).fetchone()
+        loaded_messages: list[Fields] = json.loads(messages)
+        return loaded_messages
+
+    def update_metadata(self, tenant: str, completion_id: str, metadata: Mapping[str, str]) -> Fields | None:
+        """Replace the metadata of a completion, which counts as used now. The completion; None: there is none."""
+        row = self._find_row(tenant, completion_id)
+        if row is None:
+            return None
+        encoded_metadata = json_bytes(metadata)
+        self._db.execute(
+            "UPDATE completions SET metadata = ?, used_at = max(used_at, ?) WHERE number = ?",
+            (encoded_metadata, self._file.clock(), row.number),
+        )
+        self._db.execute("DELETE FROM completion_metadata WHERE number = ?", (row.number,))
+        if metadata:
+            pairs = [(tenant, key, value, row.number) for key, value in metadata.items()]
+            self._file.run_with_rows(_INSERT_METADATA, pairs)
+        return _join(encoded_metadata, row.completion)
+
+    def delete(self, tenant: str, completion_id: str) -> bool:
+        """Delete one completion of a tenant. Whether there was one."""
+        row = self._find_row(tenant, completion_id)
+        if row is not None:
+            self._db.execute("DELETE FROM completions WHERE number = ?", (row.number,))
+        return row is not None
+
+    def _find_row(self, tenant: str, completion_id: str) -> _Row | None:
+        row = self._db.execute(_FIND, (completion_id, tenant, self._file.cutoff())).fetchone()
+        return None if row is None else _Row(*row)
+
+    def _load_completion(self, number: int) -> Fields:
+        statement = "SELECT metadata, completion FROM completions WHERE number = ?"
+        return _join(*self._db.execute(statement, (number,)).fetchone())
+
+
+def _join(metadata: bytes, completion: bytes) -> Fields:
+    return {**json.loads(completion), "metadata": json.loads(metadata)}

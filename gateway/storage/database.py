@@ -1,0 +1,364 @@
+"""What is asked of the database of stored objects. Every method waits for the disk, and may raise sqlite3.Error.
+
+Responses are asked for here; conversations and chat completions have tables of their own in it.
+
+A process that is killed loses nothing that was written; a power cut may cost the last responses (`synchronous` is
+NORMAL), never the file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from common.sqlite_files import identify_file
+from controller.schema.errors import RoundhouseError
+from gateway.protocols.common.conversation import Fields
+from gateway.protocols.common.json_bytes import json_bytes
+from gateway.protocols.responses.response_object import fail_response
+from gateway.storage.completions.records import StoredCompletion
+from gateway.storage.completions.table import CompletionTable
+from gateway.storage.conversations.records import ConversationTurn
+from gateway.storage.conversations.table import ConversationTable
+from gateway.storage.responses.errors import conversation_gone, not_continuable, previous_not_found, too_long
+from gateway.storage.responses.records import (
+    CONTINUABLE,
+    FoundResponse,
+    History,
+    HistoryBounds,
+    StoredResponse,
+    StoredTotals,
+    response_of,
+)
+from gateway.storage.schema import open_database, transaction
+from gateway.storage.table_file import TableFile
+
+FREE_PAGES: Final = 256
+"""So many may lie idle in the file before it is made smaller."""
+RESTARTED: Final = "The gateway was restarted before the response was complete."
+
+_CHAIN: Final = """
+WITH RECURSIVE chain (number, model, previous, status, items, bytes, conversation, conversation_item, depth) AS (
+    SELECT number, model, previous, status, items, bytes, conversation, conversation_item, 1 FROM responses
+    WHERE id = :id AND tenant = :tenant AND used_at >= :cutoff
+    UNION ALL
+    SELECT r.number, r.model, r.previous, r.status, r.items, r.bytes, r.conversation, r.conversation_item, depth + 1
+    FROM chain JOIN responses AS r ON r.id = chain.previous
+    WHERE r.tenant = :tenant AND r.used_at >= :cutoff AND depth < :most
+)
+SELECT number, model, previous, status, items, bytes, conversation, conversation_item FROM chain ORDER BY depth
+"""
+_FIND: Final = """
+SELECT model, response, output FROM responses JOIN documents USING (number) WHERE id = ? AND tenant = ? AND used_at >= ?
+"""
+_ITEMS: Final = "SELECT input, output FROM documents WHERE number = ?"
+_REFERENCED: Final = """
+SELECT number, model, bytes, input, output FROM responses JOIN documents USING (number)
+WHERE id = ? AND tenant = ? AND used_at >= ?
+"""
+_USE: Final = "UPDATE responses SET used_at = max(used_at, ?) WHERE number = ?"
+_USE_CHAINS: Final = """
+WITH RECURSIVE chain (number, tenant, previous) AS (
+    SELECT number, tenant, previous FROM (VALUES {}) JOIN responses ON id = column1 AND tenant = column2
+    WHERE used_at >= ?
+    UNION
+    SELECT r.number, r.tenant, r.previous FROM chain JOIN responses AS r ON r.id = chain.previous
+    WHERE r.tenant = chain.tenant AND r.used_at >= ?
+)
+UPDATE responses SET used_at = max(used_at, ?) WHERE number IN (SELECT number FROM chain)
+"""
+_INSERT: Final = """
+INSERT INTO responses
+    (number, id, tenant, model, created_at, used_at, previous, status, items, bytes, conversation, conversation_item)
+VALUES {}
+"""
+_INSERT_DOCUMENTS: Final = "INSERT INTO documents (number, response, input, output) VALUES {}"
+_INSERT_EVENTS: Final = "INSERT INTO response_events (number, events) VALUES {}"
+_FIND_EVENTS: Final = """
+SELECT events FROM responses JOIN response_events USING (number) WHERE id = ? AND tenant = ? AND used_at >= ?
+"""
+_RUNNING: Final = """
+SELECT number, response FROM responses JOIN documents USING (number) WHERE status IN ('queued', 'in_progress')
+"""
+StoredObject = StoredResponse | StoredCompletion | ConversationTurn
+"""What is written without anybody who waits for it."""
+
+
+class _ChainLink(NamedTuple):
+    """One response of a conversation."""
+
+    number: int
+    model: str
+    previous_id: str | None
+    status: str
+    items: int
+    bytes: int
+    conversation_id: str | None
+    """The conversation that the response was made in; it continues no other response then."""
+    conversation_item: str | None
+    """The active item of that conversation when it was made."""
+
+
+class StateDatabase:
+    """An opened file. Belongs to one thread at a time."""
+
+    def __init__(self, path: Path, *, max_bytes: int, retention_s: float, clock: Callable[[], float]) -> None:
+        """Open it. What was running when it was last closed has failed. `clock` gives Unix time. May raise OSError."""
+        self._clock = clock
+        self._db = open_database(path)
+        self._path, self._identity = path, identify_file(path)
+        try:
+            self._file = TableFile(self._db, max_bytes=max_bytes, retention_s=retention_s, clock=clock)
+            self.conversations = ConversationTable(self._file)
+            self.completions = CompletionTable(self._file)
+            self._next_number = self._file.find_next_number("responses")
+            self._end_running()
+        except BaseException:
+            self._db.close()
+            raise
+
+    def is_in_place(self) -> bool:
+        """Whether the path still leads to the opened file. Raises OSError where that cannot be said."""
+        return identify_file(self._path) == self._identity
+
+    def _end_running(self) -> None:
+        error = RoundhouseError("gateway_stopping", RESTARTED).build_envelope().error.model_dump()
+        with transaction(self._db):
+            for number, response in self._db.execute(_RUNNING).fetchall():
+                failed_response = json_bytes(fail_response(json.loads(response), [], error))
+                self._db.execute("UPDATE documents SET response = ? WHERE number = ?", (failed_response, number))
+                self._db.execute("UPDATE responses SET status = 'failed' WHERE number = ?", (number,))
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """All of what is done in it, or nothing."""
+        return transaction(self._db)
+
+    # What requests ask for
+
+    def save_objects(self, *objects: StoredObject) -> None:
+        """Write what was given, all or none; responses each instead of an earlier one of its id; each id once. What was
+        used longest ago makes room; what they continue counts as used now. Many at once cost little more than one.
+
+        Raises:
+            DatabaseFullError: they are larger than all that may be stored.
+        """
+        responses = [each for each in objects if isinstance(each, StoredResponse)]
+        completions = [each for each in objects if isinstance(each, StoredCompletion)]
+        turns = [each.turn if isinstance(each, StoredResponse) else each for each in objects]
+        with transaction(self._db):
+            if responses:
+                self._save_responses(responses)
+            if completions:
+                self.completions.save(completions)
+            self.conversations.add_turns([turn for turn in turns if isinstance(turn, ConversationTurn)])
+
+    def _save_responses(self, responses: Sequence[StoredResponse]) -> None:
+        now = self._clock()
+        first_number = self._next_number
+        self._next_number += len(responses)
+        rows, documents = [], []
+        for number, response in enumerate(responses, first_number):
+            row = (
+                number,
+                response.id,
+                response.tenant,
+                response.model,
+                response.created_at,
+                now,
+                response.previous_id,
+                response.status,
+            )
+            sizes = (response.items, response.items_size)
+            rows.append((*row, *sizes, response.conversation_id, response.conversation_item))
+            documents.append((number, response.response, response.input, response.output))
+        run_with_rows = self._file.run_with_rows
+        run_with_rows("DELETE FROM responses WHERE (id) IN (VALUES {})", [(response.id,) for response in responses])
+        continued_rows = [
+            (response.previous_id, response.tenant) for response in responses if response.previous_id is not None
+        ]
+        if continued_rows:
+            cutoff = self._file.cutoff()
+            run_with_rows(_USE_CHAINS, continued_rows, cutoff, cutoff, now)
+        self._file.make_room(sum(response.size for response in responses), len(responses))
+        run_with_rows(_INSERT, rows)
+        run_with_rows(_INSERT_DOCUMENTS, documents)
+        events = [(number, each.events) for number, each in enumerate(responses, first_number) if each.events]
+        if events:
+            run_with_rows(_INSERT_EVENTS, events)
+
+    def find_response(self, tenant: str, response_id: str) -> FoundResponse | None:
+        """One response of a tenant."""
+        row = self._db.execute(_FIND, (response_id, tenant, self._file.cutoff())).fetchone()
+        if row is None:
+            return None
+        model, response, output = row
+        return FoundResponse(model, {**json.loads(response), "output": json.loads(output)})
+
+    def find_events(self, tenant: str, response_id: str) -> bytes:
+        """The events of a tenant's response, as they were stored; empty: none are."""
+        row = self._db.execute(_FIND_EVENTS, (response_id, tenant, self._file.cutoff())).fetchone()
+        return b"" if row is None else bytes(row[0])
+
+    def list_input_items(self, tenant: str, response_id: str) -> tuple[str, list[Fields]] | None:
+        """The own name of the model that made a response, and all items that it was made of: of the responses or the
+        conversation before it, as far as they are still stored, and its own input."""
+        chain = self._load_chain(tenant, response_id)
+        if not chain:
+            return None
+        last_link, *earlier_links = chain
+        [own_input, _] = self._db.execute(_ITEMS, (last_link.number,)).fetchone()
+        items_before = self._load_conversation(tenant, chain[-1]) or []
+        return last_link.model, [*items_before, *self._load_items(earlier_links), *json.loads(own_input)]
+
+    def load_history(
+        self,
+        tenant: str,
+        previous_id: str | None,
+        references: Sequence[str],
+        bounds: HistoryBounds,
+        conversation_id: str | None = None,
+    ) -> History:
+        """What a request continues, a response or a conversation, and what it refers to. All of it counts as used now.
+
+        Raises:
+            RoundhouseError: `previous_response_not_found`: the response, or one before it, is not there.
+                `conversation_not_found`. `invalid_request`: the response cannot be continued, or all of it is too much.
+        """
+        now = self._clock()
+        with transaction(self._db):
+            history = History()
+            if conversation_id is not None:
+                branch = self.conversations.load_active(tenant, conversation_id, bounds)
+                history = History(branch.model, branch.items, conversation_item=branch.active_item)
+            elif previous_id is not None:
+                history = self._continue_response(tenant, previous_id, now, bounds)
+            referenced_items, models = self._load_referenced(tenant, references, now, bounds)
+        return history._replace(referenced_items=referenced_items, referred_models=models)
+
+    def _continue_response(self, tenant: str, previous_id: str, now: float, bounds: HistoryBounds) -> History:
+        chain = self._continued_chain(tenant, previous_id, bounds)
+        conversation_id = chain[-1].conversation_id
+        items_before = self._load_conversation(tenant, chain[-1])
+        if items_before is None:
+            raise conversation_gone(previous_id, str(conversation_id))
+        if conversation_id is not None:
+            self.conversations.mark_used(tenant, conversation_id)
+        self._mark_used(chain, now)
+        return History(chain[0].model, (*items_before, *self._load_items(chain)))
+
+    def _load_conversation(self, tenant: str, first_link: _ChainLink) -> list[Fields] | None:
+        """What came before the first response of a chain in its conversation; None: that is gone."""
+        if first_link.conversation_id is None:
+            return []
+        return self.conversations.load_until(tenant, first_link.conversation_id, first_link.conversation_item)
+
+    def delete_response(self, tenant: str, response_id: str) -> bool:
+        """Delete one response of a tenant. Whether there was one."""
+        with transaction(self._db):
+            cursor = self._db.execute(
+                "DELETE FROM responses WHERE id = ? AND tenant = ? AND used_at >= ?",
+                (response_id, tenant, self._file.cutoff()),
+            )
+        return cursor.rowcount > 0
+
+    # What time asks for
+
+    def sweep_expired(self) -> bool:
+        """Delete some of what is kept no longer, and give back some of what is free. Whether there is more to do."""
+        with transaction(self._db):
+            has_more = self._file.delete_expired()
+        return self._shrink_file() or has_more
+
+    def _shrink_file(self) -> bool:
+        free_pages = self._file.read_pragma("freelist_count")
+        if free_pages <= FREE_PAGES:
+            return False
+        # `execute` would take the first step alone, which is one page.
+        self._db.executescript(f"PRAGMA incremental_vacuum({FREE_PAGES})")
+        if free_pages - FREE_PAGES > FREE_PAGES:
+            return True
+        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        return False
+
+    def count_stored(self) -> StoredTotals:
+        """How much there is."""
+        responses, completions, conversations = map(
+            self._file.count_rows, ("responses", "completions", "conversations")
+        )
+        return StoredTotals(responses, self._file.count_used_bytes(), completions, conversations)
+
+    def close(self) -> None:
+        """Close it; what was written is then in the one file."""
+        self._db.close()
+
+    # Parts of these
+
+    def _load_chain(
+        self, tenant: str, response_id: str, max_length: int = HistoryBounds(0).responses
+    ) -> list[_ChainLink]:
+        """A response and those before it, the newest first, as far as they are stored."""
+        parameters = {"id": response_id, "tenant": tenant, "cutoff": self._file.cutoff(), "most": max_length}
+        return [_ChainLink(*row) for row in self._db.execute(_CHAIN, parameters)]
+
+    def _continued_chain(self, tenant: str, previous_id: str, bounds: HistoryBounds) -> list[_ChainLink]:
+        chain = self._load_chain(tenant, previous_id, bounds.responses)
+        if not chain:
+            raise previous_not_found(previous_id, previous_id)
+        if chain[0].status not in CONTINUABLE:
+            raise not_continuable(previous_id, chain[0].status)
+        earlier_id = chain[-1].previous_id
+        is_long = earlier_id is not None and len(chain) >= bounds.responses
+        if (
+            is_long
+            or sum(link.items for link in chain) > bounds.items
+            or sum(link.bytes for link in chain) > bounds.bytes
+        ):
+            raise too_long(bounds, "previous_response_id")
+        if earlier_id is not None:
+            raise previous_not_found(previous_id, earlier_id)
+        return chain
+
+    def _mark_used(self, chain: Sequence[_ChainLink], now: float) -> None:
+        self._db.executemany(_USE, ((now, link.number) for link in chain))
+
+    def _load_items(self, chain: Sequence[_ChainLink]) -> list[Fields]:
+        """Of these responses, the oldest first."""
+        items: list[Fields] = []
+        for link in reversed(chain):
+            [own_input, output] = self._db.execute(_ITEMS, (link.number,)).fetchone()
+            items += json.loads(own_input) + json.loads(output)
+        return items
+
+    def _load_referenced(
+        self, tenant: str, ids: Sequence[str], now: float, bounds: HistoryBounds
+    ) -> tuple[dict[str, Fields], dict[str, str]]:
+        """Items by their id, and the models whose responses they belong to. Ids that no response's item has may be
+        those of conversations' items."""
+        items: dict[str, Fields] = {}
+        models: dict[str, str] = {}
+        bytes_left = bounds.bytes
+        for response_id in dict.fromkeys(map(response_of, ids)):
+            row = self._db.execute(_REFERENCED, (response_id, tenant, self._file.cutoff())).fetchone()
+            if row is not None:
+                number, model, size, own_input, output = row
+                bytes_left -= size
+                if bytes_left < 0:
+                    raise too_long(bounds, "input")
+                stored_items = {item["id"]: item for item in json.loads(own_input) + json.loads(output)}
+                items |= stored_items
+                models |= dict.fromkeys(stored_items, model)
+                self._db.execute(_USE, (now, number))
+        for item_id in ids:
+            found = None if item_id in items else self.conversations.find_referenced(tenant, item_id)
+            if found is not None:
+                encoded_item, last_model = found
+                bytes_left -= len(encoded_item)
+                if bytes_left < 0:
+                    raise too_long(bounds, "input")
+                items[item_id] = json.loads(encoded_item)
+                if last_model is not None:
+                    models[item_id] = last_model
+        return {item_id: items[item_id] for item_id in ids if item_id in items}, models

@@ -1,0 +1,94 @@
+"""What a request asks of stored responses. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from gateway.protocols.common.conversation import Fields
+from gateway.protocols.common.field_reader import field_error, optional_field, require_text
+from gateway.storage.conversations.errors import conversation_not_found
+from gateway.storage.responses.errors import previous_not_found, too_many_references
+
+MOST_REFERENCES: Final = 1000
+_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
+"""What an id may look like. Others are nobody's, and some could not even be looked up: halves of surrogate pairs."""
+
+
+class RequestOptions(NamedTuple):
+    """Of one request."""
+
+    previous_id: str | None
+    """The response that it continues."""
+    references: tuple[str, ...]
+    """Ids of stored items that its input refers to."""
+    is_stored: bool = False
+    """Its response is to be stored."""
+    is_background: bool = False
+    """Its response is to be made without its client."""
+    conversation_id: str | None = None
+    """The conversation that it continues."""
+
+    @property
+    def needs_stored(self) -> bool:
+        """Whether it needs something that is stored."""
+        return self.previous_id is not None or self.conversation_id is not None or bool(self.references)
+
+    @classmethod
+    def of(cls, fields: Fields, *, can_store: bool) -> RequestOptions:
+        """By a request for a response. `can_store`: this gateway stores responses.
+
+        Raises:
+            RoundhouseError: `invalid_request` or `previous_response_not_found`.
+        """
+        options = cls.of_references(fields)
+        wants_store = optional_field(fields, "store", bool) is not False
+        background = optional_field(fields, "background", bool) is True
+        if background and not wants_store:
+            raise field_error("background", "needs a response that is stored: leave `store` out")
+        if background and not can_store:
+            raise field_error("background", "needs a response that is stored, and this gateway stores none")
+        return options._replace(is_stored=wants_store and can_store, is_background=background)
+
+    @classmethod
+    def of_references(cls, fields: Fields) -> RequestOptions:
+        """By a request that makes no response."""
+        references = tuple(dict.fromkeys(_references(fields.get("input"))))
+        if len(references) > MOST_REFERENCES:
+            raise too_many_references(references, MOST_REFERENCES)
+        previous_id = optional_field(fields, "previous_response_id", str)
+        if previous_id is not None and not _ID.fullmatch(previous_id):
+            raise previous_not_found(previous_id, previous_id)
+        conversation_id = _conversation_id(fields.get("conversation"))
+        if conversation_id is not None and previous_id is not None:
+            rule = "cannot be used together with `previous_response_id`: the conversation has the earlier responses"
+            raise field_error("conversation", rule)
+        return cls(previous_id, references, conversation_id=conversation_id)
+
+
+def is_id(value: str) -> bool:
+    """Whether an id may look like that."""
+    return _ID.fullmatch(value) is not None
+
+
+def _conversation_id(value: Any) -> str | None:
+    """Of `conversation`, which is an id, or an object that has one."""
+    if value is None:
+        return None
+    if isinstance(value, dict):
+        value, place = value.get("id"), "conversation.id"
+    else:
+        place = "conversation"
+    conversation_id = require_text(value, place)
+    if not is_id(conversation_id):
+        raise conversation_not_found(conversation_id, "conversation")
+    return conversation_id
+
+
+def _references(items: Any) -> Iterator[str]:
+    for item in items if isinstance(items, list) else ():
+        if isinstance(item, dict) and (item.get("type") or "item_reference") == "item_reference":
+            item_id = item.get("id")
+            if isinstance(item_id, str) and "role" not in item and _ID.fullmatch(item_id):
+                yield item_id

@@ -1,0 +1,329 @@
+"""The store of responses, conversations and chat completions: one thread that has the database, and does what it is
+asked, in order.
+
+The event loop never waits for the disk: each answer comes as a future. What was given to `save_object` is seen by
+whatever is asked for later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import math
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+from common.sqlite_files import remove_side_files
+from common.state_files import RESPONSES_NAME
+from common.tracebacks import without_tracebacks
+from controller.schema.errors import RoundhouseError
+from gateway.protocols.common.conversation import Fields
+from gateway.storage.completions.records import StoredCompletion
+from gateway.storage.conversations.records import ConversationTurn
+from gateway.storage.database import StateDatabase, StoredObject
+from gateway.storage.responses.records import FoundResponse, History, HistoryBounds, StoredResponse, StoredTotals
+from gateway.storage.schema import NewerDatabaseError, is_damaged, move_aside
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+FILE_NAME: Final = RESPONSES_NAME
+MOST_WAITING: Final = 1024
+"""Requests that may wait for the database; more means that it hangs."""
+MOST_UNWRITTEN_BYTES: Final = 256 * 1024 * 1024
+"""Of responses that wait to be written."""
+WRITTEN_AT_ONCE: Final = 64
+"""Responses. SQLite gives up Python's lock with every statement, and on a busy gateway it takes milliseconds to get it
+back: so many responses share the statements."""
+WRITE_WITHIN_S: Final = 0.01
+"""How long they wait for others to share with, unless somebody asks for something."""
+SWEEP_EVERY_S: Final = 10.0
+CLOSE_WITHIN_S: Final = 10.0
+
+
+_KINDS: Final[dict[type, str]] = {
+    StoredResponse: "response",
+    StoredCompletion: "chat completion",
+    ConversationTurn: "conversation's part of the response",
+}
+
+
+class StoreError(Exception):
+    """The database cannot be had; the message says why, and what to do."""
+
+
+class _DatabaseJob(NamedTuple):
+    """Something to be done whose answer somebody waits for."""
+
+    work: Callable[[StateDatabase], Any]
+    answer: asyncio.Future[Any]
+
+
+class StateStore:
+    """Its methods are called in the event loop, and raise RoundhouseError `response_store_failed` through their
+    futures where the database fails."""
+
+    def __init__(self, folder: Path, *, max_bytes: int, retention_s: float, clock: Callable[[], float]) -> None:
+        """Open the database in `folder`, which is made if it is missing. `clock` gives Unix time.
+
+        Where its disk is full it is opened later, and until then whatever is asked of it fails; requests without
+        history need none of it.
+
+        Raises:
+            StoreError: it cannot be opened.
+        """
+        self._path = folder / FILE_NAME
+        self._open_database: Callable[[], StateDatabase] = lambda: StateDatabase(
+            self._path, max_bytes=max_bytes, retention_s=retention_s, clock=clock
+        )
+        self._database: StateDatabase | None = _open_first(self._path, self._open_database)
+        self._jobs: queue.SimpleQueue[_DatabaseJob | StoredObject | None] = queue.SimpleQueue()
+        # What was asked for, and what is done of it. Each is written by one thread alone.
+        self._jobs_asked = self._jobs_done = 0
+        self._bytes_asked = self._bytes_done = 0
+        self.totals = StoredTotals()
+        """As it was when last looked at."""
+        self.failures = 0
+        """How often the database has failed, or had no room."""
+        self._unwritten: dict[str, StoredObject] = {}
+        """What the thread has collected."""
+        self._write_at = math.inf
+        self._thread = threading.Thread(target=self._run_thread, name="responses", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting_count(self) -> int:
+        """Requests that wait for the database."""
+        return self._jobs_asked - self._jobs_done
+
+    def save_object(self, each: StoredObject) -> None:
+        """Write a response (instead of an earlier one of its id), a completion, or a turn of a conversation. That it
+        could not be written is said in the log."""
+        if self._bytes_asked - self._bytes_done + each.size > MOST_UNWRITTEN_BYTES:
+            self.failures += 1
+            _log_lost(each, "too much waits to be written")
+        else:
+            self._bytes_asked += each.size
+            self._jobs.put(each)
+
+    def save_new_response(self, response: StoredResponse) -> asyncio.Future[None]:
+        """Write a response, where somebody waits for it."""
+        return self.submit_job(lambda database: database.save_objects(response))
+
+    def find_response(self, tenant: str, response_id: str) -> asyncio.Future[FoundResponse | None]:
+        """One response of a tenant."""
+        return self.submit_job(lambda database: database.find_response(tenant, response_id))
+
+    def find_events(self, tenant: str, response_id: str) -> asyncio.Future[bytes]:
+        """See StateDatabase."""
+        return self.submit_job(lambda database: database.find_events(tenant, response_id))
+
+    def list_input_items(self, tenant: str, response_id: str) -> asyncio.Future[tuple[str, list[Fields]] | None]:
+        """See StateDatabase."""
+        return self.submit_job(lambda database: database.list_input_items(tenant, response_id))
+
+    def load_history(
+        self,
+        tenant: str,
+        previous_id: str | None,
+        references: Sequence[str],
+        bounds: HistoryBounds,
+        conversation_id: str | None = None,
+    ) -> asyncio.Future[History]:
+        """See StateDatabase."""
+        return self.submit_job(
+            lambda database: database.load_history(tenant, previous_id, references, bounds, conversation_id)
+        )
+
+    def delete_response(self, tenant: str, response_id: str) -> asyncio.Future[bool]:
+        """Delete one response of a tenant. Whether there was one."""
+        return self.submit_job(lambda database: database.delete_response(tenant, response_id))
+
+    async def close(self) -> None:
+        """Do what was asked for, and close the database."""
+        self._jobs.put(None)
+        await asyncio.to_thread(self._thread.join, CLOSE_WITHIN_S)
+        if self._thread.is_alive():
+            logger.error("%s hangs: what is not written yet is lost", self._path)
+
+    def submit_change(self, work: Callable[[StateDatabase], T]) -> asyncio.Future[T]:
+        """`submit_job` within one transaction."""
+
+        def work_as_one(database: StateDatabase) -> T:
+            with database.transaction():
+                return work(database)
+
+        return self.submit_job(work_as_one)
+
+    def submit_job(self, work: Callable[[StateDatabase], T]) -> asyncio.Future[T]:
+        """Have something done in the thread, after all that was asked for before."""
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        if self.waiting_count >= MOST_WAITING:
+            self.failures += 1
+            answer.set_exception(_store_error("too many wait for it"))
+        else:
+            self._jobs_asked += 1
+            self._jobs.put(_DatabaseJob(work, answer))
+        return answer
+
+    # In the thread
+
+    def _run_thread(self) -> None:
+        sweep_at = time.monotonic()
+        while True:
+            now = time.monotonic()
+            if now >= self._write_at:
+                self._write_collected()
+            if now >= sweep_at:
+                sweep_at = now if self._sweep() else now + SWEEP_EVERY_S
+            try:
+                job = self._jobs.get(timeout=max(0.0, min(self._write_at, sweep_at) - time.monotonic()))
+            except queue.Empty:
+                continue
+            if isinstance(job, StoredObject):
+                self._collect_object(job)
+                continue
+            self._write_collected()
+            if job is None:
+                break
+            self._do_job(job)
+        if self._database is not None:
+            self._database.close()
+
+    def _collect_object(self, each: StoredObject) -> None:
+        if each.id in self._unwritten or len(self._unwritten) == WRITTEN_AT_ONCE:
+            self._write_collected()
+        if not self._unwritten:
+            self._write_at = time.monotonic() + WRITE_WITHIN_S
+        self._unwritten[each.id] = each
+
+    def _write_collected(self) -> None:
+        """All that was collected; one by one where that fails, so that none stands in the way of the others."""
+        objects, self._unwritten, self._write_at = list(self._unwritten.values()), {}, math.inf
+        try:
+            if objects:
+                self._run_work(lambda database: database.save_objects(*objects))
+        except Exception:  # noqa: BLE001 - told of each
+            for each in objects:
+                self._write_one(each)
+        self._bytes_done += sum(each.size for each in objects)
+
+    def _write_one(self, each: StoredObject) -> None:
+        try:
+            self._run_work(lambda database: database.save_objects(each))
+        except Exception as error:  # noqa: BLE001 - told
+            self.failures += 1
+            _log_lost(each, error)
+
+    def _do_job(self, job: _DatabaseJob) -> None:
+        result, error = None, None
+        try:
+            result = self._run_work(job.work)
+        except RoundhouseError as refusal:
+            error = without_tracebacks(refusal)
+        except (sqlite3.Error, OSError) as failure:
+            self.failures += 1
+            logger.error("the database of stored responses failed: %s", failure)  # noqa: TRY400
+            error = _store_error(str(failure))
+            error.__cause__ = without_tracebacks(failure)
+        except Exception as failure:
+            logger.exception("the database of stored responses failed")
+            error = _store_error(repr(failure))
+        self._jobs_done += 1
+        with contextlib.suppress(RuntimeError):  # a loop that was closed waits for nothing
+            job.answer.get_loop().call_soon_threadsafe(_set_answer, job.answer, result, error)
+
+    def _run_work(self, work: Callable[[StateDatabase], T]) -> T:
+        """Work done; in a new database where the old one proves to be damaged, or was deleted."""
+        if self._database is not None and not self._database.is_in_place():
+            self._database.close()
+            self._database = None
+            logger.error("%s was deleted or replaced: it is opened anew, or a new one is begun", self._path)
+            remove_side_files(self._path)
+        if self._database is None:
+            self._database = self._open_database()
+        try:
+            return work(self._database)
+        except sqlite3.DatabaseError as error:
+            if not is_damaged(error):
+                raise
+            self._database.close()
+            self._database = None
+            _put_aside(self._path, error)
+        self._database = self._open_database()
+        return work(self._database)
+
+    def _sweep(self) -> bool:
+        """Whether there is more to do."""
+        try:
+            has_more = self._run_work(StateDatabase.sweep_expired)
+            self.totals = self._run_work(StateDatabase.count_stored)
+        except (sqlite3.Error, OSError) as error:
+            self.failures += 1
+            logger.error("the stored responses could not be tidied up: %s", error)  # noqa: TRY400
+            return False
+        return has_more
+
+
+def _open_first(path: Path, open_database: Callable[[], StateDatabase]) -> StateDatabase | None:
+    """None: the disk is full."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            return open_database()
+        except sqlite3.DatabaseError as error:
+            if not is_damaged(error):
+                raise
+            _put_aside(path, error)
+            return open_database()
+    except NewerDatabaseError as error:
+        raise StoreError(f"cannot keep responses in {path}: {error}") from error
+    except (OSError, sqlite3.Error) as error:
+        if _is_disk_full(error):
+            logger.error("cannot keep responses in %s: the disk is full; it is tried again", path)  # noqa: TRY400
+            return None
+        reason = "another gateway uses it" if _is_locked(error) else getattr(error, "strerror", None) or str(error)
+        raise StoreError(f"cannot keep responses in {path}: {reason}") from error
+
+
+def _set_answer(answer: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    if answer.done():
+        return  # cancelled: nobody waits for it any more
+    if error is None:
+        answer.set_result(result)
+    else:
+        answer.set_exception(error)
+
+
+def _log_lost(lost: StoredObject, reason: object) -> None:
+    logger.error("the %s %s is not stored: %s", _KINDS[type(lost)], lost.id, reason)
+
+
+def _put_aside(path: Path, error: sqlite3.DatabaseError) -> None:
+    aside_path = move_aside(path)
+    logger.error("%s is damaged (%s): it is now %s, and a new one is begun", path, error, aside_path)
+
+
+def _is_disk_full(error: Exception) -> bool:
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is not None:
+        # The second: no room for the index of the write-ahead log, a file of its own.
+        return bool(code & 0xFF == sqlite3.SQLITE_FULL or code == sqlite3.SQLITE_IOERR_SHMSIZE)
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _is_locked(error: Exception) -> bool:
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF == sqlite3.SQLITE_BUSY
+
+
+def _store_error(reason: str) -> RoundhouseError:
+    return RoundhouseError("response_store_failed", f"The database of stored responses failed: {reason}.")
