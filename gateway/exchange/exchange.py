@@ -289,11 +289,15 @@ class Exchange(LoadWait):
 
     def attempt_done(self) -> None:
         """The answer is complete."""
-        attempt = self._attempt
-        if attempt is not None and attempt.usage is not None and self._answer.status == 200:
-            took_s = self._services.now() - attempt.sent_at
-            self._services.paces.of(self._account.model).record_answer(*attempt.usage, took_s)
+        attempt, route = self._attempt, self._checked_route
+        if route is not None and not route.notices_leaving and attempt is not None:
+            self._learn_pace(route, attempt)
         self._close()
+
+    def _learn_pace(self, route: ModelRoute, attempt: Attempt) -> None:
+        usage = attempt.usage
+        if usage is not None and self._answer.status == 200:
+            self._services.paces.of(route.name).record_answer(*usage, self._services.now() - attempt.sent_at)
 
     def has_other_replica(self, replica: str) -> bool:
         """Whether admission knows a replica other than `replica` that takes requests."""

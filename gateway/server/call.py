@@ -155,7 +155,8 @@ class ClientCall:
 
     def _reserve_room(self) -> Callable[[], None]:
         length = next((int(value) for name, value in self.headers if name == b"content-length"), None)
-        return self._connection.reserve_body(self._connection.max_body_bytes if length is None else length)
+        most = self._connection.max_body_bytes
+        return self._connection.reserve_body(most if length is None else min(length, most))
 
     def _drop_body(self) -> None:
         body, self._body = self._body, b""

@@ -205,7 +205,7 @@ def _figures(kind: Kind, pairs: Sequence[Pair]) -> list[Figure]:
 def run(arguments: Sequence[str] = ()) -> list[Figure]:
     """Measure. `arguments`: `--rounds N`, `--without vllm|llama-server|fake`, `--only PART-OF-A-NAME`."""
     parser = argparse.ArgumentParser(prog="make bench ARGS=engine", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--without", action="append", default=[], type=str.lower, metavar="ENGINE")
     parser.add_argument("--only", default="", metavar="WORDS", help="kinds whose name holds this, such as `4 blocking`")
     options = parser.parse_args(arguments)

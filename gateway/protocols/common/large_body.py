@@ -51,11 +51,22 @@ _BASE64: Final = re.compile(rb"[A-Za-z0-9+/=_-]{64}")
 class LargeBody:
     """`finish` is called when the last part has come; what else it tells counts from then on."""
 
-    __slots__ = ("_blocks", "_left_out", "_on_freed", "_outline_parts", "_pending", "media_bytes", "outline", "size")
+    __slots__ = (
+        "_blocks",
+        "_is_freed",
+        "_left_out",
+        "_on_freed",
+        "_outline_parts",
+        "_pending",
+        "media_bytes",
+        "outline",
+        "size",
+    )
 
     def __init__(self, on_freed: Callable[[], None] | None = None) -> None:
         """`on_freed` is called once, by the first call of `free`."""
         self._on_freed = on_freed
+        self._is_freed = False
         self._blocks: list[bytes] = []
         """Of `BLOCK_BYTES`, but for the last one."""
         self._pending = bytearray()
@@ -94,7 +105,9 @@ class LargeBody:
             self._blocks.clear()  # the outline is the body
 
     def free(self) -> None:
-        """Give its memory back: nobody needs more of it than the outline, and what is being sent."""
+        """Give its memory back: nobody needs more of it than the outline, and what is being sent. To ask for more from
+        then on is a mistake, and RuntimeError says so."""
+        self._is_freed = True
         self._blocks.clear()
         self._pending = bytearray()
         on_freed, self._on_freed = self._on_freed, None
@@ -120,6 +133,7 @@ class LargeBody:
 
     def join(self) -> bytes:
         """The whole body in one piece, which is a copy."""
+        self._check_kept()
         return b"".join(self._blocks) if self._blocks else self.outline
 
     def fill(self, encoded: bytes) -> list[bytes | memoryview]:
@@ -196,7 +210,12 @@ class LargeBody:
             inside = inside.replace(b"\\", b"\\\\").replace(b'"', b'\\"')
         return inside
 
+    def _check_kept(self) -> None:
+        if self._is_freed:
+            raise RuntimeError("the body was freed when its engine began to answer")
+
     def _view(self, index: int) -> memoryview:
+        self._check_kept()
         start, end = self._left_out[index]
         first = start % BLOCK_BYTES
         return memoryview(self._blocks[start // BLOCK_BYTES])[first : first + end - start]

@@ -23,7 +23,7 @@ class InferenceRequest:
 
     `outline` and `outline_fields` are the body itself, but for a large one, which lacks the inside of its long strings
     there: enough for all that only looks, and for changes of the body that move strings as a whole. `raw` and `fields`
-    are always whole, and cost a copy and the decoding of a large body.
+    are always whole, and cost a copy and the decoding of a large body, which is kept until its engine begins to answer.
     """
 
     outline: bytes

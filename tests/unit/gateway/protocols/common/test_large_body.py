@@ -145,6 +145,9 @@ def test_its_memory_goes_back_once() -> None:
     freed: list[bool] = []
     body = LargeBody(lambda: freed.append(True))
     body.add_part(b"x" * BLOCK_BYTES)
+    body.finish()
     body.free()
     body.free()
     assert freed == [True]
+    with pytest.raises(RuntimeError, match="freed"):
+        body.join()  # not the outline in its place
