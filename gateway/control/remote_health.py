@@ -114,6 +114,8 @@ def apply_answer(health: RemoteHealth, status: int, now: float, interval_s: floa
     if status in _KEY_REFUSED or status >= 500:
         return apply_doubt(health, now, interval_s)
     next_probe_at = max(health.next_probe_at, health.probed_at + max(interval_s, LONGEST_GAP_S))
+    if health.is_well and not health.failure_count and next_probe_at == health.next_probe_at:
+        return health  # as after almost every request: on the hot path
     return replace(
         health,
         is_well=True,

@@ -135,6 +135,8 @@ class RemoteProber:
 
     def _update(self, name: str, watch: _Watch, health: RemoteHealth, *, is_probe: bool = False) -> None:
         """Let `health` hold. `is_probe`: a probe showed it, so its result is a new one also where it is the same."""
+        if health is watch.health:
+            return
         previous_health, watch.health = watch.health, health
         if health.next_probe_at < previous_health.next_probe_at:
             watch.is_rescheduled.set()
