@@ -157,6 +157,7 @@ class Controller:
             requirements=self._requirements,
             get_gpu_use=self._memory_sampler.get_gpu_use,
             get_longest_tokens=predictions.longest_tokens,
+            get_held_memory=self._memory_sampler.get_held_memory,
         )
         self.admin_service = AdminService(
             files=self._files,

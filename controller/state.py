@@ -191,6 +191,9 @@ class ObservedReplica:
     """When it first was ready; None: never was, as far as is known."""
     base_url: str | None = None
     claims: Mapping[str, int] = field(default_factory=dict)
+    """What it was started with, or what it was seen to hold since, whichever is more."""
+    start_claims: Mapping[str, int] | None = None
+    """What it was started with, which its command line follows; None: the same."""
     exit: Exit | None = None
     draining: Draining | None = None
     image_id: str | None = None
@@ -226,6 +229,8 @@ class Requirement:
     """Set: it takes this share of each of its GPUs, and `per_gpu_mib` at least."""
     host_grows: bool = False
     """A part of `host_mib` is filled only while it serves, so that a replica that was just loaded holds less."""
+    observed_per_gpu_mib: int | None = None
+    """The most that one was seen to take of one of its GPUs, whatever is set aside; None: that was never seen."""
 
     def mib_on_gpu(self, gpu: Gpu) -> int | None:
         """MiB of this GPU."""

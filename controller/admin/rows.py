@@ -107,6 +107,8 @@ def live_row(
         vram_estimate_mib=total,
         vram_estimate_replica_count=count,
         vram_estimate_source=source,
+        vram_observed_mib=None if observed_mib is None else observed_mib * replicas,
+        vram_warning=status.vram_warning,
         load_override=mask_fields(want.params) if want.replicas else {},
         statement=status.statement,
         retry_at=status.retry_at,
@@ -140,6 +142,8 @@ def gpu_model(want: DesiredModel, model: ModelLive) -> GpuModel:
         vram_estimate_mib=model.vram_estimate_mib,
         vram_estimate_replica_count=model.vram_estimate_replica_count,
         vram_estimate_source=model.vram_estimate_source,
+        vram_observed_mib=model.vram_observed_mib,
+        vram_warning=model.vram_warning,
     )
 
 

@@ -64,6 +64,8 @@ ROW: Final[dict[str, Any]] = {
     "vram_estimate_mib": 12340,
     "vram_estimate_replica_count": 3,
     "vram_estimate_source": "model_artifact_size",
+    "vram_observed_mib": None,
+    "vram_warning": None,
     "load_override": {"gguf_n_ctx": 32768, "gguf_type_k": "q8_0", "gguf_type_v": "q4_0"},
     "statement": {"kind": "load", "since": 1795255585.8, "reason": "loaded by command line of ada"},
     "retry_at": None,
@@ -123,6 +125,8 @@ GPU_MEMORY: Final[dict[str, Any]] = {
                 "vram_estimate_mib",
                 "vram_estimate_replica_count",
                 "vram_estimate_source",
+                "vram_observed_mib",
+                "vram_warning",
             )
         }
     ],

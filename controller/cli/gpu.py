@@ -48,7 +48,11 @@ def _show(memory: GpuMemoryAnswer) -> None:
     for unread_gpu in memory.unread_gpus:
         print_line(unread_gpu_words(unread_gpu))
     if memory.models:
-        print_table(("MODEL", "STATE", "ESTIMATE", "REPLICAS", "FROM"), [_row(model) for model in memory.models])
+        columns = ("MODEL", "STATE", "ESTIMATE", "REPLICAS", "FROM", "MEASURED")
+        print_table(columns, [_row(model) for model in memory.models])
+        for model in memory.models:
+            if model.vram_warning is not None:
+                print_line(f"{model.name}: {model.vram_warning}")
     if memory.driver_version is not None:
         cuda = "" if memory.cuda_version is None else f", which runs CUDA up to {memory.cuda_version}"
         print_line(f"NVIDIA driver {memory.driver_version}{cuda}")
@@ -81,6 +85,7 @@ def _row(model: GpuModel) -> tuple[str, ...]:
         mib_words(model.vram_estimate_mib),
         count,
         SOURCES[model.vram_estimate_source],
+        mib_words(model.vram_observed_mib),
     )
 
 

@@ -38,6 +38,7 @@ from controller.redaction.patterns import mask_text
 from controller.redaction.redactor import Redact, redact_nothing
 from controller.runtimes.base import Runtime, RuntimeGoneError, RuntimeUnavailableError, SeenReplica
 from controller.schema.status import ModelState
+from controller.sizing.claims import HeldMemory, raise_claims
 from controller.sizing.requirements import Requirements
 from controller.state import (
     DesiredModel,
@@ -86,10 +87,12 @@ class Reconciler:
         requirements: Requirements | None = None,
         get_gpu_use: Callable[[], Mapping[str, Mapping[str, int]]] = dict,
         get_longest_tokens: Callable[[Iterable[DesiredModel]], Mapping[str, int]] = lambda _: {},
+        get_held_memory: Callable[[str], HeldMemory | None] = lambda _: None,
     ) -> None:
         """`on_round` is given each round (None: it was not complete) and the one before. `host_mib`: main memory that
         engines may take; None: not bounded. `get_gpu_use`: what ready replicas hold of their GPUs, as
-        `ObservedState.gpu_use` has it. `get_longest_tokens`: as `build_routes` has them."""
+        `ObservedState.gpu_use` has it; `get_held_memory`: the most that a replica was seen to hold, by its name.
+        `get_longest_tokens`: as `build_routes` has them."""
         self._on_round = on_round
         self._redact = redact
         self._progress = progress
@@ -97,6 +100,7 @@ class Reconciler:
         self._requirements = requirements
         self._get_gpu_use = get_gpu_use
         self._get_longest_tokens = get_longest_tokens
+        self._get_held_memory = get_held_memory
         self._round_finished = asyncio.Event()
         self._desired = desired
         self._runtime = runtime
@@ -346,7 +350,8 @@ class Reconciler:
             health=probed_health.health,
             ready_since=probed_health.ready_since or self._ready_since.get(replica.name),
             base_url=replica.base_url,
-            claims=replica.claims,
+            claims=raise_claims(replica.claims, self._get_held_memory(replica.name)),
+            start_claims=replica.claims,
             exit=self._redacted_exit(replica),
             draining=draining,
             image_id=replica.image_id,

@@ -106,7 +106,7 @@ def _to_seen_replica(replica: ObservedReplica) -> SeenReplica:
         created_at=replica.created_at,
         started_at=replica.started_at,
         base_url=replica.base_url,
-        claims=replica.claims,
+        claims=replica.claims if replica.start_claims is None else replica.start_claims,
         exit=replica.exit,
         image_id=replica.image_id,
         argv=replica.argv,

@@ -134,6 +134,13 @@ class ModelEstimate(BaseModel):
     )
     vram_estimate_replica_count: int = Field(description="How many replicas the estimate is for.")
     vram_estimate_source: EstimateSource = Field(description="Where the estimate comes from.")
+    vram_observed_mib: int | None = Field(
+        default=None,
+        description="What so many replicas were seen to take, also where something else is declared; null: never seen.",
+    )
+    vram_warning: str | None = Field(
+        default=None, description="How far `vram_mib` is from what a replica was seen to take; null: within a tenth."
+    )
 
 
 class ModelLive(ModelEstimate):

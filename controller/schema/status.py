@@ -49,7 +49,11 @@ class ReplicaStatus(Wire):
     endpoint: str | None = Field(default=None, description="Where it listens, once it has an address.")
     inflight: int | None = Field(default=None, description="Requests inside, by the gateways; null is unknown.")
     started_at: float | None = Field(default=None, description="Unix time.")
-    claims: dict[str, int] = Field(default_factory=dict, description="GPU uuid to MiB.")
+    claims: dict[str, int] = Field(
+        default_factory=dict,
+        description="GPU uuid, or `host`, to MiB: as at its start, or what it was seen to hold since, if that is more.",
+    )
+    start_claims: dict[str, int] = Field(default_factory=dict, description="The same as at its start.")
 
 
 class ModelStatus(Wire):
@@ -67,6 +71,9 @@ class ModelStatus(Wire):
     retry_at: float | None = Field(default=None, description="Unix time of the next attempt; null: not planned.")
     blocked: list[str] = Field(default_factory=list, description="What waits, and for what.")
     progress: float | None = Field(default=None, description="0 to 1 while it loads, where the engine tells.")
+    vram_warning: str | None = Field(
+        default=None, description="How far `vram_mib` is from what a replica was seen to take; null: within a tenth."
+    )
 
 
 class GpuProcessView(Wire):

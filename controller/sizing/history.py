@@ -16,6 +16,7 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from controller.engines import spec_hash
+from controller.sizing.claims import HeldMemory
 from controller.state import DesiredModel, Gpu, Requirement
 from controller.storage.atomic_write import write_atomic
 from controller.storage.state_dir import OBSERVED_MEMORY_NAME
@@ -142,8 +143,18 @@ class MemoryHistory:
         """Model to what a replica of it was seen to take, of those that were seen at all."""
         samples = {model.name: self.largest_observed(model, gpus) for model in models if model.runs}
         return {
-            name: Requirement(each.per_gpu_mib, each.host_mib) for name, each in samples.items() if each is not None
+            name: Requirement(each.per_gpu_mib, each.host_mib, observed_per_gpu_mib=each.per_gpu_mib)
+            for name, each in samples.items()
+            if each is not None
         }
+
+    def held_memory(self, replica: str) -> HeldMemory | None:
+        """The most that the replica was seen to hold; None: it was never seen, or later loads have taken its place."""
+        loads = [load for kind in self._kinds for load in kind.loads if load.replica == replica]
+        held = HeldMemory()
+        for load in loads:
+            held = held.largest_of(HeldMemory(load.per_gpu_mib, load.host_mib))
+        return held if loads else None
 
     def last_sampled_at(self, replica: str) -> float | None:
         """Unix time at which the replica was last looked at; None: it was not."""

@@ -1,4 +1,5 @@
-"""Looks at what replicas take: when each is ready, and every ten minutes from then on, for it grows with use.
+"""Looks at what replicas take: when each is ready, every ten minutes from then on, for it grows with use, and when the
+driver shows that it has grown.
 
 On a GPU that is what its processes hold, where the driver tells; else by how much more of the GPU was in use once it
 was ready than before it was started, which no other replica can have changed: one per GPU loads or stops at a time.
@@ -15,11 +16,14 @@ from typing import Any, Final, Protocol
 
 from controller.planning.gpu_use import SETTLED_S, measure_gpu_use
 from controller.runtimes.base import RuntimeUnavailableError
+from controller.sizing.claims import HeldMemory
 from controller.sizing.history import MemoryHistory, save_history
 from controller.state import HOST, DesiredModel, Gpu, Health, ObservedReplica, ObservedState, OpKind, Phase
 from controller.status.reconcile_round import Round
 
 AGAIN_S: Final = 600.0
+GROWN_MIB: Final = 64
+"""A replica that holds this much more of a GPU than was seen is looked at again at once."""
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +64,8 @@ class MemorySampler:
         self._clock = clock
         self._growth: dict[str, _Growth] = {}
         self._sampled_at: dict[str, float] = {}
+        self._held: dict[str, HeldMemory] = {}
+        """Replica name to the most that it was seen to hold since this controller started."""
         self._gpu_use: dict[str, dict[str, int]] = {}
         self._round_at = 0.0
         self._saved_revision = history.revision
@@ -73,6 +79,7 @@ class MemorySampler:
         self._gpu_use = self._measure_gpu_use(last_round.observed)
         names = {replica.name for replica in last_round.observed.replicas}
         self._sampled_at = {name: at for name, at in self._sampled_at.items() if name in names}
+        self._held = {name: held for name, held in self._held.items() if name in names}
         gpus = last_round.observed.gpus or ()
         read_uuids = {HOST, *(gpu.uuid for gpu in gpus)}
         for replica in last_round.observed.replicas:
@@ -80,7 +87,7 @@ class MemorySampler:
             # What is held on a GPU that cannot be read is not known, which is not nothing.
             if model is None or not _is_serving(replica, model) or not replica.claims.keys() <= read_uuids:
                 continue
-            if self._is_due(replica, last_round.observed.at):
+            if self._is_due(replica, last_round.observed.at) or self._has_grown(replica, gpus):
                 self._spawn(replica.name, self._sample_replica(replica, model, gpus))
         self._round_at = last_round.observed.at
         self._history.keep_only(last_round.desired.models)
@@ -90,6 +97,10 @@ class MemorySampler:
     def get_gpu_use(self) -> Mapping[str, Mapping[str, int]]:
         """Replica name to MiB that it holds of its GPUs, by uuid, as the last round read it; absent: not known."""
         return self._gpu_use
+
+    def get_held_memory(self, name: str) -> HeldMemory | None:
+        """The most that a replica was seen to hold, also by an earlier controller; None: it was not looked at."""
+        return self._held.get(name) or self._history.held_memory(name)
 
     @property
     def is_saved(self) -> bool:
@@ -180,10 +191,23 @@ class MemorySampler:
         # The GPUs may have been read just before it was ready; before the next round they were read afterwards.
         return replica.ready_since is not None and replica.ready_since <= self._round_at
 
+    def _has_grown(self, replica: ObservedReplica, gpus: tuple[Gpu, ...]) -> bool:
+        """Whether it holds more of a GPU than when it was last looked at."""
+        if replica.name in self._tasks or replica.name not in self._sampled_at:
+            return False
+        held = self.get_held_memory(replica.name)
+        known_mib = held.per_gpu_mib if held is not None else None
+        per_gpu_mib = self._per_gpu_mib(replica, gpus)
+        return per_gpu_mib is not None and per_gpu_mib >= (known_mib or 0) + GROWN_MIB
+
+    def _per_gpu_mib(self, replica: ObservedReplica, gpus: tuple[Gpu, ...]) -> int | None:
+        """What it holds of that of its GPUs of which it holds the most; None: it has none, or nobody can tell."""
+        held_mib = [self._held_mib(gpu, replica.name) for gpu in gpus if gpu.uuid in replica.claims]
+        return max((mib for mib in held_mib if mib is not None), default=None) if None not in held_mib else None
+
     async def _sample_replica(self, replica: ObservedReplica, model: DesiredModel, gpus: tuple[Gpu, ...]) -> None:
         claimed_gpus = [gpu for gpu in gpus if gpu.uuid in replica.claims]
-        held_mib = [self._held_mib(gpu, replica.name) for gpu in claimed_gpus]
-        per_gpu_mib = max((mib for mib in held_mib if mib is not None), default=None) if None not in held_mib else None
+        per_gpu_mib = self._per_gpu_mib(replica, gpus)
         try:
             host_mib = await self._runtime.read_host_mib(replica.name)
         except RuntimeUnavailableError as error:
@@ -193,6 +217,11 @@ class MemorySampler:
         self._sampled_at[replica.name] = now
         if per_gpu_mib is None and host_mib is None:
             return
+        claimed_mib = max((mib for uuid, mib in replica.claims.items() if uuid != HOST), default=None)
+        if per_gpu_mib is not None and claimed_mib is not None and per_gpu_mib > claimed_mib:
+            log.info("%s holds %s MiB of a GPU, of which it claims %s: raised", replica.name, per_gpu_mib, claimed_mib)
+        held = HeldMemory(per_gpu_mib, host_mib)
+        self._held[replica.name] = held.largest_of(self.get_held_memory(replica.name) or held)
         gpu_type = ", ".join(sorted({gpu.name for gpu in claimed_gpus})) or None
         self._history.record_sample(model, replica.name, gpu_type, per_gpu_mib=per_gpu_mib, host_mib=host_mib, at=now)
         log.debug("%s holds %s MiB on each GPU and %s MiB of main memory", replica.name, per_gpu_mib, host_mib)

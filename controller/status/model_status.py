@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from controller.planning.actions import Blocked, Plan
+from controller.planning.declared_memory import explain_vram_gap
 from controller.schema.status import ModelState, ModelStatus, ReplicaStatus, StatementView
 from controller.state import (
     DesiredModel,
@@ -90,7 +91,13 @@ def _model_status(
         retry_at=retry_at,
         blocked=[item.reason for item in blocked],
         progress=model_progress(model, replicas, observed.progress) if model and state is ModelState.LOADING else None,
+        vram_warning=_vram_warning(model, observed) if model else None,
     )
+
+
+def _vram_warning(model: DesiredModel, observed: ObservedState) -> str | None:
+    requirement = observed.requirements.get(model.name)
+    return explain_vram_gap(model, requirement.observed_per_gpu_mib) if requirement is not None else None
 
 
 def _all_run_again(model: DesiredModel, replicas: list[ObservedReplica]) -> bool:
@@ -173,6 +180,7 @@ def _replica_status(
         inflight=inflight.get(replica.name),
         started_at=replica.started_at,
         claims=dict(replica.claims),
+        start_claims=dict(replica.claims if replica.start_claims is None else replica.start_claims),
     )
 
 

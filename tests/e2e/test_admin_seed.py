@@ -132,7 +132,7 @@ async def test_gpu_memory_is_what_there_is_or_why_there_is_none(admin: AdminApi)
     else:
         assert "NVIDIA" in memory["error"]
     model = next(each for each in memory["models"] if each["name"] == "llama-server")
-    assert model.keys() == {
+    assert model.keys() - {"vram_observed_mib", "vram_warning"} == {
         "name", "runtime_state", "is_loaded", "configured_target_inflight", "effective_target_inflight",
         "vram_estimate_mib", "vram_estimate_replica_count", "vram_estimate_source",
     }  # fmt: skip

@@ -74,6 +74,8 @@ def row(name: str, state: str = "loaded", **more: Any) -> AdminModel:
         "vram_estimate_mib": None,
         "vram_estimate_replica_count": 1,
         "vram_estimate_source": "unavailable",
+        "vram_observed_mib": None,
+        "vram_warning": None,
         "load_constraints": {},
         "load_recommendations": {},
         "load_override": {},

@@ -89,7 +89,8 @@ async def compare_forecast(rig: Rig, name: str, prompt: int | None) -> Figures:
         figures["after_prompt_mib"] = "not tried: too long without a GPU"
     if len(observed) > 1:
         figures["by_gpu_mib"] = observed
-        figures["claims_mib"] = dict(loaded.status.replicas[0].claims)
+        start_claims = loaded.status.replicas[0].start_claims
+        figures["claims_mib"] = {uuid: mib for uuid, mib in start_claims.items() if uuid in observed}
     most = max(figures["after_load_mib"], sum(observed.values()))
     figures["predicted_over_observed"] = loaded.predicted_mib / max(1, most)
     if problem := find_excess(loaded.predicted_mib, most):

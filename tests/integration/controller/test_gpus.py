@@ -122,6 +122,37 @@ async def test_what_a_load_takes_of_its_gpu_is_observed_shown_and_remembered(hos
         assert [each.name for each in await host.runtime.list_replicas()] == [replica]
 
 
+async def test_what_is_declared_and_what_is_held_are_both_shown_and_the_larger_is_claimed(host: Host) -> None:
+    card = host.nvml.add(uuid="GPU-a", bus=1, total_mib=20_000)
+    host.declare({"m": STUB | {"vram_mib": 6_000}})
+    async with host.controller(host_pids=True) as controller:
+        await host.hold(card, 7_000)
+
+        def claims() -> list[dict[str, int]]:
+            found = [each.claims for model in controller.get_status().models for each in model.replicas]
+            return [{uuid: mib for uuid, mib in each.items() if uuid == "GPU-a"} for each in found]
+
+        await until("what it holds is claimed", lambda: claims() == [{"GPU-a": 7_000}])
+        row = await controller.admin_service.get_model("m")
+        assert (row.vram_estimate_mib, row.vram_estimate_source, row.vram_observed_mib) == (6_000, "declared", 7_000)
+        words = "`vram_mib` declares 6000 MiB of each GPU, and a replica was seen to take 7000, 17% more"
+        assert (row.vram_warning or "").startswith(words)
+        [status] = controller.get_status().models
+        assert status.vram_warning == row.vram_warning
+        memory = await controller.admin_service.get_gpu_memory()
+        assert [gpu.claimed_mib for gpu in memory.gpus] == [7_000]
+        card.used_mib = card.computing[host.pid()] = 9_000
+        await until("it grows", lambda: claims() == [{"GPU-a": 9_000}])
+        card.used_mib = card.computing[host.pid()] = 8_000
+        drift = await controller.find_drift()
+        assert [item.kind for item in drift.items] == [], "its command line is that of its start"
+        [started] = [each.claims for each in await host.runtime.list_replicas()]
+        assert started["GPU-a"] == 6_000
+
+    async with host.controller(host_pids=True, stop_engines=True) as controller:
+        await until("a restart knows it", lambda: claims() == [{"GPU-a": 9_000}])
+
+
 async def test_a_process_that_outlives_its_engine_is_named(host: Host) -> None:
     card = host.nvml.add(uuid="GPU-a", bus=1, total_mib=8_000)
     host.declare({"m": STUB | {"vram_mib": 6_000}})

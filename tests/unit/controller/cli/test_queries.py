@@ -106,6 +106,15 @@ async def test_status_tells_a_next_attempt_and_an_error_of_what_serves(
     ]
 
 
+async def test_status_tells_where_vram_mib_is_not_what_is_taken(
+    api: FakeControlApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "`vram_mib` declares 6 MiB of each GPU, and a replica was seen to take 8"
+    api.status = status(model("a", vram_warning=words), model("b"))
+    assert await roundhouse(api, "status") == ExitCode.DONE
+    assert f"a: {words}\n" in capsys.readouterr().out
+
+
 async def test_status_tells_since_when_nothing_is_seen(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
     api.status = status(observed_at=5000.0, observation_error="docker does\nnot answer")
     assert await roundhouse(api, "status") == ExitCode.FAILED

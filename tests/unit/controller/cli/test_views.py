@@ -255,7 +255,9 @@ async def test_gpus(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> 
         effective_target_inflight=1,
         vram_estimate_mib=12,
         vram_estimate_replica_count=2,
-        vram_estimate_source="model_artifact_size",
+        vram_estimate_source="declared",
+        vram_observed_mib=16,
+        vram_warning="`vram_mib` declares 6 MiB of each GPU, and a replica was seen to take 8",
     )
     api.memory = GpuMemoryAnswer(
         gpus=[card, instance], models=[model], error=None, driver_version="570.195.03", cuda_version="12.8"
@@ -268,8 +270,9 @@ async def test_gpus(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> 
         "GPU  PID  PROCESS  USED   REPLICA\n"
         "0    41   python3  30MiB  rh-i-chat-0-h-1\n"
         "0    7    -        -      -\n"
-        "MODEL  STATE   ESTIMATE  REPLICAS  FROM\n"
-        "chat   loaded  12MiB     2         the files' size\n"
+        "MODEL  STATE   ESTIMATE  REPLICAS  FROM      MEASURED\n"
+        "chat   loaded  12MiB     2         declared  16MiB\n"
+        "chat: `vram_mib` declares 6 MiB of each GPU, and a replica was seen to take 8\n"
         "NVIDIA driver 570.195.03, which runs CUDA up to 12.8\n"
     )
     assert await roundhouse(api, "gpu", "--json") == ExitCode.DONE

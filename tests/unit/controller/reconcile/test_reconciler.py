@@ -22,7 +22,8 @@ from controller.schema.attempts import AttemptNumbers
 from controller.schema.keys import KeyDefinition
 from controller.schema.routing import GatewayReport
 from controller.schema.status import ModelState
-from controller.state import DesiredModel, DesiredState, IdleSpan, Statement
+from controller.sizing.claims import HeldMemory
+from controller.state import HOST, DesiredModel, DesiredState, Gpu, IdleSpan, Statement
 from controller.status.reconcile_round import Round
 from tests.fakes.fake_prober import FakeProber
 from tests.fakes.fake_runtime import FakeRuntime
@@ -74,6 +75,8 @@ class Bench:
     operations: Executor
     reconciler: Reconciler
     time: list[float]
+    held: dict[str, HeldMemory]
+    """What replicas were seen to hold, by name."""
 
     async def round(self) -> Round:
         """One complete round, and the operations that it began. Time goes on by 0.1 s."""
@@ -102,6 +105,7 @@ async def bench() -> AsyncIterator[Bench]:
         return time[0]
 
     runtime, desired, memory, wake = FakeRuntime(clock), Wanted(), OperationState(), asyncio.Event()
+    held: dict[str, HeldMemory] = {}
 
     async with aiohttp.ClientSession() as session:
         hub = GatewayHub("i", 1, wake=wake.set, clock=clock)
@@ -121,8 +125,9 @@ async def bench() -> AsyncIterator[Bench]:
             resync_s=10.0,
             ready_before={},
             clock=clock,
+            get_held_memory=held.get,
         )
-        yield Bench(runtime, desired, hub, operations, reconciler, time)
+        yield Bench(runtime, desired, hub, operations, reconciler, time, held)
         await prober.close()
 
 
@@ -148,6 +153,22 @@ async def test_unknown_is_not_empty_what_ran_is_not_started_twice(bench: Bench) 
     await bench.rounds(3)
     assert list(bench.runtime.replicas) == [name]
     assert bench.hub.table == stamp
+
+
+async def test_what_a_replica_holds_counts_where_it_is_more_than_what_it_claimed(bench: Bench) -> None:
+    bench.runtime.found_gpus = (Gpu("GPU-a", 0, "fake", 10_000),)
+    first = replace(MODEL, gpu_count=1, vram_mib=4_000)
+    bench.desired.value = DesiredState(1, {"m": first})
+    await bench.rounds(3)
+    [name] = bench.runtime.replicas
+    bench.held[name] = HeldMemory(7_000, 300)
+    bench.desired.value = DesiredState(2, {"m": first, "n": replace(first, name="n")})
+    done = await bench.rounds(3)
+    [replica] = done.observed.replicas
+    assert replica.claims == {"GPU-a": 7_000, HOST: 300}
+    assert replica.start_claims == bench.runtime.replicas[name].claims == {"GPU-a": 4_000}
+    [blocked] = done.plan.blocked
+    assert "GPU 0 has 3000 of 10000 MiB" in blocked.reason
 
 
 async def test_files_that_were_never_valid_start_and_stop_nothing(bench: Bench) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.engines.llama_server import LlamaServerDefinition
+from controller.sizing.claims import HeldMemory
 from controller.sizing.history import FILE_NAME, KINDS_KEPT, LOADS_KEPT, MemoryHistory, ObservedSample, save_history
 from controller.state import DesiredModel, Gpu, Requirement, Statement
 from tests.support.campaign import campaign_count
@@ -126,8 +127,19 @@ def test_what_is_to_be_set_aside_is_told_of_what_was_seen() -> None:
     took(memory, model("small", gpus=0), None, gpu=None, host=90)
     wanted = [model(), model("small", gpus=0), model("new"), model("elsewhere")]
     gpus = (Gpu("GPU-a", 0, H200, 9),)
-    assert memory.observed_requirements(wanted, gpus) == {"m": Requirement(4000, 70), "small": Requirement(None, 90)}
+    seen = Requirement(4000, 70, observed_per_gpu_mib=4000)
+    assert memory.observed_requirements(wanted, gpus) == {"m": seen, "small": Requirement(None, 90)}
     assert memory.observed_requirements(wanted, None) == {"small": Requirement(None, 90)}
+
+
+def test_what_one_replica_held_is_told_by_its_name() -> None:
+    memory = MemoryHistory()
+    took(memory, model(), 4000, host=70, replica="a")
+    took(memory, model(), 3000, host=90, replica="a")
+    took(memory, model(), 9000, replica="b")
+    assert memory.held_memory("a") == HeldMemory(4000, 90)
+    assert memory.held_memory("b") == HeldMemory(9000, None)
+    assert memory.held_memory("c") is None
 
 
 def test_one_replica_takes_so_much_of_each_of_its_gpus() -> None:

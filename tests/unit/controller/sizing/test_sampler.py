@@ -12,8 +12,9 @@ import pytest
 
 from controller.engines.stub import StubDefinition
 from controller.planning.gpu_use import SETTLED_S
+from controller.sizing.claims import HeldMemory
 from controller.sizing.history import FILE_NAME, MemoryHistory, ObservedSample
-from controller.sizing.sampler import AGAIN_S, MemorySampler
+from controller.sizing.sampler import AGAIN_S, GROWN_MIB, MemorySampler
 from controller.state import (
     DesiredModel,
     DesiredState,
@@ -308,6 +309,27 @@ async def test_what_a_stranger_takes_later_is_not_counted_where_no_process_is_to
     bench.now += AGAIN_S
     await bench.round()
     assert bench.of("m") == ObservedSample(4000, None, 1, bench.now)
+
+
+async def test_what_grows_on_its_gpu_is_looked_at_at_once_and_the_most_is_what_it_holds(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, wanted("m", gpus=1))
+    name = bench.put("m", "GPU-a")
+    bench.runtime.held[name] = 300
+
+    async def hold(mib: int) -> HeldMemory | None:
+        bench.processes["GPU-a"] = (GpuProcess(7, mib, "python", name),)
+        await bench.round()
+        return bench.watch.get_held_memory(name)
+
+    assert await hold(3_000) is None, "it still loads"
+    bench.ready(name)
+    assert await hold(3_000) == HeldMemory(3_000, 300)
+    assert await hold(3_000 + GROWN_MIB - 1) == HeldMemory(3_000, 300), "that little can wait"
+    assert await hold(3_000 + GROWN_MIB) == HeldMemory(3_000 + GROWN_MIB, 300)
+    assert await hold(1_000) == HeldMemory(3_000 + GROWN_MIB, 300)
+    bench.begin()
+    assert bench.watch.get_held_memory(name) == HeldMemory(3_000 + GROWN_MIB, 300), "another controller knows it"
+    assert bench.watch.get_held_memory("another") is None
 
 
 async def settled(bench: Bench, name: str) -> Mapping[str, int] | None:

@@ -26,6 +26,7 @@ from controller.state import (
     PreflightResult,
     ReplicaId,
     ReplicaKey,
+    Requirement,
     Statement,
 )
 from controller.status.model_status import assess_models
@@ -189,3 +190,14 @@ def test_a_remote_is_as_well_as_its_last_answer() -> None:
     )  # fmt: skip
     assert (route.thinking_control, route.context_length) == ("thinking", None)
     assert route.extra_fields == ("top_k",)
+
+
+def test_a_vram_mib_that_is_far_from_what_was_seen_is_said_with_both_figures() -> None:
+    model = replace(MODEL, gpu_count=1, vram_mib=8000)
+    seen = {"m": Requirement(9000, 50, observed_per_gpu_mib=9000)}
+    status = _status(ObservedState(NOW, requirements=seen), model)
+    assert "declares 8000 MiB of each GPU, and a replica was seen to take 9000" in (status.vram_warning or "")
+    about_right = {"m": Requirement(8100, 50, observed_per_gpu_mib=8100)}
+    assert _status(ObservedState(NOW, requirements=about_right), model).vram_warning is None
+    predicted = {"m": Requirement(9000, 50)}
+    assert _status(ObservedState(NOW, requirements=predicted), model).vram_warning is None
