@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.campaigns.record import Outcome, Table
-from tests.support.ci_cache import add_llama_server_to_path
 from tests.support.agent_programs import AGENTS, CodingAgent
+from tests.support.ci_cache import add_llama_server_to_path
 from tests.support.compaction import CompactionRun, count_first_request, play_compaction
 from tests.support.foreign_clients import NODE_PACKAGES, PYTHON_PACKAGES, ForeignClients, install_clients
 from tests.support.overflow_packages import EXPECTED, probe_packages
