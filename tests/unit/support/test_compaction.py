@@ -32,7 +32,7 @@ def user(text: str) -> dict[str, Any]:
 def test_the_model_works_until_it_goes_on_from_its_summary(tmp_path: Path) -> None:
     llama_servers.needed("embedded")
     make_agent_model(tmp_path / "m.gguf", ToolCall("bash", '{"command": "cat notes.txt"}'), 4096)
-    results = [{"role": "assistant", "content": None, "tool_calls": [CALLED]}, RESULT]
+    results: list[dict[str, Any]] = [{"role": "assistant", "content": None, "tool_calls": [CALLED]}, RESULT]
     system = {"role": "system", "content": "You make a summary where you are asked for one."}
     with llama_servers.started("embedded", tmp_path, "m", tmp_path / "m.gguf", token="t") as worker:
         worker.ready()
