@@ -275,7 +275,7 @@ REFUSED: list[tuple[dict[str, Any], str, str | None]] = [
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "invalid_request", "tools[0].type"),
     ({"extra_body": {"thinking": "enabled"}}, "thinking_unsupported", "thinking"),
     ({"extra_body": {"max_tokens": None}}, "invalid_request", "max_tokens"),
-    ({"messages": [{"role": "user", "content": "x" * 9000}]}, "engine_error", None),
+    ({"messages": [{"role": "user", "content": "x" * 9000}]}, "context_length_exceeded", None),
 ]
 
 
