@@ -10,7 +10,7 @@ from gateway.exchange.services import ApiSpec
 
 _MAKE, _COMPACT, _COUNT = APIS = (
     ApiSpec("/v1/responses", streams=True, state="made", scope="inference"),
-    ApiSpec("/v1/responses/compact", streams=True, state="read", scope="inference"),
+    ApiSpec("/v1/responses/compact", gathers=True, state="read", scope="inference"),
     ApiSpec("/v1/responses/input_tokens", takes_slot=False, state="read", scope="inference"),
 )
 _CODES = ("previous_response_not_found", "conversation_not_found", "conversation_locked", "response_store_failed")

@@ -254,7 +254,8 @@ class Exchange(LoadWait):
         dialect = option.dialect
         events = dialect.open_stream(request) if self._is_stream else None
         # An engine that does not notice when the client of a blocking call leaves notices it of a stream.
-        is_collected = self._api.streams and not (self._is_stream or route.notices_leaving or self._ends_soon())
+        may_collect = self._api.streams or self._api.gathers
+        is_collected = may_collect and not (self._is_stream or route.notices_leaving or self._ends_soon())
         collector = dialect.open_collector(request) if is_collected else None
         body = request.fill(dialect.engine_body(request, route, as_stream=collector is not None))
         headers = services.lines.engine_headers(self._answer.request_id, self._client.headers)

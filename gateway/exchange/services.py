@@ -57,6 +57,9 @@ class ApiSpec:
     method: str = "POST"
     streams: bool = False
     """It takes `stream`."""
+    gathers: bool = False
+    """It takes no `stream`, and an engine is asked for one all the same where that is how it notices a client that
+    leaves, as with every API that takes one."""
     takes_slot: bool = True
     """An engine works on it in one of its slots, so it is admitted; else it goes in at once."""
     scope: KeyScope = field(kw_only=True)

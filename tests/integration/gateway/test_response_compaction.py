@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.fakes.mock_engine import PROMPT_TOKENS, WORDS
 from tests.support.gateway_rest import nothing_left
 from tests.support.response_state import Site, refusal, site
 from tests.support.responses import Fields, as_json
+from tests.support.wait import until
 
 TEXT = " ".join(WORDS)
 CALLED: list[Any] = [
@@ -95,4 +97,15 @@ async def test_what_cannot_be_compacted() -> None:
         here.engine.words = [""]
         here.engine.answers.clear()
         assert (await refusal(ask(model="m", input="x")))[:2] == (502, "engine_error")
+        await nothing_left(here.here)
+
+
+async def test_the_engine_stops_when_the_client_leaves() -> None:
+    async with site(m={"notices_leaving": False}) as here:
+        leaving = asyncio.create_task(compacted(here, input="x", extra_body={"fault": "hold"}))
+        await until("it runs", lambda: here.engine.running)
+        assert here.engine.requests[-1].body["stream"] is True
+        leaving.cancel()
+        await until("it is over", lambda: not here.engine.running)
+        await compacted(here, input="x")
         await nothing_left(here.here)
