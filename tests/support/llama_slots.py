@@ -32,8 +32,11 @@ def make_endless(path: Path) -> None:
 
 @contextlib.asynccontextmanager
 async def endless_stack(folder: Path) -> AsyncIterator[RoundhouseStack]:
-    """A stack with a llama-server of four slots that generates for as long as it is asked to; nothing may be left."""
-    made = RoundhouseStack(folder, "process")
+    """A stack with a llama-server of four slots that generates for as long as it is asked to; nothing may be left.
+
+    Every blocking call is gathered: of answers that are expected soon, the engine would not notice who leaves.
+    """
+    made = RoundhouseStack(folder, "process", env={"ROUNDHOUSE_GATHER_AFTER_S": "0"})
     make_endless(made.models / "long.gguf")
     made.declare({"chat": {"model_path": "long.gguf", "llama_server_n_ctx": LONG_CONTEXT, "llama_server_threads": 1}})
     await made.open()

@@ -32,12 +32,20 @@ _AT_BEGIN: Fields = {
 
 def replay_events(response: Fields, *, is_open_responses: bool) -> bytes:
     """All events of a response that is over, without `[DONE]`. `is_open_responses`: see ResponseContext."""
-    return _replaying_writer(response, is_open_responses=is_open_responses).write_events()
+    writer = _replaying_writer(response, is_open_responses=is_open_responses)
+    try:
+        return writer.write_events()
+    finally:
+        writer.let_go()
 
 
 def replay_end(response: Fields, number: int) -> bytes:
     """The last event of a response that is over, as event `number`."""
-    return _replaying_writer(response, is_open_responses=False).write_end(number)
+    writer = _replaying_writer(response, is_open_responses=False)
+    try:
+        return writer.write_end(number)
+    finally:
+        writer.let_go()
 
 
 def _replaying_writer(response: Fields, *, is_open_responses: bool) -> _ReplayingWriter:
@@ -58,6 +66,10 @@ class _ReplayingWriter(ResponseWriter):
         super().__init__({}, context)
         self._whole = response
         self._response = {**response, **_AT_BEGIN}
+
+    def let_go(self) -> None:
+        """End the cycle of references between the writer and its context."""
+        self._context.cancel = None
 
     def write_events(self) -> bytes:
         """All of them."""

@@ -348,7 +348,7 @@ async def test_what_is_asked_ahead_is_bounded() -> None:
 @pytest.mark.parametrize("method", ["HEAD", "OPTIONS", "PUT", "DELETE", "PATCH", "TRACE", "GET"])
 async def test_other_methods_on_inference_routes(method: str) -> None:
     async with one_model() as (here, engine), raw(here) as client:
-        client.write(request(method, body=BODY) + request("GET", "/v1/models"))
+        client.write(request(method, "/v1/completions", body=BODY) + request("GET", "/v1/models"))
         if method == "HEAD":
             assert (await until_head(client)).startswith(b"HTTP/1.1 405 ")
         else:

@@ -224,9 +224,9 @@ async def test_what_is_refused_names_its_place(make: Make) -> None:
             with pytest.raises(openai.BadRequestError) as caught:
                 await make(**{"model": "plain", "input": "Hi", "stream": stream, **fields})
             assert (caught.value.code, caught.value.param) == (code, place)
-    with pytest.raises(openai.BadRequestError, match="context size") as caught:
+    with pytest.raises(openai.BadRequestError, match="maximum context length") as caught:
         await make(model="plain", input="x" * 9000)
-    assert caught.value.code == "engine_error"
+    assert caught.value.code == "context_length_exceeded"
 
 
 async def test_tokens_of_the_input(here: GatewayHarness) -> None:
