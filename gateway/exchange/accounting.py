@@ -31,7 +31,7 @@ class RequestAccount:
         if self.entry is not None:
             used_tokens = usage.prompt + usage.completion if usage is not None else None
             passed_tokens = attempt.events_passed if attempt is not None else 0
-            is_failed = attempt is None or answer.status >= 400
+            is_failed = attempt is None or attempt.is_refused or answer.status >= 400
             self.entry.settle_request(
                 now, used_tokens, was_sent=self.attempts > 0, is_failed=is_failed, passed_tokens=passed_tokens
             )

@@ -79,9 +79,10 @@ class _Wording:
     """What `prompt` lacks at least."""
 
 
+_NUMBER: Final = r"\d{1,12}"
 _LIMIT: Final = r"maximum context length is (?P<limit>\d+) tokens"
 _WORDINGS: Final = tuple(
-    _Wording(re.compile(pattern), excess)
+    _Wording(re.compile(pattern.replace(r"\d+", _NUMBER)), excess)
     for pattern, excess in (
         # llama-server: a prompt, and a text to embed, which must fit one batch.
         (r"request \((?P<prompt>\d+) tokens\) exceeds the available context size \((?P<limit>\d+) tokens\)", 0),

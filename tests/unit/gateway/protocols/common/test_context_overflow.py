@@ -106,6 +106,7 @@ def test_what_clients_are_told_is_understood_again_and_stays(engine: str) -> Non
         {"message": "Context size has been exceeded.", "type": "server_error", "code": 500},
         {"message": "max_tokens must be at least 1", "code": "invalid_request"},
         {"message": None, "type": 5},
+        {"message": f"prompt is too long: {'9' * 5000} tokens > 5 maximum"},
         {},
     ],
 )
