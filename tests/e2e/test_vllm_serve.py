@@ -187,7 +187,7 @@ async def test_a_client_that_leaves_stops_the_work(served: Served) -> None:
         assert await served.figure("num_requests_running") == 1
         answer.close()
     await until("the engine is idle", lambda: _idle(served))
-    assert await served.figure("generation_tokens_total") - before < 3000
+    assert await served.figure("generation_tokens_total") - before < 4000
 
 
 async def _idle(served: Served) -> bool:
