@@ -311,6 +311,12 @@ def test_a_stream_says_what_the_whole_answer_says(
     assert json.loads(result[1]) == whole
 
 
+_STOPPED = (
+    [{"index": 0, "delta": {}, "finish_reason": "stop"}],
+    {"index": 0, "message": {"role": "assistant", "content": None}, "finish_reason": "stop"},
+)
+
+
 @settings(max_examples=campaign_count(40, 1_000))
 @given(
     made=answers(),
@@ -320,6 +326,7 @@ def test_a_stream_says_what_the_whole_answer_says(
     message=words,
     is_open=st.booleans(),
 )
+@example(made=_STOPPED, places=[], length=0, code="context_length_exceeded", message="m", is_open=False)
 def test_a_stream_that_breaks_off_ends_as_one_should(
     made: tuple[list[Fields], Fields], places: list[int], length: int, code: str, message: str, is_open: bool
 ) -> None:
