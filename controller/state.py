@@ -202,6 +202,10 @@ class ObservedReplica:
     """Tokens of one request, as the ready engine tells; None: it has not told."""
     system_first: bool = False
     """The model's chat template takes system messages at the beginning alone, as the ready engine tells."""
+    kv_cache_tokens: int | None = None
+    """Tokens that its KV cache holds, as its metrics tell; None: they do not."""
+    is_preempting: bool = False
+    """Its metrics told lately that it takes its cache from requests that it has begun."""
     idle_span: IdleSpan | None = None
     """How long the engine has said that it is idle; None: at the last probe it was not, or it does not tell."""
 

@@ -68,7 +68,7 @@ class RequestRefusedError(CommandError):
 
     @property
     def error_code(self) -> str | None:
-        """The code of the table in `controller/schema/error_codes.py`."""
+        """The code of the table in `controller.schema.errors.ERROR_CODES`."""
         return self.body.code if self.body is not None else None
 
 

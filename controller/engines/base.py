@@ -113,6 +113,10 @@ class Probe:
     """Prometheus text with `busy_metric` and `progress_metrics`, for the engine's own idle figure and its progress."""
     busy_metrics: tuple[str, ...] = ()
     progress_metrics: tuple[str, ...] = ()
+    cache_metric: str | None = None
+    """There: whose labels say how many tokens the KV cache holds."""
+    preemption_metric: str | None = None
+    """There: how often a request that was begun had to give its cache back."""
     template_path: str | None = None
     """Where the engine renders a conversation by the model's chat template without answering it; None: nowhere."""
 
@@ -135,6 +139,18 @@ class Remote:
     health_path: str
     api_key_env: str | None = None
     api_key_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFigures:
+    """What a running engine tells of itself. None: it has not, or does not."""
+
+    context_length: int | None = None
+    """Tokens of one request."""
+    kv_cache_tokens: int | None = None
+    """Tokens that its KV cache holds, where its metrics say so."""
+    is_preempting: bool = False
+    """Its metrics say that it takes the cache from requests that it has begun."""
 
 
 class Engine:
@@ -166,6 +182,8 @@ class Engine:
     """False: work on a blocking request goes on for a while after its client left."""
     choices_take_slots: ClassVar[bool] = True
     """Each of several answers to one request (`n`) is worked on as a request of its own would be."""
+    preempts_when_full: ClassVar[bool] = False
+    """It makes room in its KV cache by computing requests again; false: all requests inside fail."""
     takes_dimensions: ClassVar[bool] = False
     """It shortens embeddings itself to the `dimensions` of a request, or refuses; else it may overlook them."""
     takes_mig_instances: ClassVar[bool] = True
@@ -215,6 +233,11 @@ class Engine:
 
     def context_length(self, definition: Definition) -> int | None:
         """Tokens of one request, prompt and answer, as declared; None: nothing is said. What the engine tells rules."""
+        return None
+
+    def kv_cache_tokens(self, definition: Definition, told: EngineFigures) -> int | None:
+        """Tokens that the KV cache of one replica holds, of all requests inside together, where more than it holds harm
+        each other; None: not known, or they do not. `told` is what the replica says of itself."""
         return None
 
     def list_artifacts(self, definition: Definition) -> tuple[str, ...]:

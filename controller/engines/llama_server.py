@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
 from controller.artifacts.facts import Artifact, longest_token_at
-from controller.engines.base import ClaimedGpu, Engine, FileCheck, Launch, Probe, RenderContext, Verdict
+from controller.engines.base import ClaimedGpu, Engine, EngineFigures, FileCheck, Launch, Probe, RenderContext, Verdict
 from controller.engines.capabilities import EMBEDDINGS, apply_declared
 from controller.engines.llama_log import GPU_VERDICTS, MISSING_GPU_VERDICTS, dots_progress, memory_verdicts
 from controller.engines.load_fields import LoadField
@@ -37,6 +38,8 @@ _SIZES: Final = {
 _MOST_SHARES: Final = 15
 """llama-server takes fewer than the devices that llama.cpp knows at most, which are 16."""
 _CHANGES_PROMPTS: Final = frozenset({"--context-shift", "LLAMA_ARG_CONTEXT_SHIFT", "--override-kv"})
+_SPLIT_CACHE: Final = frozenset({"-no-kvu", "--no-kv-unified", "--kv-unified-per-slot"})
+"""Arguments after which each slot has a cache of its own, or all share one of another size."""
 _CACHE_RAM: Final = ("-cram", "--cache-ram")
 _OPAQUE: Final = frozenset(
     {
@@ -340,6 +343,24 @@ class LlamaServer(Engine):
         """All of the cache: its slots share one, so a request alone may have it."""
         assert isinstance(definition, LlamaServerDefinition)
         return definition.llama_server_n_ctx
+
+    def kv_cache_tokens(self, definition: Definition, told: EngineFigures) -> int | None:
+        """All slots share one cache: as large as declared, or as one request's context, which the model may limit.
+
+        Requests that fill it together all fail (`Context size has been exceeded.`). Not looked at where no answers are
+        generated, or where `extra_args` give each slot a cache of its own, or one of a size that is not said here.
+        """
+        assert isinstance(definition, LlamaServerDefinition)
+        if definition.llama_server_embedding or definition.llama_server_reranking:
+            return None
+        args = definition.extra_args
+        if not _SPLIT_CACHE.isdisjoint(args):
+            return None
+        declared = definition.llama_server_n_ctx or 0
+        for flag, value in pairwise(args):
+            if _SIZES.get(flag) == "context" and value.isdecimal():
+                declared = int(value)
+        return max(declared, told.context_length or 0) or None
 
     def list_artifacts(self, definition: Definition) -> tuple[str, ...]:
         """The model, and the projector and draft where named."""

@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Literal
 
 from controller.artifacts.facts import Artifact, longest_token_at
-from controller.engines.base import SHM_BYTES, CodeCheck, Engine, FileCheck, Launch, Probe, RenderContext, Verdict
+from controller.engines.base import (
+    SHM_BYTES,
+    CodeCheck,
+    Engine,
+    EngineFigures,
+    FileCheck,
+    Launch,
+    Probe,
+    RenderContext,
+    Verdict,
+)
 from controller.engines.capabilities import EMBEDDINGS, apply_declared
 from controller.engines.families import family_of, thinking_modes
 from controller.engines.load_fields import LoadFault, LoadField
@@ -45,6 +55,7 @@ class VllmEngine(Engine):
 
     start_timeout_s: ClassVar[float] = 1800.0
     default_target_inflight: ClassVar[int] = 64
+    preempts_when_full: ClassVar[bool] = True
     takes_dimensions: ClassVar[bool] = True
     renders_inflight: ClassVar[bool] = True
     render_version: ClassVar[int] = 2
@@ -86,6 +97,13 @@ class VllmEngine(Engine):
         """As declared."""
         assert isinstance(definition, VllmFields)
         return definition.vllm_max_model_len
+
+    def kv_cache_tokens(self, definition: Definition, told: EngineFigures) -> int | None:
+        """Its cache, while it preempts: requests are computed again then, and each of them makes others wait.
+
+        Otherwise nobody is held back: prompts that begin alike share their cache, which cannot be seen from outside.
+        """
+        return told.kv_cache_tokens if told.is_preempting else None
 
     def list_artifacts(self, definition: Definition) -> tuple[str, ...]:
         """The model, where it lies in the models folder."""
@@ -153,6 +171,8 @@ class VllmEngine(Engine):
             metrics_path="/metrics",
             busy_metrics=("vllm:num_requests_running", "vllm:num_requests_waiting"),
             progress_metrics=("vllm:prompt_tokens_total", "vllm:generation_tokens_total"),
+            cache_metric=None if is_embedding else "vllm:cache_config_info",
+            preemption_metric=None if is_embedding else "vllm:num_preemptions_total",
             template_path=None if is_embedding else "/tokenize",
         )
 

@@ -15,6 +15,13 @@ from dataclasses import dataclass, replace
 from controller.state import Health, IdleSpan
 
 STALL_S = 120.0
+PREEMPTION_PROBES = 2
+"""Probes in a row that see preemptions before an engine counts as preempting: one burst is none."""
+PREEMPTION_HOLD_S = 600.0
+"""So long it counts as preempting after the last one."""
+
+
+_NUMBER_LABEL = re.compile(r'(\w+)="(\d+)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,10 @@ class ProbeOutcome:
     """Tokens of one request, where it was asked and told."""
     system_first: bool | None = None
     """The model's chat template takes system messages at the beginning alone; None: not asked, or not told."""
+    kv_cache_tokens: int | None = None
+    """Tokens that its KV cache holds; None: it does not tell."""
+    preemptions: float | None = None
+    """How often it has taken its cache from a request that it had begun; None: it does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +69,19 @@ class ProbedHealth:
     """The last that it told; None: it has not, or does not."""
     system_first: bool | None = None
     """The same of `ProbeOutcome.system_first`."""
+    kv_cache_tokens: int | None = None
+    """The same of `ProbeOutcome.kv_cache_tokens`."""
+    preemptions: float | None = None
+    """The same of `ProbeOutcome.preemptions`."""
+    preempting_probes: int = 0
+    """The last probes in a row that saw new preemptions."""
+    preempting_until: float | None = None
+    """Until when it counts as preempting; None: it does not."""
+
+    @property
+    def is_preempting(self) -> bool:
+        """Whether it takes its cache from requests that it has begun, again and again."""
+        return self.preempting_until is not None
 
 
 def apply_outcome(
@@ -81,7 +105,9 @@ def apply_outcome(
         error=outcome.error,
         context_length=probed_health.context_length if outcome.context_length is None else outcome.context_length,
         system_first=probed_health.system_first if outcome.system_first is None else outcome.system_first,
+        kv_cache_tokens=outcome.kv_cache_tokens or probed_health.kv_cache_tokens,
     )
+    new_health = _note_preemptions(new_health, outcome.preemptions, now)
     if outcome.dead:
         return replace(new_health, health=Health.DEAD)
     if probed_health.ready_since is None:
@@ -90,6 +116,24 @@ def apply_outcome(
     if now - progressed_at >= STALL_S:
         return replace(new_health, health=Health.STALLED)
     return replace(new_health, health=Health.READY if outcome.healthy else Health.FAILING)
+
+
+def _note_preemptions(probed_health: ProbedHealth, preemptions: float | None, now: float) -> ProbedHealth:
+    """The health with what a probe that ended `now` told of preemptions; None: it told nothing."""
+    probes, until = probed_health.preempting_probes, probed_health.preempting_until
+    if preemptions is not None:
+        has_preempted = probed_health.preemptions is not None and preemptions > probed_health.preemptions
+        probes = probes + 1 if has_preempted else 0
+        if probes >= PREEMPTION_PROBES or (has_preempted and until is not None):
+            until = now + PREEMPTION_HOLD_S
+    if until is not None and now >= until:
+        until = None
+    return replace(
+        probed_health,
+        preemptions=probed_health.preemptions if preemptions is None else preemptions,
+        preempting_probes=probes,
+        preempting_until=until,
+    )
 
 
 def _extend_idle_span(probed_health: ProbedHealth, outcome: ProbeOutcome, began_at: float) -> IdleSpan | None:
@@ -111,6 +155,18 @@ def metric_sum(text: str, names: Iterable[str]) -> float | None:
         float(match[2]) for line in text.splitlines() if (match := sample.match(line)) and match[1] in wanted_names
     ]
     return sum(values) if values else None
+
+
+def parse_cache_tokens(text: str, metric: str) -> int | None:
+    """Tokens that the KV cache holds, by the labels of an info metric of vLLM in Prometheus text, one for each of its
+    engines: `kv_cache_size_tokens`, or `num_gpu_blocks` of `block_size` tokens; None: it does not tell."""
+    total = 0
+    for line in text.splitlines():
+        if line.startswith(metric + "{"):
+            labels = dict(_NUMBER_LABEL.findall(line))
+            blocks = int(labels.get("num_gpu_blocks", 0)) * int(labels.get("block_size", 0))
+            total += int(labels.get("kv_cache_size_tokens", 0)) or blocks
+    return total or None
 
 
 def parse_context_length(text: str) -> int | None:

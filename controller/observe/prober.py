@@ -11,7 +11,14 @@ from typing import Any
 import aiohttp
 
 from controller.engines.base import Probe
-from controller.observe.health import ProbedHealth, ProbeOutcome, apply_outcome, metric_sum, parse_context_length
+from controller.observe.health import (
+    ProbedHealth,
+    ProbeOutcome,
+    apply_outcome,
+    metric_sum,
+    parse_cache_tokens,
+    parse_context_length,
+)
 from controller.observe.template_probe import BUSY_STATUSES, LATE_SYSTEM, LEADING_SYSTEM, judge_rendering
 
 log = logging.getLogger(__name__)
@@ -166,8 +173,7 @@ class Prober:
             if fault := await self._request_first_token(target):
                 return ProbeOutcome(healthy=True, error=fault)
             return await self._add_model_facts(ProbeOutcome(healthy=True, generated=True), target_state)
-        busy_requests, progress = await self._read_figures(target)
-        outcome = ProbeOutcome(healthy=True, generated=True, busy_requests=busy_requests, progress=progress)
+        outcome = await self._add_figures(ProbeOutcome(healthy=True, generated=True), target)
         return await self._add_model_facts(outcome, target_state)
 
     async def _add_model_facts(self, outcome: ProbeOutcome, target_state: _TargetState) -> ProbeOutcome:
@@ -216,17 +222,24 @@ class Prober:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             return f"first token: {error or type(error).__name__}"
 
-    async def _read_figures(self, target: ProbeTarget) -> tuple[float | None, float | None]:
+    async def _add_figures(self, outcome: ProbeOutcome, target: ProbeTarget) -> ProbeOutcome:
+        """What the engine's metrics say, where it has any and they can be had."""
         probe = target.probe
         if probe.metrics_path is None:
-            return None, None
+            return outcome
         try:
             status, text = await self._get(target, probe.metrics_path)
         except (aiohttp.ClientError, OSError, TimeoutError):
-            return None, None
+            return outcome
         if status != 200:
-            return None, None
-        return metric_sum(text, probe.busy_metrics), metric_sum(text, probe.progress_metrics)
+            return outcome
+        return replace(
+            outcome,
+            busy_requests=metric_sum(text, probe.busy_metrics),
+            progress=metric_sum(text, probe.progress_metrics),
+            kv_cache_tokens=parse_cache_tokens(text, probe.cache_metric) if probe.cache_metric else None,
+            preemptions=metric_sum(text, (probe.preemption_metric,)) if probe.preemption_metric else None,
+        )
 
     async def _post(self, target: ProbeTarget, path: str, body: dict[str, Any]) -> tuple[int, str]:
         async with self._session.post(
@@ -241,7 +254,8 @@ class Prober:
 
 def _published_part(probed_health: ProbedHealth) -> tuple[object, ...]:
     """What somebody waits for."""
-    return probed_health.health, probed_health.idle, probed_health.context_length, probed_health.system_first
+    model_facts = probed_health.context_length, probed_health.system_first
+    return probed_health.health, probed_health.idle, model_facts, probed_health.is_preempting
 
 
 def _headers(target: ProbeTarget) -> dict[str, str]:

@@ -358,6 +358,8 @@ class Reconciler:
             argv=replica.argv,
             context_length=probed_health.context_length,
             system_first=probed_health.system_first is True,
+            kv_cache_tokens=probed_health.kv_cache_tokens,
+            is_preempting=probed_health.is_preempting,
             idle_span=probed_health.idle_span,
         )
 

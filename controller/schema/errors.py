@@ -1,4 +1,4 @@
-"""The one envelope that errors travel in: OpenAI's, extended (DESIGN.md §4). Their codes: `error_codes`."""
+"""The one envelope that errors travel in: OpenAI's, extended (DESIGN.md §4), and every code that it may have."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ from typing import Final
 
 from pydantic import BaseModel, Field
 
-from controller.schema.error_codes import ERROR_CODES, ErrorCode
+from controller.schema.error_code import ErrorCode
+from controller.schema.request_errors import REQUEST_ERRORS
+from controller.schema.service_errors import SERVICE_ERRORS
 
 __all__ = ["DEFAULT_RETRY_AFTER_S", "ERROR_CODES", "ErrorBody", "ErrorCode", "ErrorEnvelope", "RoundhouseError"]
+
+ERROR_CODES: Final[dict[str, ErrorCode]] = {entry.code: entry for entry in (*REQUEST_ERRORS, *SERVICE_ERRORS)}
+"""Every error code of Roundhouse."""
 
 DEFAULT_RETRY_AFTER_S: Final = 5
 """Seconds named in `Retry-After` when nothing better is known."""

@@ -52,6 +52,15 @@ class Endpoint(Wire):
         "The engine's URL of /v1/x is base_url + api_prefix + /x.",
     )
     token: Token | None = Field(default=None, description="Sent to the engine as a bearer token.")
+    kv_cache_tokens: int | None = Field(
+        default=None,
+        description="Tokens that its KV cache holds, of all requests inside together; null: not known, or they cannot "
+        "get into each other's way.",
+    )
+    preempts_when_full: bool = Field(
+        default=False,
+        description="It makes room in its KV cache by computing requests again; false: all requests inside fail.",
+    )
     remote: bool = Field(default=False, description="Somebody else's server; false: one of the controller's replicas.")
 
 

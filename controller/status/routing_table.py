@@ -9,7 +9,7 @@ from types import MappingProxyType
 from pydantic import SecretStr
 
 from controller.engines import ENGINES
-from controller.engines.base import Engine
+from controller.engines.base import Engine, EngineFigures
 from controller.schema.keys import Key, KeyDefinition
 from controller.schema.routing import Endpoint, ModelRoute, RemoteProbe
 from controller.schema.status import ModelState, ModelStatus
@@ -70,7 +70,9 @@ def _route(
                 Endpoint(replica=model.name, base_url=remote.base_url, api_prefix="", token=secret, remote=True),
             )
         else:
-            endpoints = tuple(_endpoint(replica, tokens) for replica in sorted(replicas, key=lambda each: each.name))
+            endpoints = tuple(
+                _endpoint(engine, model, replica, tokens) for replica in sorted(replicas, key=lambda each: each.name)
+            )
     return ModelRoute(
         name=model.name,
         backend=model.backend,
@@ -122,10 +124,17 @@ def _unloaded_reason(model: DesiredModel) -> str:
     return "an operator unloaded it" if model.statement.kind == "unload" else model.statement.reason
 
 
-def _endpoint(replica: ObservedReplica, tokens: Tokens) -> Endpoint:
+def _endpoint(engine: Engine, model: DesiredModel, replica: ObservedReplica, tokens: Tokens) -> Endpoint:
     assert replica.base_url is not None
     token = tokens(replica.name)
-    return Endpoint(replica=replica.name, base_url=replica.base_url, token=SecretStr(token) if token else None)
+    figures = EngineFigures(replica.context_length, replica.kv_cache_tokens, is_preempting=replica.is_preempting)
+    return Endpoint(
+        replica=replica.name,
+        base_url=replica.base_url,
+        token=SecretStr(token) if token else None,
+        kv_cache_tokens=engine.kv_cache_tokens(model.definition, figures),
+        preempts_when_full=engine.preempts_when_full,
+    )
 
 
 def build_keys(keys: Mapping[str, KeyDefinition]) -> tuple[Key, ...]:

@@ -6,14 +6,17 @@ them on, or leave for them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
+from controller.schema.errors import RoundhouseError
 from controller.schema.routing import Endpoint, ModelRoute
 from gateway.admission.circuit_breaker import CircuitBreaker
-from gateway.admission.model_queue import ModelQueue, ReplicaSlots
+from gateway.admission.model_queue import ModelQueue
+from gateway.admission.replica_slots import ReplicaSlots
 from gateway.admission.retry_state import MAX_BREAKS, NO_RETRIES, RetryState
 from gateway.admission.ticket import Grant, Queue, QueuePlace, Slots, Ticket
+from gateway.admission.token_pool import NEVER
 from gateway.routing.table import Routes
 
 __all__ = ["Admission", "Grant", "QueuePlace", "Ticket"]
@@ -108,6 +111,47 @@ class Admission:
             queue.is_loaded and not queue.replicas_left(ticket.retries, now)
         ):
             raise queue.explain_unreachable(ticket.retries, now)
+        return self._requeue(ticket, now)
+
+    def preempt_ticket(self, ticket: Ticket, now: float, *, by_engine: bool) -> tuple[Endpoint | None, Sequence[Grant]]:
+        """It has to give its tokens back, before any part of its answer was sent: its next endpoint, as of
+        `retry_ticket`, where it claims more than it had. `by_engine`: the engine itself found no room.
+
+        Raises:
+            RoundhouseError: `kv_cache_exhausted`: its engine's tokens are not known, or it had all of them. The ticket
+                has its slot until it leaves.
+        """
+        assert ticket.state == "inside"
+        pool, claim = ticket.replica.token_pool, ticket.claim
+        if by_engine and (pool is None or claim is None or pool.is_whole(claim)):
+            raise cache_exhausted_error(ticket.model)
+        if claim is not None:
+            claim.raise_claim()
+        return self._requeue(ticket, now)
+
+    def begin_answer(self, ticket: Ticket, *, is_counted: bool) -> int:
+        """See `TokenPool.begin_answer`."""
+        pool = ticket.replica.token_pool
+        return NEVER if pool is None else pool.begin_answer(ticket, is_counted=is_counted)
+
+    def extend_answer(
+        self, ticket: Ticket, answered: int, can_resend: Callable[[Ticket], bool]
+    ) -> tuple[int, list[Ticket]]:
+        """See `TokenPool.extend`. Who must leave is to be preempted, or ended, by the caller."""
+        pool = ticket.replica.token_pool
+        return (NEVER, []) if pool is None else pool.extend(ticket, answered, can_resend)
+
+    def record_usage(self, ticket: Ticket, prompt_tokens: int, answer_tokens: int) -> None:
+        """The engine counted the request, which is inside."""
+        if ticket.claim is not None and ticket.replica.token_pool is not None:
+            ticket.queue.token_estimator.record_usage(ticket.claim.demand, prompt_tokens, answer_tokens)
+
+    def record_overrun(self, ticket: Ticket, now: float) -> None:
+        """The engine of the request, which is inside, found no room in its cache."""
+        ticket.queue.token_estimator.record_overrun(now)
+
+    def _requeue(self, ticket: Ticket, now: float) -> tuple[Endpoint | None, list[Grant]]:
+        queue, replica = ticket.queue, ticket.replica
         queue.release_ticket(ticket, now)
         queue.requeue_ticket(ticket)
         self._forget_if_gone(replica)
@@ -182,9 +226,9 @@ class Admission:
         return f"Admission({'; '.join(map(self._describe_queue, self._queues.values()))})"
 
     def _describe_queue(self, queue: ModelQueue) -> str:
-        parts = [_describe_replica(replica) for replica in queue.replicas]
+        parts = [_describe_replica(replica, queue.target) for replica in queue.replicas]
         leaving_replicas = (each for each in self._replicas.values() if each.queue is queue and not each.is_routed)
-        parts += [_describe_replica(replica) for replica in leaving_replicas]
+        parts += [_describe_replica(replica, queue.target) for replica in leaving_replicas]
         waiting_text = " ".join(
             f"{tenant} {count}" for tenant, count in sorted(queue.fair_queue.waiting_by_tenant().items())
         )
@@ -196,7 +240,7 @@ class Admission:
         replica = self._replicas.get(endpoint.replica)
         if replica is None:
             replica = self._replicas[endpoint.replica] = ReplicaSlots(endpoint, queue)
-        replica.endpoint = endpoint
+        replica.apply_endpoint(endpoint)
         replica.queue = queue
         replica.is_routed = True
         return replica
@@ -210,9 +254,16 @@ class Admission:
             self._queues.pop(queue.model, None)
 
 
-def _describe_replica(replica: ReplicaSlots) -> str:
+def _describe_replica(replica: ReplicaSlots, target: int) -> str:
     text = f"{replica.endpoint.replica} {replica.inflight}"
     if not replica.is_routed:
         return f"{text} leaving"
     is_left_out = replica.breaker is not None and replica.breaker.is_open
-    return f"{text}/{replica.queue.target}{' left out' if is_left_out else ''}"
+    tokens = "" if replica.token_pool is None else f" ({replica.token_pool!r})"
+    return f"{text}/{target}{tokens}{' left out' if is_left_out else ''}"
+
+
+def cache_exhausted_error(model: str) -> RoundhouseError:
+    """What a request is told that ends because its engine has no room for it beside the others."""
+    message = f"The KV cache of the engine of {model!r} is full: it has no room for this request beside the others."
+    return RoundhouseError("kv_cache_exhausted", message)

@@ -9,11 +9,12 @@ from typing import Final
 from controller.schema.errors import DEFAULT_RETRY_AFTER_S, RoundhouseError
 from controller.schema.routing import Endpoint, ModelRoute
 from controller.schema.status import ModelState
-from gateway.admission.circuit_breaker import CircuitBreaker
 from gateway.admission.fair_queue import FairQueue
 from gateway.admission.prefix_affinity import PrefixAffinity
+from gateway.admission.replica_slots import ReplicaSlots
 from gateway.admission.retry_state import NO_RETRIES, RetryState
 from gateway.admission.ticket import AT_ONCE, Grant, QueuePlace, Ticket
+from gateway.admission.token_estimator import TokenEstimator
 
 QUEUE_LIMIT_PER_SLOT: Final = 8
 """Requests that may wait for each slot of a model where neither its definition nor the gateway's settings say."""
@@ -31,42 +32,16 @@ MOST_OVERTAKEN: Final = 8
 more. After them a replica is kept for it."""
 
 
-class ReplicaSlots:
-    """One replica: who is inside, and what is held against it."""
-
-    __slots__ = ("breaker", "endpoint", "inflight", "is_routed", "queue", "slots_taken", "turn")
-
-    def __init__(self, endpoint: Endpoint, queue: ModelQueue) -> None:
-        self.endpoint = endpoint
-        self.queue = queue
-        self.inflight = 0
-        """Requests inside."""
-        self.slots_taken = 0
-        """By them."""
-        self.turn = 0
-        """Of its model: when something last went in."""
-        self.breaker: CircuitBreaker | None = None
-        """None: its last connection was well."""
-        self.is_routed = True
-        """It is in the table in force."""
-
-    def admits_request(self, now: float) -> bool:
-        """Whether it is not left out."""
-        return self.breaker is None or self.breaker.admits_request(now)
-
-    def may_admit_soon(self, now: float) -> bool:
-        """Whether it is worth waiting for."""
-        return self.breaker is None or self.breaker.may_admit_soon(now)
-
-
 class ModelQueue:
     """One model. Everybody in it is inside a replica, or waits."""
 
     __slots__ = (
         "_affinity",
+        "_context_length",
         "_depths",
         "_entered_count",
         "_sample_count",
+        "_token_share",
         "_turn",
         "broken_count",
         "fair_queue",
@@ -79,6 +54,7 @@ class ModelQueue:
         "replicas",
         "retrying_count",
         "target",
+        "token_estimator",
     )
 
     def __init__(self, model: str, depths: dict[str, int]) -> None:
@@ -107,6 +83,11 @@ class ModelQueue:
         self._turn = 0
         self._entered_count = 0
         """Of requests that went in."""
+        self.token_estimator = TokenEstimator()
+        self._token_share: int | None = None
+        """Of each slot of the smallest replica; None: no replica's tokens are looked at."""
+        self._context_length = 0
+        """Tokens that one request may have, where tokens are looked at."""
         self._affinity: PrefixAffinity[ReplicaSlots] = PrefixAffinity(PREFIXES_KEPT)
 
     def apply_route(self, route: ModelRoute | None, replicas: Sequence[ReplicaSlots], queue_limit: int | None) -> None:
@@ -115,6 +96,10 @@ class ModelQueue:
         self.replicas = replicas
         self.is_loaded = route is not None and route.state is ModelState.LOADED
         self.target = route.target_inflight if route else 0
+        pools = [replica.token_pool for replica in replicas if replica.token_pool is not None]
+        self._token_share = min(pool.usable for pool in pools) // max(1, self.target) if pools else None
+        if route is not None and pools:
+            self._context_length = route.context_length or min(pool.capacity for pool in pools)
         self.limit = _limit_per_replica(route, queue_limit) * max(1, len(replicas))
         self.update_broken_count()
 
@@ -126,7 +111,7 @@ class ModelQueue:
         """See `Admission.admit_ticket`."""
         fair_queue = self.fair_queue
         if fair_queue.waiting_count == self.retrying_count:
-            replica = self._least_busy(self.replicas, ticket, now)
+            replica = self._room_for(ticket, now)
         else:  # whoever waits comes first
             replica = self._room_past_others(ticket, now)
         if replica is not None:
@@ -149,13 +134,12 @@ class ModelQueue:
     def release_ticket(self, ticket: Ticket, now: float) -> None:
         """`ticket`, which is inside, is out of its replica; its state is the caller's to set."""
         replica = ticket.replica
-        replica.inflight -= 1
-        replica.slots_taken -= ticket.held_slots
+        replica.release(ticket)
         self.inflight -= 1
         seconds = now - ticket.entered_at
         self.fair_queue.settle_slot_time(ticket, seconds)
-        # What failed somewhere, or was refused, says nothing about how long an answer takes.
-        if ticket.retries is NO_RETRIES and not ticket.is_refused:
+        # What failed somewhere, was refused or had to begin again says nothing about how long an answer takes.
+        if ticket.retries is NO_RETRIES and not (ticket.is_refused or ticket.was_preempted):
             self._sample_count = sample_count = min(self._sample_count + 1, _RECENT)
             mean = self.mean_s or 0.0
             self.mean_s = mean + (seconds - mean) / sample_count
@@ -169,7 +153,7 @@ class ModelQueue:
         ticket.state = "waiting"
         self.fair_queue.add_ticket_in_front(ticket)
         self._depths[self.model] = self.fair_queue.waiting_count
-        self.retrying_count += 1
+        self.retrying_count += ticket.retries is not NO_RETRIES
 
     def drop_ticket(self, ticket: Ticket) -> None:
         """`ticket` waits no longer."""
@@ -256,6 +240,8 @@ class ModelQueue:
         slots = self.target * len(self.replicas)
         if self.mean_s is None or not slots:
             return None
+        if self._token_share is not None:
+            slots = min(slots, max(1, self.inflight))  # as many as go in at a time, while somebody waits for tokens
         return round(1000 * (position - 1) * self.mean_s / slots)
 
     def _least_busy(
@@ -273,6 +259,7 @@ class ModelQueue:
                 and (
                     best is None or taken < best.slots_taken or (taken == best.slots_taken and replica.turn < best.turn)
                 )
+                and (replica.token_pool is None or replica.has_tokens(ticket))
                 and (replica.breaker is None or replica.breaker.admits_request(now))
                 and replica is not kept_replica
             ):
@@ -281,6 +268,7 @@ class ModelQueue:
             for replica in self._affinity.matching_replicas(ticket.prefix):
                 if (
                     replica.slots_taken == best.slots_taken
+                    and replica.has_tokens(ticket)
                     and replica in replicas
                     and replica.admits_request(now)
                     and replica is not kept_replica
@@ -289,9 +277,7 @@ class ModelQueue:
         return best
 
     def _enter(self, ticket: Ticket, replica: ReplicaSlots, now: float) -> Endpoint:
-        replica.inflight += 1
-        ticket.held_slots = held_slots = min(ticket.slots, self.target)
-        replica.slots_taken += held_slots
+        replica.admit(ticket, self.target)
         self.inflight += 1
         self._entered_count += 1
         self._turn = replica.turn = self._turn + 1
@@ -313,6 +299,8 @@ class ModelQueue:
             self.retrying_count -= 1
 
     def _room_for(self, ticket: Ticket, now: float, kept_replica: ReplicaSlots | None = None) -> ReplicaSlots | None:
+        if self._token_share is not None and ticket.claim is not None:
+            ticket.claim.estimate_tokens(self.token_estimator, self._context_length, self._token_share)
         return self._least_busy(self._allowed_replicas(ticket, now), ticket, now, kept_replica)
 
     def _allowed_replicas(self, ticket: Ticket, now: float) -> Sequence[ReplicaSlots]:
@@ -363,7 +351,7 @@ class ModelQueue:
         if self._entered_count - ticket.blocked_at < max(MOST_OVERTAKEN, 2 * self.target):
             return None
         replicas = [each for each in self._allowed_replicas(ticket, now) if each.admits_request(now)]
-        return min(replicas, key=lambda replica: replica.slots_taken)
+        return min(replicas, key=lambda replica: replica.usage_share(self.target))
 
     def _drop_hopeless(self, now: float) -> list[Grant]:
         if self.replicas_left(NO_RETRIES, now):

@@ -10,6 +10,8 @@ from controller.schema.errors import RoundhouseError
 from controller.schema.routing import Endpoint
 from gateway.admission.circuit_breaker import CircuitBreaker
 from gateway.admission.retry_state import NO_RETRIES, RetryState
+from gateway.admission.token_estimator import TokenEstimator
+from gateway.admission.token_pool import TokenClaim, TokenPool
 
 _RANKS: Final = 3
 
@@ -20,8 +22,12 @@ class Slots(Protocol):
     endpoint: Endpoint
     inflight: int
     slots_taken: int
+    token_pool: TokenPool | None
     is_routed: bool
     breaker: CircuitBreaker | None
+
+    def release(self, ticket: Ticket) -> None:
+        """`ticket`, which is inside, is out."""
 
 
 class QueueLength(Protocol):
@@ -37,13 +43,17 @@ class Queue(Protocol):
     inflight: int
     is_routed: bool
     is_loaded: bool
+    token_estimator: TokenEstimator
 
     @property
     def fair_queue(self) -> QueueLength:
         """The tickets that wait."""
 
-    def release_ticket(self, ticket: Ticket, now: float) -> None:
+    def update_broken_count(self) -> None:
         """See `model_queue.ModelQueue`, as for the others."""
+
+    def release_ticket(self, ticket: Ticket, now: float) -> None:
+        """`ticket` is out of its replica."""
 
     def requeue_ticket(self, ticket: Ticket) -> None:
         """The ticket waits for another replica."""
@@ -82,6 +92,7 @@ class Ticket:
     __slots__ = (
         "account",
         "blocked_at",
+        "claim",
         "entered_at",
         "expected_s",
         "held_slots",
@@ -119,11 +130,13 @@ class Ticket:
         rank: int,
         prefix: Sequence[int] = (),
         slots: int = 1,
+        claim: TokenClaim | None = None,
     ) -> None:
         """`owner`: whatever the caller wants to find again in a `Grant`. `model`: the model's own name, no alias.
 
         `weight` is above 0. `rank`: 0 priority, 1 default, 2 flex. `prefix`: see `prefix_affinity.prefix_keys`.
         `slots`: how many of one replica's it takes; one that has fewer gives all that it has.
+        `claim`: what it takes of the replica's tokens; None: nothing that matters.
         """
         self.owner = owner
         self.model = model
@@ -132,6 +145,7 @@ class Ticket:
         self.rank = rank
         self.prefix = prefix
         self.slots = slots
+        self.claim = claim
         self.blocked_at: int | None = None
         """How many requests of its model had gone in when it first needed more of a replica than was free; None: it
         has not."""
@@ -142,6 +156,11 @@ class Ticket:
         self.retries = NO_RETRIES
         self.is_refused = False
         """The engine answered with an error. Set by the owner before the ticket leaves."""
+
+    @property
+    def was_preempted(self) -> bool:
+        """Whether it has given its place back once."""
+        return self.claim is not None and self.claim.preemptions > 0
 
     def __repr__(self) -> str:
         return f"Ticket({self.tenant} {self.model}, {self.state})"

@@ -8,7 +8,8 @@ from typing import NamedTuple, Protocol
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import Endpoint
-from gateway.exchange.body_relay import BodyRelay, CollectingRelay, EventRelay, WholeRelay
+from gateway.admission.token_pool import NEVER
+from gateway.exchange.body_relay import BodyRelay, CacheExhaustedError, CollectingRelay, EventRelay, WholeRelay
 from gateway.exchange.client_response import ClientResponse
 from gateway.exchange.services import Services
 from gateway.protocols.common.dialect import EventStream, StreamCollector, Usage
@@ -27,8 +28,8 @@ _TOKEN_REFUSED = 401
 
 
 class AttemptOwner(Protocol):
-    """Whose attempt it is. The attempt calls one of `attempt_done`, `attempt_failed` and `fail_request`, once, unless
-    it was cancelled."""
+    """Whose attempt it is. The attempt calls one of `attempt_done`, `attempt_failed`, `attempt_overrun` and
+    `fail_request`, once, unless it was cancelled."""
 
     def has_other_replica(self, replica: str) -> bool:
         """Whether the request may be tried at a replica other than `replica`, now or when one has room."""
@@ -42,6 +43,13 @@ class AttemptOwner(Protocol):
     def attempt_failed(self, failure: EngineFailureError, replica: str, *, resent: bool) -> None:
         """The engine's side failed before any part of an answer came: another try may be made. `resent`: a kept
         connection broke before, and the request was sent again."""
+
+    def attempt_overrun(self, *, may_resend: bool) -> None:
+        """The engine had no room for it beside the others, and gave it up. `may_resend`: no part of its answer was
+        sent, so that another try may be made; else the answer has ended with the engine's error."""
+
+    def extend_answer(self, answered: int) -> None:
+        """The answer, which has so many events, goes on beyond what was granted to it; see `Attempt.mark`."""
 
     def fail_request(self, error: RoundhouseError) -> None:
         """The engine's side failed, and there must be no other try."""
@@ -76,6 +84,7 @@ class Attempt:
         "_request",
         "_services",
         "is_refused",
+        "mark",
         "resent",
         "sent_at",
     )
@@ -103,6 +112,8 @@ class Attempt:
         """A kept connection broke before a byte of an answer, and the request went out again on a fresh one."""
         self.is_refused = False
         """The engine answers with an error."""
+        self.mark = NEVER
+        """After how many events of its answer the owner is told that it goes on."""
         self._request: tuple[str, str, bytes, RequestBody] | None = None
         """What may have to be sent again."""
         self.sent_at = services.now()
@@ -131,6 +142,11 @@ class Attempt:
         """Take more."""
         if self._call is not None:
             self._call.resume()
+
+    @property
+    def asks_for_stream(self) -> bool:
+        """Whether the engine is asked for a stream, whose events can be counted."""
+        return self._form.events is not None or self._form.collector is not None
 
     @property
     def usage(self) -> Usage | None:
@@ -183,6 +199,9 @@ class Attempt:
         except RoundhouseError as error:
             self.cancel()
             self._owner.fail_request(error)
+        else:
+            if self._relay.events_passed >= self.mark:
+                self._owner.extend_answer(self._relay.events_passed)
 
     def engine_end(self) -> None:
         """Its last byte."""
@@ -191,6 +210,8 @@ class Attempt:
         self._leave_replica()
         try:
             self._relay.finish_answer()
+        except CacheExhaustedError as error:
+            self._owner.attempt_overrun(may_resend=error.may_resend)
         except RoundhouseError as error:
             self._owner.fail_request(error)
         except Exception:

@@ -8,12 +8,23 @@ from typing import Final, Protocol
 from controller.schema.errors import RoundhouseError
 from gateway.exchange.client_response import JSON_LINE, ClientResponse
 from gateway.protocols.common import errors
+from gateway.protocols.common.context_overflow import CACHE_EXHAUSTED
 from gateway.protocols.common.dialect import EventStream, EventTooLongError, StreamCollector, Usage
 from gateway.protocols.common.engine_status import ENGINE_ERROR, client_status
 from gateway.server.asgi import Header
 
+_CACHE_EXHAUSTED: Final = CACHE_EXHAUSTED.encode()
 STREAM_OVERHEAD: Final = 16
 """Bytes of a stream that may become one byte of a blocking answer: more is what a stream cannot be made of."""
+
+
+class CacheExhaustedError(Exception):
+    """The engine gave the request up, because its cache has no room for it beside the others."""
+
+    def __init__(self, *, may_resend: bool) -> None:
+        """`may_resend`: no part of the answer was sent; else it has ended with the engine's error."""
+        super().__init__()
+        self.may_resend = may_resend
 
 
 class BodyRelay(Protocol):
@@ -23,7 +34,7 @@ class BodyRelay(Protocol):
         """Take a part. Raises RoundhouseError."""
 
     def finish_answer(self) -> None:
-        """Complete the client's answer. Raises RoundhouseError: the engine's was not complete."""
+        """Complete the client's answer. Raises RoundhouseError: the engine's was not complete; CacheExhaustedError."""
 
     @property
     def usage(self) -> Usage | None:
@@ -37,15 +48,17 @@ class BodyRelay(Protocol):
 class EventRelay:
     """A stream passes. Nothing happens to a chunk but a look and a write."""
 
-    __slots__ = ("_answer", "_events", "events_passed")
+    __slots__ = ("_answer", "_events", "_last_data", "events_passed")
 
     def __init__(self, answer: ClientResponse, events: EventStream) -> None:
         self._answer = answer
         self._events = answer.events = events
+        self._last_data = b""
         self.events_passed = 0
 
     def feed_data(self, data: bytes) -> None:
         """Pass on the events that are whole now."""
+        self._last_data = data
         try:
             whole_events = self._events.feed_data(data)
         except EventTooLongError as error:
@@ -65,6 +78,8 @@ class EventRelay:
             self._answer.send_events(last_events)
             last_events = b""
         self._answer.end_response(last_events)
+        if _CACHE_EXHAUSTED in self._last_data:
+            raise CacheExhaustedError(may_resend=False)
 
     @property
     def usage(self) -> Usage | None:
@@ -101,6 +116,8 @@ class CollectingRelay:
             raise _disconnected_error("its stream ended without its last event")
         status, body = result
         if status >= 400:
+            if _CACHE_EXHAUSTED in body:
+                raise CacheExhaustedError(may_resend=True)
             engine_status, status = status, errors.answer_status(status, body)
             body = self._answer.dialect.engine_error_body(engine_status, body, self._answer.request_id)
         self._answer.send_whole(status, JSON_LINE, body)
@@ -184,6 +201,8 @@ class WholeRelay:
         held_parts = self._held_parts
         body = held_parts[0] if len(held_parts) == 1 else b"".join(held_parts)
         if self._is_error:
+            if _CACHE_EXHAUSTED in body:
+                raise CacheExhaustedError(may_resend=True)
             self._status = errors.answer_status(self._engine_status, body)
             body = answer.dialect.engine_error_body(self._engine_status, body, answer.request_id)
             if answer.status:

@@ -18,9 +18,11 @@ from functools import partial
 from common.tracebacks import without_tracebacks
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import Endpoint, ModelRoute
-from gateway.admission.admission import Ticket
+from gateway.admission.admission import Ticket, cache_exhausted_error
 from gateway.admission.prefix_affinity import prefix_keys
 from gateway.admission.retry_state import NO_RETRIES
+from gateway.admission.token_demand import read_demand
+from gateway.admission.token_pool import TokenClaim
 from gateway.exchange.accounting import RequestAccount
 from gateway.exchange.attempt import AnswerForm, Attempt
 from gateway.exchange.client_response import ClientResponse
@@ -204,10 +206,12 @@ class Exchange(LoadWait):
         if error is not None:
             self._await_load(route, error, now)
         caller = self._caller
-        prefix = prefix_keys(request.outline_fields, request.prompt) if len(route.endpoints) > 1 else ()
-        rank = caller.tier_rank(request.outline_fields.get("service_tier"))
-        slots = count_slots(request.outline_fields, route)
-        ticket = Ticket(self, route.name, caller.tenant, caller.weight, rank, prefix, slots)
+        fields = request.outline_fields
+        prefix = prefix_keys(fields, request.prompt) if len(route.endpoints) > 1 else ()
+        rank = caller.tier_rank(fields.get("service_tier"))
+        slots = count_slots(fields, route)
+        claim = TokenClaim(read_demand(request.size, self._text_bytes(), fields, slots))
+        ticket = Ticket(self, route.name, caller.tenant, caller.weight, rank, prefix, slots, claim)
         self._ticket = ticket
         endpoint = services.admission.admit_ticket(ticket, route, now)
         self._answer.lines = self._header_lines(now)
@@ -217,6 +221,10 @@ class Exchange(LoadWait):
             self.waits_since = now
             services.ledger.on_change()
             self._tell_progress(route)
+
+    def _text_bytes(self) -> int:
+        """Size of what the prompt is made of, without media in a large body."""
+        return self._request.text_bytes
 
     def use_slot(self, endpoint: Endpoint) -> None:
         """Admission has a slot for the request, which is taken already."""
@@ -263,8 +271,10 @@ class Exchange(LoadWait):
         fresh = self._account.attempts > 0
         self._account.attempts += 1
         form = self._adapt_form(AnswerForm(events, collector, dialect.get_body_converter(request), dialect.may_flow))
-        self._attempt = Attempt(self, services, self._answer, route.name, endpoint, form)
-        self._attempt.send_request(self._api.method, option.target or request.target, headers, body, fresh=fresh)
+        self._attempt = attempt = Attempt(self, services, self._answer, route.name, endpoint, form)
+        if self._ticket is not None:
+            attempt.mark = services.admission.begin_answer(self._ticket, is_counted=attempt.asks_for_stream)
+        attempt.send_request(self._api.method, option.target or request.target, headers, body, fresh=fresh)
 
     def _adapt_form(self, form: AnswerForm) -> AnswerForm:
         """What an attempt makes of the engine's answer."""
@@ -337,6 +347,69 @@ class Exchange(LoadWait):
             self.waits_since = now
         services.turns.grant_slots(grants)
 
+    def attempt_overrun(self, *, may_resend: bool) -> None:
+        """The engine had no room for the request beside the others: try again with more of it."""
+        self._attempt = None
+        if self._is_over:
+            return
+        services, ticket = self._services, self._ticket
+        if ticket is not None:
+            services.admission.record_overrun(ticket, services.now())
+        if not may_resend:
+            self._answer.broken_off_code = cache_exhausted_error(self._account.model).entry.code
+            self._close()
+        elif ticket is None or not self._has_body:
+            self.fail_request(cache_exhausted_error(self._account.model))
+        else:
+            self._run_guarded(self._try_with_more, ticket, True)
+
+    def extend_answer(self, answered: int) -> None:
+        """The answer goes on beyond what was granted to it. Whoever must leave for that does so now."""
+        attempt, ticket = self._attempt, self._ticket
+        if attempt is None or ticket is None:
+            return
+        attempt.mark, victims = self._services.admission.extend_answer(ticket, answered, _may_be_resent)
+        for victim in victims:
+            victim.owner.give_up_tokens()
+
+    @property
+    def may_be_resent(self) -> bool:
+        """Whether its engine notices at once that the request leaves, and the client has no part of an answer."""
+        attempt = self._attempt
+        is_unanswered = self._answer.first_byte_at is None and self._has_body
+        return attempt is not None and attempt.asks_for_stream and is_unanswered
+
+    @property
+    def _has_body(self) -> bool:
+        """Whether the request can be sent once more: a large body is let go when its engine begins to answer."""
+        return self._request.large_body is None or self._large_body is not None
+
+    def give_up_tokens(self) -> None:
+        """The engine has no room for the request beside the others: it leaves, and comes back if it can."""
+        if self._is_over or self._ticket is None:
+            return
+        if not self.may_be_resent:
+            self.fail_request(cache_exhausted_error(self._account.model))
+            return
+        assert self._attempt is not None
+        self._attempt.cancel()
+        self._account.attempts += self._attempt.resent
+        self._attempt = None
+        self._run_guarded(self._try_with_more, self._ticket, False)
+
+    def _try_with_more(self, ticket: Ticket, is_by_engine: bool) -> None:
+        services, now = self._services, self._services.now()
+        route = self._renew_route()
+        error = self._find_refusal(route)
+        if error is not None:
+            self._await_load(route, error, now)
+        endpoint, grants = services.admission.preempt_ticket(ticket, now, by_engine=is_by_engine)
+        if endpoint is not None:
+            self._send_attempt(route, endpoint)
+        else:
+            self.waits_since = now
+        services.turns.grant_slots(grants)
+
     def fail_request(self, error: RoundhouseError) -> None:
         """Answer `error`, in the form that is left, and be done."""
         if self._is_over:
@@ -372,6 +445,9 @@ class Exchange(LoadWait):
             if self.waits_since is not None:
                 services.ledger.on_change()
             ticket.is_refused = attempt is not None and attempt.is_refused
+            usage = attempt.usage if attempt is not None else None
+            if usage is not None:
+                services.admission.record_usage(ticket, usage.prompt, usage.completion)
             grants = services.admission.release_ticket(ticket, now)
             if grants:
                 services.turns.grant_slots(grants)
@@ -383,3 +459,8 @@ class Exchange(LoadWait):
         return services.lines.client_headers(
             self._answer.id_lines, self._client.headers, self._caller, place, rate_lines
         )
+
+
+def _may_be_resent(ticket: Ticket) -> bool:
+    owner: Exchange = ticket.owner
+    return owner.may_be_resent

@@ -16,6 +16,7 @@ from gateway.exchange.exchange import Exchange
 from gateway.exchange.response_session import SocketTurn
 from gateway.exchange.services import ApiSpec, Services
 from gateway.protocols.common.conversation import Fields
+from gateway.protocols.common.json_bytes import json_bytes
 from gateway.protocols.responses.answer_stream import ResponseWriter
 from gateway.protocols.responses.context import ResponseContext
 from gateway.protocols.responses.replayed_events import replay_events
@@ -147,6 +148,10 @@ class ResponseExchange(Exchange):
         found_items = self._services.responses.visible_items(self._caller, history)
         self._context.referenced_items = {**self._context.referenced_items, **found_items}
         self._find_slot(self._renew_route(), self._services.now())
+
+    def _text_bytes(self) -> int:
+        history_bytes = len(json_bytes(self._context.history)) if self._context.history else 0
+        return super()._text_bytes() + history_bytes
 
     def _find_slot(self, route: ModelRoute, now: float) -> None:
         if self._turn is not None and not self._turn.generates:

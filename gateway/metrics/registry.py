@@ -179,7 +179,7 @@ class _RequestCollector(Collector):
             ("model", "direction"),
         )
         self.retries = FastCounters(
-            "roundhouse_gateway_retries", "Further tries after a connection failed.", ("model",)
+            "roundhouse_gateway_retries", "Further tries after a connection failed or a KV cache was full.", ("model",)
         )
         self.client_gone = FastCounters(
             "roundhouse_gateway_client_disconnects",

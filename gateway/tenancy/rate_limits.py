@@ -44,7 +44,7 @@ def estimated_tokens(body_bytes: int, fields: Mapping[str, Any]) -> int:
     Images and sound count for nothing, and an answer without a bound counts, when the engine has counted them.
     """
     if body_bytes > LARGE_BODY_BYTES:
-        body_bytes = max(0, body_bytes - _media_bytes(fields))
+        body_bytes = max(0, body_bytes - count_media_bytes(fields))
     return body_bytes // BYTES_PER_TOKEN + (answer_bound(fields) or 0)
 
 
@@ -65,7 +65,7 @@ def _answer_count(fields: Mapping[str, Any]) -> int:
     return 1
 
 
-def _media_bytes(fields: Mapping[str, Any]) -> int:
+def count_media_bytes(fields: Mapping[str, Any]) -> int:
     """How much of a body is `data:` URIs and base64. Subtracted, so that text counts wherever it stands."""
     size = 0
     pending: list[tuple[str, Any]] = [(name, fields[name]) for name in reversed(_MEDIA_IN) if name in fields]

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,9 +43,18 @@ class RealEngine:
     token: str
 
 
+Routes = Callable[[RealEngine], list[ModelRoute]]
+
+
 @asynccontextmanager
-async def open_engines(wanted: Collection[str]) -> AsyncIterator[tuple[Target, list[RealEngine]]]:
-    """The gateway, and those of the engines that are wanted and installed; what is not is told."""
+async def open_engines(
+    wanted: Collection[str], routes: Routes | None = None
+) -> AsyncIterator[tuple[Target, list[RealEngine]]]:
+    """The gateway, and those of the engines that are wanted and installed; what is not is told.
+
+    `routes`: the models that the gateway knows each engine as; None: one of the engine's own name.
+    """
+    routes = routes or (lambda engine: [route_to(engine)])
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rh-bench")))
         engines = []
@@ -54,10 +63,12 @@ async def open_engines(wanted: Collection[str]) -> AsyncIterator[tuple[Target, l
                 engines.append(await _start_engine(name, stack, folder))
             except pytest.skip.Exception as error:
                 print(f"measuring without {name}: {error}", file=sys.stderr)
-        gateway = await _start_gateway(stack, folder, engines)
+        models = [route for engine in engines for route in routes(engine)]
+        gateway = await _start_gateway(stack, folder, models)
         for engine in engines:
             await _until_answered(engine.port, engine.token, engine.model)
-            await _until_answered(gateway.port, "", engine.model)
+        for model in models:
+            await _until_answered(gateway.port, "", model.name)
         yield gateway, engines
 
 
@@ -96,7 +107,7 @@ async def _start_fake(name: str, stack: AsyncExitStack) -> RealEngine:
     return RealEngine(name, name.replace(" ", "-"), int(await engine.stdout.readline()), "")
 
 
-async def _start_gateway(stack: AsyncExitStack, folder: Path, engines: list[RealEngine]) -> Target:
+async def _start_gateway(stack: AsyncExitStack, folder: Path, models: list[ModelRoute]) -> Target:
     """Told of the engines by a fake controller in this process, as the real one describes them."""
     controller = FakeController()
     await controller.start()
@@ -111,11 +122,12 @@ async def _start_gateway(stack: AsyncExitStack, folder: Path, engines: list[Real
     }
     command = [sys.executable, "-m", "gateway"]
     started = await stack.enter_async_context(process(command, out=asyncio.subprocess.DEVNULL, env=env))
-    await controller.publish(*[_route(engine) for engine in engines])
+    await controller.publish(*models)
     return Target("gateway", port, started.pid)
 
 
-def _route(engine: RealEngine) -> ModelRoute:
+def route_to(engine: RealEngine) -> ModelRoute:
+    """The engine as a table tells of it."""
     backend = _BACKENDS[engine.name]
     made = route(
         engine.model,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from controller.schema.routing import Endpoint, ModelRoute, RoutingTable, Stamp
 from controller.schema.status import ModelState
 from gateway.admission.admission import Admission, Grant, Ticket
+from gateway.admission.token_pool import TokenClaim
 from gateway.routing.table import Routes
 
 
@@ -59,9 +60,10 @@ class AdmissionHarness:
         rank: int = 1,
         prefix: Sequence[int] = (),
         slots: int = 1,
+        claim: TokenClaim | None = None,
     ) -> Ticket:
         """A new ticket, inside or waiting."""
-        ticket = Ticket(None, model, tenant, weight, rank, prefix, slots)
+        ticket = Ticket(None, model, tenant, weight, rank, prefix, slots, claim)
         endpoint = self.admission.admit_ticket(ticket, self.routes.models[model], self.now)
         assert (endpoint is None) == (ticket.state == "waiting")
         if endpoint is not None:

@@ -53,7 +53,7 @@ def check_response(response: Fields, *, is_open: bool = False) -> None:
 
 
 def _with_listed_code(response: Fields) -> Fields:
-    """`response` with a code that OpenAI's document lists: it omits `context_length_exceeded`, which its servers send."""
+    """`response` with a code that the document of OpenAI lists: it omits what its servers send for a long prompt."""
     error = response["error"]
     if error is None or error["code"] != "context_length_exceeded":
         return response

@@ -15,6 +15,9 @@ from typing import Any, Final
 CODE: Final = "context_length_exceeded"
 STATUS: Final = 400
 """Of both families. Anthropic's 413 is for bodies with too many bytes."""
+CACHE_EXHAUSTED: Final = "Context size has been exceeded."
+"""What llama-server says to all its requests when they have filled its KV cache together. It is no overflow: asked
+again, each of them may fit."""
 _LLAMA_SERVERS_TYPE: Final = "exceed_context_size_error"
 
 

@@ -33,6 +33,7 @@ _TOO_DEEP_MESSAGE: Final = "The engine answered with JSON that is nested too dee
 _TOO_DEEP: Final = b'{"error":{"message":"%b"}}' % _TOO_DEEP_MESSAGE.encode()
 _OWN_FIELDS: Final = {"message": str, "type": str, "code": str, "status": int, "actionable": bool, "next_steps": list}
 _FASTAPI_BODY: Final = "body."
+_EXHAUSTED: Final = ERROR_CODES["kv_cache_exhausted"]
 _MESSAGE_CHARACTERS: Final = 1000
 _MOST_BRACKETS: Final = 400
 _UNSEEN: Final = re.compile(r"(?is)<(script|style|head)\b.*?</\1>|<[^>]*>")
@@ -61,12 +62,15 @@ def answer_status(status: int, body: bytes) -> int:
     fields = _decode_shallow(body)
     if isinstance(fields, dict) and _find_overflow(fields, body) is not None:
         return context_overflow.STATUS
+    if isinstance(fields, dict) and _is_exhausted(fields.get("error")):
+        return _EXHAUSTED.status
     return client_status(status)
 
 
 def complete_error(status: int, fields: Fields, body: bytes, request_id: str | None) -> Fields:
     """The engine's error with every field of our envelope. Its further fields stay, and its code where that is text;
-    addresses do not. One that says that a prompt is too long gets the code, type and words that clients know."""
+    addresses do not. One that says that a prompt is too long gets the code, type and words that clients know; one of a
+    cache that all requests inside have filled together, a code that says so."""
     overflow = _find_overflow(fields, body)
     error = fields.get("error")
     if isinstance(error, dict) and isinstance(error.get("message"), str):
@@ -81,6 +85,10 @@ def complete_error(status: int, fields: Fields, body: bytes, request_id: str | N
             "type": "invalid_request_error",
             "code": context_overflow.CODE,
         }
+    elif _is_exhausted(error):
+        status = _EXHAUSTED.status
+        # In words of ours: clients take the engine's for a prompt that is too long.
+        error = error | {"message": _EXHAUSTED.meaning, "type": _EXHAUSTED.type, "code": _EXHAUSTED.code}
     code = error.get("code")
     entry = ERROR_CODES.get(code, ENGINE_ERROR) if isinstance(code, str) else ENGINE_ERROR
     sent_status = client_status(status)
@@ -95,6 +103,10 @@ def complete_error(status: int, fields: Fields, body: bytes, request_id: str | N
         "request_id": request_id,
     }
     return {"error": error | own_fields}
+
+
+def _is_exhausted(error: Any) -> bool:
+    return isinstance(error, dict) and error.get("message") == context_overflow.CACHE_EXHAUSTED
 
 
 def tells_address(error: Fields) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from controller.schema.error_codes import ERROR_CODES
+from controller.schema.errors import ERROR_CODES
 from tests.fakes.gateway_harness import until
 from tests.fakes.mock_engine import WORDS
 from tests.support.queueing import Clock, clock

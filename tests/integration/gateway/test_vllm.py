@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from controller.engines import ENGINES
-from controller.observe.health import metric_sum, parse_context_length
+from controller.observe.health import metric_sum, parse_cache_tokens, parse_context_length
 from controller.observe.prober import MODELS_PATH
 from controller.observe.template_probe import LATE_SYSTEM, LEADING_SYSTEM, judge_rendering
 from tests.fakes.fake_controller import route
@@ -237,6 +237,10 @@ def test_what_the_controller_reads(engine: VllmWorker) -> None:
     assert metric_sum(figures, probe.busy_metrics) == 0
     for name in (*probe.busy_metrics, *probe.progress_metrics):
         assert metric_sum(figures, [name]) is not None, name
+    assert probe.cache_metric is not None
+    assert (parse_cache_tokens(figures, probe.cache_metric) or 0) > CONTEXT
+    assert probe.preemption_metric is not None
+    assert metric_sum(figures, [probe.preemption_metric]) == 0
     assert ENGINES["vllm"].parse_progress(engine.log) == 1.0
     # Paths that are said to be there are, all of them.
     for path in ENGINES["vllm"].list_apis(

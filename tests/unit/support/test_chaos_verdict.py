@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from controller.schema.error_codes import ERROR_CODES
+from controller.schema.errors import ERROR_CODES
 from tests.support.chaos.faults import KINDS
 from tests.support.chaos.play import Kind, shuffled
 from tests.support.chaos.record import (

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from controller.observe.health import (
+    PREEMPTION_HOLD_S,
     STALL_S,
     ProbedHealth,
     ProbeOutcome,
     apply_outcome,
     metric_sum,
+    parse_cache_tokens,
     parse_context_length,
 )
 from controller.state import Health, IdleSpan
@@ -156,3 +160,43 @@ def test_a_context_length_that_was_told_once_stays() -> None:
 )
 def test_the_context_length_in_a_list_of_models(text: str, length: int | None) -> None:
     assert parse_context_length(text) == length
+
+
+def test_an_engine_counts_as_preempting_when_two_probes_in_a_row_see_it_and_ten_minutes_longer() -> None:
+    health = _ready()
+    told: list[tuple[float, float | None, bool]] = [
+        (2.0, 5.0, False),  # from before it was watched
+        (4.0, 6.0, False),  # one burst
+        (6.0, 6.0, False),
+        (8.0, 9.0, False),
+        (10.0, 9.5, True),
+        (12.0, None, True),
+        (12.0 + PREEMPTION_HOLD_S / 2, 10.0, True),  # and so the time begins again
+        (11.0 + PREEMPTION_HOLD_S, 10.0, True),
+        (12.0 + 1.5 * PREEMPTION_HOLD_S, 10.0, False),
+    ]
+    for now, preemptions, is_preempting in told:
+        health = apply_outcome(health, replace(WELL, preemptions=preemptions, kv_cache_tokens=3072), now)
+        assert health.is_preempting is is_preempting, now
+    assert apply_outcome(health, WELL, 2000.0).kv_cache_tokens == 3072, "it holds for an engine's life"
+
+
+VLLM_INFO = (
+    'vllm:cache_config_info{block_size="128",cache_dtype="auto",engine="0",kv_cache_max_concurrency="3.0",'
+    'kv_cache_size_tokens="%s",num_cpu_blocks="None",num_gpu_blocks="%s",sliding_window="None"} 1.0\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        (VLLM_INFO % ("3072", "24"), 3072),
+        (VLLM_INFO % ("None", "24"), 3072),
+        (VLLM_INFO % ("None", "None"), None),
+        (VLLM_INFO % ("3072", "24") + VLLM_INFO % ("1024", "8"), 4096),
+        ("# HELP vllm:cache_config_info Information\n", None),
+        ("", None),
+    ],
+)
+def test_the_tokens_of_a_cache_are_labels_of_an_info_metric(text: str, tokens: int | None) -> None:
+    assert parse_cache_tokens(text, "vllm:cache_config_info") == tokens

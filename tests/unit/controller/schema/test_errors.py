@@ -64,6 +64,7 @@ def test_codes_and_statuses_are_pinned() -> None:
         "engine_error": 502,
         "engine_unreachable": 502,
         "engine_disconnected": 502,
+        "kv_cache_exhausted": 503,
         "controller_unavailable": 503,
         "gateway_stopping": 503,
         "model_not_loaded": 503,

@@ -160,7 +160,7 @@ def test_without_numbers_the_engines_words_stay() -> None:
         (413, {"error": LLAMA}, 400),
         (500, {"error": {"message": ENGINES["llama-server, a text to embed"], "code": 500}}, 400),
         (400, {"message": ENGINES["vllm"]}, 400),
-        (500, {"error": {"message": "Context size has been exceeded."}}, 500),
+        (500, {"error": {"message": "Context size has been exceeded."}}, 503),
         (302, {}, 502),
     ],
 )

@@ -1,0 +1,230 @@
+"""Requests that each fit into an engine's context, and together do not: a real llama-server, and scripted engines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.schema.routing import ModelRoute
+from tests.fakes.fake_controller import route
+from tests.fakes.fake_scripted_engine import Script, ScriptedEngine, script, scripted
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
+from tests.support import llama_servers
+from tests.support.campaign import RecordProperty, campaign_count, campaign_seeds, record_figure
+from tests.support.llama_slots import make_endless
+from tests.support.wait import until
+from tests.support.worker_process import Worker
+
+CONTEXT = 4096
+SLOTS = 4
+TOKEN = "replica-token"
+EXHAUSTED = b'{"error":{"code":500,"message":"Context size has been exceeded.","type":"server_error"}}'
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":null}]}\n\n'
+ANSWER = {
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hello!"}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9},
+}
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def model_at(url: str, *, kv_cache_tokens: int | None = CONTEXT, **fields: Any) -> ModelRoute:
+    """`m`: an engine of four slots that share one cache."""
+    made = route("m", [url], target_inflight=SLOTS, queue_limit=100, **fields)
+    (endpoint,) = made.endpoints
+    return made.model_copy(update={"endpoints": (endpoint.model_copy(update={"kv_cache_tokens": kv_cache_tokens}),)})
+
+
+def answered(status: int, body: bytes) -> Script:
+    """A blocking answer of a scripted engine."""
+    head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    return script(head.encode() + body)
+
+
+async def ask(
+    here: GatewayHarness, *, path: str = "/v1/chat/completions", content: str = "Hi", **fields: Any
+) -> tuple[int, Any, Any]:
+    """Status, headers, and the body, or a stream's error, None where it has none."""
+    messages = [{"role": "user", "content": content}]
+    async with here.post(path, model="m", messages=messages, **fields) as answer:
+        body = await answer.read()
+        if answer.content_type != "text/event-stream":
+            return answer.status, answer.headers, json.loads(body)
+        events = [each.removeprefix(b"data: ") for each in body.split(b"\n\n") if each.startswith(b"data: {")]
+        return answer.status, answer.headers, json.loads(events[-1]).get("error")
+
+
+# What an engine's own refusal becomes
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_refusal_before_the_first_byte_is_asked_again_by_the_gateway(stream: bool) -> None:
+    body = json.dumps(ANSWER).encode()
+    stream_answer = script(STREAM_HEAD + EVENT + b"data: [DONE]\n\n", "close")
+    async with (
+        scripted(answered(500, EXHAUSTED), stream_answer if stream else answered(200, body)) as engine,
+        gateway_harness() as here,
+    ):
+        await here.publish(model_at(engine.url))
+        status, _, told = await ask(here, stream=stream)
+        assert (status, None if stream else told["usage"]["completion_tokens"]) == (200, None if stream else 2)
+        assert len(engine.requests) == 2
+        assert 'roundhouse_gateway_retries_total{model="m"} 1.0' in await here.metrics()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_where_the_cache_is_not_known_a_refusal_says_to_come_again(stream: bool) -> None:
+    async with scripted(answered(500, EXHAUSTED)) as engine, gateway_harness() as here:
+        await here.publish(model_at(engine.url, kv_cache_tokens=None))
+        status, headers, body = await ask(here, stream=stream)
+        assert (status, body["error"]["code"]) == (503, "kv_cache_exhausted")
+        assert headers["retry-after"] == "5"
+        assert len(engine.requests) == 1
+
+
+async def test_a_request_that_had_all_of_the_cache_is_not_asked_again() -> None:
+    async with scripted(*[answered(500, EXHAUSTED)] * 9) as engine, gateway_harness() as here:
+        await here.publish(model_at(engine.url))
+        status, headers, body = await ask(here)
+        assert (status, body["error"]["code"]) == (503, "kv_cache_exhausted")
+        assert headers["retry-after"] == "5"
+        assert len(engine.requests) <= 4
+
+
+@pytest.mark.parametrize(
+    ("path", "mark"), [("/v1/chat/completions", b'"code":"kv_cache_exhausted"'), ("/v1/messages", b"overloaded_error")]
+)
+async def test_an_error_in_the_middle_of_a_stream_has_the_code_too(path: str, mark: bytes) -> None:
+    event = b"data: " + EXHAUSTED + b"\n\n"
+    async with scripted(script(STREAM_HEAD + EVENT + event, "close")) as engine, gateway_harness() as here:
+        await here.publish(model_at(engine.url, apis=("/v1/chat/completions",)))
+        async with here.post(path, model="m", messages=HI, stream=True, max_tokens=9) as answer:
+            body = await answer.read()
+        assert answer.status == 200
+        assert mark in body
+        assert 'broken_answers_total{code="kv_cache_exhausted",model="m"} 1.0' in await here.metrics()
+
+
+# Who leaves when answers without a limit fill the cache
+
+
+async def test_the_youngest_stream_ends_when_streams_fill_the_cache() -> None:
+    endless = Script((STREAM_HEAD + EVENT,), "stall")
+    async with scripted(endless, endless) as engine, gateway_harness() as here:
+        await here.publish(model_at(engine.url, kv_cache_tokens=1024))
+        async with here.chat(stream=True) as oldest, here.chat(stream=True) as youngest:
+            await asyncio.gather(oldest.content.readuntil(b"\n\n"), youngest.content.readuntil(b"\n\n"))
+            rest = asyncio.create_task(youngest.read())
+            passed = await _answer_until(engine, oldest, rest)
+            assert b'"code":"kv_cache_exhausted"' in await rest
+            assert 300 < passed < 512, "not before they came near to filling it together"
+            engine.say(EVENT * 400 + b"data: [DONE]\n\n")
+            engine.close_connections()
+            assert (await oldest.read()).endswith(b"data: [DONE]\n\n"), "it had room to go on"
+
+
+async def test_a_gathered_answer_is_sent_again_before_a_stream_ends() -> None:
+    endless = Script((STREAM_HEAD + EVENT,), "stall")
+    done = script(STREAM_HEAD + EVENT + b"data: [DONE]\n\n", "close")
+    async with scripted(endless, endless, done) as engine, gateway_harness(gather_after_s=0) as here:
+        await here.publish(model_at(engine.url, kv_cache_tokens=1024, notices_leaving=False))
+        async with here.chat(stream=True) as stream:
+            await stream.content.readuntil(b"\n\n")
+            gathered = asyncio.create_task(ask(here))
+            await until("both are inside", lambda: len(engine.requests) == 2)
+            await _answer_until_asked_again(engine, stream)
+            engine.say(EVENT * 300 + b"data: [DONE]\n\n")
+            engine.close_connections()
+            assert (await stream.read()).endswith(b"data: [DONE]\n\n")
+        status, _, body = await gathered
+        assert (status, body["choices"][0]["message"]["content"]) == (200, "x")
+        assert len(engine.requests) == 3
+
+
+async def _answer_until(engine: ScriptedEngine, oldest: Any, rest: asyncio.Task[bytes]) -> int:
+    """Let all streams go on until one has ended; how many events each has had."""
+    passed = 1
+    while not rest.done():
+        engine.say(EVENT * 16)
+        passed += 16
+        await oldest.content.readexactly(16 * len(EVENT))
+    return passed
+
+
+async def _answer_until_asked_again(engine: ScriptedEngine, stream: Any) -> None:
+    peers = set(engine.peers)
+    while engine.peers >= peers:
+        engine.say(EVENT * 16)
+        await stream.content.readexactly(16 * len(EVENT))
+
+
+# A real llama-server
+
+
+@dataclass
+class Shared:
+    """A gateway, and a llama-server of four slots that share a context of 4,096 tokens, whose model never ends."""
+
+    here: GatewayHarness
+    engine: Worker
+
+
+@pytest.fixture
+async def shared(tmp_path: Path) -> AsyncIterator[Shared]:
+    """It, with the table in force."""
+    llama_servers.needed("embedded")
+    make_endless(tmp_path / "endless.gguf")
+    with llama_servers.started("embedded", tmp_path, "m", tmp_path / "endless.gguf", token=TOKEN) as worker:
+        worker.ready()
+        async with gateway_harness() as here:
+            url = f"http://127.0.0.1:{worker.port}"
+            fields: dict[str, Any] = {"token": TOKEN, "served_name": "inner-m", "notices_leaving": False}
+            await here.publish(model_at(url, context_length=CONTEXT, **fields))
+            yield Shared(here, worker)
+
+
+@pytest.mark.engines
+@pytest.mark.embedded
+async def test_requests_that_fit_alone_and_not_together_are_all_answered(shared: Shared) -> None:
+    answers = await asyncio.gather(*(ask(shared.here, max_tokens=1500) for _ in range(4)))
+    assert [status for status, _, _ in answers] == [200] * 4
+    assert [body["usage"]["completion_tokens"] for _, _, body in answers] == [1500] * 4
+
+
+@pytest.mark.engines
+@pytest.mark.embedded
+@pytest.mark.parametrize("seed", campaign_seeds(1, 20))
+async def test_clients_of_mixed_lengths_get_no_500(shared: Shared, seed: int, record_property: RecordProperty) -> None:
+    dice = random.Random(seed)
+    clients = campaign_count(12, 40)
+    kinds = [*("long",) * (clients // 4), *("prompt",) * (clients // 6), *("middle",) * (clients // 4), "endless"]
+    kinds += ["short"] * (clients - len(kinds))
+    dice.shuffle(kinds)
+    answers = await asyncio.gather(*(_ask_kind(shared.here, kind, dice) for kind in kinds))
+    statuses = Counter(status for status, _, _ in answers)
+    errors = [told for _, _, told in answers if told and "code" in told]
+    record_figure(record_property, "requests of mixed lengths to a llama-server of 4,096 tokens", clients)
+    record_figure(record_property, "of them answered with 500, or broken off", statuses[500] + len(errors))
+    assert statuses == {200: clients}
+    assert not errors
+
+
+def _ask_kind(here: GatewayHarness, kind: str, dice: random.Random) -> Any:
+    stream = dice.random() < 0.5
+    if kind == "short":
+        return ask(here, max_tokens=dice.randint(1, 40), stream=stream)
+    if kind == "middle":
+        return ask(here, content="word " * dice.randint(1, 60), max_tokens=dice.randint(100, 400), stream=stream)
+    if kind == "long":
+        return ask(here, max_tokens=dice.randint(1000, 1800), stream=stream)
+    if kind == "prompt":
+        return ask(here, content="The quick brown fox " * dice.randint(20, 150), max_tokens=100, stream=stream)
+    return ask(here)
