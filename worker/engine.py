@@ -8,6 +8,7 @@ tokens, metrics and signals are the worker's.
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -33,6 +34,11 @@ class Piece:
     finish_reason: FinishReason | None = None
     stop_reason: str | None = None
     """The stop string that ended the answer."""
+
+
+def call_id() -> str:
+    """A name for a call of a tool. Nine letters and digits: what Mistral's templates insist on, and others take."""
+    return uuid.uuid4().hex[:9]
 
 
 class Job:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,6 @@ from typing import Final
 
 from controller.artifacts.ct2 import parse_ct2
 from controller.artifacts.facts import Artifact, ArtifactError, HfFolder, SizedArtifact, UnreadArtifact, show_text
-from controller.artifacts.files import list_files
 from controller.artifacts.gguf import GgufHead, TooShort, build_gguf, measure_tensors, parse_head
 from controller.artifacts.hf import HEAD_LENGTH, find_custom_code, head_length, shard_names, tensor_bytes, text_config
 from controller.artifacts.locate import is_inside, locate_path
@@ -28,9 +28,24 @@ _TOKENIZER: Final = "tokenizer.json"
 _CONFIGURATION: Final = "config.json"
 """How files of a folder end in which transformers looks for an `auto_map`: the model's, its tokenizer's, its
 processors'."""
+_SPLIT: Final = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
+"""One file of a set, as llama.cpp's gguf-split names them."""
+_OUTSIDE: Final = ("_data", ".data")
+"""Weights of an ONNX model that are not in its file, as exporters name them."""
 
 Stamp = tuple[tuple[str, int, int], ...]
 """Name, size and time of change (ns) of each file: the same stamp, the same content."""
+
+
+def list_files(target: Path) -> list[Path]:
+    """A file with what it keeps outside itself, the set of a split file, or all files of a folder."""
+    if target.is_dir():
+        return [file for file in target.rglob("*") if file.is_file()]
+    if split := _SPLIT.fullmatch(target.name):
+        set_pattern = re.compile(re.escape(split["stem"]) + r"-\d{5}-of-" + split["count"] + r"\.gguf")
+        return [file for file in target.parent.iterdir() if set_pattern.fullmatch(file.name)] or [target]
+    outside_files = [target.with_name(target.name + suffix) for suffix in _OUTSIDE] if target.suffix == ".onnx" else []
+    return [target, *(file for file in outside_files if file.is_file())]
 
 
 def files_below(roots: ModelRoots, path: str) -> list[Path]:

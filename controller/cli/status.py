@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -22,13 +22,19 @@ from controller.cli.output import (
     time_words,
 )
 from controller.cli.settings import controller_url
-from controller.cli.status_json import status_as_json
 from controller.status.rollout import find_outdated, is_rolled_out, is_rollout_blocked
 
 if TYPE_CHECKING:
     from controller.schema.status import ControllerStatus, ModelStatus
 
 POLL_S = 0.3
+ROW_NAMES: Final = {
+    "state": "runtime_state",
+    "backend": "resolved_backend",
+    "progress": "load_progress",
+    "replicas": "replica_details",
+}
+"""Field of a model's status, deprecated in the output, to the field of a row that says the same."""
 
 
 def status(
@@ -222,3 +228,12 @@ def _way_out(model: ModelStatus) -> str:
         return ""
     way_out = "another edit ends that"
     return f"; `roundhouse reset {model.name}` or {way_out}" if model.statement.kind == "load" else f"; {way_out}"
+
+
+def status_as_json(snapshot: ControllerStatus) -> dict[str, Any]:
+    """The status for scripts. Fields that rows name otherwise stand under both names, for one version."""
+    fields = snapshot.model_dump(mode="json")
+    for model in fields["models"]:
+        model |= {row_name: model[name] for name, row_name in ROW_NAMES.items()}
+        model["is_loaded"] = model["runtime_state"] == "loaded"
+    return fields

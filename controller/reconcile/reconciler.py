@@ -50,8 +50,7 @@ from controller.state import (
     ObservedState,
     Phase,
 )
-from controller.status.load_stage import is_starting
-from controller.status.model_status import assess_models
+from controller.status.model_status import assess_models, is_starting
 from controller.status.reconcile_round import Round
 from controller.status.routing_table import build_keys, build_routes
 from controller.status.state_machine import publishable_statuses

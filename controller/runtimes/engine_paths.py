@@ -8,9 +8,9 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from controller.artifacts.facts import ArtifactError
-from controller.artifacts.files import list_files
 from controller.artifacts.locate import LocatedPath, locate_path
 from controller.artifacts.model_roots import ModelRoots
+from controller.artifacts.read import list_files
 from controller.engines.base import FileCheck
 
 _MOST_LINKS: Final = 40

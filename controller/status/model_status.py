@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from controller.planning.actions import Blocked, Plan
-from controller.planning.declared_memory import explain_vram_gap
 from controller.schema.status import ModelState, ModelStatus, ReplicaStatus, StatementView
 from controller.state import (
     DesiredModel,
@@ -20,9 +19,10 @@ from controller.state import (
     ReplicaKey,
     Statement,
 )
-from controller.status.load_stage import model_progress
 
 PAUSED: Final = "the controller is paused and does not act; `roundhouse resume` lets it"
+VRAM_TOLERANCE: Final = 0.1
+"""Share of the declared figure by which the observed one may differ without a word."""
 
 
 def assess_models(desired: DesiredState, observed: ObservedState, plan: Plan) -> tuple[ModelStatus, ...]:
@@ -190,3 +190,49 @@ def _phase_text(replica: ObservedReplica) -> str:
     if replica.draining is not None:
         return "draining"
     return "starting" if replica.phase is Phase.CREATED else replica.health.value
+
+
+def is_starting(model: DesiredModel, replica: ObservedReplica) -> bool:
+    """Whether it is an engine of what is wanted, and was never ready."""
+    return (
+        model.runs
+        and replica.id.index < model.replicas
+        and replica.phase is Phase.RUNNING
+        and replica.id.spec_hash == model.spec_hash
+        and replica.ready_since is None
+    )
+
+
+def model_progress(
+    model: DesiredModel, replicas: Iterable[ObservedReplica], fractions: Mapping[str, float]
+) -> float | None:
+    """Mean over the wanted replicas, 0 to 1: ready ones count 1, those that did not tell yet 0.
+
+    `fractions`: replica name to how far it says it is. None: nothing is wanted, or nothing is known of any.
+    """
+    by_index: dict[int, float] = {}
+    for replica in replicas:
+        if replica.phase is not Phase.RUNNING or replica.id.spec_hash != model.spec_hash:
+            continue
+        fraction = 1.0 if replica.health is Health.READY else fractions.get(replica.name)
+        if fraction is not None and replica.id.index < model.replicas:
+            by_index[replica.id.index] = max(fraction, by_index.get(replica.id.index, 0.0))
+    return sum(by_index.values()) / model.replicas if by_index else None
+
+
+def explain_vram_gap(model: DesiredModel, observed_mib: int | None) -> str | None:
+    """That a replica takes more or less of a GPU than `vram_mib` declares, by a tenth and more, and what to do.
+
+    None: it takes about as much, or nothing is declared, or nothing was observed. `observed_mib`: the most that one
+    replica was seen to take of one of its GPUs; None: that is not known.
+    """
+    declared_mib = model.vram_mib
+    if declared_mib is None or not observed_mib or model.gpu_count == 0:
+        return None
+    if abs(observed_mib - declared_mib) < VRAM_TOLERANCE * declared_mib:
+        return None
+    difference = observed_mib / declared_mib - 1
+    figures = f"`vram_mib` declares {declared_mib} MiB of each GPU, and a replica was seen to take {observed_mib}"
+    if difference > 0:
+        return f"{figures}, {difference:.0%} more: raise it, or its next load may find too little memory"
+    return f"{figures}, {-difference:.0%} less: a lower one leaves room for others"

@@ -10,7 +10,7 @@ from gateway.exchange.client_response import JSON_LINE, ClientResponse
 from gateway.protocols.common import errors
 from gateway.protocols.common.context_overflow import CACHE_EXHAUSTED
 from gateway.protocols.common.dialect import EventStream, EventTooLongError, StreamCollector, Usage
-from gateway.protocols.common.engine_status import ENGINE_ERROR, client_status
+from gateway.protocols.common.errors import ENGINE_ERROR, client_status
 from gateway.server.asgi import Header
 
 _CACHE_EXHAUSTED: Final = CACHE_EXHAUSTED.encode()

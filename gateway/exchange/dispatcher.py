@@ -17,8 +17,7 @@ from gateway.exchange.response_exchange import ResponseExchange
 from gateway.exchange.response_session import PATH as RESPONSES_PATH
 from gateway.exchange.response_session import ResponseSession, SocketTurn
 from gateway.exchange.services import ApiSpec, Services
-from gateway.ingress.authenticator import Authenticator
-from gateway.ingress.keyless_warning import KeylessWarning
+from gateway.ingress.authenticator import Authenticator, KeylessWarning
 from gateway.routing.table import Routes
 from gateway.server.asgi import Header
 from gateway.server.body_budget import BodyBudget

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 from controller.schema.errors import RoundhouseError
@@ -11,6 +12,8 @@ from gateway.routing.live_routes import LiveRoutes
 from gateway.server.asgi import Header
 from gateway.tenancy.api_keys import Caller
 from gateway.tenancy.clients import ClientDirectory
+
+logger = logging.getLogger(__name__)
 
 
 class Authenticator:
@@ -50,3 +53,23 @@ class Authenticator:
             raise RoundhouseError("keys_required", message)
         self._hosts.check_request(headers, self._cors)
         return self._clients.find_caller(headers)
+
+
+class KeylessWarning:
+    """Logs it when the first table has no keys, and whenever a later one has none any more."""
+
+    def __init__(self, host: str, *, serves_everybody: bool) -> None:
+        """`host` is the setting; `serves_everybody`: whether anybody is served while no keys are declared."""
+        self._host = host
+        self._serves_everybody = serves_everybody
+        self._is_told = False
+
+    def follow_keys(self, *, has_keys: bool) -> None:
+        """Take what the table in force says."""
+        if not has_keys and not self._is_told and not self._serves_everybody:
+            logger.warning(
+                "no keys are declared, and %s is not loopback: every request is refused; `roundhouse key new NAME >"
+                " desired-state/key-NAME.yaml` declares a key",
+                self._host,
+            )
+        self._is_told = not has_keys

@@ -11,13 +11,17 @@ import logging
 import ssl
 
 from controller.schema.routing import Endpoint
-from gateway.upstream.connection import EngineCall, EngineConnection, EngineListener, Headers, RequestBody
-from gateway.upstream.errors import (
+from gateway.upstream.connection import (
     EngineBrokenError,
+    EngineCall,
+    EngineConnection,
     EngineDiedError,
     EngineFailureError,
     EngineGarbledError,
+    EngineListener,
     EngineRefusedError,
+    Headers,
+    RequestBody,
 )
 from gateway.upstream.pool import ConnectionPool, Origin
 from gateway.upstream.target import Target, head_of, target_of

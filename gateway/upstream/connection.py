@@ -11,7 +11,6 @@ from typing import Protocol, cast
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from common.tracebacks import without_tracebacks
-from gateway.upstream.errors import EngineBrokenError, EngineDiedError, EngineFailureError, EngineGarbledError
 from gateway.upstream.pool import ConnectionPool, Origin
 
 logger = logging.getLogger(__name__)
@@ -28,6 +27,38 @@ _PART_BYTES = 128 * 1024
 """Of a large body, at most so much is given to the transport in one go."""
 _ONE_TURN_BYTES = 512 * 1024
 """So much of a large body is written before others have their turn, however fast the engine takes it."""
+
+
+class EngineFailureError(Exception):
+    """The engine's side failed. The text is plain; the library's own error is the cause."""
+
+
+class EngineRefusedError(EngineFailureError):
+    """No connection came about: the request never reached the replica."""
+
+    def __init__(self, text: str = "it accepts no connection") -> None:
+        super().__init__(text)
+
+
+class EngineBrokenError(EngineFailureError):
+    """The connection was closed before the answer's first byte. A kept one may merely have been stale."""
+
+    def __init__(self) -> None:
+        super().__init__("it closed the connection before it answered")
+
+
+class EngineGarbledError(EngineFailureError):
+    """Something came, but not the whole head of an HTTP answer."""
+
+    def __init__(self, text: str = "what it sent is not an HTTP answer") -> None:
+        super().__init__(text)
+
+
+class EngineDiedError(EngineFailureError):
+    """The answer ended before it was complete, or went on with what is not HTTP."""
+
+    def __init__(self, text: str = "the connection ended before its answer was complete") -> None:
+        super().__init__(text)
 
 
 class EngineListener(Protocol):

@@ -15,7 +15,7 @@ from worker.clockwork import (
     make_weights,
     write_gguf,
 )
-from worker.text.byte_level import byte_alphabet
+from worker.text.token_reader import byte_alphabet
 
 Token = str | bytes
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4

@@ -8,8 +8,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from worker.call_ids import call_id
-from worker.engine import Piece
+from worker.engine import Piece, call_id
 from worker.errors import RequestError
 from worker.schema import Message
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import math
 import os
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Generator, Mapping
-from contextlib import closing
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from worker.bindings.exllama_batch import Answers, Batch
-from worker.bindings.extension_lock import lock_extension
 from worker.engine import Job
 from worker.errors import LoadError
 from worker.hf.engine import HFEngine
@@ -199,3 +199,24 @@ def _gibibytes(text: str) -> list[float]:
     if limits and all(0 < limit < math.inf for limit in limits):
         return limits
     raise ArgumentTypeError(f"must be numbers above 0, in GiB, one for each GPU; is {text:.40}")
+
+
+@contextmanager
+def lock_extension(name: str) -> Iterator[None]:
+    """Hold the lock of a torch extension while it is imported, which compiles it the first time. Raises LoadError.
+
+    torch waits for ever for the `lock` file that a killed compile left in the extension's folder. Our lock ends with
+    its process, so whoever holds it removes that file.
+    """
+    own_root = os.environ.get("TORCH_EXTENSIONS_DIR")
+    python = f"py{sys.version_info.major}{sys.version_info.minor}"
+    root = Path(own_root or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "torch_extensions"))
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with (root / f"{name}.roundhouse").open("w") as lock_file:
+            fcntl.flock(lock_file, fcntl.LOCK_EX)
+            for stale_lock in root.glob(f"{name}/lock" if own_root else f"{python}*/{name}/lock"):
+                stale_lock.unlink(missing_ok=True)
+            yield
+    except OSError as error:
+        raise LoadError(f"cannot use {root}, where torch keeps what it compiles: {error.strerror or error}") from None

@@ -14,8 +14,7 @@ from typing import Any, Final
 from worker.bindings.llama_devices import check_gpus
 from worker.bindings.llama_prompts import Forms
 from worker.bindings.llama_vocabulary import LlamaVocabulary
-from worker.call_ids import call_id
-from worker.engine import Api, FinishReason, Job, Piece
+from worker.engine import Api, FinishReason, Job, Piece, call_id
 from worker.errors import LoadError, RequestError
 from worker.preflight import KV_CACHE_TYPES, check_gguf
 from worker.schema import ChatRequest, CompletionRequest, GenerationRequest

@@ -7,8 +7,7 @@ from math import inf, isfinite
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from worker.call_ids import call_id
-from worker.engine import Api, FinishReason, Job, Piece
+from worker.engine import Api, FinishReason, Job, Piece, call_id
 from worker.errors import RequestError
 from worker.hf.folder import HFFolder
 from worker.hf.vocabulary import HFVocabulary

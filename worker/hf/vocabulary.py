@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from worker.errors import LoadError, RequestError
 from worker.hf.folder import TOKENIZER, HFFolder
-from worker.text.byte_level import byte_alphabet
+from worker.text.token_reader import byte_alphabet
 
 _BYTE: Final = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE: Final = "\N{LOWER ONE EIGHTH BLOCK}"

@@ -29,3 +29,10 @@ class TokenReader:
     def flush_text(self) -> str:
         """What is left at the end: a character that was never finished."""
         return self._decoder.decode(b"", final=True)
+
+
+def byte_alphabet() -> dict[int, str]:
+    """GPT-2's printable character for each byte: how byte-level vocabularies write the bytes of their tokens."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}

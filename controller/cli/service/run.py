@@ -10,8 +10,7 @@ from controller.cli import stop_timeouts
 from controller.cli.exit_codes import ExitCode
 from controller.cli.up.announce import Announcer
 from controller.cli.up.marks import find_children, mark_specs
-from controller.cli.up.record import ProcessRecord, remove_record
-from controller.cli.up.recorder import ChildRecorder
+from controller.cli.up.record import ChildRecorder, ProcessRecord, remove_record
 from controller.cli.up.supervisor import Child, ChildSpec, Supervisor
 from controller.runtimes.process.groups import send_signal
 from controller.settings import ControllerSettings

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from controller.cli.exit_codes import CommandError, ExitCode
+from controller.cli.up.announce import Announcer
 from controller.runtimes.process.stat import Process, boot_id, is_alive, read_stat
 from controller.schema.status import SCHEMA_VERSION
 from controller.storage.atomic_write import write_atomic
@@ -77,6 +79,31 @@ def write_record(state: Path, record: UpRecord) -> None:
 def remove_record(state: Path) -> None:
     """All that was recorded has ended."""
     (state / RECORD_NAME).unlink(missing_ok=True)
+
+
+class ChildRecorder:
+    """Records which programs this process has started. A record that cannot be written ends nothing: `down` finds the
+    programs by their marks, too."""
+
+    def __init__(self, state: Path, announcer: Announcer) -> None:
+        """`announcer` is told once that records cannot be written, until one was written again."""
+        self._state = state
+        self._announcer = announcer
+        self._is_recorded = True
+        """Whether the last record could be written."""
+
+    def record_children(self, pids: Mapping[str, int]) -> None:
+        """Record the programs that run now. `pids`: program name to process id."""
+        children = {name: record for name, pid in pids.items() if (record := ProcessRecord.of(pid)) is not None}
+        try:
+            write_record(self._state, UpRecord(up=ProcessRecord.of(os.getpid()), children=children))
+        except OSError as error:
+            if self._is_recorded:
+                path, reason = self._state / RECORD_NAME, error.strerror or error
+                self._announcer.print_note(f"what runs cannot be recorded in {path} ({reason}); `down` finds it")
+            self._is_recorded = False
+        else:
+            self._is_recorded = True
 
 
 def lock_state(state: Path) -> int:

@@ -18,8 +18,7 @@ from controller.cli.orphans import stop_orphans
 from controller.cli.up.announce import Announcer
 from controller.cli.up.first_model import FirstModelWatcher
 from controller.cli.up.marks import find_children, mark_specs
-from controller.cli.up.record import lock_state, remove_record
-from controller.cli.up.recorder import ChildRecorder
+from controller.cli.up.record import ChildRecorder, lock_state, remove_record
 from controller.cli.up.supervisor import Child, ChildSpec, Ending, FatalExit, Supervisor
 from controller.settings import ControllerSettings
 

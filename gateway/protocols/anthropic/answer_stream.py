@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from gateway.protocols.common import errors
 from gateway.protocols.common.conversation import Answer, Call, Fields, Finish, Tokens
-from gateway.protocols.common.event_text import quote_text
+from gateway.protocols.common.json_bytes import quote_text
 
 _STOP_REASONS: Final[dict[Finish, str]] = {
     "stop": "end_turn",

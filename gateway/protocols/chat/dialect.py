@@ -15,11 +15,11 @@ from gateway.protocols.chat.stream_collector import OpenAICollector
 from gateway.protocols.common import bodies
 from gateway.protocols.common.choices import check_choices
 from gateway.protocols.common.dialect import EventStream, StreamCollector
-from gateway.protocols.common.envelope import EnvelopeDialect
 from gateway.protocols.common.json_bytes import json_bytes
 from gateway.protocols.common.known_fields import CHAT_FIELDS, COMPLETION_FIELDS, check_foreign_fields
 from gateway.protocols.common.openai_events import OpenAIStream, as_events
 from gateway.protocols.common.output_constraints import CONSTRAINT_FIELDS, adapt_constraints
+from gateway.protocols.common.passthrough import EnvelopeDialect
 from gateway.protocols.common.request import InferenceRequest
 from gateway.protocols.common.stream_compat import differs_as_stream, wants_probabilities
 

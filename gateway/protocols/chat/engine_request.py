@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final, cast
+from typing import Final, Literal, cast
 
-from controller.schema.routing import ModelRoute
-from gateway.protocols.chat import llama_server, thinking
+from controller.schema.routing import ModelRoute, ThinkingControl
+from gateway.protocols.chat import llama_server
 from gateway.protocols.chat.reasoning import alias_in_message
 from gateway.protocols.chat.system_messages import fold_system_messages
 from gateway.protocols.chat.tool_choice import narrow_tools
@@ -14,6 +14,7 @@ from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.json_bytes import json_bytes
 from gateway.protocols.common.request import InferenceRequest
 
+Asked = Literal["enabled", "disabled"]
 _REMOTE: Final = "openai_remote"
 """It may be OpenAI itself, which knows what is said in its own words, and refuses what it does not know."""
 
@@ -81,7 +82,7 @@ def ask_for_prompt_tokens(fields: Fields, route: ModelRoute) -> Fields:
 def adapt_thinking(fields: Fields, route: ModelRoute) -> Fields:
     """The fields with `thinking` and `reasoning_effort: none` in the words of the model's engine."""
     control, word, effort = route.thinking_control, fields.get("thinking"), fields.get("reasoning_effort")
-    mode = cast("thinking.Asked", word) if isinstance(word, str) and word != "default" else None
+    mode = cast("Asked", word) if isinstance(word, str) and word != "default" else None
     dropped_names = {"thinking"} if isinstance(word, str) else set()
     if effort == "none" and control not in (None, "reasoning_effort"):
         if mode is None and "disabled" in route.capabilities.thinking_modes:
@@ -92,4 +93,25 @@ def adapt_thinking(fields: Fields, route: ModelRoute) -> Fields:
         return fields  # the word is the engine's own
     if dropped_names:
         fields = {name: value for name, value in fields.items() if name not in dropped_names}
-    return thinking.apply_thinking(fields, mode, control)
+    return apply_thinking(fields, mode, control)
+
+
+def apply_thinking(fields: Fields, mode: Asked | None, control: ThinkingControl | None) -> Fields:
+    """Chat completion fields that ask an engine to think or not; `fields` themselves where nothing is asked.
+
+    - `chat_template_kwargs`: `enable_thinking` of the chat template, as llama-server and vLLM take it;
+    - `thinking`: the word itself, as our worker takes it;
+    - `reasoning_effort`: `none`, or as much as the request says, at least `medium`;
+    - None: the engine has no switch, and such a model advertises none.
+    """
+    if mode is None or control is None:
+        return fields
+    if control == "thinking":
+        return fields | {"thinking": mode}
+    if control == "reasoning_effort":
+        effort = fields.get("reasoning_effort")
+        new_effort = "none" if mode == "disabled" else effort if effort not in (None, "none") else "medium"
+        return fields | {"reasoning_effort": new_effort}
+    kwargs = fields.get("chat_template_kwargs")
+    template_kwargs = kwargs if isinstance(kwargs, dict) else {}
+    return fields | {"chat_template_kwargs": {**template_kwargs, "enable_thinking": mode == "enabled"}}

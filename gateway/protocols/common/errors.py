@@ -10,10 +10,11 @@ from typing import Any, Final
 from controller.schema.errors import ERROR_CODES, RoundhouseError
 from gateway.protocols.common import context_overflow
 from gateway.protocols.common.addresses import hide_addresses, hide_in_json
-from gateway.protocols.common.engine_status import ENGINE_ERROR, client_status
 from gateway.protocols.common.json_bytes import json_bytes
 
 Fields = dict[str, Any]
+
+ENGINE_ERROR: Final = ERROR_CODES["engine_error"]
 
 _ANTHROPIC_TYPES: Final = {
     401: "authentication_error",
@@ -37,6 +38,11 @@ _EXHAUSTED: Final = ERROR_CODES["kv_cache_exhausted"]
 _MESSAGE_CHARACTERS: Final = 1000
 _MOST_BRACKETS: Final = 400
 _UNSEEN: Final = re.compile(r"(?is)<(script|style|head)\b.*?</\1>|<[^>]*>")
+
+
+def client_status(engine_status: int) -> int:
+    """The status that the client gets. A redirect is not followed, because it would carry the prompt elsewhere."""
+    return engine_status if engine_status >= 400 or 200 <= engine_status < 300 else ENGINE_ERROR.status
 
 
 def own_body(error: RoundhouseError, request_id: str) -> bytes:

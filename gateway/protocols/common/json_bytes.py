@@ -1,8 +1,9 @@
-"""Values as compact JSON. Pure."""
+"""Values and texts as compact JSON. Pure."""
 
 from __future__ import annotations
 
 import json
+from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import Any
 
 import orjson
@@ -19,3 +20,11 @@ def json_bytes(value: Any) -> bytes:
     except TypeError:
         # Also integers of more than 64 bits, and more than 254 levels.
         return json.dumps(value, separators=(",", ":")).encode()
+
+
+def quote_text(text: str) -> bytes:
+    """A string as JSON. UTF-8, unless it holds half a surrogate pair: then ASCII, which can write that."""
+    try:
+        return encode_basestring(text).encode()
+    except UnicodeEncodeError:
+        return encode_basestring_ascii(text).encode()

@@ -7,8 +7,8 @@ from typing import Final
 from controller.schema.routing import ModelRoute
 from gateway.protocols.common import bodies
 from gateway.protocols.common.dialect import EventStream, StreamCollector
-from gateway.protocols.common.envelope import EnvelopeDialect
 from gateway.protocols.common.openai_events import OpenAIStream, as_events
+from gateway.protocols.common.passthrough import EnvelopeDialect
 from gateway.protocols.common.request import InferenceRequest
 
 

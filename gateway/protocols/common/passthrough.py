@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
+from gateway.protocols.common import errors, usage
 from gateway.protocols.common.capabilities import check_capabilities
+from gateway.protocols.common.dialect import Usage
 from gateway.protocols.common.request import InferenceRequest
 
 
@@ -31,3 +34,21 @@ class PassthroughDialect:
     def is_told_by_events(self, error: bytes) -> bool:
         """See Dialect."""
         return False
+
+
+class EnvelopeDialect(PassthroughDialect):
+    """A `PassthroughDialect` whose errors have OpenAI's envelope and whose silence is broken by a comment."""
+
+    heartbeat: bytes = b": ka\n\n"
+
+    def find_usage(self, body: bytes) -> Usage | None:
+        """See Dialect."""
+        return usage.usage_in(body)
+
+    def error_body(self, error: RoundhouseError, request_id: str) -> bytes:
+        """See Dialect."""
+        return errors.own_body(error, request_id)
+
+    def engine_error_body(self, status: int, body: bytes, request_id: str) -> bytes:
+        """See Dialect."""
+        return errors.engine_body(status, body, request_id)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Final, Literal
 
 from gateway.protocols.common.conversation import Answer, Fields, Finish, Prompt, Text, Tokens, User
-from gateway.protocols.common.event_text import quote_text
 from gateway.protocols.common.field_reader import (
     describe_value,
     field_error,
@@ -13,7 +12,7 @@ from gateway.protocols.common.field_reader import (
     require_choice,
     require_value,
 )
-from gateway.protocols.common.json_bytes import json_bytes
+from gateway.protocols.common.json_bytes import json_bytes, quote_text
 
 _NEVER: Final = ("echo", "suffix", "logprobs", "best_of", "n")
 _READ: Final = frozenset(

@@ -13,9 +13,9 @@ from controller.schema.routing import ModelRoute
 from gateway.protocols.common import bodies, errors
 from gateway.protocols.common.choices import check_choices
 from gateway.protocols.common.dialect import EventStream, StreamCollector, Usage
-from gateway.protocols.common.envelope import EnvelopeDialect
 from gateway.protocols.common.event_reader import EventCollector, Fields
 from gateway.protocols.common.openai_events import error_event, find_error
+from gateway.protocols.common.passthrough import EnvelopeDialect
 from gateway.protocols.common.request import InferenceRequest
 from gateway.protocols.common.sse import data_of, last_event
 from gateway.protocols.common.stream_compat import differs_as_stream, wants_probabilities

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from gateway.protocols.common.conversation import Answer, Fields, Finish, Tokens
 from gateway.protocols.common.errors import encode_json
-from gateway.protocols.common.event_text import quote_text
+from gateway.protocols.common.json_bytes import quote_text
 from gateway.protocols.responses import response_object as made
 from gateway.protocols.responses.context import ResponseContext
 from gateway.protocols.responses.growing_items import (

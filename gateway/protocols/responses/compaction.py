@@ -1,7 +1,7 @@
 """Compaction of a conversation: the model sums it up, and the summary takes the place of all but what was asked. Pure.
 
 As OpenAI's: the output is every message of the user, the system and the developer, and then one item, `compaction`,
-which a later request sends back. Its `encrypted_content` is opaque to clients (`summaries`).
+which a later request sends back. Its `encrypted_content` is opaque to clients (`encode_summary`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from gateway.protocols.common.conversation import Answer, Fields, Prompt, Text, 
 from gateway.protocols.common.field_reader import field_error
 from gateway.protocols.responses.answer_stream import ResponseWriter
 from gateway.protocols.responses.context import ResponseContext
+from gateway.protocols.responses.items import encode_summary
 from gateway.protocols.responses.request import read_prompt
 from gateway.protocols.responses.response_object import usage_fields
-from gateway.protocols.responses.summaries import encode_summary
 
 SUMMARY_REQUEST: Final = (
     "The conversation so far is about to be replaced by a summary, because it has grown too long. Write that summary "

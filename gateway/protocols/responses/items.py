@@ -5,6 +5,8 @@ The model's own items that follow each other (thoughts, a message, calls) are wh
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
@@ -33,13 +35,14 @@ from gateway.protocols.common.field_reader import (
     require_value,
 )
 from gateway.protocols.common.file_parts import decode_text, no_files
-from gateway.protocols.responses.summaries import INTRODUCTION, decode_summary
 
 _ROLES: Final = ("user", "assistant", "system", "developer")
 _TEXTS: Final = ("input_text", "output_text", "text")
 """Clients send back what they got, and mean the same by all of them."""
 _THOUGHTS: Final = ("reasoning_text", "summary_text", "text")
 _CUSTOM_INPUT: Final = "input"
+INTRODUCTION: Final = "Summary of the conversation so far, which was compacted here:\n\n"
+_MARK: Final = "roundhouse-summary-1:"
 
 
 def read_turns(items: Iterable[tuple[Fields, str]]) -> list[Turn]:
@@ -294,3 +297,22 @@ def _part_text(part: Any, kinds: tuple[str, ...]) -> str | None:
     """The text of a part of these kinds; None: it is something else, or wrong. Most parts come no further."""
     text = part.get("text") if type(part) is dict and part.get("type") in kinds else None
     return text if type(text) is str else None
+
+
+def encode_summary(summary: str) -> str:
+    """Encode a summary as the `encrypted_content` of a `compaction` item, which clients keep between requests.
+
+    It is encoded, not encrypted: it says nothing that its client has not sent or been told.
+    """
+    return _MARK + base64.b64encode(summary.encode(errors="replace")).decode()
+
+
+def decode_summary(content: Any, place: str) -> str:
+    """The summary in an item's `encrypted_content`. Raises RoundhouseError `invalid_request`: it was not made here."""
+    encoded = require_text(content, place)
+    try:
+        if encoded.startswith(_MARK):
+            return base64.b64decode(encoded.removeprefix(_MARK), validate=True).decode()
+    except (binascii.Error, ValueError):
+        pass
+    raise field_error(place, f"must be as /v1/responses/compact of this gateway told it; {describe_value(encoded)}")

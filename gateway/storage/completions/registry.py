@@ -7,11 +7,11 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.json_bytes import json_bytes
 from gateway.protocols.common.metadata import read_metadata
 from gateway.routing.live_routes import LiveRoutes
-from gateway.storage.completions.errors import completion_not_found
 from gateway.storage.completions.records import CompletionFilter, StoredCompletion, list_messages
 from gateway.storage.pagination import ListQuery, list_object, paginate_items
 from gateway.storage.responses.records import TOKEN_LENGTH
@@ -116,3 +116,9 @@ class StoredCompletions:
         if self._store is None or not is_id(completion_id):
             raise completion_not_found(completion_id)
         return self._store
+
+
+def completion_not_found(completion_id: str) -> RoundhouseError:
+    """There is no such completion for the tenant."""
+    message = f"Chat completion with id {completion_id!r:.100} not found."
+    return RoundhouseError("completion_not_found", message, param="completion_id")

@@ -10,7 +10,7 @@ import openai
 import openresponses_types.types as open_responses
 
 from gateway.protocols.responses.compaction import SUMMARY_REQUEST
-from gateway.protocols.responses.summaries import INTRODUCTION
+from gateway.protocols.responses.items import INTRODUCTION
 from tests.fakes.mock_engine import PROMPT_TOKENS, WORDS
 from tests.support.gateway_rest import nothing_left
 from tests.support.response_state import Site, refusal, site

@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import CloseCode
 
 from gateway.exchange.response_session import LONGEST_S, MOST_WAITING
-from gateway.protocols.responses.summaries import INTRODUCTION
+from gateway.protocols.responses.items import INTRODUCTION
 from gateway.server.websocket import PING_S
 from tests.fakes.fake_controller import route
 from tests.fakes.mock_engine import WORDS

@@ -21,7 +21,7 @@ from worker.clockwork import (
     make_weights,
     replace_file,
 )
-from worker.text.byte_level import byte_alphabet
+from worker.text.token_reader import byte_alphabet
 
 
 def spelled(tokens: list[str]) -> str:

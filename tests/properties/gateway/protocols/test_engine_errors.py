@@ -15,7 +15,7 @@ from gateway.protocols.anthropic.dialect import MESSAGES
 from gateway.protocols.chat.dialect import CHAT
 from gateway.protocols.common import errors
 from gateway.protocols.common.dialect import Dialect
-from gateway.protocols.common.engine_status import client_status
+from gateway.protocols.common.errors import client_status
 from gateway.protocols.common.request import parse_request
 from gateway.protocols.llama_native.dialect import NATIVE
 from gateway.protocols.responses.via_chat import RESPONSES_VIA_CHAT

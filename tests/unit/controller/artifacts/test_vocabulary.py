@@ -17,7 +17,7 @@ from controller.artifacts.read import files_below, read_artifact
 from controller.artifacts.vocabulary import measure_gguf_vocabulary, measure_tokenizer
 from tests.support.clockwork_folders import make_hf
 from worker.clockwork import SPECIAL, make_model
-from worker.text.byte_level import byte_alphabet
+from worker.text.token_reader import byte_alphabet
 
 LETTERS = byte_alphabet()
 BYTES = [letter.encode() for letter in LETTERS.values()]

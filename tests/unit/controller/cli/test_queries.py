@@ -13,8 +13,7 @@ from aiohttp import web
 from controller.cli.app import run
 from controller.cli.exit_codes import ExitCode
 from controller.cli.output import time_words
-from controller.cli.status import exit_code_of
-from controller.cli.status_json import ROW_NAMES, status_as_json
+from controller.cli.status import ROW_NAMES, exit_code_of, status_as_json
 from controller.schema.admin import AdminModel
 from controller.schema.status import (
     ActionView,

@@ -14,7 +14,7 @@ from controller.engines.vllm_log import vllm_progress
 from controller.observe.load_progress import LoadProgress
 from controller.runtimes.base import RuntimeUnavailableError
 from controller.state import DesiredModel, Health, ObservedReplica, Phase, ReplicaId, Statement
-from controller.status.load_stage import is_starting, model_progress
+from controller.status.model_status import is_starting, model_progress
 from tests.support.wait import until
 
 STUB = ENGINES["stub"]

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from worker.call_ids import call_id
-from worker.engine import Job, Piece
+from worker.engine import Job, Piece, call_id
 from worker.engines.llama_cpp import flash_attention, mean_vector, normalize_vector, pad_context, sampling_options
 from worker.engines.stub import DIMENSIONS, Stub, make_embedding, split_words
 from worker.errors import RequestError

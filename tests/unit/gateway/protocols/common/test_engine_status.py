@@ -7,8 +7,7 @@ import json
 import pytest
 
 from controller.schema.errors import ErrorEnvelope
-from gateway.protocols.common.engine_status import client_status
-from gateway.protocols.common.errors import engine_body
+from gateway.protocols.common.errors import client_status, engine_body
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.bindings.extension_lock import lock_extension
+from worker.engines.exllamav3 import lock_extension
 from worker.errors import LoadError
 
 

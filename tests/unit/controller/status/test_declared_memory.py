@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from controller.engines.stub import StubDefinition
-from controller.planning.declared_memory import explain_vram_gap
 from controller.state import DesiredModel, Statement
+from controller.status.model_status import explain_vram_gap
 
 MODEL = DesiredModel(
     "m", StubDefinition(backend="stub"), "stub", "h", 1, Statement("file", 0.0, ""), gpu_count=1, vram_mib=8000
