@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from controller.redaction.redactor import Redact
-from controller.runtimes.base import LogPart, RuntimeUnavailableError
+from controller.runtimes.base import Runtime, RuntimeUnavailableError
 from controller.schema.errors import RoundhouseError
 
 POLL_S = 0.3
@@ -16,16 +15,6 @@ MOST_LINES = 10_000
 MOST_ENDED = 5
 """Engines that ended whose logs are looked at for one that holds anything."""
 AWAY = "roundhouse: the runtime does not answer; going on when it does\n"
-
-
-class LogSource(Protocol):
-    """The part of a runtime that reads engines' logs."""
-
-    async def read_log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
-        """The lines that an engine wrote after `cursor`, `lines` at most where it is None; None: it has no log."""
-
-    async def list_ended_logs(self, model: str) -> list[str]:
-        """Ended replicas whose logs are kept, the newest first."""
 
 
 @dataclass(slots=True)
@@ -46,7 +35,7 @@ class LogReader:
 
     def __init__(
         self,
-        source: LogSource,
+        source: Runtime,
         *,
         replicas: Callable[[str], Mapping[str, float]],
         redact: Redact,
@@ -98,7 +87,7 @@ class LogReader:
 class _ModelLogs:
     """The logs of one request."""
 
-    def __init__(self, source: LogSource, redact: Redact, model: str, logs: dict[str, _Log]) -> None:
+    def __init__(self, source: Runtime, redact: Redact, model: str, logs: dict[str, _Log]) -> None:
         self._source = source
         self._redact = redact
         self._model = model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import JsonValue
 
@@ -23,6 +23,7 @@ from controller.reconcile.operation_state import OperationState
 from controller.reconcile.reconciler import Reconciler
 from controller.redaction.patterns import mask_fields
 from controller.reports.views import gpu_statuses, unread_gpu_statuses
+from controller.runtimes.base import Runtime
 from controller.schema.admin import AdminModel, GpuMemoryAnswer, ListContext, ModelLive
 from controller.schema.errors import RoundhouseError
 from controller.schema.override import Override
@@ -36,16 +37,6 @@ from controller.status.rollout import is_rolled_out, is_rollout_blocked
 TAKEN_WITHIN_S = 2.0
 """How long an answer is held back for a statement to come into force at the gateways."""
 NOT_YET = "the controller has not made its first observation yet"
-
-
-class GpuHostSource(Protocol):
-    """The part of a runtime that tells of the GPUs' host."""
-
-    def get_gpu_error(self) -> str | None:
-        """Why there are no figures, in words; None: there are figures."""
-
-    def get_gpu_driver(self) -> GpuDriver | None:
-        """The NVIDIA driver; None: there is none, or it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +67,7 @@ class AdminService:
         predictions: Estimator,
         memory_history: MemoryHistory,
         journal: EventLog,
-        gpus: GpuHostSource,
+        gpus: Runtime,
         wake: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:

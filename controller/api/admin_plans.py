@@ -1,13 +1,14 @@
-"""The admin API's plans: what would be done now, what proposed files would do, what runs differently."""
+"""The admin API's controller: what would be done now, what proposed files would do, what runs differently."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 from fastapi import Body, FastAPI
 
 from controller.admin.service import NOT_YET
 from controller.api.requests import error_responses
+from controller.assembly import Controller
 from controller.schema.admin import Drift, DryRun, ProposedFiles
 from controller.schema.errors import RoundhouseError
 from controller.schema.status import PlanView
@@ -15,27 +16,14 @@ from controller.schema.status import PlanView
 _TAGS: list[Any] = ["admin"]
 
 
-class Plans(Protocol):
-    """What these routes ask."""
-
-    def get_plan(self) -> PlanView | None:
-        """What is being done, or would be done were it not paused; None before the first observation."""
-
-    async def run_dry_run(self, proposed: ProposedFiles) -> DryRun:
-        """What proposed files would do."""
-
-    async def find_drift(self) -> Drift:
-        """What runs differently from what is declared."""
-
-
-def declare(app: FastAPI, plans: Plans) -> None:
+def declare(app: FastAPI, controller: Controller) -> None:
     """Declare the routes."""
 
     @app.get("/v1/admin/plan", tags=_TAGS, summary="The plan", response_model=PlanView, responses=error_responses())
     async def plan() -> PlanView:
         """What the controller would do now, each step with its reason, and what is wanted and cannot be done. While it
         is not paused it does so at once, so that mostly nothing is left."""
-        view = plans.get_plan()
+        view = controller.get_plan()
         if view is None:
             raise RoundhouseError("controller_unavailable", NOT_YET)
         return view
@@ -50,10 +38,10 @@ def declare(app: FastAPI, plans: Plans) -> None:
     async def dry_run(proposed: Annotated[ProposedFiles, Body()]) -> DryRun:
         """What desired-state files would do if they were as proposed: model by model what is different, what would be
         restarted, and what stands in the way. Nothing is changed. Problems of the files are an answer, not an error."""
-        return await plans.run_dry_run(proposed)
+        return await controller.run_dry_run(proposed)
 
     @app.get("/v1/admin/drift", tags=_TAGS, summary="Drift", response_model=Drift, responses=error_responses())
     async def drift() -> Drift:
         """What runs differently from what the files declare, since when, and why: runtime statements, replicas of an
         earlier definition, missing ones, engines whose image or command line is not what would be started now."""
-        return await plans.find_drift()
+        return await controller.find_drift()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from fastapi import Body, FastAPI, Response
 from prometheus_client import CollectorRegistry, generate_latest
@@ -11,27 +11,9 @@ from pydantic import BaseModel, Field
 from controller import __version__
 from controller.admin.service import NOT_YET
 from controller.api.requests import Actor
+from controller.assembly import Controller
 from controller.schema.errors import RoundhouseError
 from controller.schema.status import ControllerStatus, PlanView
-
-
-class Controls(Protocol):
-    """What these routes may do with the controller."""
-
-    def get_status(self) -> ControllerStatus:
-        """What there is."""
-
-    def get_health_error(self) -> str | None:
-        """Return why the controller is unhealthy; None: it is healthy."""
-
-    def get_plan(self) -> PlanView | None:
-        """What is being done, or would be done were it not paused; None before the first observation."""
-
-    def set_paused(self, paused: bool, *, actor: str) -> None:
-        """Observe and never act, or act again."""
-
-    def shut_down(self, *, stop_engines: bool) -> None:
-        """Begin to end the controller."""
 
 
 class PauseRequest(BaseModel):
@@ -46,12 +28,12 @@ class ShutdownRequest(BaseModel):
     stop_engines: bool = Field(default=False, description="true: end every engine first.")
 
 
-def declare(app: FastAPI, controls: Controls, registry: CollectorRegistry) -> None:
+def declare(app: FastAPI, controller: Controller, registry: CollectorRegistry) -> None:
     """Declare the routes. They are no part of the OpenAPI document: nobody outside reaches them."""
 
     @app.get("/internal/health", include_in_schema=False)
     async def health(response: Response) -> dict[str, str]:
-        error = controls.get_health_error()
+        error = controller.get_health_error()
         if error is None:
             return {"status": "ok", "version": __version__}
         response.status_code = 503
@@ -59,23 +41,23 @@ def declare(app: FastAPI, controls: Controls, registry: CollectorRegistry) -> No
 
     @app.get("/internal/status", include_in_schema=False)
     async def status() -> ControllerStatus:
-        return controls.get_status()
+        return controller.get_status()
 
     @app.get("/internal/plan", include_in_schema=False)
     async def plan() -> PlanView:
-        view = controls.get_plan()
+        view = controller.get_plan()
         if view is None:
             raise RoundhouseError("controller_unavailable", NOT_YET)
         return view
 
     @app.post("/internal/pause", include_in_schema=False)
     async def pause(request: Annotated[PauseRequest, Body()], actor: Actor) -> ControllerStatus:
-        controls.set_paused(request.paused, actor=actor)
-        return controls.get_status()
+        controller.set_paused(request.paused, actor=actor)
+        return controller.get_status()
 
     @app.post("/internal/shutdown", status_code=202, include_in_schema=False)
     async def shutdown(request: Annotated[ShutdownRequest, Body()]) -> dict[str, bool]:
-        controls.shut_down(stop_engines=request.stop_engines)
+        controller.shut_down(stop_engines=request.stop_engines)
         return {"stop_engines": request.stop_engines}
 
     @app.get("/metrics", include_in_schema=False)

@@ -5,39 +5,32 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from typing import Protocol
 
 from fastapi import FastAPI, WebSocket, WebSocketDisconnect
 from pydantic import ValidationError
 
+from controller.assembly import Controller
 from controller.observe.gateway_hub import GatewayHub
 from controller.schema.routing import GatewayReport
 
 log = logging.getLogger(__name__)
 
 
-class ReportSink(Protocol):
-    """Where reports go."""
-
-    def take_report(self, report: GatewayReport) -> None:
-        """A gateway's report."""
-
-
-def declare(app: FastAPI, reports: ReportSink, hub: GatewayHub) -> None:
+def declare(app: FastAPI, controller: Controller, hub: GatewayHub) -> None:
     """Declare the link."""
 
     @app.websocket("/internal/link")
     async def link(socket: WebSocket) -> None:
         await socket.accept()
-        await GatewayLink(socket, reports, hub).run()
+        await GatewayLink(socket, controller, hub).run()
 
 
 class GatewayLink:
     """One gateway's link: tables down, reports up."""
 
-    def __init__(self, socket: WebSocket, reports: ReportSink, hub: GatewayHub) -> None:
+    def __init__(self, socket: WebSocket, controller: Controller, hub: GatewayHub) -> None:
         self._socket = socket
-        self._reports = reports
+        self._controller = controller
         self._hub = hub
         self._gateway_id: str | None = None
 
@@ -72,4 +65,4 @@ class GatewayLink:
             if self._gateway_id is None:
                 self._gateway_id = report.gateway_id
                 self._hub.open_link(report.gateway_id)
-            self._reports.take_report(report)
+            self._controller.take_report(report)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
 from uvicorn.protocols.utils import ClientDisconnected
 
@@ -10,22 +10,16 @@ from common.gateway_token import GATEWAY_HEADER
 from controller.api.requests import REQUEST_ID_HEADER
 from controller.api.stopping import AsgiApp, Message, Receive, Send
 from controller.schema.errors import RoundhouseError
+from controller.storage.gateway_token import GatewayToken
 
 OPEN_PATHS: Final = frozenset({"/internal/health", "/metrics"})
 """The container's health check and Prometheus have no token."""
 
 
-class TokenJudge(Protocol):
-    """Compares a token that a request sent with the controller's own."""
-
-    def matches(self, shown_token: bytes) -> bool:
-        """Return whether `shown_token` is the controller's token."""
-
-
 class TokenCheck:
     """ASGI middleware. Refuses every request and every WebSocket that does not show the token."""
 
-    def __init__(self, app: AsgiApp, token: TokenJudge) -> None:
+    def __init__(self, app: AsgiApp, token: GatewayToken) -> None:
         self._app = app
         self._token = token
 

@@ -12,10 +12,10 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from controller.planning.gpu_use import SETTLED_S, measure_gpu_use
-from controller.runtimes.base import RuntimeUnavailableError
+from controller.runtimes.base import Runtime, RuntimeUnavailableError
 from controller.sizing.claims import HeldMemory
 from controller.sizing.history import MemoryHistory, save_history
 from controller.state import HOST, DesiredModel, Gpu, Health, ObservedReplica, ObservedState, OpKind, Phase
@@ -26,13 +26,6 @@ GROWN_MIB: Final = 64
 """A replica that holds this much more of a GPU than was seen is looked at again at once."""
 
 log = logging.getLogger(__name__)
-
-
-class HostMemorySource(Protocol):
-    """The part of a runtime that says what replicas hold."""
-
-    async def read_host_mib(self, name: str) -> int | None:
-        """MiB; None: not known."""
 
 
 @dataclass(slots=True)
@@ -54,9 +47,7 @@ class _Growth:
 class MemorySampler:
     """Follows the rounds of one reconciler; nothing that it does holds them up."""
 
-    def __init__(
-        self, history: MemoryHistory, folder: Path, runtime: HostMemorySource, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, history: MemoryHistory, folder: Path, runtime: Runtime, clock: Callable[[], float]) -> None:
         """`folder` is where `history` is kept."""
         self._history = history
         self._folder = folder
