@@ -1,1 +1,1 @@
-"""What is wanted: the files and the overrides, resolved to a desired state."""
+"""The desired state: files, overrides by operators and demand by requests, resolved to what should run."""

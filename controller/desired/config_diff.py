@@ -1,7 +1,7 @@
-"""What differs between two declared states, model by model and field by field. Pure.
+"""Differences between two declared states, model by model and field by field. Pure.
 
-A mapping (`env`) is taken apart, so that one sees which of its keys changed: `env.HF_TOKEN`. Secrets are masked on both
-sides and still count: one that changed reads `***` before and after. Of keys only the names of fields are told.
+A mapping such as `env` is compared key by key, so that a difference names `env.HF_TOKEN`. Secrets are masked on both
+sides: a changed secret reads `***` before and after. Of API keys only the names of changed fields are given.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from controller.schema.admin import FieldChange, KeyChange
 
 @dataclass(frozen=True, slots=True)
 class ModelEdit:
-    """One model that the files declare otherwise than before. Fields are in name order; null is: not declared."""
+    """One model that two declared states differ in. `fields` are in name order; a value of null means not declared."""
 
     model: str
     change: Literal["added", "removed", "edited"]
@@ -26,7 +26,7 @@ class ModelEdit:
 
 
 def diff_models(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> list[ModelEdit]:
-    """The models that differ, in name order. Both are declared states: per model what the files say."""
+    """Return the models that differ, in name order. `before` and `after`: declared fields by model name."""
     model_edits = []
     for model in sorted(before.keys() | after.keys()):
         old, new = before.get(model), after.get(model)
@@ -40,7 +40,7 @@ def diff_models(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Map
 
 
 def diff_keys(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> list[KeyChange]:
-    """The keys that differ, in name order. Both are per key what the files say."""
+    """Return the API keys that differ, in name order. `before` and `after`: declared fields by key name."""
     key_changes = []
     for name in sorted(before.keys() | after.keys()):
         old, new = before.get(name), after.get(name)
@@ -74,7 +74,7 @@ def _diff_field(
     shown_before: Mapping[str, JsonValue],
     shown_after: Mapping[str, JsonValue],
 ) -> Iterator[FieldChange]:
-    """The change of one field that differs, or of the keys of a mapping that differ."""
+    """Yield the change of one field, or of each changed key where the field is a mapping on both sides."""
     old, new = before.get(name, {}), after.get(name, {})
     view_old, view_new = shown_before.get(name, {}), shown_after.get(name, {})
     are_mappings = all(isinstance(each, Mapping) for each in (old, new, view_old, view_new))

@@ -1,6 +1,7 @@
-"""Definitions x overrides x demand -> DesiredState. Pure.
+"""Resolve definitions, overrides and demand to a `DesiredState`. Pure.
 
-Which statement rules: an override, else `autoload` on demand, else `enabled` (DESIGN.md §3, "What is wanted").
+An override decides whether a model is loaded; without one, demand does for an `autoload` model; else `enabled`
+(DESIGN.md §3, "What is wanted").
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ from controller.state import DesiredModel, DesiredState, Statement
 
 @dataclass(frozen=True, slots=True)
 class DeclaredModel:
-    """One model of the files: validated, and raw for the digests of overrides."""
+    """One declared model. `raw_fields` are its fields as the files have them, which overrides are compared with."""
 
     definition: Definition
     raw_fields: Mapping[str, Any]
     declared_since: float
-    """Unix time since when the files say this."""
+    """Unix time since when the files declare the present fields."""
     first_declared_at: float | None = None
-    """Unix time since when the files have a model of this name, whatever they said of it; None: as `declared_since`."""
+    """Unix time since when the files declare a model of this name, with any fields; None: same as `declared_since`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What settings say where a definition does not."""
+    """Values for fields that a definition leaves out, from the controller's settings."""
 
     images: Mapping[str, str] = field(default_factory=dict)
-    """Image by image kind; empty where replicas are processes."""
+    """Image kind (`worker`, `vllm`) to image; empty where replicas run as processes."""
     start_timeout_s: float | None = None
-    """None: by backend."""
+    """Seconds from a start until the replica must be ready; None: the backend's own value."""
     drain_timeout_s: float = 300.0
     swap_wait_s: float = 30.0
     preflight_recheck_s: float = 30.0
@@ -54,8 +55,8 @@ def resolve_desired(
     paused: bool = False,
     evictions: Mapping[str, Evicted] = MappingProxyType({}),
 ) -> DesiredState:
-    """`demand`: autoload model to Unix time of the last request for it. `evictions`: those that made room for others,
-    or were not used, since.
+    """Resolve every declared model. `demand`: autoload model to the Unix time of the last request for it. `evictions`:
+    models that were evicted since. `generation`: counts the declared states.
     """
     models = {}
     for name, entry in declared_models.items():
@@ -120,8 +121,8 @@ def _resolve_model(
 def surviving_override(
     override: Override | None, definition: Definition, raw_fields: Mapping[str, Any]
 ) -> Override | None:
-    """What is left of a statement under the definition as it is now: what no edit ended, as far as it still fits. None:
-    nothing.
+    """Return the override without what edits of the files have ended, and without parameters that no longer fit the
+    definition; None: nothing is left of it. `raw_fields`: the model's fields as the files have them.
     """
     kept_override = override.drop_edited_fields(raw_fields) if override is not None else None
     if kept_override is None or not kept_override.params:
@@ -135,10 +136,10 @@ def surviving_override(
 
 
 def fitting_params(definition: Definition, params: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Of a load's parameters those that the definition takes: an edit of other fields may have made some misfit.
+    """Return the largest set of a load's parameters that the definition accepts; an edit may have made some misfit.
 
-    Some fit only together, and some exclude each other: kept are as many as fit together, of as many those that were
-    said first.
+    Some parameters fit only together, and some exclude each other. Of several largest sets, the one with the earliest
+    parameters is returned.
     """
     known_names = [name for name in params if name in type(definition).model_fields]
     for count in range(len(known_names), 0, -1):
@@ -158,7 +159,7 @@ def _fits(definition: Definition, params: Mapping[str, JsonValue]) -> bool:
 
 
 def with_params(definition: Definition, params: Mapping[str, JsonValue]) -> Definition:
-    """The definition with these fields instead. Raises pydantic's ValidationError."""
+    """Return the definition with these fields replaced. Raises pydantic's ValidationError."""
     return type(definition).model_validate(definition.model_dump(exclude_unset=True) | dict(params))
 
 

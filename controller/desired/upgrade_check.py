@@ -1,4 +1,4 @@
-"""What this version would do differently from the one that runs. Pure."""
+"""What an upgrade from the running version to this one changes, for `roundhouse upgrade --check`. Pure."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from controller.state import DesiredModel
 
 @dataclass(frozen=True, slots=True)
 class UpgradeChange:
-    """One thing that an upgrade to this version changes."""
+    """One difference that the upgrade makes."""
 
     kind: Literal["engine", "setting", "state", "file"]
     subject: str
-    """A model, a variable, or a file."""
+    """The name of the model, environment variable or file."""
     message: str
     is_obstacle: bool = False
-    """True: this version would not work so."""
+    """True: this version does not start, or does not work, before it is resolved."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningReplica:
-    """An engine that runs."""
+    """A running engine, as the running version reports it."""
 
     model: str
     spec_hash: str
     is_outdated: bool = False
-    """True: it differs from what is declared for the version that runs, too."""
+    """True: the running version would replace it as well."""
 
 
 def list_engine_changes(
     desired_models: Mapping[str, DesiredModel], replicas: Iterable[RunningReplica]
 ) -> list[UpgradeChange]:
-    """By model, the engines that this version would start anew, and why. `desired_models` are resolved by this version.
+    """List, by model, the engines that this version would restart, and why. `desired_models`: resolved by this version.
 
-    Left out are engines whose model is not declared, and those that the version that runs would replace as well.
+    Engines of undeclared models are left out, and so are outdated ones.
     """
     running_hashes: dict[str, list[str]] = {}
     for replica in replicas:
@@ -57,7 +57,7 @@ def list_engine_changes(
 
 
 def _explain_hash(model: DesiredModel, running_hash: str) -> str:
-    """Why the engine of that spec hash differs from what this version would start."""
+    """Explain why a running engine's spec hash differs from the one that this version computes for the model."""
     current_version = ENGINES[model.backend].render_version
     for version in range(current_version - 1, 0, -1):
         if spec_hash(model.definition, model.image, model.name, render_version=version) == running_hash:
@@ -70,7 +70,7 @@ def _explain_hash(model: DesiredModel, running_hash: str) -> str:
 def list_setting_changes(
     variables: Iterable[str], known_variables: Iterable[str], deprecated_variables: Mapping[str, str]
 ) -> list[UpgradeChange]:
-    """Which of the variables this version does not read, or will not for long."""
+    """List the given environment variables that this version does not read, or has deprecated."""
     known_names = sorted(known_variables)
     changes: list[UpgradeChange] = []
     for name in sorted(set(variables)):
@@ -90,7 +90,10 @@ def _find_close_name(name: str, known_names: Iterable[str]) -> str | None:
 
 
 def list_schema_changes(found_versions: Mapping[str, int], known_versions: Mapping[str, int]) -> list[UpgradeChange]:
-    """Which files of the state folder are of another schema_version than this version writes. Both by file."""
+    """List the files of the state folder whose schema_version is not the one that this version writes.
+
+    Both mappings take a file name to a schema_version.
+    """
     changes: list[UpgradeChange] = []
     for name, version in sorted(found_versions.items()):
         known = known_versions[name]

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from controller.engines import ENGINES
 from controller.observe.gateway_hub import GatewayHub
@@ -31,12 +32,12 @@ from controller.planning.draining import (
 from controller.planning.draining import DrainState as DrainUnderWay
 from controller.planning.model_traffic import idle_span_by_model, traffic_by_model
 from controller.planning.plan import plan
-from controller.reconcile.desired_source import DesiredSource
 from controller.reconcile.executor import Executor
 from controller.reconcile.operation_state import OperationState
 from controller.redaction.patterns import mask_text
 from controller.redaction.redactor import Redact, redact_nothing
 from controller.runtimes.base import Runtime, RuntimeGoneError, RuntimeUnavailableError, SeenReplica
+from controller.schema.attempts import AttemptNumbers
 from controller.schema.status import ModelState
 from controller.sizing.claims import HeldMemory, raise_claims
 from controller.sizing.requirements import Requirements
@@ -60,6 +61,31 @@ log = logging.getLogger(__name__)
 SHORTEST_ROUND_S = 0.01
 RETRY_S = 1.0
 """Pause after a round that saw nothing, or failed."""
+
+
+class DesiredSource(Protocol):
+    """Where the reconciler gets the desired state. Reading it never fails: the last good state stays in force."""
+
+    def desired_state(self, now: float) -> DesiredState | None:
+        """The desired state at `now`, Unix time; None: no valid files were ever read."""
+
+    async def refresh_files(self, now: float) -> None:
+        """Read the files if that is due."""
+
+    def wake_at(self) -> float | None:
+        """Unix time at which `desired_state` may change by time alone; None: it does not."""
+
+    def evict_models(self, models: Mapping[str, str]) -> None:
+        """Drop the demand for these models until the next request for each. `models`: name to the reason."""
+
+    def request_reload(self, models: Sequence[str]) -> None:
+        """Record a request for each of these models now, and end their evictions."""
+
+    def remember_attempts(self, attempts: AttemptNumbers) -> None:
+        """Store the highest attempt number of each replica, for every later controller."""
+
+    def remember_loaded(self, loaded_once: frozenset[str], ready_since: dict[str, float]) -> None:
+        """Store the models that were ever loaded, and by replica name the Unix time since when it is ready."""
 
 
 class Reconciler:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from controller.artifacts.model_roots import ModelRoots
+from controller.desired.persistence import STORED_FIELD_WORDS
 from controller.desired.resolve import Defaults
-from controller.desired.source import STORED_FIELD_WORDS, DesiredStateSource
+from controller.desired.source import DesiredStateSource
 from controller.schema.attempts import AttemptNumbers
 from controller.schema.override import Override
 from controller.schema.routing import GatewayReport
