@@ -1,24 +1,35 @@
-"""An SQLite file as a place in a folder: who holds it, whether it is the one that was opened, what lies beside it."""
+"""SQLite files of a state folder: opening them, noticing that one was replaced, and setting a damaged one aside."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from urllib.parse import quote
 
 _SIDE_FILES: Final = ("-wal", "-shm", "-journal")
+_DAMAGE_CODES: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_HOLD_POLL_S: Final = 0.05
+
+
+class NewerDatabaseError(sqlite3.DatabaseError):
+    """A newer Roundhouse wrote the file, so this version neither reads nor writes it."""
 
 
 class FileIdentity(NamedTuple):
-    """Tells a file from any other that has its name."""
+    """Tells a file from every other file that has its path at another time."""
 
     device: int
     inode: int
 
 
 def identify_file(path: Path) -> FileIdentity | None:
-    """Which file has this name; None: none has. Raises OSError where that cannot be said."""
+    """Return which file the path leads to; None: no file. Raises OSError where that cannot be read."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -26,22 +37,67 @@ def identify_file(path: Path) -> FileIdentity | None:
     return FileIdentity(status.st_dev, status.st_ino)
 
 
-def remove_side_files(path: Path) -> None:
-    """Remove what SQLite kept beside a file that has left its place. Raises OSError.
+class FileConnection(sqlite3.Connection):
+    """A connection that `open_connection` made. `close` also gives back the hold on the file."""
 
-    Whatever comes to that place would take it for its own.
+    path: Path
+    identity: FileIdentity | None
+    held_descriptor: int | None = None
+
+    def is_in_place(self) -> bool:
+        """Whether the path still leads to the opened file. Raises OSError where that cannot be read."""
+        return identify_file(self.path) == self.identity
+
+    def close(self) -> None:
+        """Close the connection, and then the hold."""
+        super().close()
+        if self.held_descriptor is not None:
+            os.close(self.held_descriptor)
+            self.held_descriptor = None
+
+
+def open_connection(path: Path, *, busy_s: float, is_held: bool = False) -> FileConnection:
+    """Connect to a file in autocommit mode. A missing file is made; its owner alone may read it.
+
+    `busy_s`: seconds to wait for a lock of another process. `is_held`: hold the file for this process (`hold_file`)
+    until the connection is closed. Any thread may use the connection, one at a time.
+
+    Raises sqlite3.Error and OSError; sqlite3.OperationalError with SQLITE_BUSY where another process holds the file.
     """
-    for suffix in _SIDE_FILES:
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    path.chmod(0o600)
+    held_descriptor = _hold_within(path, busy_s) if is_held else None
+    try:
+        # Before connecting: a file that replaces it between the two is noticed later.
+        identity = identify_file(path)
+        db = sqlite3.connect(
+            path, timeout=busy_s, isolation_level=None, check_same_thread=False, factory=FileConnection
+        )
+    except BaseException:
+        if held_descriptor is not None:
+            os.close(held_descriptor)
+        raise
+    db.path, db.identity, db.held_descriptor = path, identity, held_descriptor
+    return db
+
+
+def open_existing(path: Path, *, busy_s: float) -> sqlite3.Connection:
+    """Connect to a file in autocommit mode, and never make one. Raises sqlite3.Error.
+
+    `busy_s`: seconds to wait for a lock of another process. The connection may write: the last connection that is
+    closed removes SQLite's side files, which a read-only one could not.
+    """
+    uri = f"file:{quote(str(path.absolute()))}?mode=rw"
+    return sqlite3.connect(uri, uri=True, timeout=busy_s, isolation_level=None)
 
 
 def hold_file(path: Path) -> int:
-    """Hold a file that exists for one program; the descriptor holds it, and so ends with the process.
+    """Hold an existing file for this process. Returns the descriptor that holds it; the process's end closes it too.
 
-    The lock is flock's, which SQLite does not use: others may still read the file through SQLite. To be closed after
-    every connection of this process to the file, for that close gives SQLite's own locks back.
+    The lock is flock's, which SQLite does not use: other processes may still read the file through SQLite. Close the
+    descriptor after every connection of this process to the file, because closing it gives SQLite's own locks back.
 
-    Raises BlockingIOError: another program holds it. Raises OSError.
+    Raises BlockingIOError: another process holds the file. Raises OSError.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -50,3 +106,116 @@ def hold_file(path: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _hold_within(path: Path, within_s: float) -> int:
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            return hold_file(path)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                error = sqlite3.OperationalError("database is locked: another process holds it")
+                error.sqlite_errorcode = sqlite3.SQLITE_BUSY
+                raise error from None
+        time.sleep(_HOLD_POLL_S)
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """Run the block as one transaction: all of it is written, or nothing. Begins with the write lock."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+
+
+def check_content(db: sqlite3.Connection) -> None:
+    """Check the file's pages and indexes. Raises sqlite3.DatabaseError, which `is_damaged`, for the first fault."""
+    [verdict] = db.execute("PRAGMA quick_check(1)").fetchone()
+    if verdict != "ok":
+        error = sqlite3.DatabaseError(str(verdict))
+        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        raise error
+
+
+def is_damaged(error: BaseException) -> bool:
+    """Whether the error says that the file's content is broken, so that trying again cannot succeed."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF in _DAMAGE_CODES
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged file to `<name>.damaged`, over an earlier one. Returns its new path. Raises OSError."""
+    aside_path = path.with_name(f"{path.name}.damaged")
+    path.replace(aside_path)
+    remove_side_files(path)
+    return aside_path
+
+
+def remove_side_files(path: Path) -> None:
+    """Remove what SQLite kept beside a file that left its path, so that the next file there does not use it. Raises
+    OSError."""
+    for suffix in _SIDE_FILES:
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+class OpenedDatabase(Protocol):
+    """What `DatabaseFile` asks of a database that it has opened."""
+
+    def is_in_place(self) -> bool:
+        """Whether the path still leads to the opened file. Raises OSError where that cannot be read."""
+
+    def close(self) -> None:
+        """Close the database."""
+
+
+Database = TypeVar("Database", bound=OpenedDatabase)
+Result = TypeVar("Result")
+
+
+class DatabaseFile(Generic[Database]):
+    """A database at a path: opened when first used, and anew where its file was deleted, replaced or damaged.
+
+    Belongs to one thread at a time.
+    """
+
+    def __init__(self, path: Path, open_database: Callable[[], Database], on_file_lost: Callable[[str], None]) -> None:
+        """`open_database` opens the file at `path`, or makes it. `on_file_lost` is called before another file takes the
+        place of the opened one, with what became of that in words that follow the file's name."""
+        self._path = path
+        self._open_database = open_database
+        self._on_file_lost = on_file_lost
+        self._database: Database | None = None
+
+    def run(self, work: Callable[[Database], Result]) -> Result:
+        """Return what `work` returns. Where the file proves to be damaged, set it aside and call `work` once more, with
+        a new file. Raises what opening the file and `work` raise; OSError where a damaged file cannot be set aside."""
+        try:
+            return work(self._open_in_place())
+        except sqlite3.DatabaseError as error:
+            if not is_damaged(error):
+                raise
+            self.close()
+            aside_path = set_aside(self._path)
+            self._on_file_lost(f"was damaged ({error}): it is now {aside_path.name}, and a new one is begun")
+        return work(self._open_in_place())
+
+    def _open_in_place(self) -> Database:
+        if self._database is not None and not self._database.is_in_place():
+            self.close()
+            self._on_file_lost("was deleted or replaced: it is opened anew, or a new one is begun")
+            remove_side_files(self._path)
+        if self._database is None:
+            self._database = self._open_database()
+        return self._database
+
+    def close(self) -> None:
+        """Close the database if it is open. The next `run` opens it again."""
+        database, self._database = self._database, None
+        if database is not None:
+            database.close()

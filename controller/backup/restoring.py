@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final
 
-from common.sqlite_files import remove_side_files
+from common.sqlite_files import check_content, remove_side_files
 from controller.backup.archive import describe_file, read_archive
 from controller.backup.manifest import (
     DESIRED_FOLDER,
@@ -26,7 +26,7 @@ from controller.backup.manifest import (
     MemberPlace,
     parse_member,
 )
-from controller.backup.snapshot import check_database, sync_folder
+from controller.backup.snapshot import sync_folder
 from controller.config.read import is_read
 from controller.storage.state_dir import LOCK_NAME
 
@@ -155,7 +155,7 @@ def _drop_equal_declarations(staged_files: dict[MemberPlace, Path], folders: Res
 def _check_staged_database(path: Path, place: MemberPlace) -> None:
     try:
         with closing(sqlite3.connect(path)) as db:
-            check_database(db)
+            check_content(db)
     except sqlite3.Error as error:
         raise DamagedArchiveError(f"{place.member} is damaged: {error}") from None
 

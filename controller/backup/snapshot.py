@@ -9,10 +9,10 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote
 
 from pydantic import ValidationError
 
+from common.sqlite_files import check_content, open_existing
 from controller import __version__
 from controller.backup.archive import describe_file, write_archive
 from controller.backup.manifest import (
@@ -131,17 +131,15 @@ def copy_database(source: Path, copy: Path) -> list[Path]:
     if not source.exists():
         return []
     try:
-        # Not read-only: whoever closes last tidies up beside the file, and one who may only read cannot.
-        uri = f"file:{quote(str(source.absolute()))}?mode=rw"
         with (
-            closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)) as db,
+            closing(open_existing(source, busy_s=BUSY_S)) as db,
             closing(sqlite3.connect(copy)) as target,
         ):
             # `backup` would wait for ever for somebody who has the file to himself; a read waits for BUSY_S.
             db.execute("BEGIN")
             db.execute("SELECT count(*) FROM sqlite_master").fetchone()
             db.backup(target)
-            check_database(target)
+            check_content(target)
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code == sqlite3.SQLITE_FULL:
@@ -154,10 +152,3 @@ def copy_database(source: Path, copy: Path) -> list[Path]:
         raise BackupError(f"{source} cannot be copied ({error}){hint}") from error
     copy.chmod(0o600)
     return [copy]
-
-
-def check_database(db: sqlite3.Connection) -> None:
-    """Raises sqlite3.DatabaseError: the file is damaged."""
-    [verdict] = db.execute("PRAGMA quick_check(1)").fetchone()
-    if verdict != "ok":
-        raise sqlite3.DatabaseError(str(verdict))

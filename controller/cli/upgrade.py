@@ -10,10 +10,10 @@ from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import quote
 
 import typer
 
+from common.sqlite_files import open_existing
 from controller import __version__
 from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.options import ControllerUrl, Desired, Json, Models, State
@@ -184,9 +184,8 @@ def _query_version(path: Path, query: str) -> int | None:
     """None: there is no such file, or it cannot be read, such as while an earlier gateway has it to itself."""
     if not path.exists():
         return None
-    uri = f"file:{quote(str(path.absolute()))}?mode=rw"
     try:
-        with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S)) as db:
+        with closing(open_existing(path, busy_s=BUSY_S)) as db:
             row = db.execute(query).fetchone()
     except sqlite3.Error:
         return None

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from common.sqlite_files import identify_file, remove_side_files
+from common.sqlite_files import NewerDatabaseError, check_content, open_connection, transaction
 from controller.schema.admin import HISTORY_KINDS, JournalEntry
 from controller.schema.status import SCHEMA_VERSION
 
@@ -23,7 +21,6 @@ log = logging.getLogger(__name__)
 
 BUSY_S: Final = 0.05
 """Longest wait for somebody else's lock: the event loop waits with it."""
-_DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -52,51 +49,33 @@ class JournalBounds(NamedTuple):
     """The newest that was there and is no longer."""
 
 
-class NewerJournalError(sqlite3.DatabaseError):
-    """A newer Roundhouse wrote the file: it is neither read nor written."""
-
-
-def is_damaged(error: sqlite3.Error) -> bool:
-    """Whether the error says that the file's content is broken, which no further try mends."""
-    code = getattr(error, "sqlite_errorcode", None)
-    return code is not None and code & 0xFF in _DAMAGED
-
-
 class JournalDatabase:
     """An opened journal file."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file, making it if it is missing, readable by its owner alone. May raise OSError too."""
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        path.chmod(0o600)
-        self._path, self._identity = path, identify_file(path)
-        # The event loop may run in another thread than the one that puts a controller together.
-        self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        """Open the file, and make it if it is missing. Raises OSError too, and NewerDatabaseError."""
+        self._db = open_connection(path, busy_s=BUSY_S)
         try:
-            self._prepare(path)
+            self._prepare_tables()
         except BaseException:
             self._db.close()
             raise
 
-    def _prepare(self, path: Path) -> None:
+    def _prepare_tables(self) -> None:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
-        [check_result] = self._db.execute("PRAGMA quick_check(1)").fetchone()
-        if check_result != "ok":
-            error = sqlite3.DatabaseError(f"{path.name}: {check_result}")
-            error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-            raise error
+        check_content(self._db)
         tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         row = "meta" in tables and self._db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
         if row and row[0] > SCHEMA_VERSION:
-            raise NewerJournalError(f"it was written by a newer Roundhouse (schema_version {row[0]})")
+            raise NewerDatabaseError(f"it was written by a newer Roundhouse (schema_version {row[0]})")
         if not row:
             self._db.executescript(_TABLES)
             self._db.execute("INSERT INTO meta VALUES ('schema_version', ?)", (SCHEMA_VERSION,))
 
     def is_in_place(self) -> bool:
-        """Whether the path still leads to the opened file. Raises OSError where that cannot be said."""
-        return identify_file(self._path) == self._identity
+        """Whether the path still leads to the opened file. Raises OSError where that cannot be read."""
+        return self._db.is_in_place()
 
     def read_bounds(self) -> JournalBounds:
         """Between which ids entries are."""
@@ -112,8 +91,7 @@ class JournalDatabase:
         `keep`: so many stay of history, and so many of the rest, counted from the newest; None: all of them.
         """
         rows = [_to_row(entry) for entry in entries]
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
+        with transaction(self._db):
             self._db.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
             if keep is not None:
                 lost = max(lost, self._prune_entries(_HISTORY, keep), self._prune_entries(f"NOT {_HISTORY}", keep))
@@ -123,11 +101,6 @@ class JournalDatabase:
                     " ON CONFLICT (key) DO UPDATE SET value = max(value, excluded.value)",
                     (lost,),
                 )
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
 
     def _prune_entries(self, condition: str, keep: int) -> int:
         """The newest id that went; 0: none did."""
@@ -169,14 +142,6 @@ class JournalDatabase:
     def close(self) -> None:
         """Close it; what was written is then in the one file."""
         self._db.close()
-
-
-def move_aside(path: Path) -> Path:
-    """Put a damaged file out of the way, over an earlier one. Raises OSError. Where it is now."""
-    aside_path = path.with_name(f"{path.name}.damaged")
-    path.replace(aside_path)
-    remove_side_files(path)
-    return aside_path
 
 
 def _to_row(entry: JournalEntry) -> tuple[Any, ...]:

@@ -21,8 +21,8 @@ from typing import Any, Final, TypeVar
 
 from pydantic import JsonValue
 
-from common.sqlite_files import remove_side_files
-from controller.journal.database import JournalBounds, JournalDatabase, NewerJournalError, is_damaged, move_aside
+from common.sqlite_files import DatabaseFile, NewerDatabaseError
+from controller.journal.database import JournalBounds, JournalDatabase
 from controller.journal.entry import NewEntry
 from controller.schema.admin import HISTORY_KINDS, JournalEntry
 
@@ -54,7 +54,7 @@ class EventLog:
         self._is_abandoned = False
         self._unpruned_count = PRUNE_EVERY
         self._changed = asyncio.Event()
-        self._file: JournalDatabase | None = None
+        self._file = DatabaseFile(path, lambda: JournalDatabase(path), self._note_lost_file)
         self._newest_id = 0
         self._lost_id = 0
         """The newest id that went without the file's knowledge; 0: none did."""
@@ -141,7 +141,7 @@ class EventLog:
     def close(self) -> None:
         """Close the file. What is recorded later stays in memory."""
         self._is_abandoned = True
-        self._close_file()
+        self._file.close()
 
     # The file, and what happens when it fails.
 
@@ -179,57 +179,22 @@ class EventLog:
         return True
 
     def _try_file(self, operation: Callable[[JournalDatabase], T], fallback: T) -> T:
-        """What `operation` makes of the file, or of a new one where it is damaged; `fallback` when that fails."""
-        for _ in range(2):
-            if self._is_abandoned:
-                break
-            try:
-                if self._file is not None and not self._file.is_in_place():
-                    self._leave_moved_file()
-                if self._file is None:
-                    self._file = JournalDatabase(self._path)
-                return operation(self._file)
-            except (sqlite3.Error, OSError) as error:
-                if not self._replace_damaged(error):
-                    break
-        return fallback
+        """Return what `operation` returns for the file (see `DatabaseFile.run`), or `fallback` where that fails."""
+        if self._is_abandoned:
+            return fallback
+        try:
+            return self._file.run(operation)
+        except (sqlite3.Error, OSError) as error:
+            self._is_abandoned = isinstance(error, NewerDatabaseError)
+            if not self._is_failing:
+                log.warning("the journal is kept in memory only, for %s cannot be used: %s", self._path, error)
+            self._is_failing = True
+            return fallback
 
-    def _replace_damaged(self, error: sqlite3.Error | OSError) -> bool:
-        """Move a damaged file aside. False: it is not damaged, or stays where it is; then memory must do."""
-        if isinstance(error, sqlite3.Error) and is_damaged(error):
-            self._close_file()
-            try:
-                aside_path = move_aside(self._path)
-            except OSError as move_error:
-                error = move_error
-            else:
-                self._note_lost_file()
-                log.warning(
-                    "the journal was damaged (%s); it is now %s, and a new one is begun", error, aside_path.name
-                )
-                return True
-        if isinstance(error, NewerJournalError):
-            self._is_abandoned = True
-        if not self._is_failing:
-            log.warning("the journal is kept in memory only, for %s cannot be used: %s", self._path, error)
-        self._is_failing = True
-        return False
-
-    def _leave_moved_file(self) -> None:
-        """Go on with the file that has the path now, or a new one. Raises OSError."""
-        self._close_file()
-        self._note_lost_file()
-        log.warning("the journal %s was deleted or replaced; it is opened anew, or a new one is begun", self._path)
-        remove_side_files(self._path)
-
-    def _note_lost_file(self) -> None:
-        """What was written before is not here any more."""
+    def _note_lost_file(self, words: str) -> None:
+        """Count what was written before as lost."""
         self._lost_id = max(self._lost_id, self._unwritten[0].id - 1 if self._unwritten else self._newest_id)
-
-    def _close_file(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        log.warning("the journal %s %s", self._path, words)
 
 
 def _clean(text: str) -> str:

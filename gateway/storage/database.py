@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from common.sqlite_files import identify_file
+from common.sqlite_files import transaction
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.json_bytes import json_bytes
@@ -33,7 +33,7 @@ from gateway.storage.responses.records import (
     StoredTotals,
     response_of,
 )
-from gateway.storage.schema import open_database, transaction
+from gateway.storage.schema import open_database
 from gateway.storage.table_file import TableFile
 
 FREE_PAGES: Final = 256
@@ -109,7 +109,6 @@ class StateDatabase:
         """Open it. What was running when it was last closed has failed. `clock` gives Unix time. May raise OSError."""
         self._clock = clock
         self._db = open_database(path)
-        self._path, self._identity = path, identify_file(path)
         try:
             self._file = TableFile(self._db, max_bytes=max_bytes, retention_s=retention_s, clock=clock)
             self.conversations = ConversationTable(self._file)
@@ -121,8 +120,8 @@ class StateDatabase:
             raise
 
     def is_in_place(self) -> bool:
-        """Whether the path still leads to the opened file. Raises OSError where that cannot be said."""
-        return identify_file(self._path) == self._identity
+        """Whether the path still leads to the opened file. Raises OSError where that cannot be read."""
+        return self._db.is_in_place()
 
     def _end_running(self) -> None:
         error = RoundhouseError("gateway_stopping", RESTARTED).build_envelope().error.model_dump()

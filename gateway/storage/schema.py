@@ -1,22 +1,16 @@
-"""The SQLite file of what is stored: its tables, how it is opened, and what is done with a damaged one."""
+"""The SQLite file of stored objects: its tables, and how they come to be."""
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from common.sqlite_files import hold_file, remove_side_files
+from common.sqlite_files import FileConnection, NewerDatabaseError, open_connection, transaction
 from common.state_files import RESPONSES_SCHEMA_VERSION
 
 BUSY_S: Final = 2.0
 """How long a predecessor may take to let go of the file."""
-HOLD_POLL_S: Final = 0.05
-_DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 _RESPONSES: Final = """
 CREATE TABLE responses (
@@ -98,38 +92,10 @@ SCHEMA_STEPS: Final = (_RESPONSES, _CONVERSATIONS_AND_COMPLETIONS + _RESPONSE_EV
 changed: files of that version are there."""
 
 
-class NewerDatabaseError(sqlite3.DatabaseError):
-    """A newer Roundhouse wrote the file: it is neither read nor written."""
-
-
-class HeldConnection(sqlite3.Connection):
-    """A connection to a file that this process holds until the connection is closed."""
-
-    held_descriptor: int | None = None
-
-    def close(self) -> None:
-        """Close the connection, and let go of the file."""
-        super().close()
-        if self.held_descriptor is not None:
-            os.close(self.held_descriptor)
-            self.held_descriptor = None
-
-
-def open_database(path: Path) -> sqlite3.Connection:
-    """The file, made if it is missing, readable by its owner alone, and held: one gateway at a time has it, and the
-    hold ends with its process. Others may read it (`roundhouse backup` does). May raise sqlite3.Error and OSError."""
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    path.chmod(0o600)
-    held_descriptor = _hold_within(path, BUSY_S)
-    try:
-        # Opened in one thread and used in another, one after the other.
-        db = sqlite3.connect(
-            path, timeout=BUSY_S, isolation_level=None, check_same_thread=False, factory=HeldConnection
-        )
-    except BaseException:
-        os.close(held_descriptor)
-        raise
-    db.held_descriptor = held_descriptor
+def open_database(path: Path) -> FileConnection:
+    """Open the file, and make or migrate its tables. The file is held: one gateway at a time has it, while others may
+    read it (`roundhouse backup` does). Raises sqlite3.Error, NewerDatabaseError among them, and OSError."""
+    db = open_connection(path, busy_s=BUSY_S, is_held=True)
     try:
         version = _version_of(db)
         if not version:
@@ -147,20 +113,6 @@ def open_database(path: Path) -> sqlite3.Connection:
     return db
 
 
-def _hold_within(path: Path, within_s: float) -> int:
-    """Raises sqlite3.OperationalError (SQLITE_BUSY): another gateway holds the file."""
-    deadline = time.monotonic() + within_s
-    while True:
-        try:
-            return hold_file(path)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                error = sqlite3.OperationalError("database is locked: another gateway holds it")
-                error.sqlite_errorcode = sqlite3.SQLITE_BUSY
-                raise error from None
-        time.sleep(HOLD_POLL_S)
-
-
 def _version_of(db: sqlite3.Connection) -> int:
     """0: there is nothing in it. Raises NewerDatabaseError before anything is written."""
     [version] = db.execute("PRAGMA user_version").fetchone()
@@ -174,30 +126,3 @@ def _migrate_tables(db: sqlite3.Connection, version: int) -> None:
         for statement in step.split(";")[:-1]:
             db.execute(statement)
     db.execute(f"PRAGMA user_version = {RESPONSES_SCHEMA_VERSION}")
-
-
-@contextmanager
-def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """All of it, or nothing."""
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        db.execute("COMMIT")
-    except BaseException:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-        raise
-
-
-def is_damaged(error: BaseException) -> bool:
-    """Whether the error says that the file's content is broken, which no further try mends."""
-    code = getattr(error, "sqlite_errorcode", None)
-    return code is not None and code & 0xFF in _DAMAGED
-
-
-def move_aside(path: Path) -> Path:
-    """Put a damaged file out of the way, over an earlier one. Where it is now. Raises OSError."""
-    aside_path = path.with_name(f"{path.name}.damaged")
-    path.replace(aside_path)
-    remove_side_files(path)
-    return aside_path

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
-from common.sqlite_files import remove_side_files
+from common.sqlite_files import DatabaseFile, NewerDatabaseError
 from common.state_files import RESPONSES_NAME
 from common.tracebacks import without_tracebacks
 from controller.schema.errors import RoundhouseError
@@ -29,7 +29,6 @@ from gateway.storage.completions.records import StoredCompletion
 from gateway.storage.conversations.records import ConversationTurn
 from gateway.storage.database import StateDatabase, StoredObject
 from gateway.storage.responses.records import FoundResponse, History, HistoryBounds, StoredResponse, StoredTotals
-from gateway.storage.schema import NewerDatabaseError, is_damaged, move_aside
 
 T = TypeVar("T")
 
@@ -81,10 +80,12 @@ class StateStore:
             StoreError: it cannot be opened.
         """
         self._path = folder / FILE_NAME
-        self._open_database: Callable[[], StateDatabase] = lambda: StateDatabase(
-            self._path, max_bytes=max_bytes, retention_s=retention_s, clock=clock
+        self._file = DatabaseFile(
+            self._path,
+            lambda: StateDatabase(self._path, max_bytes=max_bytes, retention_s=retention_s, clock=clock),
+            lambda words: logger.error("%s %s", self._path, words),
         )
-        self._database: StateDatabase | None = _open_first(self._path, self._open_database)
+        _open_first(self._path, self._file)
         self._jobs: queue.SimpleQueue[_DatabaseJob | StoredObject | None] = queue.SimpleQueue()
         # What was asked for, and what is done of it. Each is written by one thread alone.
         self._jobs_asked = self._jobs_done = 0
@@ -195,8 +196,7 @@ class StateStore:
             if job is None:
                 break
             self._do_job(job)
-        if self._database is not None:
-            self._database.close()
+        self._file.close()
 
     def _collect_object(self, each: StoredObject) -> None:
         if each.id in self._unwritten or len(self._unwritten) == WRITTEN_AT_ONCE:
@@ -210,7 +210,7 @@ class StateStore:
         objects, self._unwritten, self._write_at = list(self._unwritten.values()), {}, math.inf
         try:
             if objects:
-                self._run_work(lambda database: database.save_objects(*objects))
+                self._file.run(lambda database: database.save_objects(*objects))
         except Exception:  # noqa: BLE001 - told of each
             for each in objects:
                 self._write_one(each)
@@ -218,7 +218,7 @@ class StateStore:
 
     def _write_one(self, each: StoredObject) -> None:
         try:
-            self._run_work(lambda database: database.save_objects(each))
+            self._file.run(lambda database: database.save_objects(each))
         except Exception as error:  # noqa: BLE001 - told
             self.failures += 1
             _log_lost(each, error)
@@ -226,7 +226,7 @@ class StateStore:
     def _do_job(self, job: _DatabaseJob) -> None:
         result, error = None, None
         try:
-            result = self._run_work(job.work)
+            result = self._file.run(job.work)
         except RoundhouseError as refusal:
             error = without_tracebacks(refusal)
         except (sqlite3.Error, OSError) as failure:
@@ -241,31 +241,11 @@ class StateStore:
         with contextlib.suppress(RuntimeError):  # a loop that was closed waits for nothing
             job.answer.get_loop().call_soon_threadsafe(_set_answer, job.answer, result, error)
 
-    def _run_work(self, work: Callable[[StateDatabase], T]) -> T:
-        """Work done; in a new database where the old one proves to be damaged, or was deleted."""
-        if self._database is not None and not self._database.is_in_place():
-            self._database.close()
-            self._database = None
-            logger.error("%s was deleted or replaced: it is opened anew, or a new one is begun", self._path)
-            remove_side_files(self._path)
-        if self._database is None:
-            self._database = self._open_database()
-        try:
-            return work(self._database)
-        except sqlite3.DatabaseError as error:
-            if not is_damaged(error):
-                raise
-            self._database.close()
-            self._database = None
-            _put_aside(self._path, error)
-        self._database = self._open_database()
-        return work(self._database)
-
     def _sweep(self) -> bool:
         """Whether there is more to do."""
         try:
-            has_more = self._run_work(StateDatabase.sweep_expired)
-            self.totals = self._run_work(StateDatabase.count_stored)
+            has_more = self._file.run(StateDatabase.sweep_expired)
+            self.totals = self._file.run(StateDatabase.count_stored)
         except (sqlite3.Error, OSError) as error:
             self.failures += 1
             logger.error("the stored responses could not be tidied up: %s", error)  # noqa: TRY400
@@ -273,23 +253,17 @@ class StateStore:
         return has_more
 
 
-def _open_first(path: Path, open_database: Callable[[], StateDatabase]) -> StateDatabase | None:
-    """None: the disk is full."""
+def _open_first(path: Path, file: DatabaseFile[StateDatabase]) -> None:
+    """Open the file, unless the disk is full. Raises StoreError."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            return open_database()
-        except sqlite3.DatabaseError as error:
-            if not is_damaged(error):
-                raise
-            _put_aside(path, error)
-            return open_database()
+        file.run(lambda _: None)
     except NewerDatabaseError as error:
         raise StoreError(f"cannot keep responses in {path}: {error}") from error
     except (OSError, sqlite3.Error) as error:
         if _is_disk_full(error):
             logger.error("cannot keep responses in %s: the disk is full; it is tried again", path)  # noqa: TRY400
-            return None
+            return
         reason = "another gateway uses it" if _is_locked(error) else getattr(error, "strerror", None) or str(error)
         raise StoreError(f"cannot keep responses in {path}: {reason}") from error
 
@@ -305,11 +279,6 @@ def _set_answer(answer: asyncio.Future[Any], result: Any, error: Exception | Non
 
 def _log_lost(lost: StoredObject, reason: object) -> None:
     logger.error("the %s %s is not stored: %s", _KINDS[type(lost)], lost.id, reason)
-
-
-def _put_aside(path: Path, error: sqlite3.DatabaseError) -> None:
-    aside_path = move_aside(path)
-    logger.error("%s is damaged (%s): it is now %s, and a new one is begun", path, error, aside_path)
 
 
 def _is_disk_full(error: Exception) -> bool:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from common.sqlite_files import NewerDatabaseError, is_damaged
 from controller.schema.errors import RoundhouseError
 from gateway.storage.database import FREE_PAGES, RESTARTED, StateDatabase
 from gateway.storage.responses.records import HistoryBounds
-from gateway.storage.schema import NewerDatabaseError, is_damaged
 from gateway.storage.table_file import DatabaseFullError
 from tests.support.stored import HOUR, MIB, Clock, iid, message, opened, response, rid, stored
 

@@ -260,7 +260,7 @@ async def test_a_deleted_folder_is_told_until_it_is_back(tmp_path: Path) -> None
 
 async def test_a_database_that_could_not_be_begun_anew_is_tried_again(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
-        open_it = store._open_database
+        open_it = store._file._open_database
         damage = sqlite3.DatabaseError("image is malformed")
         damage.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
 
@@ -270,12 +270,12 @@ async def test_a_database_that_could_not_be_begun_anew_is_tried_again(tmp_path: 
         def cannot() -> Any:
             raise OSError(28, "No space left on device")
 
-        store._open_database = cannot
+        store._file._open_database = cannot
         with pytest.raises(RoundhouseError, match="No space left"):
             await store.submit_job(fail)
         with pytest.raises(RoundhouseError, match="No space left"):
             await store.save_new_response(stored("a"))
-        store._open_database = open_it
+        store._file._open_database = open_it
         await store.save_new_response(stored("a"))
         assert await found(store, "a") == response("a")
 
