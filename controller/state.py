@@ -1,6 +1,6 @@
-"""What is wanted and what there is: the two inputs of `plan`, `assess_models` and `placement`. Values only.
+"""Desired and observed state: the two inputs of `plan`, `assess_models` and `placement`. Immutable values only.
 
-Times are Unix seconds. GPU memory is in MiB. "Unknown" is None and never the same as zero or empty.
+Times are Unix seconds. GPU memory is in MiB. Unknown is None, and never the same as zero or empty.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from controller.schema.desired import Definition
 from controller.schema.keys import KeyDefinition
 
 PREFLIGHT_FRESH_S: Final = 60.0
-"""A preflight older than this is repeated before it is relied on."""
+"""Maximum age in seconds of a successful preflight. An older one is repeated before a start relies on it."""
 HOST: Final = "host"
-"""Stands for main memory among the uuids of a claim."""
+"""Key of main memory in `claims` mappings, beside the GPU uuids."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ReplicaId:
-    """One attempt at one replica. A replica that is started again is a new attempt with a new name."""
+    """Identity of one attempt to run one replica. Each new start of the replica is a new attempt with a new name."""
 
     model: str
     index: int
@@ -34,13 +34,13 @@ class ReplicaId:
 
     @property
     def key(self) -> ReplicaKey:
-        """What failures are counted by."""
+        """The same replica without the attempt number. Failures are counted per key."""
         return ReplicaKey(self.model, self.index, self.spec_hash)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ReplicaKey:
-    """A replica's place and what it runs, over all attempts."""
+    """Identity of a replica over all its attempts: model, index, and spec hash of what the replica runs."""
 
     model: str
     index: int
@@ -48,88 +48,100 @@ class ReplicaKey:
 
     @property
     def text(self) -> str:
-        """What `AttemptNumbers` knows it by."""
+        """The key as text, by which `AttemptNumbers` counts attempts."""
         return f"{self.model}/{self.index}/{self.spec_hash}"
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """Which statement rules a model (DESIGN.md §3, "What is wanted")."""
+    """The statement that currently decides whether a model runs (DESIGN.md §3, "What is wanted")."""
 
     kind: Literal["file", "autoload", "load", "unload"]
+    """`file`: the `enabled` field. `autoload`: demand. `load`, `unload`: an operator's request."""
     since: float
+    """Unix time at which the statement was made."""
     reason: str
+    """The statement in words, as `roundhouse status` shows it."""
 
 
 @dataclass(frozen=True, slots=True)
 class DesiredModel:
-    """One model after merge, overrides and demand: what the plan works towards."""
+    """One model after merge, overrides and demand. The plan works towards it."""
 
     name: str
     definition: Definition
-    """The effective definition: the declared one with the override's parameters."""
+    """The effective definition: the declared one with the override's parameters applied."""
     backend: str
     spec_hash: str
     replicas: int
-    """How many engines are wanted now; 0: unloaded."""
+    """Number of engines that are wanted now; 0 means unloaded."""
     statement: Statement
     first_declared_at: float = 0.0
-    """Unix time since when the files have a model of this name."""
+    """Unix time since which the files declare a model of this name."""
     runs: bool = True
-    """False: a remote, nothing to start."""
+    """False for a remote model: Roundhouse starts no engine for it."""
     image: str | None = None
+    """Container image of the engine. None where replicas are processes, and for a remote model."""
     gpu_count: int = 0
+    """Number of GPUs of one replica; 0 means that it runs without a GPU."""
     gpu_choice: tuple[str, ...] = ()
-    """Uuids or indices that the replica must use; empty: any."""
+    """Uuids, indices or labels of the GPUs that the replica must use; empty means any."""
     vram_mib: int | None = None
-    """Per GPU; None claims whole GPUs."""
+    """Declared MiB of each GPU of a replica. None means that nothing is declared: the plan then uses an observed or
+    predicted requirement, or claims whole GPUs."""
     start_timeout_s: float = 600.0
+    """Seconds from an engine's start until it must be ready."""
     drain_timeout_s: float = 300.0
+    """Seconds that running requests have left once a replica drains."""
     autoload: bool = False
-    """Whether a request for it may load it now: an operator's unload holds against that."""
+    """Whether a request may load the model now. False also while an operator's unload with `hold` is in force."""
     drain_ends: bool = True
-    """False: an operator's unload, or an eviction, whose deadline only reports."""
+    """Whether a drain ends at its deadline. False for an operator's unload and for an eviction: there the deadline is
+    only reported."""
     memory_mib: int | None = None
-    """Main memory of one replica, as declared; None: nothing is said."""
+    """Declared main memory of one replica in MiB. None means that nothing is declared."""
     pinned: bool = False
-    """It is never unloaded for want of use, or to make room."""
+    """Whether the model is exempt from eviction and from `idle_ttl_s`."""
     idle_ttl_s: float | None = None
-    """Unused for so long, it is unloaded, if a request would load it again; None: never for that."""
+    """Seconds without use after which an autoload model is unloaded. None means that idleness alone never unloads the
+    model."""
     min_residency_s: float | None = None
-    """It stays loaded for so long at least, whoever wants its room; None: as long as its load took."""
+    """Seconds that the model stays loaded before another model may evict it. None means as long as its load took, up to
+    `planning.eviction_candidates.LONGEST_RESIDENCY_S`."""
     demand_replicas: int = 0
-    """How many engines a request would load, of an `autoload` model that was unloaded for others' sake or for want of
-    use."""
+    """Number of engines that the next request loads of an `autoload` model that was evicted or unloaded as idle; 0 for
+    every other model."""
     in_files: Definition | None = None
-    """The definition as the files declare it, where a load's parameters change it."""
+    """The definition as the files declare it. None means that it is the same as `definition`."""
     params: Mapping[str, JsonValue] = field(default_factory=dict)
-    """The load's parameters in force."""
+    """Parameters of the operator's load that is in force, by definition field."""
 
     @property
     def declared_definition(self) -> Definition:
-        """The definition as the files declare it."""
+        """The definition as the files declare it, without a load's parameters."""
         return self.in_files or self.definition
 
 
 @dataclass(frozen=True, slots=True)
 class DesiredState:
-    """All models, by name."""
+    """All models that are wanted, by name, with the settings that the plan needs."""
 
     generation: int
     models: Mapping[str, DesiredModel]
     paused: bool = False
+    """Whether an operator paused the controller: the plan is made, and nothing of it is done."""
     revision: int = 0
-    """Counts changes of files, overrides and demand; 0: not counted."""
+    """Counter of changes to files, overrides and demand; 0 means that nobody counts."""
     keys: Mapping[str, KeyDefinition] = field(default_factory=dict)
-    """By name. Gateways check them; no model depends on them."""
+    """API keys by name. Gateways check them; no model depends on them."""
     swap_wait_s: float = 30.0
-    """How long a request waits for the room of a model that is in use, before that one gets no new requests."""
+    """Seconds that a request waits for the memory of a model in use, before that model gets no new requests."""
     preflight_recheck_s: float = 30.0
-    """A failed preflight is looked at again this often."""
+    """Seconds after which a failed preflight is repeated."""
 
 
 class Phase(StrEnum):
-    """What the runtime says of a replica."""
+    """State of a replica's container or process, as the runtime reports it."""
 
     CREATED = "created"
     RUNNING = "running"
@@ -137,21 +149,22 @@ class Phase(StrEnum):
 
 
 class Health(StrEnum):
-    """What the probes say of a running replica."""
+    """State of a running replica, as its probes report it."""
 
     STARTING = "starting"
     READY = "ready"
     FAILING = "failing"
-    """Was ready; the last probe failed. Unrouted, not restarted."""
+    """Was ready, and the last probe failed. The replica gets no new requests and is not restarted."""
     DEAD = "dead"
-    """The engine says of itself that it is dead."""
+    """The engine reports that it is dead."""
     STALLED = "stalled"
-    """Busy, and no progress for 120 s."""
+    """The engine has been busy without progress for 120 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a replica ended. `code` None: not known (it was not our child)."""
+    """How a replica ended. `code` is None where the exit code is unknown, because the process was not a child of this
+    controller."""
 
     code: int | None
     oom: bool = False
@@ -160,26 +173,27 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """A drain that is under way. Its deadline follows from why the replica is to leave, which may change meanwhile."""
+    """A drain in progress. Its deadline is not stored: it follows from the reason why the replica must leave, which may
+    change."""
 
     since: float
     idle: bool | None
-    """True: every gateway reports zero under a table that no longer routes to it. None: not known."""
+    """True once every gateway reports zero requests under a routing table without the replica. None means unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdleSpan:
-    """Probes in a row: to each of them the engine said that nothing was inside, and it did no work between them."""
+    """Consecutive probes in which an engine reported no requests and made no progress."""
 
     since: float
-    """When the first of them began."""
+    """Unix time at which the first of these probes began."""
     until: float
-    """When the last of them began."""
+    """Unix time at which the last of these probes began."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedReplica:
-    """One engine that carries our labels."""
+    """One engine that carries this installation's labels, as the last observation saw it."""
 
     id: ReplicaId
     name: str
@@ -188,63 +202,69 @@ class ObservedReplica:
     started_at: float | None = None
     health: Health = Health.STARTING
     ready_since: float | None = None
-    """When it first was ready; None: never was, as far as is known."""
+    """Unix time at which the replica was first ready. None means never, as far as is known."""
     base_url: str | None = None
+    """URL of the engine's HTTP server. None while it has no address."""
     claims: Mapping[str, int] = field(default_factory=dict)
-    """What it was started with, or what it was seen to hold since, whichever is more."""
+    """MiB by GPU uuid or `HOST`: the claim at the start, or the use observed since, whichever is larger."""
     start_claims: Mapping[str, int] | None = None
-    """What it was started with, which its command line follows; None: the same."""
+    """MiB by GPU uuid or `HOST` at the start, from which the command line was rendered. None means the same as
+    `claims`."""
     exit: Exit | None = None
     draining: Draining | None = None
     image_id: str | None = None
     argv: tuple[str, ...] = ()
     context_length: int | None = None
-    """Tokens of one request, as the ready engine tells; None: it has not told."""
+    """Longest request in tokens, as the ready engine reports it. None means not reported yet."""
     system_first: bool = False
-    """The model's chat template takes system messages at the beginning alone, as the ready engine tells."""
+    """Whether the model's chat template accepts system messages only at the beginning, as the ready engine reports
+    it."""
     kv_cache_tokens: int | None = None
-    """Tokens that its KV cache holds, as its metrics tell; None: they do not."""
+    """Capacity of the KV cache in tokens, from the engine's metrics. None means that the metrics do not have it."""
     is_preempting: bool = False
-    """Its metrics told lately that it takes its cache from requests that it has begun."""
+    """Whether the engine's metrics recently showed repeated preemption: it took KV cache away from running requests."""
     idle_span: IdleSpan | None = None
-    """How long the engine has said that it is idle; None: at the last probe it was not, or it does not tell."""
+    """For how long the engine has reported that it is idle. None means busy at the last probe, or that the engine does
+    not report it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelTraffic:
-    """The requests for one model, by all gateways."""
+    """Requests for one model, summed over all gateways."""
 
     waiting: int | None = 0
-    """Those that wait for a load or a slot; None: a gateway that may hold some is lost."""
+    """Number of requests that wait for a load or a slot. None means unknown: a gateway that may hold some is lost."""
     waits_since: float | None = None
-    """Since when the one that came first waits."""
+    """Unix time since which the oldest waiting request waits. None means that none waits."""
     last_used: float | None = None
-    """When a request last came or ended."""
+    """Unix time at which a request last arrived or ended. None means never."""
 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """What one replica takes, in MiB, as observed or predicted. None: not known."""
+    """Memory that one replica needs, in MiB, as observed or predicted. None means unknown."""
 
     per_gpu_mib: int | None = None
+    """MiB of each of the replica's GPUs."""
     host_mib: int | None = None
-    """Main memory, of an engine with GPUs what it takes beside theirs."""
+    """Main memory in MiB. For an engine with GPUs, the main memory that it needs besides theirs."""
     gpu_share: float | None = None
-    """Set: it takes this share of each of its GPUs, and `per_gpu_mib` at least."""
+    """Share (0 to 1) of each GPU's total memory that the engine reserves, and at least `per_gpu_mib`. None means that
+    the engine reserves no share."""
     host_grows: bool = False
-    """A part of `host_mib` is filled only while it serves, so that a replica that was just loaded holds less."""
+    """Whether part of `host_mib` is filled only while the replica serves, so that a replica just loaded holds less."""
     observed_per_gpu_mib: int | None = None
-    """The most that one was seen to take of one of its GPUs, whatever is set aside; None: that was never seen."""
+    """Largest observed use of one GPU by one replica, in MiB, without any margin. None means never observed."""
 
     def mib_on_gpu(self, gpu: Gpu) -> int | None:
-        """MiB of this GPU."""
+        """Return the MiB that a replica needs on this GPU. None means unknown."""
         if self.gpu_share is None:
             return self.per_gpu_mib
         return max(self.per_gpu_mib or 0, ceil(self.gpu_share * gpu.total_mib))
 
 
 class OpKind(StrEnum):
-    """What can be under way for a replica."""
+    """Kind of an operation on a replica."""
 
     START = "start"
     STOP = "stop"
@@ -253,28 +273,33 @@ class OpKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PendingOp:
-    """A side effect that was issued. A finished one stays until an observation that began after its end."""
+    """An operation on a replica that was started. A finished one stays until an observation that began after its
+    end."""
 
     kind: OpKind
     id: ReplicaId
     claims: Mapping[str, int] = field(default_factory=dict)
+    """MiB by GPU uuid or `HOST` that the operation reserves."""
     began_at: float = 0.0
     finished_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PreflightResult:
-    """Whether a replica of this definition could be started: files, image, arguments."""
+    """Result of the check whether a replica of a definition can be started: files, image, arguments."""
 
     ok: bool
     at: float
     error: str | None = None
     missing_image: str | None = None
-    """Set when all that is missing is this image, which can be pulled."""
+    """The image, where its absence is the only problem, so that pulling it helps."""
 
     def is_fresh(self, now: float, recheck_s: float) -> bool:
-        """Whether it need not be looked at again: a file that was missing may have arrived, one that was there gone.
-        One that failed is fresh for `recheck_s` seconds."""
+        """Return whether the result may still be relied on at Unix time `now`.
+
+        A success is fresh for PREFLIGHT_FRESH_S, a failure for `recheck_s` seconds: a missing file may have arrived,
+        and a present one may be gone.
+        """
         # An age below zero: the clock was set back.
         return 0 <= now - self.at < (PREFLIGHT_FRESH_S if self.ok else recheck_s)
 
@@ -285,91 +310,99 @@ class Failure:
 
     count: int
     at: float
+    """Unix time of the last failure."""
     error: str
     retry_at: float | None
-    """None parks it: the same definition cannot succeed, so only an edit helps."""
+    """Unix time of the next attempt. None means parked: the same definition cannot succeed, and only an edit helps."""
     attempt: int = 0
-    """The highest attempt that failed."""
+    """Highest attempt number that failed."""
 
     def must_wait(self, now: float) -> bool:
-        """Whether another attempt must not begin yet."""
+        """Return whether the next attempt must not begin yet at Unix time `now`."""
         # Before `at`: the clock was set back, and what it said of the future means nothing any more.
         return self.retry_at is None or self.at <= now < self.retry_at
 
 
 @dataclass(frozen=True, slots=True)
 class GpuDriver:
-    """The host's NVIDIA driver. None: the driver does not say."""
+    """The host's NVIDIA driver. None in a field means that the driver does not report it."""
 
     version: str | None = None
-    """As in `570.195.03`."""
+    """Driver version, such as `570.195.03`."""
     cuda_version: str | None = None
-    """The latest CUDA that it runs, as in `12.8`."""
+    """Latest CUDA version that the driver supports, such as `12.8`."""
     brands: tuple[str, ...] = ()
-    """Of its GPUs, each once, as NVIDIA's container toolkit names them; empty: not known of all of them."""
+    """Distinct brands of the host's GPUs, as NVIDIA's container toolkit names them. Empty means that the brand of at
+    least one GPU is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that has memory of a GPU."""
+    """A process that uses memory of a GPU."""
 
     pid: int
-    """The host's number."""
+    """Process id in the host's pid namespace."""
     mib: int | None
-    """None: the driver does not say."""
+    """MiB of the GPU that the process uses. None means that the driver does not report it."""
     name: str | None = None
     replica: str | None = None
-    """Name of the replica that it belongs to, or belonged to; None: it is none of ours, as far as is known."""
+    """Name of the replica to which the process belongs or belonged. None means that it is no engine of this
+    installation, as far as is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU, or one MIG instance of a GPU. `used_mib` counts everybody's use."""
+    """One GPU, or one MIG instance of a GPU."""
 
     uuid: str
-    """`MIG-...` of an instance."""
+    """NVML's uuid; that of a MIG instance begins with `MIG-`."""
     index: int
-    """Of an instance: its GPU's, which others then have too."""
+    """NVML's index of the GPU. A MIG instance has the index of its GPU, and shares it with the other instances."""
     name: str
     total_mib: int
     used_mib: int = 0
+    """MiB in use by all processes, engines or not."""
     utilization_percent: int | None = None
-    """Share of the last moments in which anything ran there; None: the driver does not say, as of MIG instances."""
+    """Share of NVML's last sample period in which a kernel ran. None means that the driver does not report it, as for
+    MIG instances."""
     processes: tuple[GpuProcess, ...] | None = None
-    """Those with memory there, the largest first. None: not known, as in a container with its own process numbers."""
+    """Processes that use memory of the GPU, largest first. None means unknown, as in a container with its own pid
+    namespace."""
     mig: int | None = None
-    """Which of its GPU's instances it is, as `nvidia-smi -L` counts them; None: it is a whole GPU."""
+    """Number of the MIG instance within its GPU, as `nvidia-smi -L` counts. None means a whole GPU."""
     is_unified: bool = False
-    """It has no memory of its own: `total_mib` and `used_mib` are those of main memory (GB10, as in DGX Spark)."""
+    """Whether the GPU has no memory of its own, so that `total_mib` and `used_mib` are those of main memory (GB10, as
+    in DGX Spark)."""
 
     @property
     def label(self) -> str:
-        """How people name it: `0`, and an instance of it `0:1`."""
+        """Name for people: `0` for a GPU, `0:1` for MIG instance 1 of it."""
         return str(self.index) if self.mig is None else f"{self.index}:{self.mig}"
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadGpu:
-    """A GPU, or one MIG instance, that a reading left out: the driver knows of it and cannot say how it is."""
+    """A GPU or MIG instance that the driver lists and cannot read, so that it is missing from `ObservedState.gpus`."""
 
     index: int
-    """As of a `Gpu`: the others keep their own."""
+    """NVML's index of the GPU, as in `Gpu.index`. The readable GPUs keep theirs."""
     reason: str
-    """Why, as a sentence without its subject."""
+    """Why the GPU cannot be read: a sentence without its subject."""
     uuid: str | None = None
-    """None: not known, since it was never read."""
+    """NVML's uuid. None means unknown, because the GPU was never read."""
     pci_address: str | None = None
-    """As `lspci` and the kernel's log write it: `0000:0a:00.0`. None: not known."""
+    """PCI address as `lspci` and the kernel log write it, such as `0000:0a:00.0`. None means unknown."""
     mig: int | None = None
+    """Number of the MIG instance, as in `Gpu.mig`. None means a whole GPU."""
 
     @property
     def label(self) -> str:
-        """How people name it, as of a `Gpu`."""
+        """Name for people, as in `Gpu.label`."""
         return str(self.index) if self.mig is None else f"{self.index}:{self.mig}"
 
     @property
     def description(self) -> str:
-        """Which one it is, and why it is left out, as a sentence."""
+        """A sentence that names the GPU and says why it is left out."""
         names = [self.uuid, f"PCI {self.pci_address}" if self.pci_address is not None else None]
         known_names = ", ".join(name for name in names if name is not None)
         return f"GPU {self.label}{f' ({known_names})' if known_names else ''} is left out: {self.reason}"
@@ -377,47 +410,51 @@ class UnreadGpu:
 
 @dataclass(frozen=True, slots=True)
 class ObservedState:
-    """Everything that was seen in one complete observation."""
+    """Everything that one complete observation saw."""
 
     at: float
+    """Unix time of the observation."""
     replicas: tuple[ObservedReplica, ...] = ()
     pending: Mapping[str, PendingOp] = field(default_factory=dict)
-    """By replica name."""
+    """Operations by replica name."""
     preflights: Mapping[tuple[str, str], PreflightResult] = field(default_factory=dict)
-    """The last result by (model, spec hash)."""
+    """Last preflight result by (model, spec hash)."""
     preflighting: frozenset[tuple[str, str]] = frozenset()
-    """Those under way."""
+    """Preflights in progress, as (model, spec hash)."""
     pulls: Mapping[str, Failure | None] = field(default_factory=dict)
-    """Images being pulled (None) or whose pull failed."""
+    """Image to its pull: None while the image is being pulled, else how the pull failed."""
     failures: Mapping[ReplicaKey, Failure] = field(default_factory=dict)
+    """Failing loads by replica key."""
     attempts: AttemptNumbers = field(default_factory=AttemptNumbers)
-    """Of every replica that was ever started, those that are there among them."""
+    """Highest attempt number of every replica that was ever started, running ones included."""
     loaded_once: frozenset[str] = frozenset()
-    """Models that were `loaded` since they were last wanted: for them one ready replica is enough."""
+    """Models that have been `loaded` since they were last wanted. For these, one ready replica is enough to stay
+    `loaded`."""
     gpus: tuple[Gpu, ...] | None = ()
-    """None: unknown (NVML failed after it had worked)."""
+    """GPUs that can be read; empty means that there are none. None means unknown: NVML failed after it had worked."""
     unread_gpus: tuple[UnreadGpu, ...] = ()
-    """GPUs that are not among `gpus`, since nothing can be read of them. Engines on them keep their claims."""
+    """GPUs that are missing from `gpus` because they cannot be read. Engines on them keep their claims."""
     unified_gpus: frozenset[str] = frozenset()
-    """Uuids of GPUs without memory of their own, whether or not they can be read now: claims on them are claims of main
-    memory."""
+    """Uuids of GPUs without memory of their own, readable now or not. Claims on them are claims of main memory."""
     remotes: Mapping[str, str | None] = field(default_factory=dict)
-    """Remote model to its last health error, None when it is well; absent: not asked yet."""
+    """Remote model to its last health error, or to None while it is healthy. Absent means not asked yet."""
     remote_retry_at: Mapping[str, float] = field(default_factory=dict)
-    """Remote model that has failed to Unix time when it is asked again; absent: it is well, or wants another key."""
+    """Failing remote model to the Unix time of the next health check. Absent means healthy, or that only another API
+    key would help."""
     draining_remotes: frozenset[str] = frozenset()
-    """Remotes that are routed to no longer and may still hold requests."""
+    """Remote models that get no new requests and may still hold running ones."""
     progress: Mapping[str, float] = field(default_factory=dict)
-    """Replica that is starting to how far it says it is, 0 to 1."""
+    """Name of a starting replica to the progress of its load, 0 to 1, as the engine reports it."""
     traffic: Mapping[str, ModelTraffic] = field(default_factory=dict)
-    """What the gateways say of each model's requests; absent: nobody asked for it yet."""
+    """Model to its requests, as the gateways report them. Absent means that nobody has asked for the model yet."""
     requirements: Mapping[str, Requirement] = field(default_factory=dict)
-    """Model to what a replica of it takes, where that is known though it is not declared."""
+    """Model to the observed or predicted memory of one replica. Absent means unknown."""
     host_mib: int | None = None
-    """Main memory that all engines may take together; None: not bounded."""
+    """Main memory in MiB that all engines may use together. None means unbounded."""
     left_at: Mapping[str, float] = field(default_factory=dict)
-    """GPU uuid to when one of our engines was last seen to be gone from it."""
+    """GPU uuid to the Unix time at which an engine of this installation was last seen to have left the GPU."""
     inflight: Mapping[str, int | None] = field(default_factory=dict)
-    """Replica name to requests inside by all gateways; None: a gateway that may hold some is lost."""
+    """Replica name to its running requests, over all gateways. None means unknown: a gateway that may hold some is
+    lost."""
     gpu_use: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Replica name to MiB that it holds of its GPUs, by uuid, read since it was ready; absent: not known."""
+    """Replica name to MiB in use by GPU uuid, read since the replica was ready. Absent means unknown."""
