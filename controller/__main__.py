@@ -1,7 +1,8 @@
-"""`python -m controller`: one controller until SIGTERM. Engines run on, unless it was asked to stop them.
+"""`python -m controller`: run one controller until SIGTERM. Engines keep running, unless a shutdown request asks to
+stop them.
 
-Exit codes: 0 ended as asked, 1 failed, 2 a setting is wrong, 3 the address is taken, 4 the state folder is in use,
-5 the runtime does not answer.
+Exit codes: 0 ended as asked, 1 failed, 2 a setting is wrong, 3 the address is taken, 4 the state folder is in use, 5
+the runtime does not answer.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ log = logging.getLogger("controller")
 
 
 def main() -> int:
-    """Run; the exit code."""
+    """Run the controller until it ends. Returns the exit code of the program."""
     try:
         settings = load_settings()
     except SettingsError as error:
@@ -58,7 +59,7 @@ def _fail(code: int, message: str) -> int:
 
 
 async def _serve(settings: ControllerSettings, store: StateDir) -> int:
-    token = open_token(settings)  # before anybody can connect: who does has read it
+    token = open_token(settings)  # before the listener opens, so that every client can read the token
     address = split_address(settings.listen)
     try:
         listener = open_listener(address)
@@ -89,9 +90,10 @@ async def _serve(settings: ControllerSettings, store: StateDir) -> int:
 
 
 def open_token(settings: ControllerSettings) -> GatewayToken | None:
-    """Open the token that clients of a controller on a TCP port must send, and create it if there is none.
+    """Open the token that clients of a controller on a TCP port must send. Creates the token file if it is missing.
 
-    None: the controller listens on a unix socket, whose file mode decides who may connect.
+    None means that no token is needed: the controller listens on a unix socket, whose file mode decides who may
+    connect.
     """
     if settings.gateway_token_file is None or isinstance(split_address(settings.listen), Path):
         return None

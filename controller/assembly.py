@@ -1,4 +1,4 @@
-"""One controller, put together: its parts, its tasks, its end."""
+"""Assembly of one controller from its parts: construction, background tasks, shutdown, and what the API may ask."""
 
 from __future__ import annotations
 
@@ -51,14 +51,23 @@ from controller.storage.state_dir import StateDir
 log = logging.getLogger(__name__)
 
 PROBE_TIMEOUT_S = 5.0
+"""Seconds after which a health probe of an engine or a remote model fails."""
 DRIFT_EVERY_S = 30.0
+"""Seconds between two drift checks."""
 JOURNAL_NAME = "journal.db"
+"""SQLite file of events and history in the state folder."""
 EXIT_FAILED = 1
+"""Exit code after a background task failed."""
 EXIT_RUNTIME_SILENT = 5
+"""Exit code where the runtime does not answer, or nobody listens at the Docker socket any more."""
 
 
 class Controller:
-    """Everything that one state folder's controller does, but for listening."""
+    """One controller: all parts and tasks of it except the HTTP server.
+
+    An async context manager. Entering reads the desired-state files and starts the tasks; leaving ends the tasks, stops
+    the engines if `shut_down` asked for that, and waits for running operations.
+    """
 
     def __init__(
         self, settings: ControllerSettings, store: StateDir, runtime: Runtime, session: aiohttp.ClientSession
@@ -70,7 +79,7 @@ class Controller:
         self._end_event = asyncio.Event()
         self._stop_engines = False
         self.exit_code = 0
-        """What the program ends with; not 0 when the controller ended by itself. `controller.__main__` lists them."""
+        """Exit code of the program, as `controller.__main__` lists them. Not 0 when the controller ends by itself."""
         self._tasks: list[asyncio.Task[None]] = []
         self._store = store
         self._instance = store.instance
@@ -96,7 +105,7 @@ class Controller:
             on_edit=self._recorder.record_edits,
         )
         stored_state = self._files.stored_state
-        # An earlier version counted anew after an unload: what it left is not to be mixed with what comes.
+        # An earlier version restarted its count after an unload: numbers of its ended logs must not be used again.
         ended_logs = EndedLogs(store.folder / "logs" / "ended")
         attempts = stored_state.attempts or AttemptNumbers(dropped=ended_logs.highest_attempt())
         memory = OperationState(loaded_once=set(stored_state.loaded_once), attempts=attempts)
@@ -179,7 +188,7 @@ class Controller:
 
     @property
     def registry(self) -> CollectorRegistry:
-        """The controller's metrics."""
+        """A new Prometheus registry with the controller's metrics."""
         return create_registry(self._reconciler, self._executor.count_issued)
 
     async def __aenter__(self) -> Self:
@@ -200,7 +209,7 @@ class Controller:
         return self
 
     def _on_task_end(self, task: asyncio.Task[None]) -> None:
-        """A task of ours never ends by itself: should it, the controller ends too, and is started again."""
+        """End the controller when a task ends unexpectedly, so that a supervisor starts the controller again."""
         if not task.cancelled() and not self._end_event.is_set():
             log.critical("%s ended", task.get_name(), exc_info=task.exception())
             self._end_by_itself(EXIT_FAILED)
@@ -227,11 +236,11 @@ class Controller:
         self.journal.close()
 
     async def wait_for_end(self) -> None:
-        """Wait until somebody asked the controller to end."""
+        """Wait until the controller is to end, by `shut_down` or by itself."""
         await self._end_event.wait()
 
     async def _end_engines(self) -> None:
-        """Stop every engine, whatever is under way."""
+        """Stop and remove every replica of this instance. Waits for running operations first."""
         await self._executor.wait_until_idle()
         while replicas := await self._runtime.list_replicas():
             log.info("stopping %d engines", len(replicas))
@@ -244,7 +253,7 @@ class Controller:
             await self._runtime.remove_replica(replica.name)
 
     async def _look_for_drift(self) -> None:
-        """From time to time, so that what differs is known to differ since then."""
+        """Check drift every `DRIFT_EVERY_S`, so that each difference is known with the time since which it lasts."""
         while True:
             await asyncio.sleep(DRIFT_EVERY_S)
             if self._reconciler.round is None or self._reconciler.error is not None:
@@ -252,7 +261,7 @@ class Controller:
             try:
                 await self._drift_detector.check_drift(self._reconciler.round)
             except Exception:
-                # What only tells must not take away what acts.
+                # A failing report must not end the controller.
                 log.exception("the look for drift failed")
 
     def _on_round(self, before: Round | None, after: Round | None) -> None:
@@ -270,7 +279,7 @@ class Controller:
         self._recorder.record_trouble(Trouble(tuple(self._files.list_problems()), self._reconciler.error, unsaved))
 
     def _list_unsaved(self) -> list[str]:
-        """What could not be written into the state folder, in words. Each is tried again."""
+        """Return what could not be written to the state folder, in words. Every write is tried again."""
         unsaved = self._files.list_unsaved()
         if not self._store.is_epoch_saved:
             unsaved.append("this start of the controller")
@@ -284,10 +293,10 @@ class Controller:
         replicas = last_round.observed.replicas if (last_round := self._reconciler.round) is not None else ()
         return {replica.name: replica.created_at for replica in replicas if replica.id.model == model}
 
-    # What the API may do.
+    # For the API.
 
     def get_status(self) -> ControllerStatus:
-        """What there is."""
+        """Return models, gateways, GPUs and problems, as `roundhouse status` shows them."""
         return status_view(
             self._reconciler.round,
             instance=self._instance,
@@ -302,17 +311,20 @@ class Controller:
         )
 
     def get_health_error(self) -> str | None:
-        """Return why the controller is unhealthy (the runtime has not answered for 30 s); None: it is healthy."""
+        """Return why the controller is unhealthy: the runtime has not answered for 30 s. None means healthy."""
         silence = self._reconciler.silence
         return self._reconciler.error if silence is not None and silence.is_unhealthy(time.time()) else None
 
     def get_plan(self) -> PlanView | None:
-        """The last round's plan."""
+        """Return the plan of the last round. None means that no round is complete yet."""
         last_round = self._reconciler.round
         return None if last_round is None else plan_view(last_round, time.time())
 
     async def run_dry_run(self, proposed: ProposedFiles) -> DryRun:
-        """What proposed files would do."""
+        """Return what proposed desired-state files would change. Changes nothing.
+
+        Raises RoundhouseError `controller_unavailable` before the first observation.
+        """
         current_round, debounced_state = self.admin_service.read_current_state(), self._files.in_force
         assert debounced_state is not None, "what is wanted comes from files"
         return await run_dry_run(
@@ -333,12 +345,14 @@ class Controller:
         )
 
     async def find_drift(self) -> Drift:
-        """What runs differently from what is declared."""
+        """Compare what runs with what is declared. Raises RoundhouseError `controller_unavailable` before the first
+        observation."""
         current_round = self.admin_service.read_current_state()
         return await self._drift_detector.check_drift(current_round)
 
     def set_paused(self, paused: bool, *, actor: str) -> None:
-        """Observe and never act, or act again."""
+        """Pause or resume the controller. A paused controller observes and plans, and does not act; the pause survives
+        a restart."""
         word = "paused" if paused else "resumed"
         log.info("%s by %s", word, actor)
         self._files.set_paused(paused)
@@ -346,13 +360,15 @@ class Controller:
         self._wake.set()
 
     def shut_down(self, *, stop_engines: bool) -> None:
-        """Begin to end."""
-        # A plain SIGTERM that follows must not take the engines' end back.
+        """Begin to end the controller. With `stop_engines`, stop every engine first; a later call without it does not
+        revoke that."""
+        # A later plain SIGTERM must not revoke the request to stop the engines.
         self._stop_engines |= stop_engines
         self._end_event.set()
 
     def take_report(self, report: GatewayReport) -> None:
-        """A gateway's report: counts, demand, remotes' health, and replicas that it could not reach."""
+        """Take a gateway's report: request counts, demand, health of remote models, and replicas that the gateway could
+        not reach."""
         self.hub.take_report(report)
         self._remote_health.take_report(report)
         for name in report.failed:

@@ -1,4 +1,4 @@
-"""Engines' logs of one model: the last lines, and what follows. Secrets are masked."""
+"""Logs of one model's engines: the last lines, and new lines as they come. Secrets are masked."""
 
 from __future__ import annotations
 
@@ -11,27 +11,36 @@ from controller.runtimes.base import Runtime, RuntimeUnavailableError
 from controller.schema.errors import RoundhouseError
 
 POLL_S = 0.3
+"""Seconds between two reads of a followed log."""
 MOST_LINES = 10_000
+"""Maximum number of lines of one read."""
 MOST_ENDED = 5
-"""Engines that ended whose logs are looked at for one that holds anything."""
+"""Maximum number of ended engines whose logs are searched for one that is not empty."""
 AWAY = "roundhouse: the runtime does not answer; going on when it does\n"
+"""Line that a followed log shows once while the runtime does not answer."""
 
 
 @dataclass(slots=True)
 class _Log:
-    """A log that is being read. `created_at`: when its engine was created, for a name comes again where the state
-    folder could not be written; None: long gone."""
+    """Position in one engine's log.
+
+    `created_at` is the Unix time at which the engine was created, because a name may be used again where the state
+    folder could not be written. None means that the engine is gone.
+    """
 
     created_at: float | None
     lines: int = MOST_LINES
-    """Of what it holds already."""
+    """Maximum number of existing lines that the next read returns."""
     cursor: str | None = None
     is_ended: bool = False
 
 
 class LogReader:
-    """Reads logs of models. `replicas` tells of a model's engines that are there, by name, when each was created;
-    `redact` hides what must not show."""
+    """Reader of the logs of all models.
+
+    `replicas` maps a model to its present engines, by name, with the Unix time at which each was created. `redact`
+    masks secrets.
+    """
 
     def __init__(
         self,
@@ -45,12 +54,15 @@ class LogReader:
         self._redact = redact
 
     async def open_logs(self, model: str, replica: str | None, *, lines: int, follow: bool) -> AsyncIterator[str]:
-        """The text, part by part. What is there now is read at once; while following, a runtime that is away is told
-        of in a line.
+        """Open the logs of a model, or of one of its replicas, and return an iterator over text.
+
+        Reads the last `lines` lines of each engine at once. Where no engine is present, reads the newest ended one that
+        wrote anything. With `follow` the iterator goes on with new lines; a runtime that stops answering then shows as
+        one line.
 
         Raises:
             RoundhouseError: `unknown_replica`.
-            RuntimeUnavailableError: nothing can be read now.
+            RuntimeUnavailableError: the runtime does not answer.
         """
         replicas, ended_names = dict(self._replicas(model)), await self._source.list_ended_logs(model)
         if replica is not None and replica not in (*replicas, *ended_names):
@@ -85,7 +97,7 @@ class LogReader:
 
 
 class _ModelLogs:
-    """The logs of one request."""
+    """The logs that one request reads, with their positions."""
 
     def __init__(self, source: Runtime, redact: Redact, model: str, logs: dict[str, _Log]) -> None:
         self._source = source
@@ -93,10 +105,14 @@ class _ModelLogs:
         self._model = model
         self._logs = logs
         self._read_names = set(logs)
-        """Every engine that was read, under whose names lines are told apart."""
+        """Every engine that was read. With several, each line begins with its engine's name."""
 
     def track_engines(self, replicas: Mapping[str, float]) -> None:
-        """Read these engines from now on, new ones from their first line; of the others only what is left."""
+        """Follow these engines from now on, new ones from their first line. Logs of other engines are read to their
+        end.
+
+        `replicas` maps engine names to the Unix times at which they were created.
+        """
         for name, log in list(self._logs.items()):
             if name not in replicas:
                 log.created_at = None
@@ -108,7 +124,7 @@ class _ModelLogs:
         self._read_names |= replicas.keys()
 
     async def read_parts(self) -> AsyncIterator[str]:
-        """The lines that each engine wrote since the last call, redacted; each names its engine where several write."""
+        """Yield what each engine wrote since the last call, with secrets masked."""
         for name, log in self._logs.items():
             if not log.is_ended and (text := await self._read_part(name, log)):
                 yield text

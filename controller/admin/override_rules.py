@@ -1,6 +1,6 @@
-"""What a load or an unload that somebody asks for comes to: a statement, nothing, or a refusal. Pure.
+"""Rules for load and unload requests: each becomes a new override, changes nothing, or is refused. Pure.
 
-A refusal changes nothing. The rules are seed 001's and DESIGN.md §4's.
+A refusal changes nothing. Source of the rules: seed 001 and DESIGN.md §4.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from controller.schema.status import ModelState
 from controller.state import DesiredModel
 
 LEAST_STEP_S = 1e-6
-"""Statements of one model differ in time by at least this, so that their times tell them apart."""
+"""Minimum difference in seconds between the times of two statements about one model, so that they sort."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelStanding:
-    """One model as it is when something is asked of it."""
+    """State of one model at the moment of a request."""
 
     want: DesiredModel
     raw: Mapping[str, Any]
-    """What the files say of it."""
+    """The model's fields as the files declare them."""
     state: ModelState
     override: Override | None
+    """The override in force. None means that no operator's statement is in force."""
 
     def statement_time(self, now: float) -> float:
-        """The time of a statement that is made now."""
+        """Return the Unix time for a new statement made `now`, always later than the override in force."""
         return now if self.override is None else max(now, self.override.at + LEAST_STEP_S)
 
 
@@ -49,9 +50,10 @@ def decide_load(
     actor: str,
     now: float,
 ) -> Override | None:
-    """The load to state; None: what stands is a load already. `params` are the request's own fields.
+    """Return the override of a load. None means that nothing changes, because the model is loaded or loading already.
 
-    `restart` lets the load set other values for a model that is loaded or loading.
+    `params` are the backend's load fields from the request. `restart` allows new values for a model that is loaded or
+    loading. A load of a model that autoload brought makes the load permanent.
 
     Raises:
         RoundhouseError: `invalid_load_request` or `state_conflict`.
@@ -69,7 +71,7 @@ def decide_load(
                 "(`roundhouse load --restart`), which replaces its engines one at a time."
             )
             raise RoundhouseError("invalid_load_request", message, param=field)
-        # What autoload brought would go when nobody asks for it; a load stays.
+        # An autoloaded model would be unloaded when idle; an operator's load keeps it.
         if want.statement.kind != "autoload":
             return None
     return Override.from_statement(
@@ -84,7 +86,8 @@ def decide_load(
 
 
 def decide_unload(standing: ModelStanding, *, hold: bool, actor: str, now: float) -> Override | None:
-    """The unload to state; None: the model is on its way already, or there, and nothing would bring it back."""
+    """Return the override of an unload. None means that nothing changes: the model is unloaded or unloading already,
+    and no request would load it again."""
     want, override = standing.want, standing.override
     if override is not None and override.action == "unload" and override.hold == hold and want.replicas == 0:
         return None
@@ -96,7 +99,7 @@ def decide_unload(standing: ModelStanding, *, hold: bool, actor: str, now: float
 
 
 def _checked_params(want: DesiredModel, params: Mapping[str, LoadValue]) -> dict[str, Any]:
-    """The load's parameters as definition fields."""
+    """Return the load's parameters as definition fields. Raises RoundhouseError `invalid_load_request`."""
     engine = ENGINES[want.backend]
     backend_fault = find_wrong_backend(engine, params)
     fault = backend_fault or next(iter(engine.load_faults(params)), None)

@@ -1,6 +1,6 @@
-"""Rows as JSON, quickly: what only an edit changes is written once.
+"""Cache for the JSON of model rows: the part that only an edit or a load changes is serialized once.
 
-Measured with 200 models: 14 ms of the controller's processor time for a list without this.
+Measured with 200 models: without the cache one list takes 14 ms of the controller's processor time.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ class _CachedRow:
     declared_definition: Definition
     definition: Definition
     json: bytes
-    """Of the configured part, without its closing brace."""
+    """JSON of the `ModelConfigured` part, without its closing brace."""
 
 
 class RowCache:
-    """The part of each model's row that only an edit or a load changes, as JSON, so that it is made once per change."""
+    """JSON of each model's `ModelConfigured` part, by model name."""
 
     def __init__(self) -> None:
         self._rows: dict[str, _CachedRow] = {}
 
     def row_json(self, want: DesiredModel, model: ModelLive) -> bytes:
-        """A model's row: the JSON of an `AdminModel`, made of the cached part and of `model`."""
+        """Return a model's row as the JSON of an `AdminModel`: the cached part of `want`, then the fields of
+        `model`."""
         cached_row = self._rows.get(want.name)
         if (
             cached_row is None
@@ -43,6 +44,6 @@ class RowCache:
         return cached_row.json + b"," + model.model_dump_json().encode()[1:]
 
     def keep_only(self, names: Collection[str]) -> None:
-        """Forget models that are no longer declared."""
+        """Drop the models that are not in `names`, because they are no longer declared."""
         if len(self._rows) > len(names):
             self._rows = {name: cached_row for name, cached_row in self._rows.items() if name in names}

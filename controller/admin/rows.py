@@ -1,4 +1,4 @@
-"""Rows of the admin API, from one round and what the gateways report. Pure."""
+"""Rows of the admin API, built from one round and the gateways' reports. Pure."""
 
 from __future__ import annotations
 
@@ -28,20 +28,24 @@ from controller.state import DesiredModel, IdleSpan
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What the gateways hold. `gateways` are all that may hold something."""
+    """Running and queued requests by the gateways' reports at Unix time `now`. `gateways` are all that may hold
+    requests."""
 
     gateways: tuple[GatewayView, ...]
     now: float
     idle_spans: Mapping[str, IdleSpan] = field(default_factory=dict)
-    """Replica name to how long its engine has said that it is idle; absent: it has not."""
+    """Replica name to the time for which its engine has reported that it is idle. Absent means that it has not."""
 
     def count_inside(self, replicas: Iterable[str]) -> int | None:
-        """The number of requests that these replicas are answering; None: a gateway's count is unknown."""
+        """Return the number of running requests of these replicas. None means unknown, because of a lost gateway."""
         counts = [count_inflight(name, self.gateways, self.now, self.idle_spans.get(name)) for name in replicas]
         return sum(count for count in counts if count is not None) if None not in counts else None
 
     def count_queued(self, model: str, replicas: Sequence[str]) -> int | None:
-        """The number of requests that wait for the model of these replicas; None: a gateway's count is unknown."""
+        """Return the number of requests that wait for a model. `replicas` names the model's replicas.
+
+        None means unknown: a gateway is lost, and no idle replica proves that nothing is left of that gateway.
+        """
         unknown_since = counts_unknown_since(self.gateways, self.now)
         idle_span = joint_idle_span(map(self.idle_spans.get, replicas))
         if unknown_since is not None and not proves_idle(idle_span, unknown_since):
@@ -50,7 +54,7 @@ class Traffic:
         return sum(view.report.queued.get(model, 0) for view in views if view.lost_at is None)
 
     def requests_holding(self, replicas: Iterable[str]) -> list[HeldBy]:
-        """The requests inside replicas that are routed to no more, the oldest first."""
+        """Return the requests that are still running in draining replicas, oldest first."""
         names = list(replicas)
         holders = [
             HeldBy(request_id=request, replica=name, gateway=view.report.gateway_id, since=since)
@@ -62,7 +66,7 @@ class Traffic:
 
 
 def configured_row(want: DesiredModel) -> ModelConfigured:
-    """The part of a model's row that only an edit or a load changes."""
+    """Return the part of a model's row that only an edit or a load changes."""
     engine, declared_definition = ENGINES[want.backend], want.declared_definition
     return ModelConfigured(
         name=want.name,
@@ -87,8 +91,11 @@ def live_row(
     observed_mib: int | None = None,
     gpu_mib: int | None = None,
 ) -> ModelLive:
-    """What changes while the model runs. `replica_estimate`: estimated memory of one replica; `observed_mib`: what one
-    was seen to take; `gpu_mib`: size of the GPUs that it would have."""
+    """Return the part of a model's row that changes while the model runs.
+
+    `replica_estimate` is the estimated memory of one replica, `observed_mib` the most that one replica was seen to use,
+    `gpu_mib` the size of the GPUs that a replica would get. None means unknown.
+    """
     replicas = want.replicas or want.declared_definition.replicas
     replica_names = [each.name for each in status.replicas] if want.runs else [want.name]
     ready_names = [each.name for each in status.replicas if each.phase == "ready"] if want.runs else replica_names
@@ -120,18 +127,18 @@ def live_row(
 
 
 def _declared_mib(want: DesiredModel) -> int | None:
-    """Of one replica, on all its GPUs."""
+    """Return the declared MiB of one replica on all its GPUs. None means that `vram_mib` is not declared."""
     return want.vram_mib * max(1, want.gpu_count) if want.vram_mib is not None else None
 
 
 def shown_definition(definition: Definition) -> dict[str, JsonValue]:
-    """Every field of the definition, secrets masked."""
+    """Return every field of the definition as JSON values, with secrets masked."""
     fields: dict[str, Any] = definition.model_dump(mode="json")
     return mask_fields(fields)
 
 
 def gpu_model(want: DesiredModel, model: ModelLive) -> GpuModel:
-    """What the memory view shows of a row."""
+    """Return a row's entry in the GPU memory view."""
     engine = ENGINES[want.backend]
     return GpuModel(
         name=want.name,
@@ -148,7 +155,7 @@ def gpu_model(want: DesiredModel, model: ModelLive) -> GpuModel:
 
 
 def gpu_memory(gpu: GpuStatus) -> GpuMemory:
-    """One GPU's figures."""
+    """Return one GPU's entry in the GPU memory view."""
     return GpuMemory(
         index=gpu.index,
         name=gpu.name,

@@ -1,4 +1,4 @@
-"""Where operators ask and say: rows of models, loads, unloads, and the wait for what they come to."""
+"""Admin service: rows of models, loads, unloads and resets, and waiting for their result."""
 
 from __future__ import annotations
 
@@ -35,25 +35,27 @@ from controller.status.reconcile_round import Round
 from controller.status.rollout import is_rolled_out, is_rollout_blocked
 
 TAKEN_WITHIN_S = 2.0
-"""How long an answer is held back for a statement to come into force at the gateways."""
+"""Seconds for which an answer waits until the gateways apply the statement."""
 NOT_YET = "the controller has not made its first observation yet"
+"""Error text before the first observation."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatementResult:
-    """The outcome of a statement: a load, an unload or a reset by an operator."""
+    """Outcome of an operator's load or unload."""
 
     revision: int
-    """Of the desired state that holds it."""
+    """Revision of the desired state that contains the statement. Pass the result to `wait_for_load` or
+    `wait_for_unload`."""
     is_new: bool
-    """False: it stood already."""
+    """False where the statement was in force already."""
 
 
 class AdminService:
-    """What operators ask of one controller, and their loads, unloads and resets.
+    """What the admin API does: show models and GPU memory, load, unload, reset.
 
-    A statement is decided on the desired state of that moment, earlier statements of the moment included, and is in
-    force before anything is awaited.
+    A statement is decided on the desired state of that moment, including statements made just before, and is in force
+    before anything is awaited.
     """
 
     def __init__(
@@ -87,7 +89,10 @@ class AdminService:
     # Looking.
 
     def read_current_state(self) -> Round:
-        """What is wanted at this moment, and what was last seen. Raises `controller_unavailable` before the first."""
+        """Return the desired state of this moment with the last observation.
+
+        Raises RoundhouseError `controller_unavailable` before the first observation.
+        """
         last_round = self._reconciler.round
         if last_round is not None and last_round.desired.revision == self._files.revision:
             return last_round
@@ -99,7 +104,7 @@ class AdminService:
         return preview
 
     async def list_models_json(self) -> bytes:
-        """Every declared model's row: the JSON of an `AdminModels`."""
+        """Return the rows of all declared models, as the JSON of an `AdminModels`."""
         newest_id, current_round = self._journal.newest_id, self.read_current_state()
         rows = b",".join(
             [self._row_cache.row_json(want, model) for want, model in await self._list_live_rows(current_round)]
@@ -118,13 +123,13 @@ class AdminService:
         )
 
     async def get_model(self, name: str) -> AdminModel:
-        """The row of a model by its name or an alias. Raises RoundhouseError `unknown_model`."""
+        """Return the row of a model, by its name or an alias. Raises RoundhouseError `unknown_model`."""
         current_round = self.read_current_state()
         [(want, model)] = await self._list_live_rows(current_round, self._find(current_round, name).name)
         return AdminModel(**dict(configured_row(want)), **dict(model))
 
     async def get_gpu_memory(self) -> GpuMemoryAnswer:
-        """GPUs, and what models take of them."""
+        """Return the GPUs with their use, and the memory that each model needs."""
         current_round = self.read_current_state()
         gpus = gpu_statuses(current_round.observed) or []
         driver = self._gpu_host.get_gpu_driver() or GpuDriver()
@@ -138,11 +143,14 @@ class AdminService:
         )
 
     def resolve_name(self, name: str) -> str:
-        """The model's own name. Raises `unknown_model`."""
+        """Return the model's own name for a name or an alias. Raises RoundhouseError `unknown_model`."""
         return self._find(self.read_current_state(), name).name
 
     def resolve_known_name(self, name: str) -> str:
-        """The model's own name where `name` is an alias of one that is declared; else as it is."""
+        """Return the model's own name for an alias of a declared model, else `name` itself.
+
+        For events and history, which also contain models that are no longer declared.
+        """
         last_round = self._reconciler.round
         models = last_round.desired.models.values() if last_round is not None else ()
         return next((each.name for each in models if name in each.definition.aliases), name)
@@ -196,7 +204,10 @@ class AdminService:
     def load_model(
         self, name: str, params: Mapping[str, LoadValue], replicas: int | None, *, restart: bool = False, actor: str
     ) -> StatementResult:
-        """State a load, where it says something new. `restart` lets it set other values for a model that serves.
+        """Load a model: make the statement and wake the reconcile loop. Call `wait_for_load` to wait for the result.
+
+        `params` are the backend's load fields, `replicas` is the number of engines (None means as declared). `restart`
+        allows new values for a model that is loaded or loading.
 
         Raises:
             RoundhouseError: `unknown_model`, `invalid_load_request`, `state_conflict`.
@@ -213,14 +224,19 @@ class AdminService:
         return StatementResult(self._files.revision, override is not None)
 
     def unload_model(self, name: str, *, hold: bool, actor: str) -> StatementResult:
-        """State an unload, where it says something new. Raises `unknown_model`."""
+        """Unload a model: make the statement and wake the reconcile loop. Call `wait_for_unload` to wait for the
+        result.
+
+        With `hold`, requests do not load an autoload model again. Raises RoundhouseError `unknown_model`.
+        """
         override = decide_unload(self._read_standing(name), hold=hold, actor=actor, now=self._clock())
         if override is not None:
             self._set_override(override)
         return StatementResult(self._files.revision, override is not None)
 
     def reset_model(self, name: str, *, actor: str) -> None:
-        """Let the files rule again. Raises `unknown_model`."""
+        """Drop the override of a model, so that the files alone decide again. Raises RoundhouseError
+        `unknown_model`."""
         model_name = self.resolve_name(name)
         if self._files.drop_override(model_name):
             self._record(model_name, actor, "back to what the files say", {"action": "reset"})
@@ -254,12 +270,12 @@ class AdminService:
     async def wait_for_load(
         self, name: str, result: StatementResult, timeout_s: float, *, restart: bool = False
     ) -> tuple[AdminModel, bool]:
-        """The row once the model is loaded, and True; or as it is when the time is up, and False.
+        """Wait at most `timeout_s` seconds for a load. Returns the model's row, and whether the load is done.
 
-        With `restart`, the model is loaded once every wanted replica has the values of the load.
+        With `restart`, the load is done once every wanted replica has the new values.
 
         Raises:
-            RoundhouseError: `model_failed`, or `state_conflict`: somebody unloaded it or took it out of the files.
+            RoundhouseError: `model_failed`, or `state_conflict` where the model was unloaded or removed from the files.
         """
         is_done = await self._wait_for_round(
             lambda current_round: _load_is_done(current_round, name, restart), result.revision, timeout_s
@@ -267,10 +283,10 @@ class AdminService:
         return await self.get_model(name), is_done
 
     async def wait_for_unload(self, name: str, result: StatementResult, timeout_s: float) -> tuple[AdminModel, bool]:
-        """The row once the model is unloaded, and True; or as it is when the time is up, and False.
+        """Wait at most `timeout_s` seconds for an unload. Returns the model's row, and whether the unload is done.
 
         Raises:
-            RoundhouseError: `state_conflict`: somebody loaded it again.
+            RoundhouseError: `state_conflict` where the model was loaded again.
         """
         is_done = await self._wait_for_round(
             lambda current_round: _unload_is_done(current_round, name), result.revision, timeout_s
@@ -278,10 +294,10 @@ class AdminService:
         return await self.get_model(name), is_done
 
     async def _wait_for_round(self, condition: Callable[[Round], bool], revision: int, timeout_s: float) -> bool:
-        """Wait until a round that knows `revision` has it so. Whether that was in time.
+        """Wait until `condition` holds in a round that contains `revision`. Returns whether that was in time.
 
-        In any case what was stated is in force at the gateways before this returns, if they take it soon: a client that
-        was told `unloading` must not find that its next request is let in.
+        Also waits up to TAKEN_WITHIN_S until the gateways apply the statement: a client that was told `unloading` must
+        not see its next request admitted.
         """
         loop = asyncio.get_running_loop()
         started_at = loop.time()
@@ -303,7 +319,8 @@ class AdminService:
             await self._reconciler.wait_for_round()
 
     async def _finish_within(self, timeout_s: float, work: Coroutine[None, None, None]) -> bool:
-        """Whether the work was done in time. What is done at once is in time, whatever the time."""
+        """Return whether `work` finished within `timeout_s` seconds. Work that never waits finishes in time even with
+        0."""
         try:
             async with asyncio.timeout(max(0.0, timeout_s)):
                 await work
