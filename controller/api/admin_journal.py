@@ -1,4 +1,4 @@
-"""The admin API's records: events as they happen, history, and engines' logs."""
+"""Routes of the admin API for events and history."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from controller.journal.event_log import EventLog
 from controller.schema.admin import HISTORY_KINDS, EventKind, History, JournalEntry
 
 HEARTBEAT_S = 10.0
+"""Seconds of silence after which an event stream sends a heartbeat."""
 HEARTBEAT = b": ka\n\n"
+"""An SSE comment, which clients ignore."""
 PAGE = 500
-"""Entries read at a time."""
+"""Maximum number of entries in one answer of the history."""
 _TAGS: list[Any] = ["admin"]
 
 _EVENT = {
@@ -34,6 +36,7 @@ _EVENT = {
 Model = Annotated[str | None, Query(description="Only of this model.", max_length=400)]
 Kinds = Annotated[list[EventKind] | None, Query(description="Only of these kinds; may be repeated.")]
 LARGEST_ID = 2**53 - 1
+"""Largest integer that every JSON reader keeps exactly."""
 After = Annotated[
     int | None, Query(ge=0, le=LARGEST_ID, description="Go on after the entry of this id; 0: all that are kept.")
 ]
@@ -42,7 +45,7 @@ _LONGEST_ID = len(str(LARGEST_ID))
 
 
 def declare(app: FastAPI, journal: EventLog, service: AdminService) -> None:
-    """Declare the routes."""
+    """Add the routes to `app`."""
 
     @app.get(
         "/v1/admin/events",
@@ -68,9 +71,9 @@ def declare(app: FastAPI, journal: EventLog, service: AdminService) -> None:
         last_event_id: Annotated[str | None, Header(description="Id of the last event seen: go on after it.")] = None,
     ) -> StreamingResponse:
         """State changes, steps of plans, failures, statements and edits as they happen, as server-sent events: `id` is
-        the entry's, `event` its kind, `data` the entry as JSON. `Last-Event-ID` (or `after`) resumes, also over a
-        restart of the controller; an event `gap` says that entries after it are no longer kept. Without either, only
-        what happens from now on."""
+        the entry's, `event` its kind, `data` the entry as JSON. `Last-Event-ID` (or `after`) resumes, also after a
+        restart of the controller; an event `gap` says that entries after it are no longer kept. Without either, the
+        stream begins with the next event."""
         start_id = after if (last_seen_id := _id_in(last_event_id)) is None else last_seen_id
         seen_id = journal.newest_id if start_id is None else start_id
         stream = _events(journal, seen_id, model and service.resolve_known_name(model), set(kind or ()), for_s)
@@ -89,8 +92,8 @@ def declare(app: FastAPI, journal: EventLog, service: AdminService) -> None:
         limit: Annotated[int, Query(ge=1, le=PAGE, description="Entries at most.")] = 100,
         before: Before = None,
     ) -> History:
-        """Who or what changed what, and when: edits of files, loads and unloads, failures of engines. The newest
-        first. Kinds that are not named are those that change something."""
+        """Who or what changed what, and when: edits of files, loads and unloads, failures of engines. The newest first.
+        Without `kind`, only the kinds that change something."""
         kinds = tuple(kind or HISTORY_KINDS)
         entries = journal.read_page(kinds, model and service.resolve_known_name(model), before, limit + 1)
         has_more = len(entries) > limit
@@ -98,7 +101,7 @@ def declare(app: FastAPI, journal: EventLog, service: AdminService) -> None:
 
 
 def _id_in(header: str | None) -> int | None:
-    """None: there is none that is an id."""
+    """Return the event id in a `Last-Event-ID` header. None means that the header is missing or no id."""
     if header is None or not header.isascii() or not header.isdigit():
         return None
     return min(int(header), LARGEST_ID) if len(header) <= _LONGEST_ID else LARGEST_ID
@@ -107,7 +110,7 @@ def _id_in(header: str | None) -> int | None:
 async def _events(
     journal: EventLog, seen_id: int, model: str | None, kinds: set[EventKind], for_s: float | None
 ) -> AsyncIterator[bytes]:
-    # 0 asks for all that there is.
+    # 0 asks for every entry that is kept.
     if seen_id and journal.lacks_after(seen_id):
         yield b'event: gap\ndata: {"message": "entries after the last one seen are no longer kept"}\n\n'
         seen_id = seen_id if seen_id <= journal.newest_id else 0

@@ -1,4 +1,4 @@
-"""The admin API's logs: what engines wrote, and write."""
+"""Route of the admin API for engines' logs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TAGS: list[Any] = ["admin"]
 
 
 def declare(app: FastAPI, service: AdminService, logs: LogReader) -> None:
-    """Declare the route."""
+    """Add the route to `app`."""
 
     @app.get(
         "/v1/admin/models/{name:path}/logs",
@@ -37,12 +37,12 @@ def declare(app: FastAPI, service: AdminService, logs: LogReader) -> None:
         lines: Annotated[int, Query(ge=0, le=MOST_LINES, description="Last lines of each replica.")] = 100,
         follow: Annotated[bool, Query(description="Go on with what is written, until the client leaves.")] = False,
     ) -> Response:
-        """What the model's engines wrote: of its running replicas, or, where none runs, of the last one that ended.
+        """Log lines of the model's engines: of its running replicas, or, where none runs, of the last one that ended.
         With several replicas each line begins with its replica's name. Secrets of the definition are masked."""
         try:
             model_name = service.resolve_name(name)
         except RoundhouseError:
-            # A name may hold `/`: then this is the path of that model's row.
+            # A name may contain `/`: then this is the path of the row of a model whose name ends with `/logs`.
             if (row := await _row(service, f"{name}/logs")) is None:
                 raise
             return Response(row.model_dump_json(), media_type="application/json")

@@ -1,4 +1,4 @@
-"""The admin API's models: rows, loads, unloads (seed 001), and the way back to the files."""
+"""Routes of the admin API for models: rows, loads and unloads (seed 001), and resets."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from controller.engines.load_request import load_params, load_request_model
 from controller.schema.admin import AdminModel, AdminModels, GpuMemoryAnswer, UnloadRequest
 
 LONGEST_WAIT_S = 3600.0
+"""Maximum of the query parameter `timeout_s`, in seconds."""
 LoadRequest: type[BaseModel] = load_request_model()
 PLAIN_LOAD, PLAIN_UNLOAD = LoadRequest(), UnloadRequest()
-"""What a request without a body says. The document then does not ask for one, and knows no null either."""
+"""Defaults for requests without a body. With a default instead of None, the OpenAPI document neither requires a body
+nor allows null."""
 
 Wait = Annotated[
     bool, Query(description="true: answer when it is done, or when the time is up. false: answer at once.")
@@ -45,7 +47,7 @@ _TAGS: list[Any] = ["admin"]
 
 
 def declare(app: FastAPI, service: AdminService) -> None:
-    """Declare the routes."""
+    """Add the routes to `app`."""
 
     @app.get(
         "/v1/admin/models",
@@ -66,13 +68,13 @@ def declare(app: FastAPI, service: AdminService) -> None:
         responses=example_response(GPU_MEMORY) | error_responses(),
     )
     async def gpu_memory() -> Response:
-        """GPU memory in use now, and what models are estimated to take. An estimate reserves nothing. Without a GPU,
+        """GPU memory in use now, and the estimated memory of each model. An estimate reserves nothing. Without a GPU,
         `gpus` is empty and `error` says why."""
         return _json(await service.get_gpu_memory())
 
     _declare_statements(app, service)
 
-    # After the routes whose paths are longer: a name may hold `/`.
+    # After the routes with longer paths, because a name may contain `/`.
     @app.get(
         "/v1/admin/models/{name:path}",
         tags=_TAGS,
@@ -103,10 +105,11 @@ def _declare_statements(app: FastAPI, service: AdminService) -> None:
         timeout_s: Timeout = 600.0,
         restart: Restart = False,
     ) -> Response:
-        """Load a declared model, also one with `enabled: false`. The body may say how many replicas, and parameters of
-        its backend for this load only (see `load_constraints`); they are kept until the next unload and never written
-        to the files. Values are taken only while the model is unloaded or failed, or with `restart`. A load of a model
-        that is loaded or loading answers what there is. The load goes on when its client leaves."""
+        """Load a declared model, also one with `enabled: false`. The body may set the number of replicas, and
+        parameters of its backend for this load only (see `load_constraints`); they are kept until the next unload and
+        never written to the files. Values are accepted only while the model is unloaded or failed, or with `restart`. A
+        load of a model that is loaded or loading answers with its current row. The load goes on when its client
+        leaves."""
         model_name = service.resolve_name(name)
         params: dict[str, LoadValue] = load_params(body)
         replicas = getattr(body, "replicas", None)
@@ -129,8 +132,9 @@ def _declare_statements(app: FastAPI, service: AdminService) -> None:
         timeout_s: Timeout = 600.0,
     ) -> Response:
         """Unload a model: new requests are refused, waiting ones are cancelled, running ones finish, then its engines
-        end. Nothing is killed, however long that takes: `held_by` names the requests that it waits for. A load that is
-        under way is cancelled. It stays unloaded until the next load, or until the files say otherwise."""
+        end. No request is killed, however long it takes: `held_by` names the requests that are still running. A load
+        that is under way is cancelled. The model stays unloaded until the next load, or until the files say
+        otherwise."""
         model_name = service.resolve_name(name)
         result = service.unload_model(model_name, hold=body.hold, actor=actor)
         model, is_done = await service.wait_for_unload(model_name, result, timeout_s if wait else 0.0)
@@ -144,7 +148,7 @@ def _declare_statements(app: FastAPI, service: AdminService) -> None:
         responses=example_response(ROW) | error_responses("unknown_model"),
     )
     async def reset(name: Name, actor: Actor) -> Response:
-        """End what was loaded or unloaded by hand: the model runs again as the files declare it. Answers at once."""
+        """Drop the operator's load or unload: the model runs again as the files declare it. Answers at once."""
         model_name = service.resolve_name(name)
         service.reset_model(model_name, actor=actor)
         return _json(await service.get_model(model_name))
@@ -155,5 +159,6 @@ def _json(answer: BaseModel) -> Response:
 
 
 def _row(model: AdminModel, is_done: bool) -> Response:
-    """200 also for what was on its way already (seed 001); 202 to who began what is not done yet."""
+    """Answer with 200 where the request is done or was already under way (seed 001), with 202 where the caller began
+    something that is not done yet."""
     return Response(model.model_dump_json(), 200 if is_done else 202, media_type="application/json")

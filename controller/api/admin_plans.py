@@ -17,12 +17,12 @@ _TAGS: list[Any] = ["admin"]
 
 
 def declare(app: FastAPI, controller: Controller) -> None:
-    """Declare the routes."""
+    """Add the routes to `app`."""
 
     @app.get("/v1/admin/plan", tags=_TAGS, summary="The plan", response_model=PlanView, responses=error_responses())
     async def plan() -> PlanView:
-        """What the controller would do now, each step with its reason, and what is wanted and cannot be done. While it
-        is not paused it does so at once, so that mostly nothing is left."""
+        """What the controller would do now, each step with its reason, and what is wanted and cannot be done. A
+        controller that is not paused acts at once, so that the plan is mostly empty."""
         view = controller.get_plan()
         if view is None:
             raise RoundhouseError("controller_unavailable", NOT_YET)

@@ -1,7 +1,7 @@
-"""The controller's interface as an ASGI application.
+"""The controller's HTTP interface as an ASGI application.
 
-It listens on a unix socket in the state folder, or on the `control` network of a compose project: for gateways, which
-forward the admin API to the outside, and for the command line. It is never published.
+It listens on a unix socket in the state folder, or on the `control` network of a compose project. Its clients are
+gateways, which forward the admin API, and the command line. Never publish it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from controller.assembly import Controller
 
 
 def create_app(controller: Controller, registry: CollectorRegistry) -> FastAPI:
-    """Everything that is answered."""
+    """Build the application with all routes of the controller. `registry` holds the metrics that `/metrics` exposes."""
     app = FastAPI(
         title="Roundhouse admin API",
         version=__version__,

@@ -1,4 +1,5 @@
-"""Examples of answers in the OpenAPI document: seed 001's, with the fields that are ours. A test validates them."""
+"""Example answers in the OpenAPI document: those of seed 001, with the fields that Roundhouse added. A test validates
+them."""
 
 from __future__ import annotations
 
@@ -74,6 +75,7 @@ ROW: Final[dict[str, Any]] = {
     "held_by": [],
     "replica_details": [],
 }
+"""An `AdminModel`."""
 MODELS: Final[dict[str, Any]] = {
     "last_event_id": 1795255585810,
     "observed_at": 1795255586.2,
@@ -82,6 +84,7 @@ MODELS: Final[dict[str, Any]] = {
     "paused": False,
     "models": [ROW],
 }
+"""An `AdminModels`."""
 GPU_MEMORY: Final[dict[str, Any]] = {
     "gpus": [
         {
@@ -134,8 +137,9 @@ GPU_MEMORY: Final[dict[str, Any]] = {
     "driver_version": "580.65.06",
     "cuda_version": "13.0",
 }
+"""A `GpuMemoryAnswer`."""
 
 
 def example_response(value: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
-    """A route's 200 answer with an example."""
+    """Return the OpenAPI `responses` entry for status 200 with this example."""
     return {200: {"content": {"application/json": {"example": value}}}}

@@ -1,4 +1,4 @@
-"""The controller's own routes: for gateways, the command line and `roundhouse up`. Never published."""
+"""Internal routes of the controller, for gateways, the command line and `roundhouse up`. Never published."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ShutdownRequest(BaseModel):
 
 
 def declare(app: FastAPI, controller: Controller, registry: CollectorRegistry) -> None:
-    """Declare the routes. They are no part of the OpenAPI document: nobody outside reaches them."""
+    """Add the routes to `app`. They are left out of the OpenAPI document, because only local clients reach them."""
 
     @app.get("/internal/health", include_in_schema=False)
     async def health(response: Response) -> dict[str, str]:

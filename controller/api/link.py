@@ -1,4 +1,4 @@
-"""A gateway's link: routing tables down, reports up, over one WebSocket."""
+"""A gateway's link: one WebSocket, routing tables down, reports up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def declare(app: FastAPI, controller: Controller, hub: GatewayHub) -> None:
-    """Declare the link."""
+    """Add the WebSocket route of the link to `app`."""
 
     @app.websocket("/internal/link")
     async def link(socket: WebSocket) -> None:
@@ -26,7 +26,7 @@ def declare(app: FastAPI, controller: Controller, hub: GatewayHub) -> None:
 
 
 class GatewayLink:
-    """One gateway's link: tables down, reports up."""
+    """One gateway's connection. `hub` has the routing tables to send; `reports` takes what the gateway sends."""
 
     def __init__(self, socket: WebSocket, controller: Controller, hub: GatewayHub) -> None:
         self._socket = socket
@@ -35,6 +35,7 @@ class GatewayLink:
         self._gateway_id: str | None = None
 
     async def run(self) -> None:
+        """Serve the link until the gateway disconnects. The first report tells the hub which gateway it is."""
         sender = asyncio.create_task(self._send_tables())
         try:
             await self._take_reports()

@@ -1,4 +1,4 @@
-"""The controller's own socket, and the servers behind it."""
+"""The controller's listening socket and the HTTP servers on it."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from typing import Any, Final
 import uvicorn
 
 RECHECK_S: Final = 1.0
-"""How often it is looked at whether the socket's file is still there: somebody may delete it, a cleaner of old files
-for example, and then no gateway that is started again could connect."""
+"""Seconds between two checks that the socket file still exists. If somebody deletes it, for example a cleaner of old
+files, no gateway could connect any more."""
 
 log = logging.getLogger(__name__)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: ours ask the controller to end."""
+    """uvicorn server without its signal handlers. The controller handles signals itself."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone."""
+        """Leave the signal handlers as they are."""
         yield
 
 
 def open_listener(address: Path | tuple[str, int]) -> socket.socket:
-    """A socket that is bound to the address. Raises OSError."""
+    """Bind a socket to a path or to (host, port). Only the owner may connect to a unix socket. Raises OSError."""
     if isinstance(address, Path):
-        # The state folder's lock is ours: whoever left this socket is gone.
+        # This process holds the state folder's lock, so the process that left this socket has ended.
         address.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX)
         old_umask = os.umask(0o177)
@@ -50,8 +50,10 @@ def open_listener(address: Path | tuple[str, int]) -> socket.socket:
 
 
 class ListeningServer:
-    """Serves an app at an address until it is told to end. A socket's file that is deleted is made anew; connections
-    that were made through the deleted one go on."""
+    """HTTP server of an ASGI app, running from construction until `close`.
+
+    A unix socket whose file was deleted or replaced is opened again. Connections made through the old file continue.
+    """
 
     def __init__(self, app: Any, address: Path | tuple[str, int], listener: socket.socket) -> None:
         self._app = app
@@ -86,7 +88,7 @@ class ListeningServer:
             self._serve(listener)
 
     async def close(self) -> None:
-        """Accept nothing more, and end all connections."""
+        """Stop accepting connections, and end the existing ones."""
         if self._watch_task is not None:
             self._watch_task.cancel()
             with suppress(asyncio.CancelledError):
@@ -98,7 +100,7 @@ class ListeningServer:
 
 
 def _inode_of(path: Path) -> int | None:
-    """None: there is no such file."""
+    """Return the inode number. None means that the file does not exist."""
     try:
         return path.stat().st_ino
     except OSError:

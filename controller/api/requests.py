@@ -1,4 +1,4 @@
-"""What the admin routes have in common: who asks, which answers they document, how faults are told."""
+"""Shared parts of the admin routes: the actor, documented error answers, and error handlers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from controller.runtimes.base import RuntimeUnavailableError
 from controller.schema.errors import ERROR_CODES, ErrorEnvelope, RoundhouseError
 
 ACTOR_HEADER = "x-roundhouse-actor"
-"""Who asks, by the gateway's or the command line's own word. Nobody else reaches the controller."""
+"""Header with the name of whoever asks, as the gateway or the command line says it. No other client reaches the
+controller."""
 REQUEST_ID_HEADER = "x-request-id"
 _MOST_CHARS = 100
 
@@ -32,8 +33,11 @@ Name = Annotated[
 
 
 async def check_parameters(request: HTTPConnection) -> None:
-    """Refuse query parameters that the route does not know: a typo must not wait for ten minutes. Links have
-    queries too, so this takes either."""
+    """Refuse query parameters that the route does not declare, such as a typo of `wait`. For HTTP requests and
+    WebSockets.
+
+    Raises RoundhouseError `schema_violation`.
+    """
     dependant = getattr(request.scope.get("route"), "dependant", None)
     known_names = {field.alias for field in dependant.query_params} if dependant is not None else set()
     for name in request.query_params:
@@ -43,7 +47,8 @@ async def check_parameters(request: HTTPConnection) -> None:
 
 
 def error_responses(*codes: str) -> dict[int | str, dict[str, Any]]:
-    """The documented error answers of a route, by status."""
+    """Return the OpenAPI `responses` of a route for these error codes, by status, and for the codes that every route
+    has."""
     by_status: dict[int | str, list[str]] = {}
     for code in dict.fromkeys((*codes, "schema_violation", "internal_error", "controller_unavailable")):
         by_status.setdefault(ERROR_CODES[code].status, []).append(code)
@@ -60,7 +65,7 @@ def _documented_response(codes: list[str]) -> dict[str, Any]:
 
 
 def declare_errors(app: FastAPI) -> None:
-    """Every fault leaves in the envelope."""
+    """Install exception handlers, so that every error is answered in the error envelope."""
 
     @app.exception_handler(RoundhouseError)
     async def own(request: Request, error: RoundhouseError) -> Response:
@@ -90,13 +95,13 @@ def declare_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, _error: Exception) -> Response:
-        # Starlette raises it again after this, and uvicorn logs it.
+        # Starlette raises the exception again after this handler, and uvicorn logs it.
         return _error_response(request, _internal_error())
 
 
 def _framework_error(request: Request, error: HTTPException) -> RoundhouseError:
     if error.status_code == 400:
-        # FastAPI's own, of what its parser fails on otherwise than by a place in the text.
+        # FastAPI raises this where its parser fails without a position in the text.
         return RoundhouseError("schema_violation", "The body is not JSON that can be read.")
     if error.status_code == 404:
         return RoundhouseError("unknown_route", f"There is no {request.scope['path']}.")

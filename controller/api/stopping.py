@@ -1,4 +1,4 @@
-"""Ends what is still being answered when the controller stops, in words: a stream ends, a wait is told why."""
+"""Orderly end of answers when the controller stops: streams end, and waiting requests get an error."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ AsgiApp = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 class StopMiddleware:
-    """ASGI middleware. `ending` returns when the controller was told to end."""
+    """ASGI middleware that ends requests of the admin API when the controller stops. `wait_for_end` returns once the
+    controller is to end."""
 
     def __init__(self, app: AsgiApp, wait_for_end: Callable[[], Awaitable[None]]) -> None:
         self._app = app
         self._wait_for_end = wait_for_end
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answer one request, at the latest when the controller ends."""
-        # What is not the admin API ends by itself: links are closed, and the call that ends the controller is answered.
+        """Answer one request. When the controller stops, end a started answer, and answer any other with
+        `controller_unavailable`."""
+        # Other routes end by themselves: gateways' links are closed, and the shutdown request is answered.
         if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
             await self._app(scope, receive, send)
             return

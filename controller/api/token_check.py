@@ -1,4 +1,4 @@
-"""Who is let in where the controller listens on a port: who shows the gateways' token."""
+"""Authentication of clients where the controller listens on a TCP port: each must send the gateway token."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ from controller.schema.errors import RoundhouseError
 from controller.storage.gateway_token import GatewayToken
 
 OPEN_PATHS: Final = frozenset({"/internal/health", "/metrics"})
-"""The container's health check and Prometheus have no token."""
+"""Paths that need no token, for the container's health check and for Prometheus."""
 
 
 class TokenCheck:
-    """ASGI middleware. Refuses every request and every WebSocket that does not show the token."""
+    """ASGI middleware that refuses every request and every WebSocket without the gateway token."""
 
     def __init__(self, app: AsgiApp, token: GatewayToken) -> None:
         self._app = app
         self._token = token
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answer one request, or open one link. Raises ClientDisconnected, which uvicorn takes, for a refused link."""
+        """Pass a request or a WebSocket on, or answer with error `invalid_gateway_token`.
+
+        Raises ClientDisconnected for a refused WebSocket; uvicorn catches it.
+        """
         headers = dict(scope["headers"])
         is_open = scope["type"] == "http" and scope["path"] in OPEN_PATHS
         if is_open or self._token.matches(headers.get(GATEWAY_HEADER.encode(), b"")):
