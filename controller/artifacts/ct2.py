@@ -1,4 +1,5 @@
-"""Reads what a CTranslate2 `model.bin` holds, without its values. Pure: the stream is whoever reads it."""
+"""Parser for the head of a CTranslate2 `model.bin`: sizes of the variables, without their values. Pure: the caller
+opens the stream."""
 
 from __future__ import annotations
 
@@ -8,14 +9,15 @@ from typing import BinaryIO, Final
 from controller.artifacts.facts import ArtifactError, Ct2
 
 _TYPES: Final = ("f32", "i8", "i16", "i32", "f16", "bf16")
-"""In the order of CTranslate2's `DataType`."""
+"""Element types in the order of CTranslate2's `DataType`."""
 _VERSIONS: Final = range(4, 7)
 _MOST: Final = 200_000
-"""Variables at most."""
+"""Maximum number of variables."""
 
 
 def parse_ct2(stream: BinaryIO, size: int) -> Ct2:
-    """The variables of a file of so many bytes. Raises ArtifactError."""
+    """Sum the variables of a `model.bin` of `size` bytes by element type. Raises ArtifactError where the file is
+    damaged or of an unknown version."""
     try:
         return _parse(stream, size)
     except struct.error:

@@ -1,4 +1,4 @@
-"""Facts of a model's files, as the formulas of memory need them. Values only; sizes in bytes."""
+"""Facts about model files that the memory formulas need. Values only; sizes in bytes."""
 
 from __future__ import annotations
 
@@ -7,57 +7,63 @@ from dataclasses import dataclass
 from typing import Final
 
 LONGEST_SHOWN: Final = 100
-"""Characters of a file's own text in an error."""
+"""Maximum number of characters of a file's own text in an error message."""
 
 Scalar = int | float | bool | str
 Field = Scalar | tuple[int | float | bool, ...]
 
 
 class ArtifactError(ValueError):
-    """A file that is not what it should be: what is wrong, in words."""
+    """A model file cannot be read, is damaged, or is not what its name says. The message continues a sentence whose
+    subject is the file."""
 
 
 def show_text(text: str) -> str:
-    """A text out of somebody's file as it may stand in an error: short, and without what a terminal or an encoder takes
-    amiss (control characters, lone surrogates, marks that turn the direction)."""
+    """Return a text from a model file in a form that is safe in an error message: shortened, with control characters,
+    lone surrogates and direction marks escaped."""
     shown = text if text.isprintable() else ascii(text[:LONGEST_SHOWN])
     return shown if len(shown) <= LONGEST_SHOWN else shown[:LONGEST_SHOWN] + "..."
 
 
 @dataclass(frozen=True, slots=True)
 class Gguf:
-    """A GGUF file, or a split set of them."""
+    """Facts of a GGUF file, or of a split set of GGUF files."""
 
     size: int
-    """Of all its files."""
+    """Size of all files of the model."""
     architecture: str
+    """`general.architecture`, the prefix of the architecture's own metadata keys."""
     fields: Mapping[str, Field]
-    """Metadata by full key. Texts in arrays (the vocabulary), long texts and long arrays are left out."""
+    """Metadata by full key. Arrays of texts (the vocabulary), long texts and long arrays are left out."""
     blocks: tuple[int, ...]
-    """Weights of each block (`blk.N.`)."""
+    """Size of the weights of each block (`blk.N.`), in order."""
     embedding: int
-    """The table of token embeddings."""
+    """Size of the token embeddings."""
     output: int
-    """`output*`: the last matrix and its norm."""
+    """Size of the tensors named `output*`: the output matrix and its norm."""
     rest: int
+    """Size of all other tensors."""
     vocabulary: int
-    """Tokens."""
+    """Number of tokens in the vocabulary; 0 means unknown."""
     has_tied_embeddings: bool
-    """The embeddings are the output matrix, too."""
+    """Whether the token embeddings also serve as the output matrix."""
     longest_token: int | None = None
-    """Bytes that the longest token of its vocabulary stands for; None: see `vocabulary`."""
+    """Maximum number of text bytes that one token stands for. None means unknown: the tokenizer may not cover a text
+    byte by byte (`controller.artifacts.vocabulary`)."""
 
     @property
     def weights(self) -> int:
-        """Of all tensors."""
+        """Size of all tensors."""
         return sum(self.blocks) + self.embedding + self.output + self.rest
 
     def get_number(self, name: str, default: int | None = None) -> int | None:
-        """A whole number below the architecture's prefix; of an array, its largest."""
+        """Return the integer of a metadata key without the architecture's prefix, or the largest of an array. `default`
+        where the key is missing."""
         return max(self.get_numbers(name), default=default)
 
     def get_numbers(self, name: str) -> tuple[int, ...]:
-        """One whole number, or one for each block; empty: there is none."""
+        """Return the integers of a metadata key without the architecture's prefix: one, or one per block. Empty where
+        the key is missing."""
         value = self.fields.get(f"{self.architecture}.{name}")
         values = value if isinstance(value, tuple) else (value,)
         return tuple(int(each) for each in values if isinstance(each, int) and each >= 0)
@@ -65,49 +71,53 @@ class Gguf:
 
 @dataclass(frozen=True, slots=True)
 class HfFolder:
-    """A folder in the manner of the Hugging Face hub: `config.json` beside weights."""
+    """Facts of a folder in the layout of the Hugging Face Hub: `config.json` beside weights."""
 
     size: int
     config: Mapping[str, object]
-    """Of the text model, where the folder's holds several."""
+    """`config.json`; where it describes several models, the fields of the text model override the others."""
     weights: Mapping[str, int]
-    """By the type of their elements, in lower case as safetensors says it (`bf16`); `` where only sizes are known."""
+    """Size of the weights by element type, in lower case as in safetensors (`bf16`). The key is empty where types are
+    unknown."""
     longest_token: int | None = None
-    """As a GGUF file's, by its `tokenizer.json`."""
+    """As `Gguf.longest_token`, from the folder's `tokenizer.json`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ct2:
-    """A CTranslate2 model."""
+    """Facts of a CTranslate2 model."""
 
     size: int
+    """Size of all files of the model."""
     matrices: Mapping[str, int]
-    """Bytes by type of the elements (`f32`, `i8`)."""
+    """Size of the variables with two or more dimensions, by element type (`f32`, `i8`)."""
     vectors: Mapping[str, int]
-    """Likewise: biases, norms, scales."""
+    """Size of the other variables (biases, norms, scales), by element type."""
     longest_token: int | None = None
-    """As a GGUF file's, by its `tokenizer.json`."""
+    """As `Gguf.longest_token`, from the model's `tokenizer.json`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SizedArtifact:
-    """A file or folder of which only the size is known."""
+    """A model file or folder of which only the size is known."""
 
     size: int
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadArtifact:
-    """It could not be read, or is not what its name says."""
+    """A model file or folder that cannot be read, or is not what its name says."""
 
     reason: str
+    """The problem as a sentence that names the file."""
     size: int | None = None
+    """Size of all files of the model. None means unknown."""
 
 
 Artifact = Gguf | HfFolder | Ct2 | SizedArtifact | UnreadArtifact
 
 
 def longest_token_at(path: str, artifacts: Mapping[str, Artifact]) -> int | None:
-    """Bytes that the longest token of the model at `path` stands for; None: it is not known."""
+    """Return the maximum number of text bytes that one token of the model at `path` stands for. None means unknown."""
     artifact = artifacts.get(path)
     return artifact.longest_token if isinstance(artifact, Gguf | HfFolder | Ct2) else None

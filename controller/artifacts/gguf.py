@@ -1,7 +1,7 @@
-"""Reads the head of a GGUF file from bytes. Pure.
+"""Parser for the head of a GGUF file. Pure.
 
-Written by hand because the `gguf` package takes 20 s over a vocabulary of 256,000 tokens, and maps the file, which ends
-the process if somebody truncates it meanwhile. This reader keeps no text but single ones.
+Written by hand because the `gguf` package takes 20 s for a vocabulary of 256,000 tokens, and maps the file, so that the
+process dies if somebody truncates the file meanwhile. This parser keeps single texts and no arrays of texts.
 """
 
 from __future__ import annotations
@@ -20,34 +20,38 @@ _TEXT: Final = 8
 _TEXTS: Final = ""
 _ARRAY: Final = 9
 _KEPT: Final = 4096
-"""Elements of an array that is kept: one for each block, not one for each token."""
+"""Maximum number of elements of an array that is kept: enough for one per block, too few for one per token."""
 _MOST: Final = 1_000_000
-"""Keys and tensors of a file at most."""
+"""Maximum number of keys, and of tensors, of a file."""
 _LONGEST_NAME: Final = 65_535
 _LONGEST_TEXT: Final = 2**24
-"""Bytes of a text at most; one that is longer than a name is not kept."""
+"""Maximum number of bytes of a text. A text longer than _LONGEST_NAME is not kept."""
 _TOKENS: Final = "tokenizer.ggml.tokens"
 _TYPES_OF_TOKENS: Final = "tokenizer.ggml.token_type"
 _REWRITING: Final = ("tokenizer.ggml.normalizer", "tokenizer.ggml.precompiled_charsmap")
-"""Beginnings of keys by which a text is changed before it becomes tokens."""
+"""Prefixes of keys that make the tokenizer change a text before it becomes tokens."""
 _BLOCK: Final = re.compile(r"blk\.(\d{1,5})\.")
 
 
-class TooShort(Exception):  # noqa: N818 - no error: whoever reads brings more
-    """The head is longer than the bytes at hand."""
+class TooShort(Exception):  # noqa: N818 - no error: the caller reads more and parses again
+    """The head is longer than the bytes that the caller has read so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufHead:
-    """One file's head."""
+    """Parsed head of one GGUF file."""
 
     fields: Mapping[str, Field]
+    """Metadata by full key."""
     lengths: Mapping[str, int]
-    """Elements of the arrays and bytes of the texts that are not kept."""
+    """Size of what `fields` leaves out: the number of elements of an array, the number of bytes of a text."""
     tensors: Mapping[str, tuple[int, tuple[int, ...]]]
-    """By name: offset of the data after the head, and dimensions, the fastest first."""
+    """Tensor name to the offset of its data, counted from `data_start`, and its dimensions, the fastest-varying
+    first."""
     data_start: int
+    """Offset in the file at which tensor data begins."""
     longest_token: int | None = None
+    """As `Gguf.longest_token`."""
 
 
 class _Reader:
@@ -84,7 +88,7 @@ class _Reader:
         self.offset += length
 
     def list_texts(self, count: int) -> Iterator[bytes]:
-        """Texts that were skipped before, from here."""
+        """Yield `count` texts from the current offset. `skip_texts` must have passed over them before."""
         data, offset, unpack = self.data, self.offset, struct.Struct("<Q").unpack_from
         for _ in range(count):
             start = offset + 8
@@ -103,11 +107,11 @@ class _Reader:
 
 
 def parse_head(data: bytes) -> GgufHead:
-    """The head that `data` begins with.
+    """Parse the head at the beginning of `data`.
 
     Raises:
-        TooShort: it goes on after `data`.
-        ArtifactError: it is no GGUF file of a version that is known, or damaged.
+        TooShort: the head continues after `data`; call again with more bytes.
+        ArtifactError: `data` is not a GGUF file of version 2 or 3, or the file is damaged.
     """
     reader = _Reader(data)
     if reader.read_bytes(4) != b"GGUF":
@@ -147,7 +151,7 @@ def _measure_vocabulary(data: bytes, fields: Mapping[str, Field], skipped: Mappi
 
 
 def _read_types(data: bytes, fields: Mapping[str, Field], skipped: Mapping[str, _Skipped]) -> Sequence[int]:
-    """Of the tokens; empty: none are told."""
+    """Return the types of the tokens. Empty where the file has none."""
     kept_types, array = fields.get(_TYPES_OF_TOKENS), skipped.get(_TYPES_OF_TOKENS)
     if isinstance(kept_types, tuple):
         return [int(each) for each in kept_types]
@@ -160,9 +164,9 @@ def _read_types(data: bytes, fields: Mapping[str, Field], skipped: Mapping[str, 
 class _Skipped:
     count: int
     offset: int
-    """Of its first element."""
+    """Offset of the first element."""
     form: str
-    """Of its elements, as in `_SCALARS`; `_TEXTS` of texts."""
+    """`struct` format of the elements, as in `_SCALARS`; `_TEXTS` for texts."""
 
 
 def _read_value(reader: _Reader, kind: int) -> Field | _Skipped:
@@ -202,15 +206,15 @@ def _read_array(reader: _Reader) -> Field | _Skipped:
 def _read_tensor(reader: _Reader) -> tuple[str, tuple[int, tuple[int, ...]]]:
     name = reader.read_name()
     dimensions = tuple(int(reader.read_scalar("Q")) for _ in range(reader.read_count("I", 8, "dimensions")))
-    reader.read_scalar("I")  # its type, which the offsets tell more about
+    reader.read_scalar("I")  # its type; sizes follow from the offsets
     return name, (int(reader.read_scalar("Q")), dimensions)
 
 
 def build_gguf(heads: Sequence[tuple[GgufHead, int]]) -> Gguf:
-    """The model in these files, each with its size: one, or a split set in order.
+    """Combine the heads of one model's files, each with its file's size in bytes: one file, or a split set in order.
 
     Raises:
-        ArtifactError: the head names no architecture, a file of the set is missing, or one ends before its tensors do.
+        ArtifactError: the head names no architecture, a file of the set is missing, or a file ends before its tensors.
     """
     fields = heads[0][0].fields
     architecture = fields.get("general.architecture")
@@ -247,8 +251,11 @@ def _part_name(name: str) -> str:
 
 
 def measure_tensors(head: GgufHead, size: int) -> list[tuple[str, int]]:
-    """Tensors of a file of so many bytes with theirs, which reach from one to the next: true of every type of
-    quantisation. Raises ArtifactError: the file ends before its tensors do."""
+    """Return (name, bytes) of each tensor of a file of `size` bytes.
+
+    A tensor reaches from its offset to that of the next tensor, whatever its quantization. Raises ArtifactError where
+    the file ends before its tensors.
+    """
     in_order = sorted((offset, name) for name, (offset, _) in head.tensors.items())
     starts = [head.data_start + offset for offset, _ in in_order]
     ends = [*starts[1:], size][: len(starts)]

@@ -1,4 +1,4 @@
-"""Reads what a folder of the Hugging Face hub says of a model, from bytes. Pure."""
+"""Parsers for the files of a Hugging Face model folder: `config.json`, safetensors headers and indexes. Pure."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ from typing import Any, Final
 from controller.artifacts.facts import ArtifactError, show_text
 
 HEAD_LENGTH: Final = 8
-"""Bytes before a safetensors header, which say how long it is."""
+"""Bytes at the beginning of a safetensors file that hold the length of its header."""
 _LONGEST_HEAD: Final = 100_000_000
-"""What safetensors itself takes at most."""
+"""Maximum header length in bytes that the safetensors library accepts."""
 LONGEST_READ_HEAD: Final = 2**25
-"""What is read at most: 200,000 tensors. Python's objects take thirty times as much as the worst JSON."""
+"""Maximum header length in bytes that is read, enough for 200,000 tensors. Python objects of the worst JSON take thirty
+times as much memory."""
 _MOST_VALUES: Final = 2_000_000
-"""Values of a JSON text at most, counted by what stands between them."""
+"""Maximum number of values of a JSON text, counted by its commas and brackets."""
 _TEXT_MODELS: Final = ("text_config", "llm_config", "language_config")
 
 
 def head_length(data: bytes, size: int) -> int:
-    """Bytes of the header of a safetensors file of so many bytes, from its first 8. Raises ArtifactError."""
+    """Return the header length in bytes of a safetensors file of `size` bytes. `data` is the file's first HEAD_LENGTH
+    bytes.
+
+    Raises ArtifactError where the file is damaged, cut off, or no safetensors file.
+    """
     length = int.from_bytes(data, "little")
     if len(data) < HEAD_LENGTH or not 0 < length <= _LONGEST_HEAD:
         raise ArtifactError("is not a safetensors file")
@@ -32,8 +37,11 @@ def head_length(data: bytes, size: int) -> int:
 
 
 def tensor_bytes(head: bytes, data_size: int) -> dict[str, int]:
-    """Bytes of a safetensors file's tensors, by the type of their elements in lower case. `data_size`: bytes that
-    follow the head. Raises ArtifactError."""
+    """Sum the bytes of a safetensors file's tensors by element type, in lower case. `data_size` is the number of bytes
+    after the header.
+
+    Raises ArtifactError where the header is damaged or the file is cut off.
+    """
     sums: dict[str, int] = {}
     for name, tensor in json_object(head).items():
         if name == "__metadata__":
@@ -54,7 +62,7 @@ def tensor_bytes(head: bytes, data_size: int) -> dict[str, int]:
 
 
 def text_config(data: bytes) -> Mapping[str, object]:
-    """The part of a `config.json` that describes the text model, with what stands beside it."""
+    """Return the part of a `config.json` that describes the text model, merged over the top-level fields."""
     config = json_object(data)
     for name in _TEXT_MODELS:
         inner = config.get(name)
@@ -64,9 +72,12 @@ def text_config(data: bytes) -> Mapping[str, object]:
 
 
 def find_custom_code(data: bytes) -> str | None:
-    """The first class in an `auto_map`, at any depth, of a folder's `config.json` or the like: code that comes with the
-    model, which transformers imports where it is trusted, and vLLM did where it was not (CVE-2025-66448,
-    CVE-2026-22807). None: there is none. Raises ArtifactError."""
+    """Return the first class that an `auto_map` names, at any depth of a `config.json` or the like. None means that
+    there is none.
+
+    Such code comes with the model. transformers imports it where remote code is trusted, and vLLM did so where it was
+    not trusted (CVE-2025-66448, CVE-2026-22807). Raises ArtifactError.
+    """
     values: list[object] = [json_object(data)]
     while values:
         value = values.pop()
@@ -86,7 +97,7 @@ def _first_text(value: object) -> str:
 
 
 def shard_names(index: bytes) -> frozenset[str]:
-    """The files that a `model.safetensors.index.json` names."""
+    """Return the file names in a `model.safetensors.index.json`. Raises ArtifactError."""
     files = json_object(index).get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
         raise ArtifactError("has no `weight_map`")
@@ -94,7 +105,8 @@ def shard_names(index: bytes) -> frozenset[str]:
 
 
 def json_object(data: bytes) -> dict[str, Any]:
-    """A JSON object. Raises ArtifactError: it is none, or one of so many values that it would fill the memory."""
+    """Parse a JSON object. Raises ArtifactError where the text is not one, or has so many values that it would fill the
+    memory."""
     if sum(data.count(mark) for mark in (b",", b"[", b"{")) > _MOST_VALUES:
         raise ArtifactError(f"holds more than {_MOST_VALUES:,} values")
     try:

@@ -1,4 +1,4 @@
-"""Where the model paths of a definition lead on this disk."""
+"""Resolves the model paths of a definition to files below the models folders."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from controller.artifacts.model_roots import ModelRoots, path_below
 
 @dataclass(frozen=True, slots=True)
 class LocatedPath:
-    """Where a declared model path leads: its models folder and its place there, whether a file is there or not."""
+    """A declared model path on this disk: its models folder and its place in it. The file need not exist."""
 
     root: Path
-    """The models folder that it lies in, without symbolic links."""
+    """The models folder that contains the path, with symbolic links resolved."""
     path: Path
-    """`root` and what is declared below it, which may go over symbolic links."""
+    """`root` joined with the rest of the declared path, which may contain symbolic links."""
     searched_roots: tuple[Path, ...]
-    """The models folders that were looked into."""
+    """The models folders that were searched."""
 
 
 def locate_path(roots: ModelRoots, path: str) -> LocatedPath:
-    """Where a model path leads: into the first models folder that has something of that name, where none has into the
-    first that it can mean. An absolute one means the folders that it lies in.
+    """Resolve a model path to a models folder and a place in it.
 
-    What a symbolic link on the way names is not looked at.
+    A relative path means the first models folder that has an entry of that name, or the first folder where none has. An
+    absolute path means the models folders that contain it. Symbolic links below the models folder are not followed, so
+    check the result with `is_inside`.
 
     Raises:
-        ArtifactError: it leads out of the models folders.
+        ArtifactError: the path leads out of the models folders.
     """
     candidates: list[LocatedPath] = []
     for folder in roots.folders:
@@ -46,5 +47,5 @@ def locate_path(roots: ModelRoots, path: str) -> LocatedPath:
 
 
 def is_inside(roots: ModelRoots, target: Path) -> bool:
-    """Whether a path that goes over no symbolic link lies in one of the models folders."""
+    """Return whether `target`, a path without symbolic links, lies in one of the models folders."""
     return any(target.is_relative_to(root) for root in roots.resolve().folders)

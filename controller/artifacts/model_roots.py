@@ -1,4 +1,4 @@
-"""The folders that models lie in, as a value: nothing here looks into them."""
+"""The models folders as a value. Nothing here reads the disk, except to resolve symbolic links."""
 
 from __future__ import annotations
 
@@ -10,27 +10,30 @@ from pathlib import Path, PurePath
 from typing import Final
 
 VARIABLE: Final = "ROUNDHOUSE_MODELS"
+"""Environment variable of the models folders."""
 _SEPARATOR: Final = ","
 _HUB_MODEL: Final = "models--"
-"""How a model's folder in the Hugging Face cache begins: its snapshots are links to other files in that folder."""
+"""Prefix of a model's folder in the Hugging Face cache. Its snapshots are symbolic links to other files in that
+folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRoots:
-    """The models folders, at least one. No model path leads out of them."""
+    """The models folders, at least one. No model path may lead out of them."""
 
     folders: tuple[Path, ...]
-    """In the order in which a relative model path is looked for."""
+    """Folders in the order in which a relative model path is searched."""
     home: Path | None = None
-    """What `~` stands for in a model path; None: for nothing."""
+    """The folder that `~` in a model path means. None means that `~` is refused."""
 
     @property
     def first(self) -> Path:
-        """The first models folder, which a relative model path is looked for in before the others."""
+        """The first models folder, where a relative model path is searched first."""
         return self.folders[0]
 
     def absolute(self) -> ModelRoots:
-        """The same folders as absolute paths, each once, `~` expanded, with the user's home for model paths."""
+        """Return the folders as absolute paths without duplicates, `~` expanded, and with the user's home folder in
+        `home`."""
         folders: dict[str, Path] = {}
         for each in self.folders:
             folder = Path(os.path.expanduser(each)).absolute()  # noqa: PTH111 - Path's own raises where there is no home
@@ -39,11 +42,11 @@ class ModelRoots:
         return ModelRoots(tuple(folders.values()), Path(home) if home.startswith("/") else None)
 
     def resolve(self) -> ModelRoots:
-        """The same folders without symbolic links on the way to them."""
+        """Return the folders with symbolic links resolved."""
         return ModelRoots(tuple(each.resolve() for each in self.folders), self.home)
 
     def __str__(self) -> str:
-        """As the setting names them."""
+        """Return the folders as the setting writes them, comma-separated."""
         return _SEPARATOR.join(map(str, self.folders))
 
     def describe(self) -> str:
@@ -63,7 +66,7 @@ class ModelRoots:
 
 
 def split_folders(text: str) -> ModelRoots:
-    """The folders of a comma-separated list, as they are written. Raises ValueError where it names none."""
+    """Parse a comma-separated list of folders. Raises ValueError where the list names none."""
     folders = tuple(Path(each.strip()) for each in text.split(_SEPARATOR) if each.strip())
     if not folders:
         raise ValueError("names no folder")
@@ -71,15 +74,18 @@ def split_folders(text: str) -> ModelRoots:
 
 
 def path_below(path: str, folder: PurePath) -> str | None:
-    """An absolute path relative to the folder, `.` for the folder itself; None: it lies outside. `..` is taken away as
-    it is written, whatever is a symbolic link."""
+    """Return `path`, an absolute path, relative to `folder`; `.` for the folder itself. None means outside of the
+    folder.
+
+    `..` is removed in the text alone; symbolic links are not resolved.
+    """
     inner = posixpath.relpath(plain_path(path), plain_path(str(folder)))
     return None if inner.split("/")[0] == ".." else inner
 
 
 def plain_path(path: str) -> str:
-    """The path without `.`, `..` and doubled slashes."""
-    # normpath keeps two leading slashes, which POSIX lets a system read in its own way.
+    """Return the path without `.`, `..` and doubled slashes."""
+    # normpath keeps two leading slashes, whose meaning POSIX leaves to the system.
     return posixpath.normpath(path).replace("//", "/", 1)
 
 

@@ -1,4 +1,4 @@
-"""Reads the heads of model files. The only file here with side effects."""
+"""Reads the heads of model files. The only module of this package that reads files, apart from `files` and `locate`."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.vocabulary import measure_tokenizer
 
 FIRST_READ: Final = 2**20
+"""Bytes of a GGUF file that are read first."""
 LONGEST_GGUF_HEAD: Final = 2**26
-"""Several times that of a vocabulary of 256,000 tokens with its merges."""
+"""Maximum bytes of a GGUF head: several times that of a vocabulary of 256,000 tokens with its merges."""
 _LONGEST_JSON: Final = 2**22
 _LONGEST_INDEX: Final = 2**25
 _TOKENIZER: Final = "tokenizer.json"
 _CONFIGURATION: Final = "config.json"
-"""How files of a folder end in which transformers looks for an `auto_map`: the model's, its tokenizer's, its
-processors'."""
+"""Suffix of the files in which transformers looks for an `auto_map`: those of the model, its tokenizer and its
+processors."""
 _SPLIT: Final = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
 """One file of a set, as llama.cpp's gguf-split names them."""
 _OUTSIDE: Final = ("_data", ".data")
 """Weights of an ONNX model that are not in its file, as exporters name them."""
 
 Stamp = tuple[tuple[str, int, int], ...]
-"""Name, size and time of change (ns) of each file: the same stamp, the same content."""
+"""(name, size in bytes, modification time in ns) of each file. Equal stamps mean equal content."""
 
 
 def list_files(target: Path) -> list[Path]:
@@ -49,10 +50,10 @@ def list_files(target: Path) -> list[Path]:
 
 
 def files_below(roots: ModelRoots, path: str) -> list[Path]:
-    """A model's file, its split set, or the files of its folder, in name order.
+    """Return the files of the model at `path`: its file, its split set, or all files of its folder, sorted by name.
 
     Raises:
-        ArtifactError: it leads out of the models folders, or cannot be looked at.
+        ArtifactError: the path leads out of the models folders, or cannot be read.
     """
     located = locate_path(roots, path)
     try:
@@ -66,7 +67,8 @@ def files_below(roots: ModelRoots, path: str) -> list[Path]:
 
 
 def stamp_of(files: Iterable[Path]) -> Stamp:
-    """How to tell that they changed. Raises ArtifactError."""
+    """Return the stamp of these files, by which a change is detected. Raises ArtifactError where a file cannot be read
+    or is not a regular file."""
     try:
         stats = [(str(file), file.stat()) for file in files]
     except (OSError, ValueError) as error:
@@ -78,7 +80,7 @@ def stamp_of(files: Iterable[Path]) -> Stamp:
 
 
 def read_artifact(path: str, files: list[Path]) -> Artifact:
-    """What these files of the model at `path` say, or which of them is wrong, and how."""
+    """Read the facts of the model at `path` from its files. UnreadArtifact names the file that is wrong, and how."""
     folder = min((file.parent for file in files), key=lambda each: len(each.parts), default=Path())
     size: int | None = None
     try:
@@ -104,7 +106,11 @@ def read_artifact(path: str, files: list[Path]) -> Artifact:
 
 
 def read_custom_code(folder: Path) -> tuple[str, str] | None:
-    """Code of its own that a model's folder names: in which file, and which class; None: none. Raises ArtifactError."""
+    """Return the file name and the class of Python code that comes with the model in `folder`. None means that there is
+    none.
+
+    Raises ArtifactError.
+    """
     files = folder.iterdir() if folder.is_dir() else ()
     for file in sorted(file for file in files if file.name.endswith(_CONFIGURATION) and file.is_file()):
         with _naming(file.name):
@@ -115,7 +121,7 @@ def read_custom_code(folder: Path) -> tuple[str, str] | None:
 
 
 class _FileError(ArtifactError):
-    """What is wrong, beginning with the file's name."""
+    """Problem with one file. The message begins with the file's name."""
 
 
 @contextmanager
@@ -145,7 +151,8 @@ def _gguf_head(file: Path, path: str) -> GgufHead:
 
 
 def _measure_longest_token(files: dict[str, Path]) -> int | None:
-    """By the tokenizer beside the weights. One that cannot be read is its engine's to complain of."""
+    """Read the tokenizer beside the weights. None means unknown; a tokenizer that cannot be read is for its engine to
+    report."""
     tokenizer = files.get(_TOKENIZER)
     if tokenizer is None:
         return None

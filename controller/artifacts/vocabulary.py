@@ -1,8 +1,8 @@
-"""How much text one token of a model's vocabulary stands for at most. Pure.
+"""Maximum number of text bytes that one token of a vocabulary stands for. Pure.
 
-From it follows how many tokens a text has at least. That holds only where tokens cover a text byte by byte: where every
-byte has a token of its own, so that no stretch of text becomes one unknown token, and where nothing rewrites the text
-before. White space does not count: templates cut it off at the ends of messages, and special tokens take it along.
+From this follows the minimum number of tokens of a text. That holds only where tokens cover a text byte by byte: every
+byte has a token of its own, so that no stretch of text becomes one unknown token, and nothing rewrites the text before.
+White space is not counted: chat templates strip it at the ends of messages, and special tokens absorb it.
 """
 
 from __future__ import annotations
@@ -15,24 +15,27 @@ from controller.artifacts.hf import json_object
 
 _WHITE_SPACE: Final = b"\t\n\v\f\r\x1c\x1d\x1e\x1f "
 _SPACE_MARK: Final = "\u2581"
-"""What SentencePiece writes for a space."""
+"""Character that SentencePiece writes for a space."""
 _BYTES: Final = 256
 _LETTERS: Final = frozenset({*map(chr, range(33, 127)), *map(chr, range(161, 173)), *map(chr, range(174, _BYTES + 68))})
-"""GPT-2's letters for the 256 bytes: printable ones stand for themselves, the others for those from 256 on."""
+"""GPT-2's letters for the 256 bytes: printable bytes stand for themselves, the others for code points from 256 on."""
 _LETTER_TOKENS: Final = frozenset(letter.encode() for letter in _LETTERS)
 _BYTE_PIECES: Final = frozenset(b"<0x%02X>" % byte for byte in range(_BYTES))
 _WHITE_LETTERS: Final = frozenset(chr(_BYTES + byte) for byte in _WHITE_SPACE)
 _RAW_TYPES: Final = (2, 3, 4)
-"""llama.cpp's types of tokens that are stored as their text: unknown, control, user defined."""
+"""llama.cpp's token types whose stored text is literal: unknown, control, user defined."""
 _SHRINKS: Final = 4
-"""NFC makes at most 3.5 bytes one."""
+"""Upper bound of the bytes that NFC turns into one; 3.5 at most."""
 _KEEPING_SPLITS: Final = ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
-"""What tokenizers' `Split` may do with what it finds, but remove it."""
+"""Behaviors of tokenizers' `Split` that keep the matched text."""
 
 
 def measure_gguf_vocabulary(model: object, tokens: Iterable[bytes], types: Sequence[int]) -> int | None:
-    """Bytes that the longest token stands for, white space aside, of the vocabulary that `tokenizer.ggml.tokens` lists;
-    `types`: of each token, or none. None: the tokenizer (`tokenizer.ggml.model`) is not known to cover a text."""
+    """Return the maximum number of text bytes, without white space, that one token stands for.
+
+    `model` is `tokenizer.ggml.model`, `tokens` is `tokenizer.ggml.tokens`, `types` the type of each token, or empty
+    where types are unknown. None means that the tokenizer is not known to cover a text byte by byte.
+    """
     if model not in ("gpt2", "llama"):
         return None
     measure, byte_tokens = (_measure_letters, _LETTER_TOKENS) if model == "gpt2" else (_measure_piece, _BYTE_PIECES)
@@ -47,7 +50,10 @@ def measure_gguf_vocabulary(model: object, tokens: Iterable[bytes], types: Seque
 
 
 def measure_tokenizer(data: bytes) -> int | None:
-    """The same of a `tokenizer.json`. Raises ArtifactError: it is not JSON, or too large."""
+    """Return the same for the content of a `tokenizer.json`. None as in `measure_gguf_vocabulary`.
+
+    Raises ArtifactError where `data` is not JSON, or too large.
+    """
     fields = json_object(data)
     model = fields.get("model")
     if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict) or "merges" not in model:
@@ -77,7 +83,7 @@ def _special_tokens(fields: Mapping[str, Any]) -> Iterator[bytes]:
 
 
 def _list_steps(step: object, name: str) -> list[dict[str, Any]]:
-    """The steps that a step is made of; one that is not understood is an empty one."""
+    """Return the single steps of a step that may be a sequence. A step that is not understood becomes an empty one."""
     if step is None:
         return []
     if isinstance(step, dict) and step.get("type") == "Sequence" and isinstance(step.get(name), list):
@@ -86,7 +92,7 @@ def _list_steps(step: object, name: str) -> list[dict[str, Any]]:
 
 
 def _find_shrinking(normalizer: object) -> int | None:
-    """How many bytes a normalizer makes one at most; None: it is not known."""
+    """Return the maximum number of text bytes that a normalizer turns into one. None means unknown."""
     shrinks = 1
     for step in _list_steps(normalizer, "normalizers"):
         if step.get("type") == "NFC":
@@ -106,14 +112,14 @@ def _keeps_text(step: Mapping[str, Any]) -> bool:
 
 
 def _measure_letters(token: str) -> int:
-    """Bytes of a token in GPT-2's letters."""
+    """Return the number of text bytes of a token in GPT-2's letters."""
     if not _LETTERS.issuperset(token):
         return _measure_text(token.encode())
     return sum(letter not in _WHITE_LETTERS for letter in token)
 
 
 def _measure_piece(token: str) -> int:
-    """Bytes of a token of SentencePiece's."""
+    """Return the number of text bytes of a SentencePiece token."""
     return _measure_text(token.replace(_SPACE_MARK, " ").encode())
 
 
