@@ -25,7 +25,7 @@ _WHITE_LETTERS: Final = frozenset(chr(_BYTES + byte) for byte in _WHITE_SPACE)
 _RAW_TYPES: Final = (2, 3, 4)
 """llama.cpp's token types whose stored text is literal: unknown, control, user defined."""
 _SHRINKS: Final = 4
-"""Upper bound of the bytes that NFC turns into one; 3.5 at most."""
+"""Maximum number of text bytes that NFC turns into one byte: 3.5, rounded up."""
 _KEEPING_SPLITS: Final = ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
 """Behaviors of tokenizers' `Split` that keep the matched text."""
 

@@ -1,4 +1,4 @@
-"""The archive of a backup: a tar.gz whose first member, `manifest.json`, has the SHA-256 of every other."""
+"""The archive of a backup: a tar.gz whose first member, `manifest.json`, has the SHA-256 of every other member."""
 
 from __future__ import annotations
 
@@ -24,20 +24,23 @@ from controller.backup.manifest import (
 )
 
 MAX_MANIFEST_BYTES: Final = 16 * 1024 * 1024
+"""Maximum size of `manifest.json` that is read."""
 CHUNK_BYTES: Final = 1024 * 1024
+"""Bytes that are read at a time."""
 
 
 def describe_file(path: Path) -> Member:
-    """Size and digest of a file. Raises OSError."""
+    """Return size and SHA-256 of a file. Raises OSError."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return Member(bytes=file.tell(), sha256=digest)
 
 
 def write_archive(path: Path, manifest: Manifest, files: Mapping[str, Path]) -> None:
-    """Write an archive of `files`, by member name, onto the disk. `path` must not exist. Raises OSError.
+    """Write the archive to `path`, which must not exist, and sync it to disk. `files` maps member names to source
+    files.
 
-    A failure leaves a part of it, which is the caller's to remove.
+    Raises OSError. The caller must then remove the partial archive.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -62,18 +65,19 @@ def _add(archive: tarfile.TarFile, name: str, size: int, mode: int, at: float, c
 
 
 def verify_archive(file: IO[bytes]) -> Manifest:
-    """Read a whole archive and compare every member with the manifest. Nothing is written.
+    """Read a whole archive and compare every member with the manifest. Writes nothing.
 
-    Raises BackupError: it cannot be restored. Raises OSError: it cannot be read.
+    Raises BackupError where the archive cannot be restored, OSError where it cannot be read.
     """
     return read_archive(file, lambda *_: None)
 
 
 def read_archive(file: IO[bytes], take: Callable[[str, int, Iterator[bytes]], None]) -> Manifest:
-    """Read a whole archive; `take` is given each member's name, its permissions and its content.
+    """Read a whole archive and call `take` with each member's name, permissions and chunks of content.
 
-    What was taken counts only when this returns: a member's digest is known at its end, and the archive's at the end of
-    the file. `take` may leave content unread. Raises BackupError, OSError, and what `take` raises.
+    Keep what `take` received only once this returns: a member's digest is checked at the member's end, and the
+    archive's checksum at the end of the file. `take` may leave content unread. Raises BackupError, OSError, and what
+    `take` raises.
     """
     file.seek(0)
     with _as_damage(), gzip.GzipFile(fileobj=file, mode="rb") as unpacked:
@@ -139,7 +143,7 @@ def _hashed_chunks(opened: IO[bytes], update: Callable[[bytes], None]) -> Iterat
 
 @contextmanager
 def _as_damage() -> Iterator[None]:
-    """Errors of the formats as DamagedArchiveError; those of the disk stay."""
+    """Convert errors of the gzip and tar formats to DamagedArchiveError. Disk errors pass unchanged."""
     try:
         yield
     except gzip.BadGzipFile as error:

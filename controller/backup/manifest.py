@@ -1,6 +1,7 @@
-"""What an archive says of itself, and which of its members are believed. Pure.
+"""The manifest of a backup archive, and the members that an archive may contain. Pure.
 
-Members are `FOLDER/FILE` of names that are listed here, so no name in an archive leads anywhere else.
+Members are named `FOLDER/FILE`, from the names listed here, so that no name in an archive leads outside of these
+folders.
 """
 
 from __future__ import annotations
@@ -20,34 +21,35 @@ from controller.storage.state_dir import IDENTITY_NAME, MEMORY_NAME, OBSERVED_ME
 MANIFEST_NAME: Final = "manifest.json"
 FORMAT: Final = "roundhouse-backup"
 SCHEMA_VERSION: Final = 1
-"""Of the archive. Raised when an earlier Roundhouse would restore it wrongly."""
+"""Version of the archive format. Raised when an earlier Roundhouse would restore the archive wrongly."""
 STATE_FOLDER: Final = "state"
 RESPONSES_FOLDER: Final = "responses"
 DESIRED_FOLDER: Final = "desired-state"
 IDENTITY: Final = IDENTITY_NAME
 STATE_FILES: Final = (IDENTITY, MEMORY_NAME, LAST_GOOD_NAME, OBSERVED_MEMORY_NAME)
+"""JSON files of the state folder that a backup contains."""
 JOURNAL: Final = "journal.db"
 RESPONSES: Final = RESPONSES_NAME
 
 
 class BackupError(Exception):
-    """A backup cannot be made, or not be restored. The message is for the operator."""
+    """A backup cannot be made or restored. The message is for the operator."""
 
 
 class ForeignArchiveError(BackupError):
-    """The file is no backup that Roundhouse has written."""
+    """The file is not a backup that Roundhouse wrote."""
 
 
 class DamagedArchiveError(BackupError):
-    """The archive is cut off, or a file in it differs from what its manifest says."""
+    """The archive is cut off, or a member differs from the manifest."""
 
 
 class NewerArchiveError(BackupError):
-    """A newer version of Roundhouse wrote the archive, in a form that this version does not read."""
+    """A newer version of Roundhouse wrote the archive, in a format that this version cannot read."""
 
 
 class Member(BaseModel):
-    """What the manifest says of one file of the archive: its size in bytes, its SHA-256 in hexadecimal digits."""
+    """Size in bytes and SHA-256 (hex) of one file of the archive, as the manifest has them."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -56,46 +58,48 @@ class Member(BaseModel):
 
 
 class Manifest(BaseModel):
-    """The content of `manifest.json`, the first file of an archive: who wrote it, when, and which files follow."""
+    """Content of `manifest.json`, the first file of an archive: who wrote the archive, when, and which files follow."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
     format: Literal["roundhouse-backup"] = FORMAT
     schema_version: int = SCHEMA_VERSION
     state_schema_version: int = STATE_SCHEMA_VERSION
-    """Of the JSON files and the journal."""
+    """Schema version of the JSON files and the journal."""
     responses_schema_version: int = RESPONSES_SCHEMA_VERSION
-    """Of `responses.db`."""
+    """Schema version of `responses.db`."""
     version: str
-    """Which Roundhouse wrote it."""
+    """Version of Roundhouse that wrote the archive."""
     made_at: float
-    """Unix time."""
+    """Unix time of the backup."""
     instance: str
+    """Instance id of the installation."""
     members: dict[str, Member]
+    """Size and digest by member name, such as `state/memory.json`."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberPlace:
-    """To which folder of an installation a file of the archive belongs, and its name there."""
+    """Place of an archive's file in an installation: a folder and a file name."""
 
     folder: str
     """`state`, `responses` or `desired-state`."""
     name: str
-    """A file directly in it."""
+    """Name of a file directly in the folder."""
 
     @property
     def member(self) -> str:
-        """The name of the file in an archive, such as `state/memory.json`."""
+        """Name of the file in an archive, such as `state/memory.json`."""
         return f"{self.folder}/{self.name}"
 
     @property
     def is_database(self) -> bool:
-        """Whether it is an SQLite file."""
+        """Whether the file is an SQLite database."""
         return self.name in (JOURNAL, RESPONSES) and self.folder != DESIRED_FOLDER
 
 
 def parse_member(member: str) -> MemberPlace:
-    """Where a member belongs. Raises ForeignArchiveError: no backup holds such a member."""
+    """Return the place of an archive member. Raises ForeignArchiveError where no backup contains such a member."""
     folder, _, name = member.partition("/")
     is_known = (
         (folder == STATE_FOLDER and name in (*STATE_FILES, JOURNAL))
@@ -108,11 +112,11 @@ def parse_member(member: str) -> MemberPlace:
 
 
 def parse_manifest(content: Mapping[str, object]) -> Manifest:
-    """The manifest of an archive that this version can restore.
+    """Validate the content of `manifest.json` and return the manifest.
 
     Raises:
-        ForeignArchiveError: it is another program's, or holds what no backup holds.
-        NewerArchiveError: a newer Roundhouse wrote it.
+        ForeignArchiveError: another program wrote the archive, or it contains a member that no backup contains.
+        NewerArchiveError: a newer Roundhouse wrote the archive.
     """
     if content.get("format") != FORMAT:
         raise ForeignArchiveError(f"its {MANIFEST_NAME} does not say {FORMAT}")

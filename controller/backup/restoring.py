@@ -1,4 +1,4 @@
-"""A backup put back: everything is read, compared and written beside its place before anything is replaced."""
+"""Restores a backup: reads, verifies and stages every file beside its destination before anything is replaced."""
 
 from __future__ import annotations
 
@@ -31,46 +31,50 @@ from controller.config.read import is_read
 from controller.storage.state_dir import LOCK_NAME
 
 ASIDE_SUFFIX: Final = ".before-restore"
-"""Of what was replaced. No file of such a name is a desired-state file."""
+"""Suffix of files that a restore replaced. No desired-state file has such a name."""
 _NO_STATE: Final = (LOCK_NAME, "up.lock", "lost+found")
-"""What a state folder without a state may hold."""
+"""Entries of a state folder that contains no state."""
 
 
 class OccupiedError(BackupError):
-    """There is something already where the backup would go."""
+    """The destination contains files already, and `force` was not given."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreFolders:
-    """Where a backup goes."""
+    """Destination folders of a restore."""
 
     state: Path
     responses: Path
-    """Of `responses.db`."""
+    """Folder of `responses.db`."""
     desired: Path
 
     def folder_of(self, place: MemberPlace) -> Path:
-        """Where a member's file belongs."""
+        """Return the destination folder of a member."""
         return {STATE_FOLDER: self.state, RESPONSES_FOLDER: self.responses, DESIRED_FOLDER: self.desired}[place.folder]
 
     def path_of(self, place: MemberPlace) -> Path:
-        """A member's file."""
+        """Return the destination file of a member."""
         return self.folder_of(place) / place.name
 
 
 @dataclass(slots=True)
 class Restored:
-    """What a restore did."""
+    """Result of a restore."""
 
     written_files: list[Path] = field(default_factory=list)
+    """Files that were restored."""
     aside_files: list[Path] = field(default_factory=list)
-    """What was there before, under its new name."""
+    """Earlier files under their new names, which end in ASIDE_SUFFIX."""
     keeps_identity: bool = False
-    """The folder's own identity stayed."""
+    """Whether the state folder kept its own identity, so that the archive's was left out."""
 
 
 def check_vacant(manifest: Manifest, folders: RestoreFolders) -> None:
-    """Raises OccupiedError: there is a state, or declarations that are in no file of the backup. Raises OSError."""
+    """Check that the destination has no state, no `responses.db`, and no declarations but those of the backup.
+
+    Raises OccupiedError where it has some, OSError where a folder cannot be read.
+    """
     try:
         entries = sorted(entry.name for entry in folders.state.iterdir() if entry.name not in _NO_STATE)
     except FileNotFoundError:
@@ -88,12 +92,14 @@ def check_vacant(manifest: Manifest, folders: RestoreFolders) -> None:
 def restore_archive(
     file: IO[bytes], manifest: Manifest, folders: RestoreFolders, *, force: bool, new_identity: bool
 ) -> Restored:
-    """Put a verified archive in place. The state folder is locked by the caller, and no gateway runs.
+    """Restore a verified archive. The caller has locked the state folder, and no gateway runs.
 
-    `force`: what is there is moved aside, under names that end in `.before-restore`; an identity that is there stays,
-    for engines that run are known by it. `new_identity`: the archive's is left out, of a folder that has none.
+    With `force`, existing files are moved aside, to names that end in ASIDE_SUFFIX; an existing identity stays, because
+    running engines are known by it. With `new_identity`, the archive's identity is left out, so that the controller
+    creates a new one.
 
-    Raises BackupError and OSError; what was in place then still is, unless the disk failed between two renames.
+    Raises BackupError or OSError. The previous files are then still in place, unless the disk failed between two
+    renames.
     """
     if not force:
         check_vacant(manifest, folders)
@@ -130,7 +136,7 @@ def _stage_path(folders: RestoreFolders, place: MemberPlace) -> Path:
 
 
 def _write_staged(path: Path, mode: int, chunks: Iterator[bytes]) -> None:
-    """Write a file onto the disk, as its folder's owner has it: root restores for others."""
+    """Write a staged file and sync it. Run by root, the file gets the owner of its folder."""
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as staged:
@@ -145,7 +151,7 @@ def _write_staged(path: Path, mode: int, chunks: Iterator[bytes]) -> None:
 
 
 def _drop_equal_declarations(staged_files: dict[MemberPlace, Path], folders: RestoreFolders) -> None:
-    """Leave declarations alone that are in place as they were."""
+    """Leave out declarations that are in place with the same content."""
     for place in [place for place in staged_files if place.folder == DESIRED_FOLDER]:
         path = folders.path_of(place)
         if path.is_file() and path.read_bytes() == staged_files[place].read_bytes():
@@ -179,7 +185,7 @@ def _move_into_place(
 def _replaced_files(
     staged_files: Mapping[MemberPlace, Path], manifest: Manifest, folders: RestoreFolders
 ) -> list[Path]:
-    """Files that are there and would be, or would rule beside, what is restored."""
+    """Return the existing files that the restore replaces, or that would take effect beside the restored ones."""
     paths = [folders.state / name for name in (*STATE_FILES, JOURNAL) if name != IDENTITY] + [
         folders.responses / RESPONSES
     ]
@@ -200,7 +206,8 @@ def _desired_files(folder: Path) -> list[Path]:
 
 
 def _move_aside(path: Path) -> Path:
-    """Rename a file, over one that an earlier restore moved; with an SQLite file its write-ahead log."""
+    """Rename a file, with the write-ahead log of a database. Overwrites the file that an earlier restore moved
+    aside."""
     aside_path = path.with_name(f"{path.name}{ASIDE_SUFFIX}")
     remove_side_files(aside_path)
     write_ahead_log = path.with_name(f"{path.name}-wal")

@@ -1,4 +1,5 @@
-"""What goes into a backup, as it is at one moment each: taken while a controller and a gateway run."""
+"""Writes a backup of an installation while its controller and gateway run. Each file is copied at a moment of its
+own."""
 
 from __future__ import annotations
 
@@ -30,13 +31,14 @@ from controller.config.read import read_folder
 from controller.storage.state_dir import Identity
 
 BUSY_S: Final = 5.0
-"""How long another program may keep a database to itself."""
+"""Seconds to wait for a database that another program has locked."""
 
 
 def write_backup(path: Path, *, desired: Path, state: Path, responses: Path, now: float) -> Manifest:
-    """Back up an installation into the file `path`, which is replaced only by a whole archive. `now` is Unix time.
+    """Back up an installation to the file `path`, which is replaced only by a complete archive. `now` is Unix time.
 
-    `responses` is the folder of `responses.db`. Raises BackupError; nothing is left beside `path` then.
+    `desired`, `state` and `responses` are the folders of the desired-state files, of the controller's state, and of
+    `responses.db`. Raises BackupError, and then leaves no partial file.
     """
     try:
         work_folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
@@ -62,7 +64,7 @@ def write_backup(path: Path, *, desired: Path, state: Path, responses: Path, now
 
 
 def sync_folder(folder: Path) -> None:
-    """Let renames in a folder outlive a power cut. Raises OSError."""
+    """Sync a folder to disk, so that renames in it survive a power failure. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -71,7 +73,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def _collect(work_folder: Path, desired: Path, state: Path, responses: Path) -> dict[str, Path]:
-    """Copy everything; by member name the copies. Raises BackupError, and OSError of the work folder."""
+    """Copy all files of the backup to `work_folder`. Returns the copies by member name.
+
+    Raises BackupError, or OSError where the work folder cannot be written.
+    """
     for name in (STATE_FOLDER, RESPONSES_FOLDER, DESIRED_FOLDER):
         (work_folder / name).mkdir()
     copies = [*_copy_declarations(desired, work_folder / DESIRED_FOLDER)]
@@ -85,7 +90,7 @@ def _collect(work_folder: Path, desired: Path, state: Path, responses: Path) -> 
 
 
 def _copy_declarations(desired: Path, folder: Path) -> list[Path]:
-    """Raises BackupError."""
+    """Copy the desired-state files. Raises BackupError where they cannot be read."""
     snapshot = read_folder(desired)
     if snapshot.problems:
         raise BackupError("; ".join(str(problem) for problem in snapshot.problems))
@@ -104,7 +109,8 @@ def _permissions(path: Path) -> int:
 
 
 def _copy_state_file(source: Path, copy: Path) -> list[Path]:
-    """The copy; none where there is no such file. Raises BackupError, and OSError of the copy."""
+    """Copy one file. Returns the copy, or nothing where the file does not exist. Raises BackupError, or OSError where
+    the copy cannot be written."""
     try:
         content = source.read_bytes()
     except FileNotFoundError:
@@ -124,9 +130,10 @@ def _read_instance(path: Path) -> str:
 
 
 def copy_database(source: Path, copy: Path) -> list[Path]:
-    """Copy an SQLite file as it is after its last finished transaction; writers go on. The copy; none: there is none.
+    """Copy an SQLite database as of its last committed transaction, while others write to it. Returns the copy in a
+    list, empty where there is no database.
 
-    Raises BackupError: it cannot be read, is damaged, or somebody has it to themselves.
+    Raises BackupError where the database cannot be read, is damaged, or is locked by another program.
     """
     if not source.exists():
         return []

@@ -1,9 +1,9 @@
-"""When what the files say comes into force. Pure: `now` is an argument.
+"""Decides when declarations of the files take effect. Pure: `now` is an argument.
 
-A model that vanished from the files is gone only after two agreeing reads at least `CONFIRM_S` apart, since a git
-checkout removes files for a moment. So does the end of all keys, since without keys everybody is let in. Everything
-else comes into force at once. A read with problems agrees with nothing: what was in force stays, and the count of
-agreeing reads begins anew.
+A model that vanished from the files is removed only after two agreeing reads at least `CONFIRM_S` apart, because a git
+checkout removes files for a moment. The same holds for the removal of all keys, because without keys everybody has
+access. Every other change takes effect at once. A read with problems agrees with nothing: the declarations in force
+stay, and the count of agreeing reads starts again.
 """
 
 from __future__ import annotations
@@ -17,28 +17,35 @@ from controller.schema.desired import Definition
 from controller.schema.keys import KeyDefinition
 
 CONFIRM_S: Final = 2.0
+"""Minimum seconds between two reads that confirm a removal."""
 
 
 @dataclass(frozen=True, slots=True)
 class DebouncedState:
-    """The definitions in force, and what is about to leave them."""
+    """The declarations in force, and those that are about to be removed."""
 
     definitions: Mapping[str, Definition]
+    """Validated definitions by model name."""
     declared_models: Mapping[str, Mapping[str, Any]]
-    """Per model in force what the files say or last said."""
+    """Fields as declared, by the name of each model in force. For a missing model, as last declared."""
     missing: Mapping[str, float] = field(default_factory=dict)
-    """Models still in force that the last read did not have, with the Unix time of the first such read."""
+    """Models in force that the last read did not have, with the Unix time of the first read without them."""
     wake_at: float | None = None
-    """When to read again at the latest, to confirm what is missing."""
+    """Unix time by which the files must be read again to confirm a removal. None means that nothing waits for that."""
     keys: Mapping[str, KeyDefinition] = field(default_factory=dict)
+    """Validated keys by name."""
     declared_keys: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Per key in force what the files say or last said."""
+    """Fields as declared, by the name of each key in force. For missing keys, as last declared."""
     keyless_since: float | None = None
-    """Unix time of the first read that had no keys, while keys are still in force."""
+    """Unix time of the first read without any key, while the previous keys are still in force. None means that the read
+    keys are in force."""
 
 
 def debounce(previous: DebouncedState | None, parsed: ParsedFolder, now: float) -> DebouncedState | None:
-    """What is in force after this read. None: nothing was ever known, which is not "no models": plan nothing."""
+    """Return the declarations in force after one more read of the files.
+
+    None means that no valid files were ever read. That is not the same as no models: nothing may be planned.
+    """
     if not parsed.is_valid:
         if previous is None:
             return None
@@ -72,7 +79,8 @@ def debounce(previous: DebouncedState | None, parsed: ParsedFolder, now: float) 
 
 
 def _keyless_since(previous: DebouncedState, parsed: ParsedFolder, now: float) -> float | None:
-    """Since when the files have no keys while those of before still rule; None: what the files say rules."""
+    """Return since when the files have no keys while the previous keys stay in force. None means that the keys of the
+    files are in force."""
     if parsed.keys or not previous.keys:
         return None
     since = now if previous.keyless_since is None else min(previous.keyless_since, now)
@@ -82,9 +90,10 @@ def _keyless_since(previous: DebouncedState, parsed: ParsedFolder, now: float) -
 def _without_conflicts(
     file_definitions: Mapping[str, Definition], leaving_definitions: Mapping[str, Definition]
 ) -> Mapping[str, Definition]:
-    """Both together. A renamed model often keeps its old name as an alias: for a moment nobody may answer to it twice.
+    """Combine the models of the files with those about to be removed, so that no name or alias belongs to two models.
 
-    A name of the files wins over an alias of a leaving model; a leaving model's own name wins over an alias.
+    A renamed model often keeps its old name as an alias. A name in the files wins over an alias of a leaving model; a
+    leaving model's own name wins over an alias.
     """
     taken_names = {
         *file_definitions,

@@ -1,7 +1,8 @@
-"""The JSON Schema (draft 2020-12) of the desired-state files, for editors and for `roundhouse schema`. Pure.
+"""JSON Schema (draft 2020-12) of the desired-state files, for editors and for `roundhouse schema`. Pure.
 
-One file says part of what is merged, so the schema requires no field, and lets every one be null, which removes it.
-What only the whole can tell (a missing `model_path`, an alias that is taken) `roundhouse validate` says.
+A file may hold part of a definition, so the schema requires no field, and allows null for every field, which removes
+it. Problems that only the merged files show (a missing `model_path`, an alias that is taken) are reported by
+`roundhouse validate`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Schema = dict[str, Any]
 
 
 def files_schema() -> Schema:
-    """The schema of one desired-state file."""
+    """Return the schema of one desired-state file."""
     return {
         "$schema": DIALECT,
         "title": "Roundhouse: desired state",
@@ -52,12 +53,13 @@ def files_schema() -> Schema:
 
 
 def schema_text() -> str:
-    """The schema as the file holds it."""
+    """Return the schema as JSON text with a final line break, as `schema.json` holds it."""
     return json.dumps(files_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 def _model_schema() -> Schema:
-    """A model: its backend's fields where the file says which that is, else those of all."""
+    """Return the schema of a model: the fields of its backend where the file names one or `model_path` implies one,
+    else those of all backends."""
     no_backend: Schema = {"backend": {"type": "null"}}
     backend_required = {"type": "object", "required": ["backend"]}
     cases: list[Schema] = [
@@ -91,7 +93,8 @@ def _key_schema() -> Schema:
 
 
 def _suffix_pattern(suffix: str) -> str:
-    """A pattern for the suffix in any case; JSON Schema's patterns have no flag for that."""
+    """Return a regular expression for the suffix in upper or lower case. Patterns in JSON Schema have no flag for
+    that."""
     letters = "".join(f"[{each}{each.upper()}]" for each in suffix.removeprefix("."))
     return rf"\.{letters}$"
 
@@ -129,7 +132,7 @@ def _field_schemas(definition: type[BaseModel]) -> Schema:
 
 
 def _nullable(schema: Schema) -> Schema:
-    """The field's schema without titles, also accepting null."""
+    """Return the schema of a field that also allows null, without titles."""
     schema = {key: value for key, value in schema.items() if key != "title" and (key, value) != ("default", None)}
     branches = [branch for branch in schema.pop("anyOf", [schema]) if branch != {"type": "null"}]
     if len(branches) > 1:

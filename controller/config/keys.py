@@ -1,4 +1,4 @@
-"""The files' `keys` to definitions. Pure; reports every problem, and never a value that may be a secret."""
+"""Validation of the `keys` of the files. Pure. Reports every problem, and never shows a value that may be a secret."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 SECRET_PREFIX: Final = "rh-"  # noqa: S105 - what all of them begin with
-"""What secrets begin with that Roundhouse makes."""
+"""Prefix of every secret that `roundhouse key new` makes."""
 
 _NAME: Final[TypeAdapter[str]] = TypeAdapter(KeyName)
 _PATTERN: Final = re.compile(r"[A-Za-z0-9*][A-Za-z0-9._:/@+*-]{0,199}")
@@ -29,17 +29,18 @@ _DATE: Final = re.compile(r"\d{4}-\d\d-\d\d([Tt ].*)?")
 
 @dataclass(frozen=True, slots=True)
 class ValidatedKeys:
-    """What the files say of keys."""
+    """Result of the validation of all keys."""
 
     definitions: Mapping[str, KeyDefinition] = field(default_factory=dict)
+    """Validated keys by name."""
     declared_keys: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By name, as written (after the merge, without nulls)."""
+    """Fields as declared, by key name, merged and without nulls."""
     problems: Sequence[Problem] = ()
-    """Not empty: the two others hold only what was right, and must not be used."""
+    """Problems of the keys. Where there are any, the other fields are incomplete and must not be used."""
 
 
 def validate_keys(merged_table: Table) -> ValidatedKeys:
-    """Every key of the merged files. No `keys`, or an empty one: there are none."""
+    """Validate every key of the merged files. Files without `keys`, or with an empty mapping, declare none."""
     entry = merged_table.entries.get("keys")
     if entry is None or is_null(entry.node):
         return ValidatedKeys()
@@ -59,7 +60,7 @@ def validate_keys(merged_table: Table) -> ValidatedKeys:
 
 
 class _KeyValidator:
-    """The validation of one key."""
+    """Validator of one key."""
 
     def __init__(self, name: str, place: SourcePlace, node: object) -> None:
         self.name = name
@@ -71,14 +72,14 @@ class _KeyValidator:
         self.values: dict[str, Any] = values
 
     def add_problem(self, message: str, *path: str | int) -> None:
-        """Note a problem of the field at `path`, or of the key."""
+        """Add a problem of the field at `path`, or of the key where `path` is empty."""
         is_written = self._table is not None and bool(path) and path[0] in self._table.entries
         place = place_of(self._table, path) if is_written and self._table is not None else self._place
         field_path = field_name(("keys", self.name, *path))
         self.problems.append(Problem(file=place.file, line=place.line, field=field_path, message=message))
 
     def run(self) -> KeyDefinition | None:
-        """The definition, or None with problems."""
+        """Return the definition. None means that there are problems."""
         if _SECRET.fullmatch(self.name):
             # Not with `add`, which would name it.
             message = "a key's name looks like a secret here, and names are shown in headers and logs"
@@ -148,7 +149,7 @@ def _date_words(value: object) -> str:
 
 
 def _hash_words(value: object) -> str:
-    """What is wrong with a hash. The value may well be a secret: it is never shown."""
+    """Return what is wrong with a hash. The value may be the secret itself, so it is never shown."""
     if not isinstance(value, str):
         return f"must be 64 hex digits in quotes, is {kind_of(value)}"
     if _is_our_secret(value):
@@ -159,7 +160,7 @@ def _hash_words(value: object) -> str:
 
 
 def _compare_keys(keys: Sequence[tuple[_KeyValidator, KeyDefinition]]) -> None:
-    """What only several keys together can have wrong."""
+    """Find problems between keys: the same secret twice, or different weights of one tenant."""
     hashes: dict[str, str] = {}
     weights: dict[str, tuple[str, float]] = {}
     for check, key in keys:

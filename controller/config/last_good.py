@@ -1,7 +1,8 @@
-"""The last good merged state on disk: it rules while the files are broken, also at start.
+"""The last valid declarations on disk. They stay in force while the files are broken, also at the start of the
+controller.
 
-`<state folder>/desired.json` holds what the files said, not what was made of it, so that a newer version validates it
-anew. It is written whole or not at all, readable by the owner alone (`env` may hold secrets).
+`<state folder>/desired.json` holds the merged fields as declared, so that a newer version validates them again. It is
+replaced atomically and readable by its owner alone (`env` may hold secrets).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ FILE_NAME: Final = "desired.json"
 
 
 class LastGoodError(Exception):
-    """The stored state is there and cannot be used. The message is for the operator."""
+    """The stored declarations exist and cannot be used. The message is for the operator."""
 
 
 class _LastGoodDocument(BaseModel):
@@ -44,13 +45,16 @@ def save_last_good(
     keys: Mapping[str, Mapping[str, Any]],
     now: float,
 ) -> None:
-    """Store what is declared. Raises OSError (disk full, folder gone); the old file then stands as it was."""
+    """Store the declared models and keys, each by name with its fields. `now` is Unix time.
+
+    Raises OSError (disk full, folder gone); the previous file then stays.
+    """
     content = {"schema_version": SCHEMA_VERSION, "saved_at": now, "models": declared_models, "keys": keys}
     write_atomic(state_folder / FILE_NAME, json.dumps(content, ensure_ascii=False, indent=1).encode())
 
 
 def load_last_good(state_folder: Path, roots: ModelRoots) -> DebouncedState | None:
-    """What was last in force; None when nothing was ever stored. Raises LastGoodError."""
+    """Load and validate the stored declarations. None means that none were ever stored. Raises LastGoodError."""
     path = state_folder / FILE_NAME
     try:
         content = path.read_bytes()

@@ -1,8 +1,8 @@
-"""Files over files: mappings deep-merged, lists replaced, null removes a key. Pure.
+"""Merge of several files: mappings are merged deeply, lists are replaced, null removes a key. Pure.
 
-`merge` is associative: merging neighbours first, or one file after the other, gives the same. That needs two things to
-stay visible until the end: a null that has removed a key, and that a mapping has replaced something that was no mapping
-(`Table.is_replacement`), through which an earlier mapping must not show.
+`merge_tables` is associative: merging neighbours first gives the same as merging file by file. For that, two things
+stay in the result until the end: a null that has removed a key, and the mark that a mapping has replaced something else
+(`Table.is_replacement`), so that an earlier mapping does not show through.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from controller.config.tree import Entry, Node, Table
 
 
 def merge_nodes(earlier: Node, later: Node) -> Node:
-    """What both say together; `later` has the last word."""
+    """Merge two values of the same key. `later` wins."""
     if not isinstance(later, Table) or later.is_replacement:
         return later
     if not isinstance(earlier, Table):
@@ -23,7 +23,7 @@ def merge_nodes(earlier: Node, later: Node) -> Node:
 
 
 def merge_tables(earlier: Table, later: Table) -> Table:
-    """Two mappings together. An entry of both is placed where the later one writes it."""
+    """Merge two mappings. A key that both have is placed where the later one writes it."""
     entries = dict(earlier.entries)
     for key, entry in later.entries.items():
         earlier_entry = entries.get(key)
@@ -34,7 +34,7 @@ def merge_tables(earlier: Table, later: Table) -> Table:
 
 
 def merge_all(tables: Iterable[Table]) -> Table:
-    """Any number of files, the last one strongest."""
+    """Merge any number of files. The last one wins."""
     merged_table = Table()
     for table in tables:
         merged_table = merge_tables(merged_table, table)

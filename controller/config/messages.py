@@ -1,4 +1,4 @@
-"""pydantic's errors in plain words. Pure."""
+"""Validation errors of pydantic in plain words. Pure."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _NAME_WORDS: Final[Mapping[str, str]] = {
     ]: f"must begin with a letter or digit and hold only letters, digits and {other_characters}"
     for name, other_characters in ((ModelName, ". _ : / @ + -"), (KeyName, ". _ @ -"))
 }
-"""Of each pattern of names, what it says."""
+"""Name pattern to its explanation in words."""
 
 
 def suggest_name(word: str, known_words: Iterable[str]) -> str:
-    """`; did you mean ...?` for the nearest known word, else nothing."""
+    """Return `; did you mean ...?` for the known word that is most similar, or an empty text."""
     words = sorted(known_words)
     near_words = difflib.get_close_matches(word.lower(), words, n=1, cutoff=0.6)
     near_words = near_words or [each for each in words if each.endswith(f"_{word.lower()}")]
@@ -36,7 +36,7 @@ def suggest_name(word: str, known_words: Iterable[str]) -> str:
 
 
 def kind_of(value: object) -> str:
-    """What sort of value it is."""
+    """Return the kind of a value in words, such as `a number`."""
     if isinstance(value, bool):
         return "true or false"
     if isinstance(value, (int, float)):
@@ -49,7 +49,7 @@ def kind_of(value: object) -> str:
 
 
 def shown_value(value: object) -> str:
-    """The value itself when it is short and simple, else its sort."""
+    """Return the value for an error message where it is short and simple, else its kind."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (int, float)):
@@ -60,7 +60,8 @@ def shown_value(value: object) -> str:
 
 
 def typed_value(value: object) -> str:
-    """The value as `shown_value`, a text without secrets with its type and in YAML's quotes: `the text "2"`."""
+    """Return the value as `shown_value` does, but a text without secrets with its type and in quotes: `the text
+    "2"`."""
     if _is_short_text(value) and mask_text(value) == value:
         return f"the text {json.dumps(value, ensure_ascii=False)}"
     return shown_value(value)
@@ -72,16 +73,16 @@ def _is_short_text(value: object) -> TypeGuard[str]:
 
 _Shown: TypeAlias = Callable[[object], str]
 _Words: TypeAlias = Callable[[Any, Mapping[str, Any], _Shown], str]
-"""Of a value, pydantic's context, and how values are shown."""
+"""Builds a message from the value, pydantic's error context, and the function that shows values."""
 
 
 def _must_be(expected: str) -> _Words:
-    """Of a value that is given as a text whatever it is, as an environment variable is."""
+    """Return the message of a setting that is always given as text, such as an environment variable."""
     return lambda value, _, show: f"must be {expected}, is {show(value)}"
 
 
 def _must_have_type(expected: str) -> _Words:
-    """Of a value of another type, where a text in quotes is no number."""
+    """Return the message of a value with a wrong type: a quoted number is shown as a text."""
     return lambda value, _, show: f"must be {expected}, is {typed_value(value) if show is shown_value else show(value)}"
 
 
@@ -134,10 +135,10 @@ _WORDS: Final[Mapping[str, _Words]] = {
 
 
 def explain_errors(error: ErrorDetails, *, is_hidden: bool | None = None) -> str:
-    """One error as the second half of a sentence whose first half names the field.
+    """Return one error as the second half of a sentence whose first half names the field.
 
-    The value is shown where it is no secret; where secrets stand, only what sort of value it is. `is_hidden`:
-    whether it is one; None: its name tells.
+    The message shows the value unless it is a secret; then it shows the kind of the value. `is_hidden` says whether the
+    value is a secret; None decides by the field's name.
     """
     describe = _WORDS.get(error["type"])
     if describe is None:
@@ -153,7 +154,10 @@ def _is_hidden(error: ErrorDetails) -> bool:
 
 
 def meant_branch(branches: Mapping[str, Sequence[ErrorDetails]]) -> Sequence[ErrorDetails] | None:
-    """Of a union's branches, each with its errors, those of the first whose own type the value has; None: of none."""
+    """Return the errors of the first branch of a union whose type fits the value. None means that no branch fits.
+
+    `branches` maps each branch to its errors.
+    """
     for errors in branches.values():
         # A type error on an item within the branch is no objection to the branch itself.
         if not any(error["type"].endswith("_type") and isinstance(error["loc"][-1], str) for error in errors):

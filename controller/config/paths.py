@@ -1,4 +1,5 @@
-"""Declared model paths: below a models folder, and written one way only. Pure: looks at the string, not at a disk."""
+"""Validation of declared model paths: below a models folder, and in one canonical form. Pure: looks at the text, not at
+the disk."""
 
 from __future__ import annotations
 
@@ -9,17 +10,17 @@ from controller.artifacts.model_roots import ModelRoots, path_below, plain_path
 
 
 class PathRefusedError(ValueError):
-    """The declared path cannot be used; the message says why."""
+    """The declared path cannot be used. The message says why."""
 
 
 def normalize_model_path(declared_path: str, roots: ModelRoots) -> str:
-    """The one way to write the path, without `.` and doubled slashes: relative where it is written so, or lies below
-    the first models folder, else absolute. `roots` are absolute.
+    """Return the canonical form of a declared path, without `.` and doubled slashes. `roots` are absolute.
 
-    Further folders change no path that was taken without them, and so no spec hash.
+    A path is relative where it is declared so, or lies below the first models folder; else it is absolute. Therefore
+    adding a models folder changes no existing path, and no spec hash.
 
     Raises:
-        PathRefusedError: it leads out of the models folders, or names none of their files.
+        PathRefusedError: the path leads out of the models folders, or names none of their files.
     """
     if not declared_path.isprintable():
         raise PathRefusedError("a path holds printable characters only")

@@ -1,4 +1,5 @@
-"""The only reader of the desired-state folder: bytes by name, or the reason why they are not known."""
+"""Reader of the desired-state folder: file contents by name, or the reason why they are unknown. No other module reads
+the folder."""
 
 from __future__ import annotations
 
@@ -11,40 +12,45 @@ from typing import Final
 from controller.schema.status import Problem
 
 SUFFIXES: Final = (".yaml", ".yml", ".json")
+"""File name suffixes of desired-state files."""
 LAST: Final = "local"
-"""Files of this stem are merged after all others."""
+"""Files with this stem are merged after all others."""
 SCHEMA_FILE: Final = "schema.json"
-"""Lies in the folder for editors and declares nothing."""
+"""Name of the JSON Schema in the folder. It is for editors and declares nothing."""
 MAX_FILE_BYTES: Final = 4 * 1024 * 1024
+"""Maximum size of a desired-state file."""
 
 
 @dataclass(frozen=True, slots=True)
 class FolderSnapshot:
-    """What one read of the folder gave. With problems the folder's content is unknown, which is not empty."""
+    """Result of reading the folder once. With problems the content of the folder is unknown, which is not the same as
+    empty."""
 
     folder: str
-    """As named by the operator; problems name files below it."""
+    """Path of the folder as the operator gave it. Problems name files below it."""
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """By file name, in the order of merging."""
+    """File name to content, in merge order."""
     problems: tuple[Problem, ...] = ()
 
     def path_of(self, name: str) -> str:
-        """The file as problems name it."""
+        """Return the path of a file as problems show it."""
         return str(Path(self.folder) / name)
 
 
 def is_read(name: str) -> bool:
-    """Whether a file of that name belongs to the desired state. Hidden files are editors' and version control's."""
+    """Return whether a file of this name belongs to the desired state. Hidden files belong to editors and version
+    control."""
     return name.endswith(SUFFIXES) and not name.startswith(".") and name != SCHEMA_FILE
 
 
 def merge_order(name: str) -> tuple[bool, str]:
-    """Sort key: by name, `local.*` last."""
+    """Return the sort key of a file name: by name, `local.*` last."""
     return (name.rpartition(".")[0] == LAST, name)
 
 
 def read_folder(path: Path) -> FolderSnapshot:
-    """Every desired-state file directly in the folder. Raises nothing: what cannot be read is a problem."""
+    """Read every desired-state file directly in the folder. Never raises: what cannot be read is a problem of the
+    snapshot."""
     folder = str(path)
     try:
         names = sorted((entry.name for entry in path.iterdir() if is_read(entry.name)), key=merge_order)
@@ -66,7 +72,8 @@ def read_folder(path: Path) -> FolderSnapshot:
 
 
 def _read_file(path: Path) -> bytes | None:
-    """The content; None for a folder, which is none of ours. A dangling link is an error: it should be a file."""
+    """Return the content, or None for a folder. Raises OSError, also for a dangling symbolic link, which should be a
+    file."""
     status = path.stat()
     if stat.S_ISDIR(status.st_mode):
         return None

@@ -1,4 +1,4 @@
-"""Values as the files declare them: every one remembers its file and line. Immutable."""
+"""Immutable values of the files. Each value carries its file and line."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 Plain: TypeAlias = "str | int | float | bool | list[Plain] | dict[str, Plain] | None"
-"""What a file can hold, without places. Keys are strings; floats are finite."""
+"""A value of a file without its place. Keys are strings; floats are finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourcePlace:
-    """Where a value was written. `line` counts from 1; None: not in a text file."""
+    """File and line of a value. `line` counts from 1; None means that the value comes from no text file."""
 
     file: str
     line: int | None = None
@@ -20,7 +20,7 @@ class SourcePlace:
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """A string, number or boolean; None is a null."""
+    """A string, number, boolean or null. None is null."""
 
     value: str | int | float | bool | None
     place: SourcePlace
@@ -36,7 +36,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One key of a table, and what it holds. `place` is the key's own."""
+    """One key of a table with its value. `place` is the place of the key."""
 
     place: SourcePlace
     node: Node
@@ -49,15 +49,16 @@ class Table:
     entries: Mapping[str, Entry] = field(default_factory=dict)
     place: SourcePlace = SourcePlace("")
     is_replacement: bool = False
-    """True: it stands in place of something that was no mapping, so nothing earlier shows through (see `merge`)."""
+    """True where the mapping has replaced a value that was no mapping, so that no earlier mapping shows through (see
+    `merge`)."""
 
     def get(self, key: str) -> Node | None:
-        """What the key holds; None when it is absent."""
+        """Return the value of a key. None means that the key is absent."""
         entry = self.entries.get(key)
         return entry.node if entry is not None else None
 
     def iterate_entries(self) -> Iterator[tuple[str, Entry]]:
-        """The entries that are left when nulls have removed theirs."""
+        """Yield the entries whose value is not null."""
         return ((key, entry) for key, entry in self.entries.items() if not is_null(entry.node))
 
 
@@ -65,12 +66,12 @@ Node: TypeAlias = Scalar | Listing | Table
 
 
 def is_null(node: Node) -> bool:
-    """Whether the node is a null, which removes the key that holds it."""
+    """Return whether the node is null, which removes its key."""
     return isinstance(node, Scalar) and node.value is None
 
 
 def to_plain_value(node: Node) -> Plain:
-    """The bare values. Keys whose value is null are left out; a null within a list stays."""
+    """Return the value without places. Keys with null are left out; nulls in lists stay."""
     if isinstance(node, Scalar):
         return node.value
     if isinstance(node, Listing):
@@ -79,7 +80,7 @@ def to_plain_value(node: Node) -> Plain:
 
 
 def with_place(value: Plain, place: SourcePlace) -> Node:
-    """A tree of bare values, all of them at one place."""
+    """Return a tree of the value in which every node has the same place."""
     if isinstance(value, list):
         return Listing(tuple(with_place(item, place) for item in value), place)
     if isinstance(value, dict):
@@ -88,7 +89,7 @@ def with_place(value: Plain, place: SourcePlace) -> Node:
 
 
 def place_of(table: Table, path: Sequence[str | int]) -> SourcePlace:
-    """The line of the key (or list item) that `path` leads to, or of the last one on the way that exists."""
+    """Return the place of the key or list item at `path`, or of the deepest one on the way that exists."""
     node: Node = table
     place = table.place
     for step in path:
@@ -103,7 +104,7 @@ def place_of(table: Table, path: Sequence[str | int]) -> SourcePlace:
 
 
 def known_part(table: Table, path: Sequence[str | int]) -> tuple[str | int, ...]:
-    """The part of `path` that exists."""
+    """Return the longest beginning of `path` that exists in the table."""
     node: Node = table
     for count, step in enumerate(path):
         if isinstance(node, Table) and isinstance(step, str) and step in node.entries:

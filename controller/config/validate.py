@@ -1,4 +1,4 @@
-"""Merged values to definitions, through the class of each model's backend. Pure; reports every problem."""
+"""Validation of merged models, by the definition class of each model's backend. Pure. Reports every problem."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ _NAME: TypeAdapter[str] = TypeAdapter(ModelName)
 
 @dataclass(frozen=True, slots=True)
 class ValidatedModels:
-    """What the models' table declares."""
+    """Result of the validation of all models."""
 
     definitions: Mapping[str, Definition]
-    """By model name. `backend` is always set, model paths are written in one way (`normalize_model_path`)."""
+    """Definitions by model name. `backend` is always set, and model paths are canonical (`normalize_model_path`)."""
     declared_models: Mapping[str, Mapping[str, Any]]
-    """By model name, as written (after the merge, without nulls)."""
+    """Fields as declared, by model name, merged and without nulls."""
     problems: Sequence[Problem]
-    """Not empty: the two others hold only what was right, and must not be used."""
+    """Problems of the models. Where there are any, the other fields are incomplete and must not be used."""
 
 
 def validate_models(models: Table, roots: ModelRoots) -> ValidatedModels:
-    """Every model of the table. `roots` are absolute; absolute model paths must lie below one."""
+    """Validate every model of the merged `models` table. `roots` are absolute; absolute model paths must lie below one
+    of them."""
     definitions: dict[str, Definition] = {}
     declared_models: dict[str, Mapping[str, Any]] = {}
     problems: list[Problem] = []
@@ -63,30 +64,30 @@ def _values(table: Table) -> Mapping[str, Any]:
 
 
 def field_name(path: Iterable[str | int]) -> str:
-    """`models.chat.aliases[1]`."""
+    """Return a path as problems show it, such as `models.chat.aliases[1]`."""
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
 
 
 @dataclass
 class _ModelValidator:
-    """The validation of one model."""
+    """Validator of one model."""
 
     name: str
     place: SourcePlace
-    """Of the model's key."""
+    """Place of the model's key."""
     table: Table
     roots: ModelRoots
     problems: list[Problem] = field(default_factory=list)
 
     def add_problem(self, message: str, *path: str | int) -> None:
-        """Note a problem of the field at `path`, or of the model."""
+        """Add a problem of the field at `path`, or of the model where `path` is empty."""
         is_written = bool(path) and path[0] in self.table.entries
         place = place_of(self.table, path) if is_written else self.place
         field_path = field_name(("models", self.name, *path))
         self.problems.append(Problem(file=place.file, line=place.line, field=field_path, message=message))
 
     def run(self) -> Definition | None:
-        """The definition, or None with problems."""
+        """Return the definition. None means that there are problems."""
         try:
             _NAME.validate_python(self.name)
         except ValidationError as error:
@@ -103,7 +104,7 @@ class _ModelValidator:
         return self.with_normalized_paths(engine, definition) if definition is not None else None
 
     def find_engine(self, values: Mapping[str, Any]) -> Engine | None:
-        """The backend, declared or resolved."""
+        """Return the backend, as declared or as the model path implies. None means that there are problems."""
         declared_backend, path = values.get("backend"), values.get("model_path")
         if declared_backend is None:
             resolved_backend = resolve_backend(path if isinstance(path, str) else None)
@@ -123,7 +124,7 @@ class _ModelValidator:
         return None
 
     def check_common_fields(self, values: Mapping[str, Any]) -> None:
-        """What can be said when the backend is not known: the common fields, and fields that no backend has."""
+        """Check what does not depend on the backend: the common fields, and fields that no backend has."""
         fields = Definition.model_fields
         self.parse_definition(
             Definition, {key: value for key, value in values.items() if key in fields and key != "backend"}
@@ -136,7 +137,10 @@ class _ModelValidator:
     def parse_definition(
         self, definition_class: type[Definition], values: Mapping[str, Any], engine: Engine | None = None
     ) -> Definition | None:
-        """The values as that class takes them, or None with problems."""
+        """Return the values as an instance of `definition_class`. None means that there are problems.
+
+        With `engine`, an unknown field is explained by the backends that have it.
+        """
         try:
             return definition_class.model_validate(values)
         except ValidationError as error:
@@ -151,18 +155,18 @@ class _ModelValidator:
             return None
 
     def _mentioned_field(self, error: ErrorDetails) -> tuple[str, ...]:
-        """The first field that an error about the whole definition speaks of."""
+        """Return the first field that is named in an error about the whole definition."""
         words = error["msg"].replace(",", " ").replace("`", " ").split()
         return tuple(word for word in words if word in self.table.entries)[:1]
 
     def with_normalized_paths(self, engine: Engine, definition: Definition) -> Definition | None:
-        """The definition with every model path in its one way of writing, or None with problems."""
+        """Return the definition with canonical model paths. None means that there are problems."""
         path_checks = (check for check in engine.list_files(definition) if check.field != "model_path")
         normalized_paths = {check.field: self.normalize_path(check.field, check.path) for check in path_checks}
         return definition.model_copy(update=normalized_paths) if not self.problems else None
 
     def normalize_path(self, key: str, declared_path: str) -> str:
-        """The path in its one way of writing; where it is refused, the path as declared and a problem."""
+        """Return the canonical path. A refused path is returned as declared, and becomes a problem."""
         try:
             return normalize_model_path(declared_path, self.roots)
         except PathRefusedError as error:
@@ -180,7 +184,11 @@ def _describe_unknown_field(key: str, engine: Engine) -> str:
 def locate_problem(
     errors: Sequence[ErrorDetails], table: Table
 ) -> Iterator[tuple[tuple[str | int, ...], Sequence[ErrorDetails]]]:
-    """Each error with its path in the file; of a union only the branch that the value was meant to be, else all."""
+    """Yield errors with the path in the file that they are about.
+
+    pydantic reports every branch of a union. Of these, only the branch that fits the value's type is kept, or the first
+    error of each where none fits.
+    """
     unions: dict[tuple[str | int, ...], dict[str, list[ErrorDetails]]] = {}
     for error in errors:
         known_path = known_part(table, error["loc"])
@@ -197,7 +205,7 @@ def locate_problem(
 
 
 def _alias_problems(models: Table) -> Iterator[Problem]:
-    """Aliases that are taken: by a model's name or by an alias that stands before."""
+    """Yield a problem for each alias that is already a model's name or another model's alias."""
     alias_owners = {name: f"the name of model {name}" for name, _ in models.iterate_entries()}
     for name, entry in models.iterate_entries():
         aliases = entry.node.get("aliases") if isinstance(entry.node, Table) else None
