@@ -300,7 +300,7 @@ class PreflightResult:
         A success is fresh for PREFLIGHT_FRESH_S, a failure for `recheck_s` seconds: a missing file may have arrived,
         and a present one may be gone.
         """
-        # An age below zero: the clock was set back.
+        # A negative age means that the clock was set back.
         return 0 <= now - self.at < (PREFLIGHT_FRESH_S if self.ok else recheck_s)
 
 
@@ -319,7 +319,7 @@ class Failure:
 
     def must_wait(self, now: float) -> bool:
         """Return whether the next attempt must not begin yet at Unix time `now`."""
-        # Before `at`: the clock was set back, and what it said of the future means nothing any more.
+        # A `now` before `at` means that the clock was set back, so that `retry_at` means nothing any more.
         return self.retry_at is None or self.at <= now < self.retry_at
 
 

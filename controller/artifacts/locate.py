@@ -35,7 +35,7 @@ def locate_path(roots: ModelRoots, path: str) -> LocatedPath:
     candidates: list[LocatedPath] = []
     for folder in roots.folders:
         root = folder.resolve()
-        # An absolute path may be written below the folder as it is declared, or as it is without links.
+        # An absolute path may begin with the folder as declared, or with its resolved form.
         spellings = (folder.absolute(), root) if PurePosixPath(path).is_absolute() else (root,)
         inner = next((each for spelling in spellings if (each := path_below(str(spelling / path), spelling))), None)
         if inner is not None:

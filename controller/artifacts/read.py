@@ -59,7 +59,7 @@ def files_below(roots: ModelRoots, path: str) -> list[Path]:
     try:
         leads_outside = not is_inside(roots, located.path.resolve())
         files = [] if leads_outside else sorted(list_files(located.path))
-    except (OSError, RuntimeError, ValueError) as error:  # the last one: a zero byte in the path
+    except (OSError, RuntimeError, ValueError) as error:  # ValueError: a zero byte in the path
         raise ArtifactError(f"cannot be read: {_describe_error(error)}") from None
     if leads_outside:
         raise ArtifactError(f"is a symbolic link that leads out of {roots.resolve().describe()}")

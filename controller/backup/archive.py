@@ -88,7 +88,7 @@ def read_archive(file: IO[bytes], take: Callable[[str, int, Iterator[bytes]], No
             seen_members: set[str] = set()
             while (entry := archive.next()) is not None:
                 _take_member(archive, entry, manifest, seen_members, take)
-        # The checksum of the whole stands at the end of the file.
+        # gzip checks the archive's checksum when the end of the file is read.
         while unpacked.read(CHUNK_BYTES):
             pass
     if missing_members := sorted(set(manifest.members) - seen_members):
@@ -129,7 +129,7 @@ def _take_member(
     digest = hashlib.sha256()
     chunks = _hashed_chunks(opened, digest.update)
     take(entry.name, entry.mode, chunks)
-    for _ in chunks:  # what was not taken
+    for _ in chunks:  # content that `take` left unread counts in the digest
         pass
     if digest.hexdigest() != declared.sha256:
         raise DamagedArchiveError(f"{entry.name} is not what its manifest says")

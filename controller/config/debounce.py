@@ -59,7 +59,7 @@ def debounce(previous: DebouncedState | None, parsed: ParsedFolder, now: float) 
     missing_since: dict[str, float] = {}
     for name in previous.definitions:
         first_missing_at = previous.missing.get(name, now)
-        # A clock that was set back must not keep a model for ever.
+        # After the clock was set back, the stored time may lie in the future, and would keep the model forever.
         first_missing_at = min(first_missing_at, now)
         if name not in parsed.definitions and now - first_missing_at < CONFIRM_S:
             missing_since[name] = first_missing_at

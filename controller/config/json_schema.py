@@ -86,7 +86,7 @@ def _model_schema() -> Schema:
 
 def _key_schema() -> Schema:
     fields = _field_schemas(KeyDefinition)
-    # It may be a bare date as well, which is no `date-time`.
+    # `expires` may also be a bare date, which is not a `date-time`.
     del fields["expires"]["format"]
     key = _closed_object("A key; null removes one that an earlier file declares.", fields)
     return {**key, "type": ["object", "null"]}
@@ -112,7 +112,7 @@ def _any_backend_schema() -> Schema:
     for engine in ENGINES.values():
         for name, schema in _field_schemas(engine.definition).items():
             fields.setdefault(name, schema)
-    # `model_path` is required by some backends and not by others: as the common definition has it.
+    # Some backends require `model_path` and others do not: take the common definition's schema.
     fields.update(_field_schemas(Definition))
     fields["backend"] = {"type": "null", "description": _description("backend")}
     return _closed_object("Part of a definition whose backend another file says.", fields)
@@ -137,7 +137,7 @@ def _nullable(schema: Schema) -> Schema:
     branches = [branch for branch in schema.pop("anyOf", [schema]) if branch != {"type": "null"}]
     if len(branches) > 1:
         return {"anyOf": [*branches, {"type": "null"}], **schema}
-    # The schema's own words (description, default) come after the branch's.
+    # The field's own description and default override those of the branch.
     merged_schema = {**branches[0], **schema}
     if "const" in merged_schema:
         merged_schema["enum"] = [merged_schema.pop("const")]

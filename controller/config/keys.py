@@ -18,7 +18,7 @@ from controller.schema.status import Problem
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-SECRET_PREFIX: Final = "rh-"  # noqa: S105 - what all of them begin with
+SECRET_PREFIX: Final = "rh-"  # noqa: S105 - the prefix of every secret
 """Prefix of every secret that `roundhouse key new` makes."""
 
 _NAME: Final[TypeAdapter[str]] = TypeAdapter(KeyName)
@@ -81,7 +81,7 @@ class _KeyValidator:
     def run(self) -> KeyDefinition | None:
         """Return the definition. None means that there are problems."""
         if _SECRET.fullmatch(self.name):
-            # Not with `add`, which would name it.
+            # Not with `add_problem`, which would show the secret as the key's name.
             message = "a key's name looks like a secret here, and names are shown in headers and logs"
             place = self._place
             self.problems.append(Problem(file=place.file, line=place.line, field="keys", message=message))
@@ -109,7 +109,7 @@ class _KeyValidator:
     def _parse_definition(self, table: Table) -> KeyDefinition | None:
         expires = self.values.get("expires")
         if expires is not None and not (isinstance(expires, str) and _DATE.fullmatch(expires)):
-            # Else a number would be taken for a Unix time: 20270131 lies in 1970.
+            # pydantic would read a number as Unix time: 20270131 lies in 1970.
             self.add_problem(_date_words(expires), "expires")
         try:
             return KeyDefinition.model_validate(self.values)

@@ -159,7 +159,7 @@ def meant_branch(branches: Mapping[str, Sequence[ErrorDetails]]) -> Sequence[Err
     `branches` maps each branch to its errors.
     """
     for errors in branches.values():
-        # A type error on an item within the branch is no objection to the branch itself.
+        # A type error of an item inside the value does not exclude the branch.
         if not any(error["type"].endswith("_type") and isinstance(error["loc"][-1], str) for error in errors):
             return errors
     return None

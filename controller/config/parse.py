@@ -63,7 +63,7 @@ def parse_folder(snapshot: FolderSnapshot, roots: ModelRoots) -> ParsedFolder:
             problems += _unknown_keys(table)
             tables.append(table)
     if snapshot.problems or len(tables) < len(snapshot.files):
-        # Part of what is declared is unknown: what the rest lacks may stand there.
+        # A file that could not be read may declare what the other files lack, so check nothing else.
         return ParsedFolder(problems=redact_problems(problems))
     merged_table = merge_all(tables)
     models = _find_models(snapshot, merged_table)

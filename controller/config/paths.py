@@ -53,6 +53,6 @@ def _expand_home(declared_path: str, roots: ModelRoots) -> str:
 
 
 def _advise(path: str, roots: ModelRoots) -> str:
-    # What is no path may be an address with a password, which is masked only where it stands as it was written.
+    # A URL is given no advice: it may hold a password, which is masked only in the form in which it was written.
     advice = None if "://" in path else roots.advise_adding(PurePath(plain_path(path)))
     return f": {advice}" if advice is not None else ""

@@ -111,7 +111,7 @@ def _events(text: str, lines: _LineIndex) -> Iterator[Any]:
         raise _FileError(_syntax_words(error.problem, error.context), line) from None
     except ReaderError as error:
         raise _FileError(_character_words(error.character), lines.find_line(error.position)) from None
-    except Exception as error:  # noqa: BLE001 - of other people's parser: whatever it raises, this file caused it
+    except Exception as error:  # noqa: BLE001 - whatever the parser raises, the file caused it
         raise _FileError(f"not YAML 1.2 ({type(error).__name__})", None) from None
 
 
