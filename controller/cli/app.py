@@ -1,4 +1,4 @@
-"""The commands, put together. Each is a file of its own and imports what is heavy only when it runs."""
+"""The command line application. Each command is a module of its own, and imports heavy libraries only when it runs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ app.add_typer(service.service)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; its exit code. Every error that an operator can cause is one line on stderr."""
+    """Run one command line. Returns the exit code. Every error that an operator can cause is one line on stderr."""
     try:
         code = app(args=list(arguments) or ["--help"], prog_name="roundhouse", standalone_mode=False)
     except CommandError as error:
@@ -83,6 +83,6 @@ def run(arguments: Sequence[str]) -> int:
     except (Abort, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone (`roundhouse status | head`): nothing is left to say.
+        # The reader of stdout has gone (`roundhouse status | head`), so nothing more can be printed.
         return ExitCode.FAILED
     return int(code or 0)

@@ -1,4 +1,4 @@
-"""`roundhouse backup`."""
+"""`roundhouse backup`: write a backup of the installation."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ def backup(
     responses: Responses = None,
     as_json: Json = False,
 ) -> int:
-    """Write everything that cannot be had again into one file, while all goes on.
+    """Write everything that cannot be recreated into one file, while Roundhouse runs.
 
-    Declarations and keys, loads and unloads by operators, history, stored responses, observed memory, and who this
-    installation is; no models and no logs of engines. Keep the file as you keep the state folder: it holds secrets.
+    The file contains declarations and keys, operators' loads and unloads, history, stored responses, observed memory,
+    and the identity of this installation. It contains no models and no logs of engines. Protect the file like the state
+    folder: it contains secrets.
     """
     from controller.backup.manifest import BackupError
     from controller.backup.snapshot import write_backup

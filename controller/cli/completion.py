@@ -1,4 +1,4 @@
-"""What the shell offers while a command line is typed. Whatever goes wrong, it offers nothing and says nothing."""
+"""Shell completion of arguments and options. On any error it offers nothing and prints nothing."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from controller.schema.admin import AdminModel
 
 PATIENCE_S = 1.0
-"""A shell waits for the answer."""
+"""Seconds to wait for the controller, because the shell waits for the completion."""
 
 
 def model_names(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of declared models, by the controller that the line names so far."""
+    """Return names of declared models, from the controller that the command line names so far."""
     return [row.name for row in _rows(ctx) if row.name.startswith(incomplete)]
 
 
 def load_fields(ctx: typer.Context, incomplete: str) -> list[str]:
-    """What a load of the model that the line names may set, each with the `=` that its value follows."""
+    """Return `field=` for each field that a load of the named model may set."""
     name = ctx.params.get("name") or next(iter(ctx.args), None)
     row = next((row for row in _rows(ctx) if name in (row.name, *row.aliases)), None)
     fields = row.load_constraints if row is not None else ()
@@ -31,7 +31,7 @@ def load_fields(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _rows(ctx: typer.Context) -> list[AdminModel]:
-    """Of every model; none where nobody answers."""
+    """Return the rows of all models. Empty where no controller answers."""
     import asyncio
     import os
 
@@ -41,7 +41,7 @@ def _rows(ctx: typer.Context) -> list[AdminModel]:
         async with AdminClient(url, PATIENCE_S) as client:
             return (await client.list_models()).models
 
-    # Not every command that names models asks the controller itself.
+    # Commands that do not ask the controller themselves have no parameter `controller`.
     url_option, state = (
         ctx.params.get("controller") or os.environ.get("ROUNDHOUSE_CONTROLLER_URL"),
         ctx.params.get("state"),
@@ -53,21 +53,21 @@ def _rows(ctx: typer.Context) -> list[AdminModel]:
 
 
 def event_kinds(incomplete: str) -> list[str]:
-    """Kinds of events."""
+    """Return the kinds of events."""
     from controller.schema.admin import EventKind
 
     return [kind for kind in get_args(EventKind) if kind.startswith(incomplete)]
 
 
 def key_scopes(incomplete: str) -> list[str]:
-    """What a key may open."""
+    """Return the scopes of keys."""
     from controller.schema.keys import KeyScope
 
     return [scope for scope in get_args(KeyScope) if scope.startswith(incomplete)]
 
 
 def service_tiers(incomplete: str) -> list[str]:
-    """Tiers that a key may have."""
+    """Return the service tiers of keys."""
     from controller.schema.keys import ServiceTier
 
     return [tier for tier in get_args(ServiceTier) if tier.startswith(incomplete)]

@@ -1,4 +1,4 @@
-"""`roundhouse down`."""
+"""`roundhouse down`: stop everything."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from controller.settings import ControllerSettings
 
 POLL_S = 0.1
+"""Seconds between two checks whether a process has ended."""
 
 
 def down(
@@ -44,9 +45,9 @@ def down(
 ) -> int:
     """Stop everything, engines included.
 
-    Ends `up`, controller, gateway and every engine of this installation, also what a crash or `docker compose down`
-    left. A program that does not end in time is killed, and what it would have ended is ended in its place. Exit code 0
-    when nothing is left, also when nothing was there.
+    Ends `up`, controller, gateway and every engine of this installation, also those that a crash or `docker compose
+    down` left behind. A program that does not end in time is killed, and everything that it would have ended is ended
+    afterwards. Exit code 0: nothing is left running, also when nothing ran.
     """
     settings = read_settings(state=state, models=models, runtime=runtime)
     stopped_programs = asyncio.run(_DownRun(settings, controller or settings.controller_url, timeout).run())
@@ -62,7 +63,8 @@ def down(
 
 
 def stop_words(name: str, killed_after_s: float | None) -> str:
-    """How a program ended. `killed_after_s`: how long it was waited for before it was killed; None: it ended itself."""
+    """Return how a program ended. `killed_after_s` is the seconds until it was killed; None means that it ended by
+    itself."""
     if killed_after_s is None:
         return f"stopped {name}"
     return f"killed {name}, which did not end within {killed_after_s:g} s"
@@ -72,7 +74,7 @@ class _DownRun:
     """One run of `down`. Every step does nothing when there is nothing to do."""
 
     def __init__(self, settings: ControllerSettings, url: str, timeout_s: float | None) -> None:
-        """`timeout_s` None: the settings say how long each program may take."""
+        """`timeout_s` is the time that each program gets to end; None takes it from the settings."""
         self._settings = settings
         self._url = url
         self._up_s = stop_timeouts.up_stop_timeout_s(settings) if timeout_s is None else timeout_s
@@ -81,9 +83,10 @@ class _DownRun:
         self._stopped_programs: dict[str, float | None] = {}
 
     async def run(self) -> Mapping[str, float | None]:
-        """What was stopped, in words, and how long it was waited for before it was killed (None: it ended itself).
+        """End everything. Returns what was stopped, in words, each with the seconds until it was killed (None: it ended
+        by itself).
 
-        Raises CommandError: something cannot be ended.
+        Raises CommandError where something cannot be ended.
         """
         from controller.cli.orphans import stop_orphans  # imports the controller's runtimes
         from controller.cli.up.marks import find_children, find_up
@@ -91,7 +94,7 @@ class _DownRun:
 
         settings = self._settings
         if (up := find_up(settings.state)) is not None:
-            # It stops its children in the right order, and their engines.
+            # `up` ends its children in the right order, and their engines.
             children = {
                 _process_words(name, child): child
                 for name in ("gateway", "controller")
@@ -102,7 +105,7 @@ class _DownRun:
                 "roundhouse up", up, self._up_s, f"lets running requests finish, then ends {order}", children
             )
         for gateway in find_children(settings.state, "gateway"):
-            # Before the engines: its running requests need them.
+            # Before the engines, because the gateway's running requests need them.
             await self._end("gateway", gateway, self._gateway_s, "lets running requests finish")
         await self._end_controllers(find_children(settings.state, "controller"))
         lock_wait_s = stop_timeouts.controller_stop_timeout_s(settings)
@@ -112,7 +115,7 @@ class _DownRun:
         return self._stopped_programs
 
     async def _end_controllers(self, controllers: Sequence[ProcessRecord]) -> None:
-        """End the controller that answers, and `controllers`, which an `up` started (usually it is one of them).
+        """End the controller that answers, and `controllers`, which an `up` started. Usually they are the same.
 
         Raises CommandError.
         """
@@ -141,7 +144,8 @@ class _DownRun:
                 await self._end("controller", controller, self._controller_s, "ends", is_told=is_asked)
 
     async def _wait_until_silent(self, client: ControllerClient) -> bool:
-        """Whether it answers no more in time. That it has ended, its lock tells."""
+        """Wait until the controller stops answering. Returns whether it did in time. It may still run: its lock tells
+        when it has ended."""
         from controller.cli.client import NoControllerError
 
         loop = asyncio.get_running_loop()
@@ -164,9 +168,9 @@ class _DownRun:
         *,
         is_told: bool = False,
     ) -> None:
-        """End a process: SIGTERM if it was not told yet, and SIGKILL when that does not help. Raises CommandError.
+        """End a process: SIGTERM unless `is_told`, then SIGKILL after `within_s` seconds. Raises CommandError.
 
-        `work` is what it does meanwhile; when one of `children` ends meanwhile, a line says so.
+        `work` says what the process does meanwhile. A line is printed for each of `children` that ends meanwhile.
         """
         process_words = _process_words(name, record)
         if not is_told:
@@ -197,7 +201,7 @@ def _process_words(name: str, record: ProcessRecord) -> str:
 
 
 def _send_signal(process_words: str, record: ProcessRecord, number: signal.Signals) -> None:
-    """Raises CommandError: the process is another user's."""
+    """Send a signal. Raises CommandError where the process belongs to another user."""
     from controller.runtimes.process.groups import send_signal
 
     try:
@@ -207,11 +211,12 @@ def _send_signal(process_words: str, record: ProcessRecord, number: signal.Signa
 
 
 async def _wait_until_gone(record: ProcessRecord, within_s: float, children: Mapping[str, ProcessRecord]) -> bool:
-    """Whether it ended in time. Of each of `children`, by its words, a line says when it has ended."""
+    """Wait for the end of a process. Returns whether it ended in time. Prints a line for each of `children` that ends
+    meanwhile."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s
     live_children = dict(children)
-    # Not our child, so there is nothing to wait on but a pidfd, which old kernels and some containers lack.
+    # The process is not a child of this one: only a pidfd could wait, which old kernels and some containers lack.
     while record.is_alive() and loop.time() < deadline:
         for process_words in [words for words, child in live_children.items() if not child.is_alive()]:
             print_error(f"{process_words} has ended")

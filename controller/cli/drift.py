@@ -1,4 +1,4 @@
-"""`roundhouse drift`."""
+"""`roundhouse drift`: show what runs differently from the files."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 
 COLUMNS = ("MODEL", "REPLICA", "KIND", "FIELD", "DECLARED", "RUNNING", "SINCE", "MESSAGE")
 VALUE_WIDTH = 60
+"""Maximum width of a value in the table, in characters."""
 MESSAGE_WIDTH = 120
-"""`--json` has the whole of what does not fit."""
+"""Maximum width of a message in the table, in characters. `--json` shows the whole message."""
 
 
 def drift(controller: ControllerUrl = None, state: State = None, as_json: Json = False) -> int:
-    """What runs differently from what the files declare.
+    """Show what runs differently from what the files declare.
 
-    Exit code 0: nothing does. 2: something does. 3: no controller answers.
+    Exit code 0: no drift. 2: drift. 3: no controller answers.
     """
     from controller.cli.admin_client import ask_admin  # aiohttp takes 150 ms
 

@@ -1,4 +1,4 @@
-"""`roundhouse events`."""
+"""`roundhouse events`: show recent events, or follow new ones."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from controller.schema.admin import JournalEntry
 
 RECENT = 50
+"""Number of events shown without --after."""
 
 
 def events(
@@ -38,10 +39,10 @@ def events(
     state: State = None,
     as_json: Json = False,
 ) -> int:
-    """What happens: state changes, actions, errors.
+    """Show what happened: state changes, actions, errors.
 
-    The recent ones that are kept, the newest last; with --follow the new ones as they come, until Ctrl-C. A connection
-    that breaks is made again, and nothing is lost. With --json, one JSON object per line.
+    Shows recent events, the newest last. With --follow, shows new events as they happen, until Ctrl-C; after a lost
+    connection it reconnects and misses none. With --json, one JSON object per line.
     """
     kinds, url = parse_kinds(kind), controller_url(controller, state)
     if not follow:
@@ -49,13 +50,13 @@ def events(
         for entry in entries or ():
             print_entry(entry, as_json)
         return ExitCode.FAILED if entries is None else ExitCode.DONE
-    with suppress(KeyboardInterrupt):  # the only way to end it
+    with suppress(KeyboardInterrupt):  # the usual way to end --follow
         asyncio.run(_follow(url, after, model, kinds, as_json))
     return ExitCode.DONE
 
 
 def print_entry(entry: JournalEntry, as_json: bool) -> None:
-    """One entry, one line."""
+    """Print one event as one line."""
     if as_json:
         print_line(entry.model_dump_json())
         return
@@ -65,7 +66,7 @@ def print_entry(entry: JournalEntry, as_json: bool) -> None:
 
 
 async def _recent(url: str, after: int | None, model: str | None, kinds: Sequence[str]) -> list[JournalEntry] | None:
-    """The oldest first. None: there is no such model."""
+    """Return recent events, oldest first. None means that no such model is declared."""
     from controller.cli.admin_client import AdminClient  # aiohttp takes 150 ms
     from controller.cli.history import is_unknown, read_entries
 
@@ -83,5 +84,5 @@ async def _follow(url: str, after: int | None, model: str | None, kinds: Sequenc
     from controller.cli.history import is_unknown
 
     async with AdminClient(url) as client:
-        await is_unknown(client, model)  # it may come
+        await is_unknown(client, model)  # warn only: the model may be declared later
         await EventFollower(client, model, kinds, lambda entry: print_entry(entry, as_json)).follow_events(after)

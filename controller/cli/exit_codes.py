@@ -1,4 +1,4 @@
-"""What the exit code of `roundhouse` says. docs/cli.md lists them; a test compares."""
+"""Exit codes of `roundhouse`. docs/cli.md lists them; a test compares."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """One meaning per number, over all commands."""
+    """Exit code with the same meaning in every command, `meaning` in words."""
 
     meaning: str
 
@@ -30,7 +30,7 @@ class ExitCode(IntEnum):
 
 
 class CommandError(Exception):
-    """A command that cannot do its work: one plain line for the operator, and the exit code."""
+    """A command cannot do its work. The message is one plain line for the operator; `code` is the exit code."""
 
     def __init__(self, message: str, code: ExitCode = ExitCode.FAILED) -> None:
         super().__init__(message)

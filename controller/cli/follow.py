@@ -1,4 +1,4 @@
-"""Following events over connections that break."""
+"""Follows events across lost connections."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from controller.schema.admin import JournalEntry
 from controller.schema.errors import ErrorEnvelope
 
 FIRST_PAUSE_S = 0.2
+"""Seconds before the first reconnect."""
 LONGEST_PAUSE_S = 5.0
+"""Maximum seconds between two reconnects."""
 GAP = "gap"
+"""Kind of the event that reports missing entries."""
 ERROR = "error"
-"""A gateway's last event when it stops, or its controller does."""
+"""Kind of the last event of a gateway whose own end, or whose controller's end, breaks the stream."""
 
 
 class EventFollower:
-    """Gives each entry once, in order, over as many connections as it takes."""
+    """Passes each entry once, in order, to `handle_entry`, over as many connections as needed."""
 
     def __init__(
         self, client: AdminClient, model: str | None, kinds: Sequence[str], handle_entry: Callable[[JournalEntry], None]
@@ -37,7 +40,10 @@ class EventFollower:
         self._is_reported = False
 
     async def follow_events(self, after: int | None) -> None:
-        """From the entry after that one, or from now, until cancelled. Raises NoControllerError only at the start."""
+        """Follow events until cancelled: those after the entry `after`, or new ones where it is None.
+
+        Raises NoControllerError only where no controller answers at the start.
+        """
         newest_id = (await self._client.list_models()).last_event_id
         self._last_id = str(newest_id if after is None else after)
         while True:
@@ -49,7 +55,7 @@ class EventFollower:
             self._pause_s = min(LONGEST_PAUSE_S, self._pause_s * 2)
 
     async def _follow_once(self) -> str:
-        """One connection; why it ended."""
+        """Follow events over one connection. Returns why it ended."""
         events = self._client.follow_events(after=self._last_id, model=self._model, kinds=self._kinds)
         try:
             async with aclosing(events):
@@ -60,7 +66,7 @@ class EventFollower:
         except NoControllerError as error:
             return error.reason
         except RequestRefusedError as error:
-            # A gateway whose controller is away says so.
+            # A gateway whose controller is away answers with 5xx.
             if error.status < 500:
                 raise
             return str(error)

@@ -1,4 +1,4 @@
-"""`roundhouse gpu`."""
+"""`roundhouse gpu`: show GPU memory."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ SOURCES = {
     "model_artifact_size": "the files' size",
     "unavailable": "",
 }
+"""Source of an estimate to its name in the table."""
 
 
 def gpu(controller: ControllerUrl = None, state: State = None, as_json: Json = False) -> int:
-    """GPU memory, and what models are estimated to take.
+    """Show GPU memory, and the estimated memory of each model.
 
-    A machine without GPUs is no error: the exit code is 0, and why there are no figures is told.
+    On a machine without GPUs the exit code is 0, and the output says why there are no figures.
     """
     from controller.cli.admin_client import ask_admin  # aiohttp takes 150 ms
 
@@ -68,12 +69,13 @@ def _process_row(gpu: GpuMemory, process: GpuProcessView) -> tuple[str, ...]:
 
 
 def gpu_label(gpu: GpuMemory | GpuStatus) -> str:
-    """Its index; of a MIG instance `0:1`, by its GPU's and its own."""
+    """Return the label of a GPU: its index, or for a MIG instance the GPU's and the instance's number, such as
+    `0:1`."""
     return str(gpu.index) if gpu.mig is None else f"{gpu.index}:{gpu.mig}"
 
 
 def unread_gpu_words(gpu: UnreadGpuStatus) -> str:
-    """Which GPU cannot be read, why, and what engines claim of it."""
+    """Return which GPU cannot be read, why, and how much of it engines claim."""
     return f"{gpu.description}; {gpu.claimed_mib} MiB claimed" if gpu.claimed_mib else gpu.description
 
 
@@ -90,5 +92,5 @@ def _row(model: GpuModel) -> tuple[str, ...]:
 
 
 def mib_words(mib: int | None) -> str:
-    """An estimate; `-` where there is none."""
+    """Return an amount of memory in words, `-` for None."""
     return "-" if mib is None else f"{mib}MiB"

@@ -1,4 +1,4 @@
-"""`roundhouse history`."""
+"""`roundhouse history`: show who or what changed what."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from controller.schema.admin import JournalEntry
 
 PAGE = 100
-"""Entries asked for at a time."""
+"""Number of entries per request."""
 
 
 def history(
@@ -33,9 +33,9 @@ def history(
     state: State = None,
     as_json: Json = False,
 ) -> int:
-    """Who or what changed what, and when, the newest first.
+    """Show who or what changed what, and when, the newest first.
 
-    Exit code 1: there are no entries, and no such model.
+    Exit code 1: there are no entries, and no model of that name is declared.
     """
     kinds = parse_kinds(kind)
     entries = asyncio.run(_entries(controller_url(controller, state), name, kinds, limit))
@@ -53,7 +53,7 @@ def history(
 
 
 def entry_words(entry: JournalEntry) -> str:
-    """The message in one line, with what a load set where it does not say so itself."""
+    """Return the message of an entry in one line. For a load, adds the values that the message does not show."""
     message, params, replicas = one_line(entry.message), entry.details.get("params"), entry.details.get("replicas")
     if entry.kind != "statement" or entry.details.get("action") != "load":
         return message
@@ -67,7 +67,7 @@ def entry_words(entry: JournalEntry) -> str:
 
 
 async def _entries(url: str, model: str | None, kinds: Sequence[str], limit: int) -> list[JournalEntry] | None:
-    """The newest first. None: there is no such model."""
+    """Return entries, newest first. None means that no such model is declared."""
     from controller.cli.admin_client import AdminClient  # aiohttp takes 150 ms
 
     async with AdminClient(url) as client:
@@ -76,7 +76,7 @@ async def _entries(url: str, model: str | None, kinds: Sequence[str], limit: int
 
 
 async def is_unknown(client: AdminClient, model: str | None) -> bool:
-    """Whether a model is asked for that is not declared, which it says."""
+    """Return whether `model` is not declared, and print an error then. None names no model."""
     if model is None or await client.declares_model(model):
         return False
     print_error(f"no model {model} is declared")
@@ -86,7 +86,10 @@ async def is_unknown(client: AdminClient, model: str | None) -> bool:
 async def read_entries(
     client: AdminClient, *, model: str | None, kinds: Sequence[str], limit: int | None = None, after: int = 0
 ) -> list[JournalEntry]:
-    """Entries from the newest back, page by page: to a number of them (None: no bound), and only those after an id."""
+    """Read entries from the newest back, page by page.
+
+    `limit` is the maximum number of entries; None means no limit. Only entries with an id greater than `after`.
+    """
     entries: list[JournalEntry] = []
     before_id: int | None = None
     while limit is None or len(entries) < limit:

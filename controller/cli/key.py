@@ -1,4 +1,4 @@
-"""`roundhouse key`."""
+"""`roundhouse key`: make keys."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def new(
 ) -> int:
     """Make a key.
 
-    Its lines for the desired-state files go to stdout, its secret to stderr, once. Nothing is stored.
+    Prints the key's lines for the desired-state files to stdout, and its secret to stderr, once. Nothing is stored.
     """
     import secrets
     from hashlib import sha256
@@ -104,7 +104,7 @@ def new(
 
 
 def _check(name: str, fields: Mapping[str, Any]) -> None:
-    """Raises CommandError with what `roundhouse validate` would say of such a key."""
+    """Validate the key as `roundhouse validate` would. Raises CommandError."""
     from controller.config.keys import validate_keys
     from controller.config.parse import redact_problems
     from controller.config.tree import SourcePlace, Table, with_place
@@ -117,7 +117,7 @@ def _check(name: str, fields: Mapping[str, Any]) -> None:
 
 
 def _lines(name: str, fields: Mapping[str, Any]) -> str:
-    """The key as a whole desired-state file."""
+    """Return the key as the text of a desired-state file."""
     lines = [f"    {field}: {_value(value)}" for field, value in fields.items()]
     return "\n".join(["keys:", f"  {_text(name)}:", *lines])
 
@@ -129,7 +129,7 @@ def _value(value: Any) -> str:
 
 
 def _text(text: str) -> str:
-    """A text as YAML has it, in quotes where they are needed."""
+    """Return a text as YAML, in quotes where it needs them."""
     import json
     import re
 

@@ -1,4 +1,4 @@
-"""`roundhouse load`."""
+"""`roundhouse load`: load a model."""
 
 from __future__ import annotations
 
@@ -59,8 +59,9 @@ def load(
 ) -> int:
     """Load a model.
 
-    The files stay as they are; `roundhouse reset` goes back to what they say. Ctrl-C ends the waiting, never the load.
-    Exit code 0: it is loaded. 1: it failed, or cannot be loaded so. 2: it is still loading. 3: no controller answers.
+    The files stay as they are; `roundhouse reset` returns to what they say. Ctrl-C ends the waiting, not the load. Exit
+    code 0: the model is loaded. 1: the load failed, or cannot be done with these values. 2: the model is still loading.
+    3: no controller answers.
     """
     values = load_values(set_values or ())
     if replicas is not None:
@@ -115,10 +116,10 @@ def _state_words(transition: Transition) -> str:
 
 
 def failure_lines(row: AdminModel) -> Iterator[str]:
-    """Why a load failed, what else stands in its way, and whether it goes on by itself."""
+    """Yield lines that say why a load failed, what else blocks it, and whether it is tried again."""
     error, retry = row.last_error or "no reason is known", _retry_words(row)
     verdict = "serves with the values of before, the new ones failed" if row.is_loaded else "failed"
-    is_one_line = "\n" not in error  # else the engine's log lines come between
+    is_one_line = "\n" not in error  # else the engine's log lines follow, and the retry gets a line of its own
     yield (
         f"{row.name} {verdict}: {error.removesuffix('.')}; {retry}"
         if retry and is_one_line
@@ -135,5 +136,5 @@ def _retry_words(row: AdminModel) -> str | None:
         return f"tried again at {clock_words(row.retry_at)} ({way_out})"
     if row.is_loaded:
         return way_out
-    # The next attempt may have begun before it was asked for the reason.
+    # The next attempt may have begun before this row was read.
     return f"it is tried again now ({ends_by_unload(row.name)})" if row.runtime_state == "loading" else None

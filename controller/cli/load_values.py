@@ -1,4 +1,4 @@
-"""The values of `roundhouse load --set key=value`."""
+"""Values of `roundhouse load --set key=value`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ LoadScalar: TypeAlias = str | int | float | bool | None
 
 
 def load_values(assignments: Sequence[str]) -> dict[str, LoadScalar]:
-    """Field to value, read as the files are: YAML 1.2, so that `on` is a text. Raises CommandError."""
+    """Parse `key=value` texts to values by field name.
+
+    Values are read as YAML 1.2, as in the files, so that `on` is a text. Raises CommandError.
+    """
     values: dict[str, LoadScalar] = {}
     for each in assignments:
         key, equals, text = each.partition("=")
@@ -31,7 +34,7 @@ def _scalar(text: str) -> LoadScalar:
     from controller.config.yaml12 import read_document, resolve_scalar  # ruamel.yaml
 
     if not text.startswith(("'", '"')):
-        # Whatever a file would make of `#`, `:` or `[`: here the shell has said where the value ends.
+        # In a file `#`, `:` and `[` may end a scalar. Here the shell has separated the value already.
         return resolve_scalar(text)
     table, problems = read_document("--set", b"value: " + text.encode("utf-8", "surrogateescape"))
     node = table.get("value") if table is not None else None

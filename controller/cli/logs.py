@@ -1,4 +1,4 @@
-"""`roundhouse logs`."""
+"""`roundhouse logs`: show logs of a model's engines."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def logs(
     state: State = None,
     as_json: Json = False,
 ) -> int:
-    """The last lines of a model's engines.
+    """Show the last log lines of a model's engines.
 
-    With --follow also what comes, until Ctrl-C. With --json, one JSON object per line.
+    With --follow, also new lines, until Ctrl-C. With --json, one JSON object per line.
     """
     try:
         has_text = asyncio.run(_logs(controller_url(controller, state), name, replica, lines, follow, as_json))
@@ -42,7 +42,7 @@ def logs(
 
 
 async def _logs(url: str, name: str, replica: str | None, lines: int, follow: bool, as_json: bool) -> bool:
-    """Whether there was any text."""
+    """Print the log. Returns whether there was any text."""
     from controller.cli.admin_client import AdminClient  # aiohttp takes 150 ms
 
     partial_line, has_text = "", False

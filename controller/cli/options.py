@@ -12,7 +12,8 @@ from controller.cli.exit_codes import CommandError, ExitCode
 
 
 def checked_name(value: str | None) -> str | None:
-    """A model's name as it is given. An empty one is most likely a variable that is not set."""
+    """Return a model's name as given. Raises typer.BadParameter for an empty one, most likely an unset shell
+    variable."""
     if value is not None and not value.strip():
         raise typer.BadParameter("a model's name is not empty")
     return value
@@ -64,7 +65,7 @@ Kinds: TypeAlias = Annotated[
 
 
 def parse_kinds(chosen_kinds: list[str] | None) -> list[str]:
-    """The kinds that were asked for, none for all. Raises CommandError for one that there is not."""
+    """Return the kinds of events that were asked for; empty means all. Raises CommandError for an unknown kind."""
     kinds = event_kinds("")
     unknown = next((kind for kind in chosen_kinds or () if kind not in kinds), None)
     if unknown is not None:

@@ -1,4 +1,4 @@
-"""Ends the engines of an instance that no controller looks after."""
+"""Stops engines of an instance whose controller no longer runs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from controller.storage.state_dir import StateDir, StateError, StateLockedError
 
 IDENTITY_NAME = "identity.json"
 POLL_S = 0.1
+"""Seconds between two tries to lock the state folder."""
 
 
 async def stop_orphans(settings: ControllerSettings, *, grace_s: float, lock_wait_s: float) -> list[str]:
-    """Stop and forget every replica of the state folder's instance; their names.
+    """Stop and remove every replica of the state folder's instance. Returns the replicas' names.
 
-    Waits `lock_wait_s` for the state folder's lock, which a controller that is ending still holds. Raises CommandError
-    when the folder stays locked, or when a runtime that is named does not answer.
+    `grace_s` is the time from SIGTERM to SIGKILL. Waits up to `lock_wait_s` seconds for the lock of the state folder,
+    which a controller holds until it has ended. Raises CommandError where the folder cannot be used or stays locked, or
+    where a runtime that is set explicitly does not answer.
     """
     if not (settings.state / IDENTITY_NAME).exists():
         return []
@@ -46,7 +48,7 @@ async def _wait_for_state_dir(state: Path, instance: str | None, wait_s: float) 
 
 
 def _kinds(settings: ControllerSettings) -> tuple[str, ...]:
-    # What was started with one runtime is still there when `auto` now chooses the other.
+    # Engines of one runtime are still there when `auto` now chooses the other.
     return ("process", "docker") if settings.runtime == "auto" else (settings.runtime,)
 
 

@@ -1,4 +1,4 @@
-"""What commands print: plain text for people, `--json` for scripts, errors as one line on stderr."""
+"""Output of commands: plain text for people, `--json` for scripts, errors as one line on stderr."""
 
 from __future__ import annotations
 
@@ -18,47 +18,48 @@ if TYPE_CHECKING:
     from controller.schema.admin import AdminModel
 
 STATE_COLOURS = {"loaded": "green", "loading": "yellow", "unloading": "yellow", "failed": "red", "unloaded": "dim"}
+"""Model state to its colour in tables."""
 LOG_FOLLOWS = " Last log lines:"
-"""Ends the plain words of an error where the engine's own follow."""
+"""End of an error's first line, where the engine's log lines follow."""
 PIPE_WIDTH = 400
-"""Columns of a table that goes to no terminal: nothing is folded, so that lines can be searched."""
+"""Columns of a table that is not shown on a terminal: wide enough to keep each row on one line, for grep."""
 
 
 def print_line(text: str) -> None:
-    """A line of the result."""
+    """Print a line of the result."""
     typer.echo(text)
 
 
 def print_error(text: str) -> None:
-    """A line about the work, not of the result. Where it cannot be written, the work goes on without it."""
+    """Print a line about the work to stderr, not part of the result. A line that cannot be written is dropped."""
     with suppress(OSError):
         typer.echo(f"roundhouse: {text}", err=True)
 
 
 def print_blocked(row: AdminModel) -> None:
-    """What a model waits for, a line each."""
+    """Print what a model waits for, one line per reason."""
     for reason in row.blocked:
         print_line(f"{row.name}: {one_line(reason)}")
 
 
 def print_json(value: BaseModel | Any) -> None:
-    """The whole result, as JSON."""
+    """Print the whole result as JSON."""
     dump = getattr(value, "model_dump_json", None)
     typer.echo(dump(indent=2) if dump is not None else json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def print_json_line(value: Any) -> None:
-    """One of many results, as JSON on a line of its own."""
+    """Print one of several results as JSON on one line."""
     typer.echo(json.dumps(value, ensure_ascii=False))
 
 
 def print_piece(text: str) -> None:
-    """Text as it comes, which may end within a line."""
+    """Print text that need not end with a line."""
     typer.echo(text, nl=False)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], styles: dict[str, str] | None = None) -> None:
-    """A table. `styles` colours cells by their text, on a terminal only."""
+    """Print a table. `styles` maps the text of a cell to its style, which only a terminal shows."""
     from rich.console import Console  # 50 ms that most commands do not need
 
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
@@ -69,7 +70,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], styles: d
 
 
 def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]], styles: dict[str, str] | None = None) -> Table:
-    """The table, for whoever shows it."""
+    """Return the table for a rich console."""
     from rich.table import Table
     from rich.text import Text
 
@@ -82,17 +83,17 @@ def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]], styles: dict
 
 
 def one_line(text: str) -> str:
-    """Several lines as one."""
+    """Join several lines to one."""
     return " | ".join(line.strip() for line in text.splitlines() if line.strip())
 
 
 def value_words(value: object) -> str:
-    """A field's value as JSON writes it."""
+    """Return a field's value as JSON."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def plain_words(value: object) -> str:
-    """A field's value as one would write it on paper; `-` where there is none."""
+    """Return a field's value in plain words, `-` for None and for empty collections."""
     match value:
         case None:
             return "-"
@@ -109,32 +110,32 @@ def plain_words(value: object) -> str:
 
 
 def first_line(text: str, width: int) -> str:
-    """The first line of several, at most so long; `...` stands for what is left out."""
+    """Return the first line of a text, shortened to `width` characters. `...` marks what is left out."""
     first, _, other_lines = text.strip().partition("\n")
     line = f"{first.strip().removesuffix(LOG_FOLLOWS)} ..." if other_lines.strip() else first.strip()
     return line if len(line) <= width else f"{line[: width - 3]}..."
 
 
 def count_words(number: int, word: str) -> str:
-    """`1 replica`, `2 replicas`."""
+    """Return a number with its noun: `1 replica`, `2 replicas`."""
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def ends_by_unload(name: str) -> str:
-    """How an operator ends attempts that go on and on."""
+    """Return the hint by which an operator ends a load that is tried again and again."""
     return f"`roundhouse unload {name}` ends that"
 
 
 def ends_by_reset(name: str) -> str:
-    """How an operator takes back a load that a model which serves cannot follow."""
+    """Return the hint by which an operator takes back a load whose new values a serving model cannot apply."""
     return f"`roundhouse reset {name}` ends that"
 
 
 def time_words(at: float) -> str:
-    """A Unix time as a clock here shows it."""
+    """Return a Unix time as local date and time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def clock_words(at: float) -> str:
-    """A Unix time that is near, without its day."""
+    """Return a Unix time as local time of day."""
     return time.strftime("%H:%M:%S", time.localtime(at))

@@ -1,4 +1,4 @@
-"""`roundhouse plan`."""
+"""`roundhouse plan`: show what the controller would do."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ EFFECTS = {
     "restart": "restarts",
     "scale": "more or fewer engines",
 }
+"""Effect of a change to its words."""
 
 
 def plan(
@@ -39,10 +40,10 @@ def plan(
     state: State = None,
     as_json: Json = False,
 ) -> int:
-    """What would be done now, or with other files, and why.
+    """Show what the controller would do now, or with other files, and why.
 
-    Does nothing of it. Exit code 0: nothing to do. 1: the files of --diff have problems. 2: there is something to do,
-    or something blocked. 3: no controller answers.
+    Changes nothing. Exit code 0: nothing to do. 1: the files of --diff have problems. 2: there is something to do, or
+    something is blocked. 3: no controller answers.
     """
     from controller.cli.admin_client import ask_admin  # aiohttp takes 150 ms
 
@@ -64,7 +65,7 @@ def plan(
 
 
 def _read_proposed_files(paths: list[Path]) -> dict[str, str]:
-    """File name to content."""
+    """Read the files of --diff. Returns contents by file name. Raises CommandError."""
     from controller.config.read import SUFFIXES, is_read
 
     files: dict[str, str] = {}
@@ -84,7 +85,8 @@ def _read_proposed_files(paths: list[Path]) -> dict[str, str]:
 
 
 def _with_given_paths(outcome: DryRun, paths: list[Path]) -> DryRun:
-    """The controller names files as they would stand in its folder; the operator gave them other paths."""
+    """Replace the file names in problems by the paths that the operator gave: the controller names files by its own
+    folder."""
     paths_by_name = {path.name: str(path) for path in paths}
     problems = [
         each.model_copy(update={"file": paths_by_name.get(Path(each.file).name, each.file)})

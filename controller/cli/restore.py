@@ -1,4 +1,4 @@
-"""`roundhouse restore`."""
+"""`roundhouse restore`: restore a backup."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def restore(
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Put a backup in place, with nothing of Roundhouse running on these folders.
+    """Restore a backup. Nothing of Roundhouse may run on these folders.
 
-    The whole backup is read and compared first: one that is torn, another program's or a newer version's changes
-    nothing. Exit code 4: a controller, a gateway or `up` runs on the state folder.
+    The whole backup is read and verified first: one that is damaged, or that another program or a newer version wrote,
+    changes nothing. Exit code 4: a controller, a gateway or `up` runs on the state folder.
     """
     from controller.backup.archive import verify_archive
     from controller.backup.manifest import BackupError, NewerArchiveError
@@ -67,7 +67,7 @@ def restore(
 
 @contextmanager
 def _hold_folders(folders: RestoreFolders) -> Iterator[None]:
-    """Keep `up`, a controller and a gateway away. Raises CommandError: one of them runs."""
+    """Lock the folders against `up`, a controller and a gateway. Raises CommandError where one of them runs."""
     from common.sqlite_files import hold_file
     from controller.backup.manifest import RESPONSES
     from controller.cli.up.record import lock_state

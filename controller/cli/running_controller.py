@@ -1,4 +1,4 @@
-"""The controller that holds a state folder, as /proc shows it: its environment, and where it stands."""
+"""Environment and working folder of the controller that holds a state folder, read from /proc."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from controller.storage.state_dir import LOCK_NAME
 
 @dataclass(frozen=True, slots=True)
 class RunningController:
-    """What a controller was started with."""
+    """Environment and working folder of a running controller."""
 
     environment: Mapping[str, str]
     folder: Path
-    """Its relative paths begin there."""
+    """Working folder, from which relative paths of the controller's settings start."""
 
 
 def find_controller(state: Path) -> RunningController | None:
-    """The process that notes itself in the state folder's lock file; None: there is none, or it is not to be seen.
+    """Return the controller whose process id is in the lock file of the state folder.
 
-    In a container, or of another user, it is not.
+    None means that no such process is visible: none runs, or it runs in a container or as another user.
     """
     lock_path = state / LOCK_NAME
     try:
@@ -39,7 +39,7 @@ def find_controller(state: Path) -> RunningController | None:
 
 
 def _has_open(process: Path, file: os.stat_result) -> bool:
-    # The name first: asking what lies behind every descriptor could wait for a lost server.
+    # Compare the name first: a stat of every open file could block on a lost file server.
     return any(
         descriptor.readlink().name == LOCK_NAME and os.path.samestat(descriptor.stat(), file)
         for descriptor in (process / "fd").iterdir()

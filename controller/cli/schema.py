@@ -1,4 +1,4 @@
-"""`roundhouse schema`."""
+"""`roundhouse schema`: print the JSON Schema of the desired-state files."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def schema(
     desired: Desired = None,
     as_json: Json = False,
 ) -> int:
-    """Print the files' JSON Schema.
+    """Print the JSON Schema of the desired-state files.
 
-    Editors that know YAML schemas check and complete by it.
+    Editors that support YAML schemas use it to check and complete the files.
     """
     from controller.config.json_schema import schema_text  # pydantic
     from controller.config.read import SCHEMA_FILE

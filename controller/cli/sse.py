@@ -1,4 +1,4 @@
-"""A stream of server-sent events, read. Pure."""
+"""Parser of server-sent events. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class SseEvent:
-    """One event. `id` is the newest that the stream has named so far."""
+    """One event. `id` is the last id that the stream has sent so far; None means none yet."""
 
     kind: str
     data: str
@@ -16,7 +16,8 @@ class SseEvent:
 
 @dataclass(slots=True)
 class SseReader:
-    """Bytes in, as the network cuts them; whole events out. Comments are nothing."""
+    """Incremental parser: takes bytes as the network delivers them, and returns complete events. Comments are
+    ignored."""
 
     _partial_line: bytes = b""
     _kind: str = ""
@@ -24,7 +25,7 @@ class SseReader:
     _id: str | None = None
 
     def feed_bytes(self, chunk: bytes) -> list[SseEvent]:
-        """The events that end within this chunk."""
+        """Return the events that end in this chunk."""
         *lines, self._partial_line = (self._partial_line + chunk).split(b"\n")
         events = (self._read_line(line.removesuffix(b"\r").decode("utf-8", "replace")) for line in lines)
         return [event for event in events if event is not None]

@@ -1,4 +1,4 @@
-"""`roundhouse status`."""
+"""`roundhouse status`: show what runs and what is wanted."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from controller.schema.status import ControllerStatus, ModelStatus
 
 POLL_S = 0.3
+"""Seconds between two looks with --wait."""
 ROW_NAMES: Final = {
     "state": "runtime_state",
     "backend": "resolved_backend",
@@ -53,10 +54,10 @@ def status(
         float, typer.Option("--timeout", min=0, metavar="SECONDS", help="How long --wait waits at most.")
     ] = 600.0,
 ) -> int:
-    """What runs, what is wanted, why they differ.
+    """Show what runs, what is wanted, and why they differ.
 
     Exit code 0: every wanted model serves as declared. 1: a model failed, the files have problems, or the runtime
-    cannot be seen. 2: something is loading, or a model serves otherwise than declared, such as while an edit cannot
+    cannot be seen. 2: something is loading, or a model does not serve as declared, for example because an edit cannot
     be applied. 3: no controller answers.
     """
     url = controller_url(controller, state)
@@ -69,7 +70,7 @@ def status(
 
 
 def exit_code_of(snapshot: ControllerStatus) -> ExitCode:
-    """What the status comes to, for scripts."""
+    """Return the exit code for a status."""
     wanted_models = [model for model in snapshot.models if model.wanted_replicas > 0]
     if (
         snapshot.desired_problems
@@ -83,7 +84,7 @@ def exit_code_of(snapshot: ControllerStatus) -> ExitCode:
 
 
 def _serves_as_declared(model: ModelStatus) -> bool:
-    """Whether as many replicas of the declared definition serve as are wanted."""
+    """Return whether all wanted replicas serve with the declared definition."""
     return (
         model.state == "loaded"
         and not model.last_error
@@ -92,9 +93,9 @@ def _serves_as_declared(model: ModelStatus) -> bool:
 
 
 def _may_settle(snapshot: ControllerStatus) -> bool:
-    """Whether it is pending and something is under way that may change that.
+    """Return whether the status is pending, and something is under way that may change that.
 
-    An edit that cannot be applied is tried again, as a failed load is; neither is waited for.
+    An edit that cannot be applied is tried again, as a failed load is; `--wait` waits for neither.
     """
     if exit_code_of(snapshot) is not ExitCode.PENDING:
         return False
@@ -103,7 +104,7 @@ def _may_settle(snapshot: ControllerStatus) -> bool:
 
 
 def _has_blocked_edit(model: ModelStatus) -> bool:
-    """Whether the model serves, and nothing is under way that would make it serve as declared."""
+    """Return whether the model serves, and nothing is under way that would make it serve as declared."""
     return model.state == "loaded" and is_rollout_blocked(model.last_error, model.blocked)
 
 
@@ -115,7 +116,11 @@ async def _ask(url: str) -> ControllerStatus:
 
 
 async def _wait(url: str, timeout_s: float) -> ControllerStatus:
-    """The first status that will not settle by waiting, or the last one in time. A controller may still be starting."""
+    """Return the first status that waiting would not change, or the last one in time. Waits for a controller that is
+    still starting.
+
+    Raises NoControllerError where no controller answers in time.
+    """
     from controller.cli.client import NoControllerError
 
     loop = asyncio.get_running_loop()
@@ -149,7 +154,7 @@ def _show(snapshot: ControllerStatus) -> None:
 
 
 def _print_models(models: Sequence[ModelStatus]) -> None:
-    """The table; with a column of aliases where some model has one."""
+    """Print the table of models, with a column of aliases where a model has any."""
     rows = [_row(model) for model in models]
     columns = ["MODEL", "ALIASES", "STATE", "READY", "BACKEND", "BECAUSE"]
     if not any(model.aliases for model in models):
@@ -158,7 +163,7 @@ def _print_models(models: Sequence[ModelStatus]) -> None:
 
 
 def _row(model: ModelStatus) -> dict[str, str]:
-    """Column to cell."""
+    """Return the cells by column."""
     return {
         "MODEL": model.name,
         "ALIASES": ", ".join(model.aliases) or "-",
@@ -170,7 +175,7 @@ def _row(model: ModelStatus) -> dict[str, str]:
 
 
 def _access_lines(snapshot: ControllerStatus) -> Iterator[str]:
-    """Where clients reach the models, and with which keys."""
+    """Yield lines that say where clients reach the models, and with which keys."""
     if snapshot.gateway_addresses:
         yield f"gateway: {', '.join(snapshot.gateway_addresses)}"
     if snapshot.keys or snapshot.expired_keys:
@@ -181,7 +186,7 @@ def _access_lines(snapshot: ControllerStatus) -> Iterator[str]:
 
 
 def _notes(snapshot: ControllerStatus) -> Iterator[str]:
-    """What an operator should know beside the table."""
+    """Yield lines that an operator should read beside the table."""
     from controller.cli.warnings import warning_lines
 
     yield from warning_lines(snapshot)
@@ -202,7 +207,7 @@ def _notes(snapshot: ControllerStatus) -> Iterator[str]:
 
 
 def _error_words(model: ModelStatus, error: str) -> str:
-    """What went wrong, after what of the model serves all the same."""
+    """Return a model's error, after what of the model serves nevertheless."""
     if not model.loaded_replicas:
         return error
     outdated_count = len(list(find_outdated(model.replicas)))
@@ -216,12 +221,12 @@ def _error_words(model: ModelStatus, error: str) -> str:
 
 
 def _serving_words(count: int, model: ModelStatus) -> str:
-    """`1 of 2 replicas serves`."""
+    """Return how many replicas serve: `1 of 2 replicas serves`."""
     return f"{count} of {count_words(model.wanted_replicas, 'replica')} {'serves' if count == 1 else 'serve'}"
 
 
 def _way_out(model: ModelStatus) -> str:
-    """How the attempts are ended without the end of anything that serves."""
+    """Return the hint by which an operator ends further attempts without stopping what serves."""
     if not model.loaded_replicas:
         return f"; {ends_by_unload(model.name)}"
     if not any(find_outdated(model.replicas)):

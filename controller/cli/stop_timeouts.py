@@ -1,4 +1,4 @@
-"""How long the programs have to end, in seconds, before they are killed."""
+"""Seconds that each program of an installation gets to end before it is killed."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ if TYPE_CHECKING:
     from controller.settings import ControllerSettings
 
 MARGIN_S: Final = 30.0
-"""Beyond a program's own grace, for all else that it has to finish."""
+"""Seconds added to a program's grace period, for everything else that the program must finish."""
 GATEWAY_S: Final = 30.0
-"""The gateway's own grace for running requests, where its setting says nothing."""
+"""The gateway's default grace period for running requests, in seconds."""
 FORCED_S: Final = 2.0
-"""Of engines, after a second Ctrl-C."""
+"""Grace period of engines after a second Ctrl-C, in seconds."""
 KILLED_S: Final = 10.0
-"""From a program's SIGKILL to its end, which only the system can hold up."""
+"""Seconds from a program's SIGKILL to its end. Only the kernel can delay that."""
 
 
 def gateway_stop_timeout_s() -> float:
-    """The gateway: its running requests. Its settings are not ours to import; a wrong value it refuses itself."""
+    """Return the seconds that the gateway gets to finish running requests.
+
+    Reads `ROUNDHOUSE_SHUTDOWN_GRACE_S` itself, because the command line must not import the gateway's settings. A wrong
+    value counts as the default; the gateway refuses it at its start.
+    """
     try:
         return float(os.environ.get("ROUNDHOUSE_SHUTDOWN_GRACE_S") or GATEWAY_S) + MARGIN_S
     except ValueError:
@@ -27,10 +31,11 @@ def gateway_stop_timeout_s() -> float:
 
 
 def controller_stop_timeout_s(settings: ControllerSettings) -> float:
-    """The controller: its engines, which end side by side."""
+    """Return the seconds that the controller gets to stop its engines, which end in parallel."""
     return settings.stop_timeout_s + MARGIN_S
 
 
 def up_stop_timeout_s(settings: ControllerSettings) -> float:
-    """`up`: the gateway, then the controller, then whatever engines are left."""
+    """Return the seconds that `up` gets to end the gateway, the controller, and remaining engines, one after the
+    other."""
     return gateway_stop_timeout_s() + 2 * controller_stop_timeout_s(settings)

@@ -1,4 +1,4 @@
-"""Waiting for a load or an unload: the controller's verdict, and meanwhile a bar on the operator's terminal."""
+"""Waits for the end of a load or an unload, and shows a progress bar on a terminal."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ if TYPE_CHECKING:
     from controller.schema.admin import AdminModel
 
 POLL_S = 0.3
+"""Seconds between two looks at the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressBar:
-    """What the bar shows. `share` is 0 to 1; None: it is not known how far it is."""
+    """Content of the progress bar. `share` is 0 to 1; None means unknown."""
 
     share: float | None
     words: str
 
 
 def progress_bar_of(row: AdminModel) -> ProgressBar:
-    """The bar of a model on its way."""
+    """Return the progress bar of a model that loads or unloads."""
     words = [f"{row.loaded_replicas} of {count_words(row.replicas, 'replica')} ready"]
     if row.runtime_state is ModelState.UNLOADING:
         words = [count_words(len(row.held_by), "running request") if row.held_by else "engines stop"]
@@ -41,7 +42,12 @@ def progress_bar_of(row: AdminModel) -> ProgressBar:
 async def wait_for_transition(
     client: AdminClient, name: str, request: Coroutine[None, None, Transition], goal: TransitionGoal, wait_s: float
 ) -> Transition:
-    """What `request`, a waiting load or unload, comes to. A controller that restarts meanwhile is waited for."""
+    """Await `request`, a load or unload that waits for its end, and return the result.
+
+    After a lost connection, asks again until `wait_s` seconds have passed since the call, because the controller may
+    restart and keeps the statement. Shows a progress bar where stderr is a terminal. Raises NoControllerError where no
+    controller answers at the end of that time.
+    """
     deadline = asyncio.get_running_loop().time() + wait_s
     task = asyncio.create_task(_await_request(client, name, request, goal, deadline))
     try:
@@ -58,7 +64,7 @@ async def _await_request(
     try:
         return await request
     except LostControllerError as error:
-        # The statement is the controller's by now, and survives it.
+        # The controller has stored the statement by now, so the load or unload survives a restart.
         print_error(f"the connection broke ({error.reason}); asking again")
     loop = asyncio.get_running_loop()
     while True:
@@ -76,7 +82,7 @@ async def _await_request(
 
 
 async def _show_bar(client: AdminClient, name: str, task: asyncio.Task[Transition]) -> None:
-    """Until the task ends."""
+    """Show the progress bar until the task ends."""
     from rich.console import Console  # 50 ms
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 

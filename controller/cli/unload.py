@@ -1,4 +1,4 @@
-"""`roundhouse unload`."""
+"""`roundhouse unload`: unload a model."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from controller.schema.admin import AdminModel
 
 SHOWN_REQUESTS = 10
+"""Maximum number of running requests that are listed."""
 
 
 def unload(
@@ -31,10 +32,11 @@ def unload(
     state: State = None,
     as_json: Json = False,
 ) -> int:
-    """Unload a model, or end its load.
+    """Unload a model, or cancel its load.
 
-    Running requests finish; none is killed. Ctrl-C ends the waiting, never the unload. Exit code 0: it is unloaded. 1:
-    it cannot be. 2: it is still unloading, and what holds it is told. 3: no controller answers.
+    Running requests finish; none is killed. Ctrl-C ends the waiting, not the unload. Exit code 0: the model is
+    unloaded. 1: it cannot be unloaded. 2: it is still unloading; the requests that it waits for are shown. 3: no
+    controller answers.
     """
     wait_s = None if no_wait else timeout
     try:
@@ -66,7 +68,7 @@ async def _unload(url: str, name: str, hold: bool, wait_s: float | None) -> Tran
 def _print_transition(transition: Transition) -> None:
     row = transition.row
     if transition.verdict is ExitCode.DONE:
-        # An autoload model that was only freed may be on its way back.
+        # With --free, a request may already be loading the model again.
         return_words = "" if row.runtime_state == "unloaded" else f"; by now it is {row.runtime_state.value}"
         print_line(f"{row.name}: unloaded{return_words}")
         return

@@ -1,4 +1,4 @@
-"""`roundhouse upgrade --check`."""
+"""`roundhouse upgrade --check`: show what a new version would change."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from controller.state import DesiredModel
 
 BUSY_S = 0.5
+"""Seconds to wait for a database that another program has locked."""
 
 
 def upgrade(
@@ -40,11 +41,11 @@ def upgrade(
     controller: ControllerUrl = None,
     as_json: Json = False,
 ) -> int:
-    """What this version would change on an installation that another version runs.
+    """Show what this version would change on an installation that another version runs.
 
-    Run the new version's `roundhouse` with the installation's --state. It asks the running controller and reads its
-    environment, the files and the state folder. Exit code 0: nothing would change. 1: this version would not work so.
-    2: something would change.
+    Run the new version's `roundhouse` with the installation's --state. The command asks the running controller, and
+    reads the controller's environment, the files and the state folder. Exit code 0: nothing would change. 1: this
+    version would not work with the installation as it is. 2: something would change.
     """
     if not check:
         raise CommandError("say `upgrade --check`: a new version is installed by git or by its images", ExitCode.USAGE)
@@ -74,7 +75,8 @@ def upgrade(
 
 
 def _settings_of(running: RunningController, options: Mapping[str, Path | None]) -> ControllerSettings:
-    """The settings under options and this environment, and where these say nothing, as the controller has them."""
+    """Return the settings by the options and this environment; what neither sets is as the running controller has
+    it."""
     from controller.artifacts.model_roots import split_folders
     from controller.settings import PREFIX, ControllerSettings
 
@@ -94,7 +96,7 @@ def _settings_of(running: RunningController, options: Mapping[str, Path | None])
 
 
 def _ask_status(url: str) -> ControllerStatus | None:
-    """None: no controller answers."""
+    """Return the status of the controller. None means that no controller answers."""
     from controller.cli.client import NoControllerError, ask_controller
 
     try:
@@ -104,7 +106,7 @@ def _ask_status(url: str) -> ControllerStatus | None:
 
 
 def _running_replicas(status: ControllerStatus | None, state: Path) -> list[RunningReplica] | None:
-    """What the controller says that runs, else what was started as processes; None: nobody knows."""
+    """Return the replicas that the controller reports, else those that run as processes. None means unknown."""
     from controller.desired.upgrade_check import RunningReplica
 
     if status is not None:
@@ -126,7 +128,8 @@ def _running_replicas(status: ControllerStatus | None, state: Path) -> list[Runn
 def _resolve_models(
     settings: ControllerSettings, runtime: str
 ) -> tuple[Mapping[str, DesiredModel], list[UpgradeChange]]:
-    """The declared models as this version resolves them, with operators' statements; what it refuses of the files."""
+    """Return the declared models as this version resolves them, with operators' statements, and problems of the
+    files."""
     from controller.config.parse import parse_folder
     from controller.config.read import read_folder
     from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired
@@ -138,7 +141,7 @@ def _resolve_models(
         UpgradeChange("file", problem.file, f"{problem}", is_obstacle=True) for problem in parsed_folder.problems
     ]
     stored_state = StoredState()
-    with suppress(OSError, ValueError):  # of another schema_version, which is told apart
+    with suppress(OSError, ValueError):  # another schema_version is reported separately
         stored_state = StoredState.model_validate_json((settings.state / MEMORY_NAME).read_bytes())
     declared_models = {
         name: DeclaredModel(definition, parsed_folder.declared_models[name], 0.0)
@@ -152,7 +155,8 @@ def _resolve_models(
 
 
 def _schema_versions(state: Path) -> tuple[dict[str, int], dict[str, int]]:
-    """By file of the state folder: the version that it has, and the one that this version writes."""
+    """Return two mappings by file of the state folder: the version that the file has, and the version that this
+    Roundhouse writes."""
     from common.state_files import RESPONSES_SCHEMA_VERSION
     from controller.backup.manifest import JOURNAL, RESPONSES, STATE_FILES
     from controller.schema.status import SCHEMA_VERSION
@@ -167,7 +171,7 @@ def _schema_versions(state: Path) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Empty where it cannot be read."""
+    """Return the JSON object in a file. Empty where it cannot be read."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -181,7 +185,8 @@ def _json_version(path: Path) -> int | None:
 
 
 def _query_version(path: Path, query: str) -> int | None:
-    """None: there is no such file, or it cannot be read, such as while an earlier gateway has it to itself."""
+    """Return the schema version of a database. None means that there is no such file, or that it cannot be read, for
+    example because an earlier gateway has locked it."""
     if not path.exists():
         return None
     try:

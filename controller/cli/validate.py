@@ -1,4 +1,4 @@
-"""`roundhouse validate`."""
+"""`roundhouse validate`: check the desired-state files."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def validate(
 ) -> int:
     """Check the desired-state files.
 
-    Prints every problem with file, line and field, and warns of models that could not be started here, for a file of
-    theirs is missing or would be refused; without a models folder no such file is looked at. Needs no controller. Exit
-    code 0: they are good, 1: they have problems, 2: they are good, with warnings.
+    Prints every problem with file, line and field. Warns of models that could not be started on this machine, because
+    one of their files is missing or would be refused; without a models folder no such file is checked. Needs no
+    controller. Exit code 0: the files are good. 1: they have problems. 2: they are good, with warnings.
     """
     from controller.config.parse import parse_folder  # pydantic and ruamel.yaml
     from controller.config.read import read_folder
@@ -70,7 +70,7 @@ def validate(
 
 
 def _find_start_problems(definitions: Mapping[str, Definition], roots: ModelRoots) -> dict[str, str]:
-    """Model, in name order, to why it could not be started: what a preflight says of its files."""
+    """Return why models could not be started here, by model name: the result of a preflight of their files."""
     from controller.engines import get_engine
     from controller.redaction.patterns import mask_text
     from controller.runtimes.model_files import check_model

@@ -1,4 +1,4 @@
-"""`roundhouse service`."""
+"""`roundhouse service`: run Roundhouse as a systemd service."""
 
 from __future__ import annotations
 
@@ -47,10 +47,11 @@ def install(
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Write the unit of systemd that serves the models with engines as processes.
+    """Write a systemd unit that serves the models, with engines as processes.
 
-    Starts nothing without --now, and says what to type next. Folders, address and PATH are those of this command line;
-    other settings belong into the file that it names. Written again where it differs.
+    Without --now nothing is started, and the output says what to type next. Folders, address and PATH are taken from
+    this command line; other settings belong into the environment file that the output names. An existing unit is
+    replaced if it differs.
     """
     from controller.cli.service.install import install_service
 
@@ -65,7 +66,7 @@ def remove(
     name: Name = "roundhouse",
     as_json: Json = False,
 ) -> int:
-    """Remove that unit. Models, state and desired state stay."""
+    """Remove the systemd unit. Models, state and desired state stay."""
     from controller.cli.service.install import remove_service
 
     return _tell(remove_service(name, is_system=system, is_stopped=now), as_json)
@@ -73,9 +74,9 @@ def remove(
 
 @service.command()
 def run(desired: Desired = None, state: State = None, models: Models = None) -> int:
-    """Serve the models until told to end, and leave the engines running then.
+    """Serve the models until a signal to end. Engines keep running afterwards.
 
-    What the unit starts, and what any other supervisor may. `roundhouse down` ends it with every engine.
+    The systemd unit starts this command; any other supervisor may, too. `roundhouse down` ends it and every engine.
     """
     import asyncio
     import os

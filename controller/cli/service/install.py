@@ -1,4 +1,4 @@
-"""Writing and removing the unit."""
+"""Installs and removes the systemd unit."""
 
 from __future__ import annotations
 
@@ -25,28 +25,36 @@ if TYPE_CHECKING:
     from controller.settings import ControllerSettings
 
 SET_BY_UNIT: Final = ("DESIRED", "STATE", "MODELS", "RUNTIME", "HOST", "PORT")
-"""Settings that stand in the unit, without their prefix. All others are the operator's, in the environment file."""
+"""Settings that the unit sets, without their prefix. All others belong into the environment file."""
 NOT_OF_A_SERVICE: Final = ("ROUNDHOUSE_KEY", "ROUNDHOUSE_CONTROLLER_URL")
-"""Of the command line alone."""
+"""Variables of the command line that a service does not use."""
 CARRIED: Final = ("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "HF_HOME", "HF_HUB_CACHE")
-"""Where this shell finds programs and libraries, which systemd's own environment does not say: engines need them."""
+"""Variables by which this shell finds programs and libraries. Engines need them, and systemd does not set them."""
 PROGRAM: Final = Path(sys.executable).with_name("roundhouse")
+"""The program `roundhouse` of this Python environment."""
 
 
 @dataclass(slots=True)
 class Change:
-    """What was done, as lines for the operator."""
+    """Result of an installation or a removal, as lines for the operator."""
 
     path: Path
+    """The unit file."""
     done: list[str] = field(default_factory=list)
+    """What was done."""
     notes: list[str] = field(default_factory=list)
+    """What the operator should know."""
     next_lines: list[str] = field(default_factory=list)
+    """Commands that the operator may type next."""
 
 
 def install_service(
     name: str, *, is_system: bool, user: str | None, is_started: bool, options: Mapping[str, Any]
 ) -> Change:
-    """Write the unit `name`, and start it if that is wanted. Raises CommandError."""
+    """Write the unit `name`, and with `is_started` start it now and with the machine. Raises CommandError.
+
+    `user` is whom a system unit runs as. `options` are settings from the command line; None takes the default.
+    """
     require_systemd()
     _check_options(name, is_system, user)
     account = _find_account(user) if is_system else None
@@ -77,7 +85,8 @@ def install_service(
 
 
 def remove_service(name: str, *, is_system: bool, is_stopped: bool) -> Change:
-    """Remove the unit `name`, stopping it first if that is wanted. Raises CommandError."""
+    """Remove the unit `name`. With `is_stopped`, stop it first. Raises CommandError, also where the unit runs and must
+    not be stopped."""
     require_systemd()
     _check_options(name, is_system, None)
     systemd = Systemd(is_system)
@@ -107,7 +116,7 @@ def remove_service(name: str, *, is_system: bool, is_stopped: bool) -> Change:
 def plan_unit(
     name: str, settings: ControllerSettings, environment_file: Path, user: str | None, environ: Mapping[str, str]
 ) -> ServiceUnit:
-    """The unit that serves with these settings from the current folder."""
+    """Return the unit for these settings, with the current folder as its working folder."""
     from controller.cli.up.run import program_specs
 
     absolute = {"desired": settings.desired.absolute(), "state": settings.state.absolute()}
@@ -132,7 +141,7 @@ def plan_unit(
 
 
 def left_out(environ: Mapping[str, str]) -> list[str]:
-    """Settings of this shell that the unit does not hold."""
+    """Return the names of Roundhouse settings in this environment that the unit does not have."""
     held = {f"ROUNDHOUSE_{each}" for each in SET_BY_UNIT}
     return sorted(
         each
@@ -166,7 +175,7 @@ def _find_account(user: str | None) -> pwd.struct_passwd:
 
 
 def _check_can_run(account: pwd.struct_passwd) -> None:
-    """Raises CommandError where the user cannot start the program: it lies in somebody's home, most likely."""
+    """Check that the user can start the program, which may lie in somebody's home folder. Raises CommandError."""
     try:
         done = subprocess.run(
             [PROGRAM, "version"],
@@ -189,7 +198,8 @@ def _check_can_run(account: pwd.struct_passwd) -> None:
 
 
 def _make_state_folder(state: Path, account: pwd.struct_passwd | None) -> None:
-    """A folder that a unit may write to must be there before it starts."""
+    """Create the state folder for the account: systemd requires that a writable path exists before the unit starts.
+    Raises CommandError."""
     try:
         if not state.exists():
             state.mkdir(mode=0o700, parents=True)

@@ -1,4 +1,5 @@
-"""One run of `roundhouse service run`, which systemd starts: it ends without the engines, and the next finds them."""
+"""One run of `roundhouse service run`, which systemd starts. Engines keep running at its end, and the next run adopts
+them."""
 
 from __future__ import annotations
 
@@ -16,12 +17,14 @@ from controller.runtimes.process.groups import send_signal
 from controller.settings import ControllerSettings
 
 POLL_S = 0.1
+"""Seconds between two checks whether a process has ended."""
 
 
 class ServiceRun:
-    """Keeps controller and gateway running until it is told to end, and then ends them alone.
+    """Runs the controller and the gateway until a signal, and then ends these two, but not the engines.
 
-    The caller holds `up.lock` of the state folder, so that no `up` runs beside it and `down` finds it.
+    The caller must hold `up.lock` of the state folder, so that no `up` runs at the same time and `down` finds this
+    process.
     """
 
     def __init__(self, settings: ControllerSettings, specs: Sequence[ChildSpec], announcer: Announcer) -> None:
@@ -33,7 +36,7 @@ class ServiceRun:
         self._stop_event = asyncio.Event()
 
     async def run(self) -> ExitCode:
-        """Until SIGTERM, SIGINT, SIGHUP, or an end of a program that a new start cannot mend."""
+        """Run until SIGTERM, SIGINT or SIGHUP, or until a program ends in a way that a restart cannot mend."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._stop_event.set)
@@ -50,7 +53,8 @@ class ServiceRun:
         return ending.exit
 
     def _programs(self) -> tuple[tuple[str, float], ...]:
-        """In the order of their end, with the time that each has: the gateway's running requests may finish."""
+        """Return the programs in the order in which they end, each with the seconds it gets. The gateway is first, so
+        that running requests may finish."""
         return (
             ("gateway", stop_timeouts.gateway_stop_timeout_s()),
             ("controller", stop_timeouts.controller_stop_timeout_s(self._settings)),
@@ -63,7 +67,7 @@ class ServiceRun:
             child.kill()
 
     async def _end_earlier_programs(self) -> None:
-        """End the programs of a run that was killed, which KillMode=process has left."""
+        """End programs that a killed run left behind, because the unit has KillMode=process."""
         for name, within_s in self._programs():
             for record in find_children(self._settings.state, name):
                 self._announcer.print_note(f"ending the {name} of an earlier run (process {record.pid})")

@@ -1,4 +1,4 @@
-"""The systemd of this machine: its manager for all, or the one of a user."""
+"""Interface to systemd: the system's manager, or a user's own manager."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from typing import Final
 from controller.cli.exit_codes import CommandError
 
 BOOTED_FOLDER: Final = Path("/run/systemd/system")
-"""There while systemd runs this machine, and only then (sd_booted(3))."""
+"""Folder that exists exactly while systemd runs this machine (sd_booted(3))."""
 SYSTEM_UNITS: Final = Path("/etc/systemd/system")
+"""Folder of the administrator's units."""
 LINGER_FOLDER: Final = Path("/var/lib/systemd/linger")
+"""Folder with a file for each user whose services run without a login."""
 ANSWER_S: Final = 300.0
-"""A stop that `systemctl` waits for takes as long as running requests may."""
+"""Maximum seconds for `systemctl`. A stop takes as long as running requests may."""
 
 
 def require_systemd() -> None:
-    """Raises CommandError where systemd does not run this machine."""
+    """Check that systemd runs this machine. Raises CommandError."""
     if not BOOTED_FOLDER.is_dir() or shutil.which("systemctl") is None:
         raise CommandError(
             f"systemd does not run this machine ({BOOTED_FOLDER} or `systemctl` is missing), so there is nothing that "
@@ -30,59 +32,60 @@ def require_systemd() -> None:
 
 
 def config_folder(environ: Mapping[str, str]) -> Path:
-    """Where a user's programs are configured."""
+    """Return the folder of a user's configuration, by XDG_CONFIG_HOME or HOME."""
     return Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "~")).expanduser() / ".config")
 
 
 def lingers(user: str) -> bool:
-    """Whether the user's services start with the machine and outlive logins."""
+    """Return whether the user's services start with the machine and outlive logins."""
     return (LINGER_FOLDER / user).exists()
 
 
 @dataclass(frozen=True, slots=True)
 class Systemd:
-    """One of its managers."""
+    """One of the managers of systemd."""
 
     is_system: bool
+    """True for the system's manager, False for this user's."""
 
     @property
     def words(self) -> str:
-        """How a command line of it begins."""
+        """Beginning of a command line for this manager."""
         return "systemctl" if self.is_system else "systemctl --user"
 
     @property
     def unit_folder(self) -> Path:
-        """Where an administrator's, or the user's, own units are."""
+        """Folder of units that the administrator, or the user, has written."""
         return SYSTEM_UNITS if self.is_system else config_folder(os.environ) / "systemd" / "user"
 
     def environment_file(self, name: str) -> Path:
-        """Where the operator sets what the unit does not."""
+        """Return the file in which the operator puts settings that the unit does not have."""
         return (Path("/etc") if self.is_system else config_folder(os.environ)) / "roundhouse" / f"{name}.env"
 
     def is_active(self, unit: str) -> bool:
-        """Whether it runs, or is about to. Raises CommandError when the manager cannot be asked."""
+        """Return whether the unit runs, starts or stops. Raises CommandError where the manager does not answer."""
         done = self._systemctl("show", "--property=ActiveState", "--value", unit)
         return done.strip() in ("active", "activating", "reloading", "deactivating")
 
     def reload(self) -> None:
-        """Have it read its units. Raises CommandError."""
+        """Make the manager read its units again. Raises CommandError."""
         self._systemctl("daemon-reload")
 
     def enable(self, unit: str) -> None:
-        """Start the unit now and with the machine (or with its user). Raises CommandError."""
+        """Start the unit now and with the machine, or at the user's login. Raises CommandError."""
         self._systemctl("enable", "--now", unit)
 
     def restart(self, unit: str) -> None:
-        """Raises CommandError."""
+        """Restart the unit. Raises CommandError."""
         self._systemctl("restart", unit)
 
     def disable(self, unit: str) -> None:
-        """Stop the unit, and start it no more. Raises CommandError."""
+        """Stop the unit, and do not start it any more. Raises CommandError."""
         self._systemctl("disable", "--now", unit)
 
     def _systemctl(self, *arguments: str) -> str:
         command = [*self.words.split(), "--no-ask-password", *arguments]
-        # Who became the user by `su` or `sudo` has no such variable, and the user may well have a manager.
+        # After `su` or `sudo` the variable is missing, although the user may have a running manager.
         runtime_folder = Path(f"/run/user/{os.getuid()}")
         env = {"XDG_RUNTIME_DIR": str(runtime_folder)} if runtime_folder.is_dir() else {}
         try:

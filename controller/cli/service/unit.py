@@ -1,4 +1,4 @@
-"""The text of the unit that systemd starts Roundhouse by."""
+"""Text of the systemd unit that runs Roundhouse."""
 
 from __future__ import annotations
 
@@ -9,39 +9,43 @@ from pathlib import Path
 from typing import Final
 
 FIRST_LINE: Final = "# Written by `roundhouse service install`"
-"""How a unit of ours begins; no other is replaced or removed."""
+"""First line of a unit that Roundhouse wrote. A unit without it is never replaced or removed."""
 STATE_LINE: Final = "# State folder: "
+"""Prefix of the line that names the state folder."""
 _TEMPLATES: Final = Path(__file__).with_name("units")
 _UNQUOTABLE: Final = re.compile(r'["\\\x00-\x1f\x7f]')
 
 
 class UnitTextError(ValueError):
-    """A value cannot stand in a unit. The message is one line."""
+    """A value cannot be written in a unit. The message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceUnit:
-    """What differs between units. Paths are absolute."""
+    """Values that differ between units. Paths are absolute."""
 
     name: str
-    """Of the unit, without `.service`."""
+    """Name of the unit, without `.service`."""
     user: str | None
-    """Whom the system's manager runs it as; None: it is a unit of a user's own manager."""
+    """User that the system's manager runs the unit as. None means a unit of a user's own manager."""
     program: Path
     """The program `roundhouse`."""
     folder: Path
     """Working folder, from which relative paths of the settings start."""
     state: Path
+    """State folder. The service may write to it."""
     environment: Mapping[str, str]
+    """Environment variables of the service."""
     environment_file: Path
-    """What the operator sets; it need not be there."""
+    """File with the operator's own settings. It need not exist."""
     read_only: Sequence[Path]
-    """What the service and its engines never write, though their user may."""
+    """Paths that the service and its engines must not write, although their user may."""
     stop_timeout_s: int
+    """Seconds from SIGTERM to SIGKILL of the service."""
 
 
 def render_unit(unit: ServiceUnit) -> str:
-    """The unit file's text. Raises UnitTextError."""
+    """Return the text of the unit file. Raises UnitTextError."""
     template = (_TEMPLATES / ("user.service" if unit.user is None else "system.service")).read_text()
     values = {
         "name": _plain(unit.name),
@@ -51,7 +55,7 @@ def render_unit(unit: ServiceUnit) -> str:
         "state": _plain(str(unit.state)),
         "environment": "\n".join(f"Environment={_quoted(f'{name}={text}')}" for name, text in unit.environment.items()),
         "environment_file": _plain(str(unit.environment_file)),
-        # A path that is not there is no reason not to start.
+        # The prefix `-` lets the unit start although a path is missing.
         "read_only": _paths("-", unit.read_only),
         "writable": _paths("", [unit.state]),
         "stop_timeout_s": str(unit.stop_timeout_s),
@@ -60,7 +64,7 @@ def render_unit(unit: ServiceUnit) -> str:
 
 
 def find_state(text: str) -> str | None:
-    """The state folder of a unit of ours; None: the unit is somebody else's."""
+    """Return the state folder of a unit that Roundhouse wrote. None means that somebody else wrote the unit."""
     if not text.startswith(FIRST_LINE):
         return None
     line = next((line for line in text.splitlines() if line.startswith(STATE_LINE)), STATE_LINE)
@@ -76,7 +80,10 @@ def _quoted(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """As systemd takes it with quotes around it or without. Quotes and escapes mean another thing in each line."""
+    """Return the text in a form that systemd reads unchanged, with or without quotes around it.
+
+    Raises UnitTextError for quotes, backslashes and control characters, which mean different things in different lines.
+    """
     if _UNQUOTABLE.search(text):
         raise UnitTextError(f"quotes, backslashes and line breaks cannot stand in a unit of systemd: {text!r}")
     return text.replace("%", "%%")

@@ -1,4 +1,4 @@
-"""`roundhouse top`."""
+"""`roundhouse top`: show a live table of the models."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def top(
     state: State = None,
     as_json: Json = False,
 ) -> int:
-    """A live table of the models.
+    """Show a live table of the models.
 
-    Their state, replicas, requests, tokens per second and memory, the busiest first, until q or Ctrl-C. Tokens are
-    counted when a request ends; without a gateway that can be reached the column shows `-`.
+    The table has state, replicas, requests, tokens per second and memory of each model, the busiest first. `q` or
+    Ctrl-C ends it. Tokens are counted when a request ends; where no gateway can be reached, the column shows `-`.
     """
     url = controller_url(controller, state)
     gateway_url = gateway or _gateway_url()
@@ -72,9 +72,9 @@ async def _once(url: str, gateway: str, interval_s: float) -> TopView:
 
 
 async def _live(url: str, gateway: str, interval_s: float) -> None:
-    """Until `q` is typed or it is cancelled.
+    """Show the live table until `q` is typed or the task is cancelled.
 
-    A controller that goes away is waited for, with the last table on show.
+    While the controller does not answer, the last table stays.
     """
     from rich.live import Live
 
@@ -97,7 +97,7 @@ async def _live(url: str, gateway: str, interval_s: float) -> None:
 
 
 async def _next(source: TopSource, view: TopView) -> tuple[TopView, str]:
-    """The next look; or the last one, and why there is no newer."""
+    """Return the next view, or the last view and the reason why there is no newer one."""
     try:
         return await source.read_view(), ""
     except CommandError as error:

@@ -16,9 +16,9 @@ QUIT_KEYS: Final = frozenset(b"qQ")
 
 @contextmanager
 def watch_quit_key(quit_event: asyncio.Event) -> Iterator[bool]:
-    """Set the event when `q` is typed at the terminal that stdin is; whether there is one to type at.
+    """Set `quit_event` when `q` is typed. Yields whether stdin is a terminal at which somebody can type.
 
-    Within, keys are read without Enter and are not shown; Ctrl-C is what it always is.
+    Inside the context, the terminal delivers keys without Enter and does not show them. Ctrl-C works as usual.
     """
     if not _is_typed_at():
         yield False
@@ -46,11 +46,11 @@ def watch_quit_key(quit_event: asyncio.Event) -> Iterator[bool]:
 
 
 def _is_typed_at() -> bool:
-    """Whether stdin is a terminal, and what is typed there is meant for this program."""
+    """Return whether stdin is a terminal whose input goes to this program."""
     if not sys.stdin or not sys.stdin.isatty():
         return False
     try:
-        # Who is in the background and changes a terminal's modes is stopped.
+        # The kernel stops a background process that changes the terminal's modes.
         return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
     except OSError:  # a terminal without job control for this program
         return True

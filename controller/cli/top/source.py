@@ -1,4 +1,4 @@
-"""Where `roundhouse top` looks: the admin API, and the gateway's metrics if they can be had."""
+"""Data source of `roundhouse top`: the admin API, and the gateway's metrics where they are reachable."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from controller.cli.top.token_rates import TokenSample, token_rates, tokens_of
 from controller.cli.top.view import TopView
 
 METRICS_TIMEOUT_S = 2.0
+"""Seconds after which a request for the metrics fails."""
 
 
 class TopSource:
-    """Looks again and again, and keeps the counters of the last time."""
+    """Reads models, memory and token counters repeatedly. Keeps the last counters, from which rates follow."""
 
     def __init__(self, client: AdminClient, gateway: str) -> None:
-        """`gateway` is its URL, without a path."""
+        """`client` asks the admin API. `gateway` is the gateway's URL without a path."""
         self._client = client
         self._metrics_url = f"{gateway.rstrip('/')}/metrics"
         self._last: TokenSample | None = None
@@ -32,12 +33,13 @@ class TopSource:
         await self._session.close()
 
     async def read_first_counters(self) -> bool:
-        """Take the first counters; whether there are any, so that a second look will know rates."""
+        """Read the first token counters. Returns whether the gateway has any, so that the next view has rates."""
         self._last = await self._sample()
         return self._last is not None
 
     async def read_view(self) -> TopView:
-        """Everything now; rates since the last time. Raises as AdminClient."""
+        """Read everything that one view shows, with token rates since the last call. Raises the errors of
+        AdminClient."""
         models, memory, sample = await asyncio.gather(
             self._client.list_models(), self._client.get_gpu_memory(), self._sample()
         )

@@ -1,4 +1,4 @@
-"""Tokens per second from a gateway's counters. Pure."""
+"""Tokens per second, from two samples of a gateway's counters. Pure."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 SERIES = "roundhouse_gateway_tokens_total"
+"""The gateway's counter of tokens."""
 DIRECTION = "out"
+"""Value of the label `direction` for tokens that engines have generated."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSample:
-    """The counters at one time. `at` in seconds of any clock that never goes back."""
+    """A sample of the token counters. `at` is in seconds of any monotonic clock."""
 
     at: float
     tokens: Mapping[str, float] = field(default_factory=dict)
-    """Model to tokens that its engines have made."""
+    """Model to the number of tokens that its engines have generated."""
 
 
 def token_rates(before: TokenSample | None, after: TokenSample | None) -> Mapping[str, float] | None:
-    """Model to tokens per second between two samples; models that are in neither made none. None: not known."""
+    """Return generated tokens per second by model, between two samples. A model in neither sample generated none.
+
+    None means unknown: a sample is missing, or no time has passed between them.
+    """
     if before is None or after is None or after.at <= before.at:
         return None
     seconds = after.at - before.at
@@ -27,12 +32,13 @@ def token_rates(before: TokenSample | None, after: TokenSample | None) -> Mappin
 
 
 def _increase(before: float, now: float) -> float:
-    # A counter that fell is that of a gateway which has started anew.
+    # A counter that fell belongs to a gateway that has restarted.
     return now - before if now >= before else now
 
 
 def tokens_of(exposition: str) -> dict[str, float]:
-    """Model to tokens out, of what a gateway's /metrics says. Raises ValueError when it says nothing readable."""
+    """Parse the text of a gateway's `/metrics` to generated tokens by model. Raises ValueError where the text cannot be
+    parsed."""
     from prometheus_client.parser import text_string_to_metric_families
 
     totals: dict[str, float] = {}

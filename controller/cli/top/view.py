@@ -1,4 +1,4 @@
-"""What `roundhouse top` shows, as text. Pure."""
+"""Text of `roundhouse top`. Pure."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ SEVERAL_REPLICAS = (
 
 @dataclass(frozen=True, slots=True)
 class TopView:
-    """One look at everything. `rates` is None while tokens per second are not known."""
+    """Data of one view. `rates` is tokens per second by model; None means unknown."""
 
     listing: AdminModels
     memory: GpuMemoryAnswer
     rates: Mapping[str, float] | None
 
     def rows(self) -> list[tuple[str, ...]]:
-        """The table, the busiest first."""
+        """Return the rows of the table, the model with most requests first."""
         return [self._row(model) for model in sorted(self.listing.models, key=_busiest_first)]
 
     def trouble_lines(self) -> list[str]:
-        """What to know before the table is believed; none while all is well."""
+        """Return warnings that show before the table, such as a paused controller. Empty where all is well."""
         return list(warning_lines(self.listing))
 
     def note_lines(self) -> list[str]:
-        """What looks wrong in the table and is not; none where nothing does."""
+        """Return explanations of what may look wrong in the table. Empty where there is none."""
         has_several = any(model.loaded_replicas > 1 for model in self.listing.models)
         return [SEVERAL_REPLICAS] if has_several else []
 
     def gpu_lines(self) -> list[str]:
-        """One line per GPU, those that cannot be read included; none where there are no figures."""
+        """Return one line per GPU, unreadable ones included."""
         figures = [f"GPU {gpu_label(gpu)} {gpu.name}: {gpu.used_over_total}" for gpu in self.memory.gpus]
         return figures + [unread_gpu_words(gpu) for gpu in self.memory.unread_gpus]
 
     def as_json(self) -> dict[str, Any]:
-        """The same for scripts."""
+        """Return the same data for scripts."""
         return {
             "models": [self._json(model) for model in sorted(self.listing.models, key=_busiest_first)],
             "gpus": [gpu.model_dump(mode="json") for gpu in self.memory.gpus],

@@ -1,4 +1,4 @@
-"""`roundhouse up`."""
+"""`roundhouse up`: run the controller and the gateway."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def up(
 ) -> int:
     """Serve the models, in the foreground.
 
-    Starts the controller and the gateway and keeps them running; when the first model can be used, it says how. Ctrl-C
-    ends them and every engine; a second Ctrl-C does not wait for running requests. Every option is also a setting
-    (docs/settings.md), in the environment as ROUNDHOUSE_DESIRED and so on.
+    Starts the controller and the gateway and keeps them running. When the first model is ready, prints a request to
+    try. Ctrl-C ends both and every engine; a second Ctrl-C does not wait for running requests. Every option is also a
+    setting (docs/settings.md), in the environment as ROUNDHOUSE_DESIRED and so on.
     """
     options = {"desired": desired, "state": state, "models": models, "runtime": runtime, "host": host, "port": port}
     settings = read_settings(**options)
@@ -55,7 +55,7 @@ def up(
 
 
 def check_folder(desired: Path) -> None:
-    """Raises CommandError when there is no such folder: a typing error, most likely."""
+    """Check that the folder of the desired-state files exists: the path may be mistyped. Raises CommandError."""
     if not desired.is_dir():
         hint = "--desired or ROUNDHOUSE_DESIRED names the folder of the desired-state files"
         raise CommandError(f"there is no folder {desired}; {hint}", ExitCode.USAGE)

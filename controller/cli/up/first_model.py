@@ -1,4 +1,4 @@
-"""Watches a fresh `up` until its first model can be used, and says how to use it."""
+"""Watches a new `up` until its first model is ready, and then prints how to use it."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ from controller.cli.up.announce import Announcer
 from controller.schema.status import ControllerStatus, ModelState
 
 FIRST_POLL_S: Final = 0.2
+"""Seconds between the first two looks at the models."""
 LAST_POLL_S: Final = 2.0
+"""Maximum seconds between two looks."""
 KEY_WANTED: Final = 401
-"""The gateway's status for who shows no key where some are declared."""
+"""Status of a gateway's answer to a request without a key, where keys are declared."""
 PROGRAM: Final = "roundhouse"
 DEMO_MODELS: Final = frozenset({"clockwork", "clockwork-embed"})
-"""What the checkout's own desired-state folder declares."""
+"""Models that the desired-state folder of a checkout declares."""
 EXAMPLES: Final[Mapping[str, Mapping[str, Any]]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello"}]},
     "/v1/completions": {"prompt": "Hello"},
     "/v1/embeddings": {"input": "Hello"},
 }
-"""A request to try, by API, the best first."""
+"""API path to the body of an example request, the preferred API first."""
 
 
 class FirstModelWatcher:
-    """Announces each failed model once, and the first that is served; then it is done."""
+    """Announces each failed model once, and the first model that can be used; then the watcher is done."""
 
     def __init__(
         self, controller_url: str, gateway_url: str, desired: Path, models: Path, announcer: Announcer
@@ -48,13 +50,13 @@ class FirstModelWatcher:
         self._is_empty_reported = False
 
     async def run(self) -> None:
-        """Return when the first model was announced."""
+        """Watch the models. Returns once the first usable model was announced."""
         timeout = aiohttp.ClientTimeout(total=5)
         async with (
             ControllerClient(self._controller_url) as controller,
             aiohttp.ClientSession(timeout=timeout, trust_env=False) as gateway,
         ):
-            # Nobody tells this process of a change, so it asks: often for the seconds that matter, then less and less.
+            # The controller sends no notice of a change, so poll: often in the first seconds, then less and less.
             pause_s = FIRST_POLL_S
             while not await self._check_models(controller, gateway):
                 await asyncio.sleep(pause_s)
@@ -64,7 +66,7 @@ class FirstModelWatcher:
         try:
             status = await controller.get_status()
         except CommandError:
-            return False  # it is starting, or being started again: the supervisor says so
+            return False  # the controller is starting or restarting; the supervisor reports that
         self._print_failures(status)
         if not any(model.state is ModelState.LOADED for model in status.models):
             self._print_empty(status)
@@ -101,8 +103,10 @@ class FirstModelWatcher:
     async def _find_served(
         self, gateway: aiohttp.ClientSession, status: ControllerStatus
     ) -> tuple[str, str | None] | None:
-        """A loaded model and an API that it offers, as the gateway says; without an API where the gateway wants a key,
-        which `up` has not. None: none yet."""
+        """Return a loaded model and an API path that it serves, as the gateway lists them. None means none yet.
+
+        The API path is None where the gateway requires a key, because `up` has none.
+        """
         try:
             async with gateway.get(f"{self._gateway_url}/v1/models") as response:
                 if response.status == KEY_WANTED:
@@ -114,8 +118,10 @@ class FirstModelWatcher:
 
 
 def choose_first_model(models: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
-    """Of the gateway's list the loaded model with the best API to try; None while one that is being loaded has a better
-    one, or there is none."""
+    """Return the loaded model with the most preferred API, and that API. `models` is the gateway's list.
+
+    None means none yet: no model is loaded, or a model with a more preferred API is still loading.
+    """
     for api in EXAMPLES:
         candidates = [model for model in models if api in model.get("apis", ())]
         for model in candidates:
@@ -127,7 +133,7 @@ def choose_first_model(models: Sequence[Mapping[str, Any]]) -> tuple[str, str] |
 
 
 def try_line(name: str, api: str | None, url: str) -> str:
-    """One line with a request to paste into a shell. `api` None: keys are declared."""
+    """Return one line with a request to paste into a shell. `api` is None where a key is required."""
     if api is None:
         return f"{name} is ready. Try, with a key: curl {url}/v1/models -H 'authorization: Bearer rh-...'"
     body = json.dumps({"model": name, **EXAMPLES[api]})
@@ -135,14 +141,14 @@ def try_line(name: str, api: str | None, url: str) -> str:
 
 
 def has_only_demo(names: Iterable[str]) -> bool:
-    """Whether no model is declared but the demo's."""
+    """Return whether the demo's models are the only ones declared."""
     return DEMO_MODELS.issuperset(names)
 
 
 def commands_line(program: Path, folder: Path, *, in_checkout: bool) -> str:
-    """One line that names the program of the other commands, for a shell in `folder`, whose PATH lacks it.
+    """Return one line that says how to run the other commands from `folder`, where PATH does not have the program.
 
-    `in_checkout`: the program lies in the environment that the Makefile has made.
+    `in_checkout`: the program is in the environment that the Makefile has made.
     """
     short_path = program.relative_to(folder) if program.is_relative_to(folder) else program
     launcher = f"; `make install-launcher` puts `{PROGRAM}` on PATH" if in_checkout else ""
@@ -150,7 +156,7 @@ def commands_line(program: Path, folder: Path, *, in_checkout: bool) -> str:
 
 
 def real_model_line(desired: Path, models: Path) -> str:
-    """One line that leads to a real model."""
+    """Return one line that says how to get a real model."""
     file = "gemma-3-4b-it-Q4_K_M.gguf"
     return (
         f"For a real model: `hf download ggml-org/gemma-3-4b-it-GGUF {file} --local-dir {models}`, then write "

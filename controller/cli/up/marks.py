@@ -1,7 +1,8 @@
-"""The processes of `roundhouse up` as /proc shows them, so that they are found where `up.json` does not tell of them.
+"""Finds the processes of `roundhouse up` in /proc, where `up.json` does not list them.
 
-`up` holds `up.lock` of its state folder open. Its children carry the folder's device and inode in their environment:
-the folder's path would also be that of a container, and stays behind when the folder is moved.
+`up` keeps `up.lock` of its state folder open. Its children carry the folder's device and inode numbers in their
+environment. The folder's path would not do: it may be the same inside a container, and is out of date once the folder
+is moved.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from controller.runtimes.process.groups import has_variable
 from controller.runtimes.process.stat import PROC, list_stats
 
 MARK_ENV: Final = "ROUNDHOUSE_UP_CHILD"
-"""Environment variable of a child: its name and its `up`'s state folder."""
+"""Environment variable of a child, with its name and the state folder of its `up`."""
 
 
 def mark_variables(state: Path, name: str) -> dict[str, str]:
@@ -31,15 +32,17 @@ def mark_variables(state: Path, name: str) -> dict[str, str]:
 
 
 def mark_specs(state: Path, specs: Iterable[ChildSpec]) -> list[ChildSpec]:
-    """Return the programs with these variables in their environments. Raises OSError: the state folder does not
-    exist."""
+    """Return the programs with their mark variables added to their environments.
+
+    Raises OSError: the state folder does not exist.
+    """
     return [replace(spec, env={**spec.env, **mark_variables(state, spec.name)}) for spec in specs]
 
 
 def find_up(state: Path) -> ProcessRecord | None:
-    """The `up` that runs on this state folder, as recorded or by its lock; None: none runs, or it is another user's.
+    """Return the `up` that runs on this state folder, by its record or its lock.
 
-    Raises CommandError: the record cannot be read.
+    None means that none runs, or that it belongs to another user. Raises CommandError where the record cannot be read.
     """
     recorded = read_record(state).up
     if recorded is not None and recorded.pid != os.getpid() and recorded.is_alive():
@@ -55,9 +58,9 @@ def find_up(state: Path) -> ProcessRecord | None:
 
 
 def find_children(state: Path, name: str) -> list[ProcessRecord]:
-    """Processes that an `up` on this state folder started as `name` and that run, as recorded or by their mark.
+    """Return the running processes that an `up` on this state folder started as `name`, by its record or their mark.
 
-    Usually there is one, or none. Raises CommandError: the record cannot be read.
+    Usually there is one, or none. Raises CommandError where the record cannot be read.
     """
     recorded = read_record(state).children.get(name)
     found = [recorded] if recorded is not None and recorded.is_alive() else []
@@ -69,7 +72,7 @@ def _find_marked(state: Path, name: str) -> list[ProcessRecord]:
         [(variable, value)] = mark_variables(state, name).items()
     except FileNotFoundError:
         return []
-    # Each leads a session, as an engine does; what a child itself starts bears the mark too, and leads none.
+    # A child leads a session. Processes that it starts inherit the mark; of these only engines lead a session.
     return [
         ProcessRecord(pid=stat.process.pid, start_ticks=stat.process.start_ticks)
         for stat in list_stats()
@@ -80,11 +83,11 @@ def _find_marked(state: Path, name: str) -> list[ProcessRecord]:
 def _has_open(pid: int, file: os.stat_result) -> bool:
     try:
         descriptors = list((PROC / str(pid) / "fd").iterdir())
-    except OSError:  # it ended meanwhile, or it is another user's
+    except OSError:  # the process ended meanwhile, or belongs to another user
         return False
     for descriptor in descriptors:
         try:
-            # The name first: asking what lies behind every descriptor of the machine could wait for a lost server.
+            # Compare the name first: a stat of every open file of the machine could block on a lost file server.
             if descriptor.readlink().name == LOCK_NAME and os.path.samestat(descriptor.stat(), file):
                 return True
         except OSError:

@@ -1,4 +1,4 @@
-"""Whether the gateway's addresses can be had: found out before anything is started."""
+"""Checks before anything is started that the gateway's addresses are free."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from controller.cli.exit_codes import CommandError, ExitCode
 
 
 def check_port_free(hosts: Sequence[str], port: int) -> int:
-    """The port, or a free one for 0, after binding it for a moment at every host. Raises CommandError with one line."""
+    """Bind and listen for a moment at every host. Returns the port, or a free one where `port` is 0.
+
+    Raises CommandError where an address is taken or a host name has no address.
+    """
     with ExitStack() as stack:
         try:
-            # As the gateway does: connections of an earlier run that are still closing do not count.
+            # Bind as the gateway does, so that closing connections of an earlier run do not count.
             listeners = [stack.enter_context(listener) for listener in bind_listeners(hosts, port)]
         except ListenError as error:
             if error.is_unresolved:
@@ -24,7 +27,7 @@ def check_port_free(hosts: Sequence[str], port: int) -> int:
             raise CommandError(message, code) from None
         for listener in listeners:
             try:
-                # Two sockets that reuse an address may both be bound to it; only one may listen.
+                # With address reuse, two sockets may be bound to one address, but only one may listen.
                 listener.listen(1)
             except OSError as error:
                 ip, bound_port = listener.getsockname()[:2]

@@ -1,8 +1,8 @@
-"""Which processes `roundhouse up` has started: `<state folder>/up.json`, so that `down` finds what a crash left.
+"""Record of the processes that `roundhouse up` started, `<state folder>/up.json`, so that `down` finds them after a
+crash.
 
-The record is best effort: controller.cli.up.marks finds what it lacks.
-
-`up.lock` beside it is held for as long as an `up` lives, whatever ends it.
+The record may be incomplete: `controller.cli.up.marks` finds the other processes. `up.lock` beside it is locked for as
+long as an `up` lives, however it ends.
 """
 
 from __future__ import annotations
@@ -26,29 +26,30 @@ LOCK_NAME: Final = "up.lock"
 
 
 class ProcessRecord(BaseModel):
-    """A process, told apart from a later one that was given its pid."""
+    """Identity of a process: pid and start time, so that a later process with the same pid is not mistaken for it."""
 
     pid: int
     start_ticks: int
+    """Start time in clock ticks since boot, as in /proc/<pid>/stat."""
 
     @classmethod
     def of(cls, pid: int) -> ProcessRecord | None:
-        """None: it is gone."""
+        """Return the record of a running process. None means that it has ended."""
         stat = read_stat(pid)
         return cls(pid=pid, start_ticks=stat.process.start_ticks) if stat is not None else None
 
     @property
     def process(self) -> Process:
-        """As /proc knows it."""
+        """The process as `controller.runtimes.process` identifies it."""
         return Process(self.pid, self.start_ticks)
 
     def is_alive(self) -> bool:
-        """Whether it still runs."""
+        """Return whether the process still runs."""
         return is_alive(self.process)
 
 
 class UpRecord(BaseModel):
-    """One `up` and what it started, by name (`controller`, `gateway`)."""
+    """One `up` and its children by name (`controller`, `gateway`)."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -59,7 +60,7 @@ class UpRecord(BaseModel):
 
 
 def read_record(state: Path) -> UpRecord:
-    """What the last `up` recorded, in this boot of the machine; empty when there is nothing. Raises CommandError."""
+    """Return the record of the last `up` since the machine booted. Empty where there is none. Raises CommandError."""
     path = state / RECORD_NAME
     try:
         record = UpRecord.model_validate_json(path.read_bytes())
@@ -72,12 +73,12 @@ def read_record(state: Path) -> UpRecord:
 
 
 def write_record(state: Path, record: UpRecord) -> None:
-    """Keep the record."""
+    """Write the record. Raises OSError."""
     write_atomic(state / RECORD_NAME, record.model_dump_json().encode())
 
 
 def remove_record(state: Path) -> None:
-    """All that was recorded has ended."""
+    """Remove the record, after all recorded processes have ended."""
     (state / RECORD_NAME).unlink(missing_ok=True)
 
 
@@ -107,7 +108,11 @@ class ChildRecorder:
 
 
 def lock_state(state: Path) -> int:
-    """Make the state folder and lock it for one `up`; the descriptor holds the lock. Raises CommandError."""
+    """Create the state folder and lock it for one `up`. Returns a file descriptor that holds the lock until it is
+    closed.
+
+    Raises CommandError, with ExitCode.LOCKED where another `up` holds the lock.
+    """
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(state / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""One run of `roundhouse up`: start, keep running, end in order."""
+"""One run of `roundhouse up`: starts the programs, keeps them running, and ends them in order."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ CONTROLLER_ENDS: Final = {
     4: FatalExit(ExitCode.LOCKED, "the state folder is in use; `roundhouse down` ends what uses it"),
     5: FatalExit(ExitCode.FAILED, "the runtime does not answer"),
 }
-"""Exit codes of the first `python -m controller` of an `up`."""
+"""Exit codes of the first controller process of an `up` that end everything."""
 GATEWAY_ENDS: Final = {
     2: FatalExit(ExitCode.USAGE, "a setting is wrong"),
     3: FatalExit(ExitCode.ADDRESS_TAKEN, "its address is taken; choose another with --host or --port"),
 }
-"""Exit codes of its first `python -m gateway`."""
+"""Exit codes of the first gateway process of an `up` that end everything."""
 
 
 def program_specs(settings: ControllerSettings, environ: Mapping[str, str]) -> tuple[ChildSpec, ChildSpec]:
-    """The controller and the gateway as they are started. Neither is imported here."""
+    """Return how to start the controller and the gateway: command line and environment. Imports neither program."""
     env = {
         **environ,
         "ROUNDHOUSE_DESIRED": str(settings.desired),
@@ -49,7 +49,7 @@ def program_specs(settings: ControllerSettings, environ: Mapping[str, str]) -> t
         "ROUNDHOUSE_CONTROLLER_LISTEN": settings.listen,
         "ROUNDHOUSE_CONTROLLER_URL": settings.controller_url,
     }
-    # -P: a folder `controller` where the operator happens to stand is not ours.
+    # -P: do not import a folder `controller` that happens to be in the current folder.
     python = (sys.executable, "-P", "-m")
     return (
         ChildSpec("controller", (*python, "controller"), env, CONTROLLER_ENDS),
@@ -58,7 +58,10 @@ def program_specs(settings: ControllerSettings, environ: Mapping[str, str]) -> t
 
 
 def lock_and_check(state: Path) -> int:
-    """Lock the state folder for this `up`; the descriptor. Raises CommandError when an earlier one's children live."""
+    """Lock the state folder for this `up`. Returns a file descriptor that holds the lock.
+
+    Raises CommandError where another `up` holds the lock, or processes of an earlier `up` still run.
+    """
     lock = lock_state(state)
     try:
         live_children = [
@@ -77,7 +80,7 @@ def lock_and_check(state: Path) -> int:
 
 
 class UpRun:
-    """Holds the children from their start to their end."""
+    """Starts, supervises and ends the controller and the gateway. The caller holds the lock of the state folder."""
 
     def __init__(self, settings: ControllerSettings, specs: Sequence[ChildSpec], announcer: Announcer) -> None:
         self._settings = settings
@@ -89,7 +92,7 @@ class UpRun:
         self._force_event = asyncio.Event()
 
     async def run(self) -> ExitCode:
-        """Until Ctrl-C, SIGTERM, SIGHUP, or an end of a child that a new start cannot mend."""
+        """Run until Ctrl-C, SIGTERM or SIGHUP, or until a program ends in a way that a restart cannot mend."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal, number)
@@ -116,12 +119,12 @@ class UpRun:
             self._stop_event.set()
             self._announcer.print_note("stopping: running requests may finish; Ctrl-C again does not wait")
         elif number is signal.SIGINT:
-            # Only this one is a second word of an operator's. A shell whose window is closed passes SIGHUP on and the
-            # kernel sends it again, and SIGTERM may be a `down`, which waits.
+            # Only a second Ctrl-C means that the operator wants no waiting. A closed terminal window sends SIGHUP twice
+            # (shell and kernel), and SIGTERM may come from `down`, which waits.
             self._force_event.set()
 
     async def _end(self, ending: Ending) -> ExitCode:
-        """End the children in order, then what is left of the engines."""
+        """End the programs in order, or kill them after a second Ctrl-C. Then stop the engines that are left."""
         self._stop_event.set()
         orderly_task = asyncio.create_task(self._end_in_order())
         forced_task = asyncio.create_task(self._force_event.wait())
@@ -140,7 +143,7 @@ class UpRun:
         return await self._end_engines(ending)
 
     async def _end_in_order(self) -> None:
-        # The gateway first: its running requests need the engines.
+        # The gateway first, because its running requests need the engines.
         gateway, controller = self._supervisor.children.get("gateway"), self._supervisor.children.get("controller")
         if gateway is not None:
             gateway.send_signal(signal.SIGTERM)
@@ -154,7 +157,7 @@ class UpRun:
             async with ControllerClient(self._settings.controller_url) as client:
                 await client.shut_down(stop_engines=True)
         except CommandError:
-            # Not listening yet, or not any more. What it leaves running is stopped afterwards.
+            # The controller does not listen yet, or no longer. Engines that it leaves are stopped afterwards.
             controller.send_signal(signal.SIGTERM)
 
     async def _wait_or_kill(self, child: Child, within_s: float) -> None:
@@ -164,7 +167,7 @@ class UpRun:
             await child.ends_within(within_s)
 
     async def _end_engines(self, ending: Ending) -> ExitCode:
-        """Nothing is left to do after a controller that ended as asked; after any other its engines may run."""
+        """Stop engines that the controller left running. After a controller that ended as asked there are none."""
         grace_s = stop_timeouts.FORCED_S if self._force_event.is_set() else self._settings.stop_timeout_s
         locked_by_another = ending.exit is ExitCode.LOCKED
         if not locked_by_another:

@@ -1,7 +1,7 @@
-"""Keeps the processes of `roundhouse up` running, and ends them in order.
+"""Keeps the processes of `roundhouse up` running, and ends them.
 
-Each child leads a session of its own: a Ctrl-C in the terminal reaches `up` alone, which ends them one after the other.
-They write to this process's stderr themselves, so that they can go on writing when it is killed.
+Each child leads a session of its own, so that Ctrl-C in the terminal reaches `up` alone, which ends the children one
+after the other. Children write to the stderr of `up` themselves, so that they can still write after `up` was killed.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ from typing import Final
 from controller.cli.exit_codes import ExitCode
 
 FIRST_DELAY_S: Final = 0.5
+"""Seconds before the restart after a first failure. Doubles with each further failure in a row."""
 MAX_DELAY_S: Final = 30.0
+"""Maximum seconds before a restart."""
 STABLE_S: Final = 10.0
-"""A child that ran this long starts counting its failures anew, as a container of the Docker Engine does."""
+"""A child that ran for so many seconds counts its failures from 1 again, as the Docker Engine does for containers."""
 _STDERR: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class FatalExit:
-    """What an exit code of a child's first start means: starting it again cannot help, so everything ends.
+    """Meaning of an exit code of a child's first start: a restart cannot help, so everything ends.
 
-    After the first start the same code is no reason to end: what held once may hold again, and whatever the child is
-    refused (its port, a file) may be given back. The child is started again then, until an operator ends `up`.
+    After the first start the same code is no reason to end: what worked once may work again, since whatever the child
+    lacks (its port, a file) may come back. The child is then restarted until an operator ends `up`.
     """
 
     exit: ExitCode
@@ -44,34 +46,36 @@ class ChildSpec:
     argv: Sequence[str]
     env: Mapping[str, str]
     fatal: Mapping[int, FatalExit] = field(default_factory=dict)
+    """Exit codes of the first start that end everything."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why everything ends, and what `up` then exits with."""
+    """Why everything ends, and the exit code of `up`."""
 
     exit: ExitCode
     words: str | None = None
 
 
 def restart_delay_s(failures: int) -> float:
-    """How long to wait before the next start after so many failures in a row (1 or more)."""
+    """Return the seconds to wait before the next start, after `failures` failures in a row (1 or more)."""
     return min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(failures - 1, 20))
 
 
 def count_failures(failures: int, ran_s: float) -> int:
-    """Failures in a row, after one more end: of a child that ran `ran_s` after `failures` before."""
+    """Return the failures in a row after one more end of a child, which ran for `ran_s` seconds after `failures`
+    earlier failures."""
     return 1 if ran_s >= STABLE_S else failures + 1
 
 
 class Child:
-    """One supervised process: started, started again when it fails, ended once."""
+    """One supervised process. It is restarted when it fails, until `ask_to_end`."""
 
     def __init__(self, spec: ChildSpec, *, say: Callable[[str], None], on_start: Callable[[], None]) -> None:
         """`say` takes a line for the operator; `on_start` is called after every start."""
         self.spec = spec
         self.exit_code: int | None = None
-        """Of the last process that ended."""
+        """Exit code of the last process. None means that none has ended yet."""
         self._say = say
         self._on_start = on_start
         self._process: Process | None = None
@@ -79,12 +83,12 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """None: it does not run now."""
+        """Process id of the running process. None means that it does not run now."""
         is_running = self._process is not None and self._process.returncode is None
         return self._process.pid if is_running and self._process is not None else None
 
     async def run(self) -> Ending | None:
-        """Keep it running. Returns why everything must end, or None when this child was told to."""
+        """Keep the process running. Returns why everything must end, or None after `ask_to_end`."""
         loop = asyncio.get_running_loop()
         failures = starts = 0
         while not self._end_event.is_set():
@@ -111,7 +115,7 @@ class Child:
             self._say(f"the {self.spec.name} cannot be started: {error.strerror or error}")
             return 1
         if self._end_event.is_set():
-            # Everything was told to end while this one was being started: nobody knew it to tell it so.
+            # `ask_to_end` came while the process was being started, and nobody could send it a signal yet.
             self.kill()
         self._on_start()
         self.exit_code = await self._process.wait()
@@ -126,23 +130,23 @@ class Child:
         return Ending(fatal.exit, f"the {self.spec.name} ended: {fatal.words}")
 
     def ask_to_end(self) -> None:
-        """From now on it is not started again."""
+        """Do not restart the process any more. Does not end the running process."""
         self._end_event.set()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """To the process itself, if it runs."""
+        """Send a signal to the process itself, if it runs."""
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL to its whole session's process group."""
+        """Send SIGKILL to the process and its process group."""
         if self.pid is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     async def ends_within(self, within_s: float) -> bool:
-        """Whether it ends within that time."""
+        """Wait for the end of the process. Returns whether it ended within `within_s` seconds."""
         if self._process is None:
             return True
         try:
@@ -153,7 +157,7 @@ class Child:
 
 
 def ending_words(code: int) -> str:
-    """An exit code in words."""
+    """Return an exit code in words. Negative means a signal."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:
@@ -163,12 +167,13 @@ def ending_words(code: int) -> str:
 
 
 class Supervisor:
-    """The children of one `up`."""
+    """All children of one `up`."""
 
     def __init__(
         self, specs: Sequence[ChildSpec], *, say: Callable[[str], None], on_change: Callable[[Mapping[str, int]], None]
     ) -> None:
-        """`on_change` takes the running children's pids by name after every start."""
+        """`say` takes a line for the operator; `on_change` takes the running children's process ids by name after every
+        start."""
         self._on_change = on_change
         self.children = {spec.name: Child(spec, say=say, on_start=self._report_pids) for spec in specs}
         self._tasks: list[asyncio.Task[Ending | None]] = []
@@ -177,7 +182,10 @@ class Supervisor:
         self._on_change({name: child.pid for name, child in self.children.items() if child.pid is not None})
 
     async def run(self, stop_event: asyncio.Event) -> Ending:
-        """Run all of them until `stop_event` is set or one ends for good. They still run then: end them."""
+        """Run the children until `stop_event` is set or one of them ends for good. Returns why.
+
+        The other children still run then, and the caller ends them.
+        """
         self._tasks = [asyncio.create_task(child.run(), name=name) for name, child in self.children.items()]
         stop_task = asyncio.create_task(stop_event.wait())
         done_tasks, _ = await asyncio.wait([*self._tasks, stop_task], return_when=asyncio.FIRST_COMPLETED)
@@ -185,9 +193,9 @@ class Supervisor:
         for child in self.children.values():
             child.ask_to_end()
         endings = [ending for task in self._tasks if task in done_tasks and (ending := task.result()) is not None]
-        # Of several that ended at once the failure is the news.
+        # Of several that ended at once, report a failure rather than an orderly end.
         return max(endings, key=lambda ending: ending.exit, default=Ending(ExitCode.DONE))
 
     async def wait_until_ended(self) -> None:
-        """Wait until no child runs any more."""
+        """Wait until every child has ended."""
         await asyncio.gather(*self._tasks)
