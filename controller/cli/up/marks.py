@@ -72,7 +72,7 @@ def _find_marked(state: Path, name: str) -> list[ProcessRecord]:
         [(variable, value)] = mark_variables(state, name).items()
     except FileNotFoundError:
         return []
-    # A child leads a session. Processes that it starts inherit the mark; of these only engines lead a session.
+    # A child leads a session. Helper processes of a child inherit the mark and lead none; engines do not get the mark.
     return [
         ProcessRecord(pid=stat.process.pid, start_ticks=stat.process.start_ticks)
         for stat in list_stats()
