@@ -1,4 +1,4 @@
-"""What an operator can set on the controller and on the command line: environment variables, read once at start."""
+"""Settings of the controller and of the command line: environment variables, read once at start."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ from controller.artifacts.model_roots import ModelRoots, split_folders
 from controller.config.messages import explain_errors
 
 PREFIX = "ROUNDHOUSE_"
+"""Prefix of every environment variable of Roundhouse."""
 SOCKET_NAME = "controller.sock"
+"""Name of the controller's unix socket in the state folder."""
 MAX_SOCKET_PATH_BYTES = 107
-"""What fits into `sockaddr_un` beside the final null (unix(7))."""
+"""Maximum length of a unix socket's path: `sun_path` without the final null byte (unix(7))."""
 
 
 class SettingsError(Exception):
-    """A setting is wrong. The message is one line that names the variable."""
+    """A setting is wrong. The message is one line that names the environment variable."""
 
 
 def _read_folders(value: str | Path | ModelRoots) -> ModelRoots:
@@ -45,7 +47,7 @@ _Folders: TypeAlias = Annotated[
 
 
 class ControllerSettings(BaseSettings):
-    """Every setting of the controller. `ROUNDHOUSE_` in front of the upper-case name gives the variable."""
+    """All settings of the controller. A setting's environment variable is `ROUNDHOUSE_` with its name in upper case."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True, validate_default=False
@@ -213,17 +215,17 @@ class ControllerSettings(BaseSettings):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """What the gateway listens on: addresses and names, at least one."""
+        """Addresses and names that the gateway listens on, at least one."""
         return split_hosts(self.host)
 
     @property
     def gateway_url(self) -> str:
-        """Where a client on this machine reaches the gateway that `roundhouse up` starts."""
+        """URL of the gateway that `roundhouse up` starts, for clients on this machine."""
         return url_of(pick_local_host(self.hosts), self.port)
 
     @property
     def images(self) -> dict[str, str]:
-        """Default image by image kind, as `RenderContext.images`."""
+        """Default container image by image kind, as in `RenderContext.images`."""
         return {
             "llama-server": self.image_llama_server,
             "worker": self.image_worker,
@@ -234,8 +236,8 @@ class ControllerSettings(BaseSettings):
 
 
 def url_of(host: str, port: int) -> str:
-    """Where a client on this machine reaches a server that listens there."""
-    # An address that stands for all of the machine's cannot be connected to everywhere.
+    """Return the URL of a server that listens on `host` and `port`, for clients on this machine."""
+    # Not every system can connect to a wildcard address.
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - replaced, not listened on
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -257,7 +259,10 @@ def split_address(listen: str) -> Path | tuple[str, int]:
 
 
 def load_settings(**values: Any) -> ControllerSettings:
-    """The settings: what is given (None: not given), else the environment, else defaults. Raises SettingsError."""
+    """Load the settings. `values` override the environment, which overrides the defaults; None means not given.
+
+    Raises SettingsError.
+    """
     try:
         return ControllerSettings(**{name: value for name, value in values.items() if value is not None})
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""The command line's side of the admin API, which the controller serves and a gateway forwards."""
+"""Client of the admin API, which the controller serves and a gateway forwards."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from controller.schema.status import ModelState, PlanView
 from controller.status.rollout import is_rolled_out, is_rollout_blocked
 
 MODELS = "/v1/admin/models"
+"""Path of the admin API's models."""
 SILENCE_S = 60.0
-"""A stream of events that sends not even a heartbeat for this long is broken."""
+"""Seconds without data, not even a heartbeat, after which a stream of events counts as broken."""
 WAIT_MARGIN_S = 30.0
-"""A controller that was told to wait answers this much after its deadline, or not at all."""
+"""Seconds after the deadline of a waiting request for which an answer may still come."""
 ON_THE_WAY = {ModelState.LOADED: ModelState.LOADING, ModelState.UNLOADED: ModelState.UNLOADING}
-"""By the state where a transition ends, the one until then."""
+"""Final state of a transition to the state on the way to it."""
 Result = TypeVar("Result")
 
 
 class Transition(NamedTuple):
-    """What a load or an unload has come to: DONE, FAILED, or PENDING, when it goes on."""
+    """Result of a load or an unload: DONE, FAILED, or PENDING where it is still going on, and the model's row."""
 
     verdict: ExitCode
     row: AdminModel
@@ -38,14 +39,14 @@ class Transition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TransitionGoal:
-    """What a load or an unload is to end in."""
+    """The state in which a load or an unload ends."""
 
     state: ModelState
     restart: bool = False
-    """Whether every replica must have the values of the load too."""
+    """Whether every replica must also have the values of the load."""
 
     def judge_row(self, row: AdminModel) -> ExitCode:
-        """DONE, FAILED, or PENDING."""
+        """Return DONE, FAILED or PENDING for a model's row."""
         if row.runtime_state is not self.state:
             is_failed = self.state is ModelState.LOADED and row.runtime_state is ModelState.FAILED
             return ExitCode.FAILED if is_failed else ExitCode.PENDING
@@ -55,18 +56,19 @@ class TransitionGoal:
 
 
 class AdminClient(ControllerClient):
-    """Asks one controller, directly or through a gateway."""
+    """Client of one controller, directly or through a gateway. Methods raise the errors of ControllerClient."""
 
     async def list_models(self) -> AdminModels:
-        """Every model."""
+        """Return the rows of all models."""
         return await self._ask("GET", MODELS, AdminModels)
 
     async def get_model(self, name: str) -> AdminModel:
-        """One model."""
+        """Return the row of a model, by its name or an alias."""
         return await self._ask("GET", model_path(name), AdminModel)
 
     async def declares_model(self, name: str) -> bool:
-        """Whether a model or an alias of that name is declared; True also where the controller cannot tell."""
+        """Return whether a model or an alias of this name is declared. True also where the controller cannot tell
+        yet."""
         try:
             await self.get_model(name)
         except RequestRefusedError as error:
@@ -76,7 +78,11 @@ class AdminClient(ControllerClient):
     async def load_model(
         self, name: str, values: Mapping[str, JsonValue], wait_s: float | None, *, restart: bool = False
     ) -> Transition:
-        """Load it with these values; `restart`: also where it serves with others. `wait_s` None: answer at once."""
+        """Load a model with these values. `wait_s` is the time to wait for the end; None answers at once.
+
+        With `restart`, a model that serves is restarted with the values. A load that failed returns FAILED with the
+        reason in `last_error`.
+        """
         goal = TransitionGoal(ModelState.LOADED, restart)
         try:
             return await self._change_model(f"{model_path(name)}/load", dict(values), wait_s, goal)
@@ -84,47 +90,53 @@ class AdminClient(ControllerClient):
             if error.body is None or error.body.code != "model_failed":
                 raise
             row = await self.get_model(name)
-            if goal.judge_row(row) is ExitCode.DONE:  # by the next attempt
+            if goal.judge_row(row) is ExitCode.DONE:  # the next attempt has succeeded meanwhile
                 return Transition(ExitCode.DONE, row)
             reason = row.last_error or error.body.message
             return Transition(ExitCode.FAILED, row.model_copy(update={"last_error": reason}))
 
     async def unload_model(self, name: str, *, hold: bool, wait_s: float | None) -> Transition:
-        """Unload it. None: answer at once."""
+        """Unload a model. `wait_s` is the time to wait for the end; None answers at once.
+
+        With `hold`, requests do not load an autoload model again.
+        """
         goal = TransitionGoal(ModelState.UNLOADED)
         return await self._change_model(f"{model_path(name)}/unload", {"hold": hold}, wait_s, goal)
 
     async def reset_model(self, name: str) -> AdminModel:
-        """Back to what the files say."""
+        """Drop the operator's load or unload of a model. Returns the model's row."""
         return await self._ask("DELETE", f"{model_path(name)}/override", AdminModel)
 
     async def get_plan(self) -> PlanView:
-        """What would be done."""
+        """Return what the controller would do now."""
         return await self._ask("GET", "/v1/admin/plan", PlanView)
 
     async def run_dry_run(self, files: Mapping[str, str]) -> DryRun:
-        """What these files would do in place of those of their names."""
+        """Return what these files (name to content) would change in place of the files with their names."""
         return await self._ask("POST", "/v1/admin/plan", DryRun, {"files": dict(files)})
 
     async def find_drift(self) -> Drift:
-        """What runs differently from what is declared."""
+        """Return what runs differently from what is declared."""
         return await self._ask("GET", "/v1/admin/drift", Drift)
 
     async def read_history(
         self, *, model: str | None, kinds: Sequence[str], limit: int, before: int | None = None
     ) -> History:
-        """Entries, the newest first. No kinds: those that change something."""
+        """Return entries of the history, newest first. Empty `kinds` means the kinds that change something."""
         query = _query(model=model, kind=kinds, limit=limit, before=before)
         return await self._ask("GET", "/v1/admin/history", History, query=query)
 
     async def get_gpu_memory(self) -> GpuMemoryAnswer:
-        """GPU memory, and what models are estimated to take."""
+        """Return GPU memory, and the estimated memory of each model."""
         return await self._ask("GET", "/v1/admin/gpu-memory", GpuMemoryAnswer)
 
     async def follow_events(
         self, *, after: int | str, model: str | None = None, kinds: Sequence[str] = ()
     ) -> AsyncGenerator[SseEvent, None]:
-        """Events after that one as they happen. Ends, or raises LostControllerError, when the connection does."""
+        """Yield events after the entry `after` as they happen.
+
+        Ends, or raises LostControllerError, when the connection ends.
+        """
         reader = SseReader()
         query, headers = _query(model=model, kind=kinds), {"Last-Event-ID": str(after)}
         chunks = self._chunks("/v1/admin/events", query, headers=headers, silence_s=SILENCE_S)
@@ -134,7 +146,7 @@ class AdminClient(ControllerClient):
                     yield event
 
     async def read_logs(self, name: str, *, replica: str | None, lines: int, follow: bool) -> AsyncGenerator[str, None]:
-        """Text of the engines' logs, in pieces as they come."""
+        """Yield text of the engines' logs as it arrives."""
         query = _query(replica=replica, lines=lines, follow="true" if follow else None)
         silence_s = None if follow else self._timeout_s
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -152,23 +164,23 @@ class AdminClient(ControllerClient):
         timeout_s = None if wait_s is None else wait_s + WAIT_MARGIN_S
         status, content = await self._exchange("POST", path, body, query, timeout_s=timeout_s)
         row = self._parse_answer(AdminModel, content)
-        # 200 is also said to whoever asks for what is on its way already.
+        # Status 200 also answers a request for a transition that is already under way.
         is_there = status != 202 and row.runtime_state is not ON_THE_WAY[goal.state]
         return Transition(ExitCode.DONE if is_there else ExitCode.PENDING, row)
 
 
 def model_path(name: str) -> str:
-    """The route of a model, whose name may hold `/`."""
+    """Return the path of a model's routes. A model's name may contain `/`."""
     return f"{MODELS}/{quote(name, safe='/:@')}"
 
 
 def _query(**values: str | int | Sequence[str] | None) -> Query:
-    """Those that say something."""
+    """Return the query parameters without None and empty values."""
     return {name: value for name, value in values.items() if value not in (None, ())}
 
 
 def ask_admin(url: str, question: Callable[[AdminClient], Awaitable[Result]]) -> Result:
-    """One question to the admin API at `url`, from a program that runs no event loop."""
+    """Ask the admin API at `url` one question, from a program without an event loop. Returns the answer."""
 
     async def _asked() -> Result:
         async with AdminClient(url) as client:
