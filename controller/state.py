@@ -59,9 +59,9 @@ class Statement:
     kind: Literal["file", "autoload", "load", "unload"]
     """`file`: the `enabled` field. `autoload`: demand. `load`, `unload`: an operator's request."""
     since: float
-    """Unix time at which the statement was made."""
+    """Unix time since which the statement applies."""
     reason: str
-    """The statement in words, as `roundhouse status` shows it."""
+    """The statement in words, such as `enabled in the files` or `unloaded by ...`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,8 @@ class DesiredModel:
     drain_timeout_s: float = 300.0
     """Seconds that running requests have left once a replica drains."""
     autoload: bool = False
-    """Whether a request may load the model now. False also while an operator's unload with `hold` is in force."""
+    """Whether a request may load the model now. False without `autoload: true` in the definition, and while an
+    operator's unload with `hold` is in force."""
     drain_ends: bool = True
     """Whether a drain ends at its deadline. False for an operator's unload and for an eviction: there the deadline is
     only reported."""
@@ -264,7 +265,7 @@ class Requirement:
 
 
 class OpKind(StrEnum):
-    """Kind of an operation on a replica."""
+    """Kind of an operation that the executor runs on a replica."""
 
     START = "start"
     STOP = "stop"
@@ -341,7 +342,7 @@ class GpuProcess:
     """A process that uses memory of a GPU."""
 
     pid: int
-    """Process id in the host's pid namespace."""
+    """Process id in the host's pid namespace, not in a container's."""
     mib: int | None
     """MiB of the GPU that the process uses. None means that the driver does not report it."""
     name: str | None = None
@@ -397,7 +398,7 @@ class UnreadGpu:
 
     @property
     def label(self) -> str:
-        """Name for people, as in `Gpu.label`."""
+        """Name for people: `1` for a GPU, `1:0` for MIG instance 0 of it."""
         return str(self.index) if self.mig is None else f"{self.index}:{self.mig}"
 
     @property
@@ -413,10 +414,10 @@ class ObservedState:
     """Everything that one complete observation saw."""
 
     at: float
-    """Unix time of the observation."""
+    """Unix time at which the observation was complete. The plan takes it as its `now`."""
     replicas: tuple[ObservedReplica, ...] = ()
     pending: Mapping[str, PendingOp] = field(default_factory=dict)
-    """Operations by replica name."""
+    """Operations in progress or just finished, by replica name."""
     preflights: Mapping[tuple[str, str], PreflightResult] = field(default_factory=dict)
     """Last preflight result by (model, spec hash)."""
     preflighting: frozenset[tuple[str, str]] = frozenset()

@@ -37,14 +37,19 @@ class Traffic:
     """Replica name to the time for which its engine has reported that it is idle. Absent means that it has not."""
 
     def count_inside(self, replicas: Iterable[str]) -> int | None:
-        """Return the number of running requests of these replicas. None means unknown, because of a lost gateway."""
+        """Return the number of running requests of these replicas.
+
+        None means unknown: a gateway is lost, and a replica's engine has not been idle for long enough since
+        (`proves_idle`).
+        """
         counts = [count_inflight(name, self.gateways, self.now, self.idle_spans.get(name)) for name in replicas]
         return sum(count for count in counts if count is not None) if None not in counts else None
 
     def count_queued(self, model: str, replicas: Sequence[str]) -> int | None:
-        """Return the number of requests that wait for a model. `replicas` names the model's replicas.
+        """Return the number of requests that wait for a model. `replicas` names all replicas of the model.
 
-        None means unknown: a gateway is lost, and no idle replica proves that nothing is left of that gateway.
+        None means unknown: a gateway is lost, and not every one of the replicas has been idle for long enough since
+        (`proves_idle`).
         """
         unknown_since = counts_unknown_since(self.gateways, self.now)
         idle_span = joint_idle_span(map(self.idle_spans.get, replicas))
@@ -138,7 +143,7 @@ def shown_definition(definition: Definition) -> dict[str, JsonValue]:
 
 
 def gpu_model(want: DesiredModel, model: ModelLive) -> GpuModel:
-    """Return a row's entry in the GPU memory view."""
+    """Return the entry of a model in the GPU memory view, taken from its row."""
     engine = ENGINES[want.backend]
     return GpuModel(
         name=want.name,
@@ -155,7 +160,7 @@ def gpu_model(want: DesiredModel, model: ModelLive) -> GpuModel:
 
 
 def gpu_memory(gpu: GpuStatus) -> GpuMemory:
-    """Return one GPU's entry in the GPU memory view."""
+    """Return the entry of a GPU in the GPU memory view."""
     return GpuMemory(
         index=gpu.index,
         name=gpu.name,

@@ -37,7 +37,7 @@ from controller.status.rollout import is_rolled_out, is_rollout_blocked
 TAKEN_WITHIN_S = 2.0
 """Seconds for which an answer waits until the gateways apply the statement."""
 NOT_YET = "the controller has not made its first observation yet"
-"""Error text before the first observation."""
+"""Message of `controller_unavailable` before the first observation."""
 
 
 @dataclass(frozen=True, slots=True)

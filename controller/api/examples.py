@@ -75,7 +75,7 @@ ROW: Final[dict[str, Any]] = {
     "held_by": [],
     "replica_details": [],
 }
-"""An `AdminModel`."""
+"""Example of an `AdminModel`."""
 MODELS: Final[dict[str, Any]] = {
     "last_event_id": 1795255585810,
     "observed_at": 1795255586.2,
@@ -84,7 +84,7 @@ MODELS: Final[dict[str, Any]] = {
     "paused": False,
     "models": [ROW],
 }
-"""An `AdminModels`."""
+"""Example of an `AdminModels`."""
 GPU_MEMORY: Final[dict[str, Any]] = {
     "gpus": [
         {
@@ -137,7 +137,7 @@ GPU_MEMORY: Final[dict[str, Any]] = {
     "driver_version": "580.65.06",
     "cuda_version": "13.0",
 }
-"""A `GpuMemoryAnswer`."""
+"""Example of a `GpuMemoryAnswer`."""
 
 
 def example_response(value: dict[str, Any]) -> dict[int | str, dict[str, Any]]:

@@ -30,19 +30,19 @@ class Gguf:
     """Facts of a GGUF file, or of a split set of GGUF files."""
 
     size: int
-    """Size of all files of the model."""
+    """Bytes of all files of the model."""
     architecture: str
     """`general.architecture`, the prefix of the architecture's own metadata keys."""
     fields: Mapping[str, Field]
     """Metadata by full key. Arrays of texts (the vocabulary), long texts and long arrays are left out."""
     blocks: tuple[int, ...]
-    """Size of the weights of each block (`blk.N.`), in order."""
+    """Bytes of the weights of each block (`blk.N.`), in order."""
     embedding: int
-    """Size of the token embeddings."""
+    """Bytes of the token embeddings."""
     output: int
-    """Size of the tensors named `output*`: the output matrix and its norm."""
+    """Bytes of the tensors named `output*`: the output matrix and its norm."""
     rest: int
-    """Size of all other tensors."""
+    """Bytes of all tensors that are neither in a block, nor embedding, nor output."""
     vocabulary: int
     """Number of tokens in the vocabulary; 0 means unknown."""
     has_tied_embeddings: bool
@@ -53,7 +53,7 @@ class Gguf:
 
     @property
     def weights(self) -> int:
-        """Size of all tensors."""
+        """Bytes of all tensors."""
         return sum(self.blocks) + self.embedding + self.output + self.rest
 
     def get_number(self, name: str, default: int | None = None) -> int | None:
@@ -74,10 +74,11 @@ class HfFolder:
     """Facts of a folder in the layout of the Hugging Face Hub: `config.json` beside weights."""
 
     size: int
+    """Bytes of all files of the model."""
     config: Mapping[str, object]
     """`config.json`; where it describes several models, the fields of the text model override the others."""
     weights: Mapping[str, int]
-    """Size of the weights by element type, in lower case as in safetensors (`bf16`). The key is empty where types are
+    """Bytes of the weights by element type, in lower case as in safetensors (`bf16`). The key is empty where types are
     unknown."""
     longest_token: int | None = None
     """As `Gguf.longest_token`, from the folder's `tokenizer.json`."""
@@ -85,14 +86,14 @@ class HfFolder:
 
 @dataclass(frozen=True, slots=True)
 class Ct2:
-    """Facts of a CTranslate2 model."""
+    """Facts of a CTranslate2 model, from its `model.bin`."""
 
     size: int
-    """Size of all files of the model."""
+    """Bytes of all files of the model."""
     matrices: Mapping[str, int]
-    """Size of the variables with two or more dimensions, by element type (`f32`, `i8`)."""
+    """Bytes of the variables with two or more dimensions, by element type (`f32`, `i8`)."""
     vectors: Mapping[str, int]
-    """Size of the other variables (biases, norms, scales), by element type."""
+    """Bytes of the other variables (biases, norms, scales), by element type."""
     longest_token: int | None = None
     """As `Gguf.longest_token`, from the model's `tokenizer.json`."""
 
@@ -109,9 +110,9 @@ class UnreadArtifact:
     """A model file or folder that cannot be read, or is not what its name says."""
 
     reason: str
-    """The problem as a sentence that names the file."""
+    """What is wrong: a sentence that begins with the file's name."""
     size: int | None = None
-    """Size of all files of the model. None means unknown."""
+    """Bytes of all files of the model. None means unknown."""
 
 
 Artifact = Gguf | HfFolder | Ct2 | SizedArtifact | UnreadArtifact

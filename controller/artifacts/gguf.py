@@ -42,7 +42,7 @@ class GgufHead:
     """Parsed head of one GGUF file."""
 
     fields: Mapping[str, Field]
-    """Metadata by full key."""
+    """Metadata by full key, as `Gguf.fields`."""
     lengths: Mapping[str, int]
     """Size of what `fields` leaves out: the number of elements of an array, the number of bytes of a text."""
     tensors: Mapping[str, tuple[int, tuple[int, ...]]]

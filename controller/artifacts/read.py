@@ -20,7 +20,7 @@ from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.vocabulary import measure_tokenizer
 
 FIRST_READ: Final = 2**20
-"""Bytes of a GGUF file that are read first."""
+"""Bytes that are read first of a GGUF file. A longer head is read again with four times as many."""
 LONGEST_GGUF_HEAD: Final = 2**26
 """Maximum bytes of a GGUF head: several times that of a vocabulary of 256,000 tokens with its merges."""
 _LONGEST_JSON: Final = 2**22

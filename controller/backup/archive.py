@@ -26,7 +26,7 @@ from controller.backup.manifest import (
 MAX_MANIFEST_BYTES: Final = 16 * 1024 * 1024
 """Maximum size of `manifest.json` that is read."""
 CHUNK_BYTES: Final = 1024 * 1024
-"""Bytes that are read at a time."""
+"""Maximum bytes that are held in memory at a time."""
 
 
 def describe_file(path: Path) -> Member:

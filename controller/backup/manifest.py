@@ -94,7 +94,7 @@ class MemberPlace:
 
     @property
     def is_database(self) -> bool:
-        """Whether the file is an SQLite database."""
+        """Whether the file is an SQLite database: the journal or `responses.db`."""
         return self.name in (JOURNAL, RESPONSES) and self.folder != DESIRED_FOLDER
 
 

@@ -42,12 +42,14 @@ class OccupiedError(BackupError):
 
 @dataclass(frozen=True, slots=True)
 class RestoreFolders:
-    """Destination folders of a restore."""
+    """Folders that a restore writes to."""
 
     state: Path
+    """State folder of the controller."""
     responses: Path
     """Folder of `responses.db`."""
     desired: Path
+    """Folder of the desired-state files."""
 
     def folder_of(self, place: MemberPlace) -> Path:
         """Return the destination folder of a member."""
@@ -60,7 +62,7 @@ class RestoreFolders:
 
 @dataclass(slots=True)
 class Restored:
-    """Result of a restore."""
+    """Result of a restore: which files were written, and which were moved aside."""
 
     written_files: list[Path] = field(default_factory=list)
     """Files that were restored."""

@@ -46,7 +46,7 @@ class TransitionGoal:
     """Whether every replica must also have the values of the load."""
 
     def judge_row(self, row: AdminModel) -> ExitCode:
-        """Return DONE, FAILED or PENDING for a model's row."""
+        """Return how far the transition is by a model's row: DONE, FAILED or PENDING."""
         if row.runtime_state is not self.state:
             is_failed = self.state is ModelState.LOADED and row.runtime_state is ModelState.FAILED
             return ExitCode.FAILED if is_failed else ExitCode.PENDING
@@ -108,7 +108,7 @@ class AdminClient(ControllerClient):
         return await self._ask("DELETE", f"{model_path(name)}/override", AdminModel)
 
     async def get_plan(self) -> PlanView:
-        """Return what the controller would do now."""
+        """Return the plan of the last round; where the controller is paused, what it would do."""
         return await self._ask("GET", "/v1/admin/plan", PlanView)
 
     async def run_dry_run(self, files: Mapping[str, str]) -> DryRun:

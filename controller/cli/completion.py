@@ -18,12 +18,13 @@ PATIENCE_S = 1.0
 
 
 def model_names(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return names of declared models, from the controller that the command line names so far."""
+    """Return names of declared models that begin with `incomplete`, from the controller that the command line names so
+    far."""
     return [row.name for row in _rows(ctx) if row.name.startswith(incomplete)]
 
 
 def load_fields(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return `field=` for each field that a load of the named model may set."""
+    """Return `field=` for each field that a load of the named model may set and that begins with `incomplete`."""
     name = ctx.params.get("name") or next(iter(ctx.args), None)
     row = next((row for row in _rows(ctx) if name in (row.name, *row.aliases)), None)
     fields = row.load_constraints if row is not None else ()
@@ -53,21 +54,21 @@ def _rows(ctx: typer.Context) -> list[AdminModel]:
 
 
 def event_kinds(incomplete: str) -> list[str]:
-    """Return the kinds of events."""
+    """Return the kinds of events that begin with `incomplete`."""
     from controller.schema.admin import EventKind
 
     return [kind for kind in get_args(EventKind) if kind.startswith(incomplete)]
 
 
 def key_scopes(incomplete: str) -> list[str]:
-    """Return the scopes of keys."""
+    """Return the scopes of keys that begin with `incomplete`."""
     from controller.schema.keys import KeyScope
 
     return [scope for scope in get_args(KeyScope) if scope.startswith(incomplete)]
 
 
 def service_tiers(incomplete: str) -> list[str]:
-    """Return the service tiers of keys."""
+    """Return the service tiers of keys that begin with `incomplete`."""
     from controller.schema.keys import ServiceTier
 
     return [tier for tier in get_args(ServiceTier) if tier.startswith(incomplete)]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from controller.schema.admin import JournalEntry
 
 RECENT = 50
-"""Number of events shown without --after."""
+"""Number of recent events that are shown without --after."""
 
 
 def events(

@@ -26,7 +26,7 @@ PIPE_WIDTH = 400
 
 
 def print_line(text: str) -> None:
-    """Print a line of the result."""
+    """Print a line of the result to stdout."""
     typer.echo(text)
 
 
@@ -37,7 +37,7 @@ def print_error(text: str) -> None:
 
 
 def print_blocked(row: AdminModel) -> None:
-    """Print what a model waits for, one line per reason."""
+    """Print why a model waits, one line per reason."""
     for reason in row.blocked:
         print_line(f"{row.name}: {one_line(reason)}")
 
@@ -54,7 +54,7 @@ def print_json_line(value: Any) -> None:
 
 
 def print_piece(text: str) -> None:
-    """Print text that need not end with a line."""
+    """Print part of a text to stdout, without a line break after it."""
     typer.echo(text, nl=False)
 
 
@@ -70,7 +70,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], styles: d
 
 
 def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]], styles: dict[str, str] | None = None) -> Table:
-    """Return the table for a rich console."""
+    """Build a table for rich. `styles` maps the text of a cell to its style."""
     from rich.table import Table
     from rich.text import Text
 
@@ -83,7 +83,7 @@ def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]], styles: dict
 
 
 def one_line(text: str) -> str:
-    """Join several lines to one."""
+    """Join the lines of a text to one, separated by ` | `."""
     return " | ".join(line.strip() for line in text.splitlines() if line.strip())
 
 

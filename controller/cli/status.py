@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from controller.schema.status import ControllerStatus, ModelStatus
 
 POLL_S = 0.3
-"""Seconds between two looks with --wait."""
+"""Seconds between two requests with --wait."""
 ROW_NAMES: Final = {
     "state": "runtime_state",
     "backend": "resolved_backend",
@@ -70,7 +70,7 @@ def status(
 
 
 def exit_code_of(snapshot: ControllerStatus) -> ExitCode:
-    """Return the exit code for a status."""
+    """Return the exit code for a status: DONE, PENDING or FAILED, as `roundhouse status --help` explains."""
     wanted_models = [model for model in snapshot.models if model.wanted_replicas > 0]
     if (
         snapshot.desired_problems

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from controller.schema.admin import AdminModel
 
 POLL_S = 0.3
-"""Seconds between two looks at the model."""
+"""Seconds between two requests for the model's row."""
 
 
 @dataclass(frozen=True, slots=True)

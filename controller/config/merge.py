@@ -14,7 +14,7 @@ from controller.config.tree import Entry, Node, Table
 
 
 def merge_nodes(earlier: Node, later: Node) -> Node:
-    """Merge two values of the same key. `later` wins."""
+    """Merge two values of the same key. Mappings are merged deeply; of other values `later` wins."""
     if not isinstance(later, Table) or later.is_replacement:
         return later
     if not isinstance(earlier, Table):
@@ -34,7 +34,7 @@ def merge_tables(earlier: Table, later: Table) -> Table:
 
 
 def merge_all(tables: Iterable[Table]) -> Table:
-    """Merge any number of files. The last one wins."""
+    """Merge any number of files in order, the last one strongest."""
     merged_table = Table()
     for table in tables:
         merged_table = merge_tables(merged_table, table)

@@ -23,7 +23,7 @@ from controller.schema.keys import KeyDefinition
 from controller.schema.status import Problem
 
 TOP_LEVEL: Final = ("models", "keys")
-"""Top-level keys of a file."""
+"""Keys that a file may have at its top level."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class ParsedFolder:
 
     @property
     def is_valid(self) -> bool:
-        """Whether the declarations may take effect."""
+        """Whether the declarations may take effect: there are no problems."""
         return not self.problems
 
 

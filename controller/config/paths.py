@@ -14,7 +14,8 @@ class PathRefusedError(ValueError):
 
 
 def normalize_model_path(declared_path: str, roots: ModelRoots) -> str:
-    """Return the canonical form of a declared path, without `.` and doubled slashes. `roots` are absolute.
+    """Return the canonical form of a declared path, with `~` expanded, without `.` and doubled slashes. `roots` are
+    absolute.
 
     A path is relative where it is declared so, or lies below the first models folder; else it is absolute. Therefore
     adding a models folder changes no existing path, and no spec hash.

@@ -1,5 +1,4 @@
-"""Reader of the desired-state folder: file contents by name, or the reason why they are unknown. No other module reads
-the folder."""
+"""Reader of the desired-state folder: file contents by name, or the reason why they are unknown."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ LAST: Final = "local"
 SCHEMA_FILE: Final = "schema.json"
 """Name of the JSON Schema in the folder. It is for editors and declares nothing."""
 MAX_FILE_BYTES: Final = 4 * 1024 * 1024
-"""Maximum size of a desired-state file."""
+"""Maximum size of a desired-state file. A larger one is a problem."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class Change:
     done: list[str] = field(default_factory=list)
     """What was done."""
     notes: list[str] = field(default_factory=list)
-    """What the operator should know."""
+    """Warnings for the operator."""
     next_lines: list[str] = field(default_factory=list)
     """Commands that the operator may type next."""
 

@@ -43,7 +43,7 @@ def lingers(user: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Systemd:
-    """One of the managers of systemd."""
+    """Client of one systemd manager, by `systemctl`."""
 
     is_system: bool
     """True for the system's manager, False for this user's."""

@@ -11,7 +11,7 @@ from typing import Final
 FIRST_LINE: Final = "# Written by `roundhouse service install`"
 """First line of a unit that Roundhouse wrote. A unit without it is never replaced or removed."""
 STATE_LINE: Final = "# State folder: "
-"""Prefix of the line that names the state folder."""
+"""Prefix of the comment line that names the state folder, by which `remove` knows the folder."""
 _TEMPLATES: Final = Path(__file__).with_name("units")
 _UNQUOTABLE: Final = re.compile(r'["\\\x00-\x1f\x7f]')
 
@@ -29,7 +29,7 @@ class ServiceUnit:
     user: str | None
     """User that the system's manager runs the unit as. None means a unit of a user's own manager."""
     program: Path
-    """The program `roundhouse`."""
+    """Path of the program `roundhouse`."""
     folder: Path
     """Working folder, from which relative paths of the settings start."""
     state: Path

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 SERIES = "roundhouse_gateway_tokens_total"
-"""The gateway's counter of tokens."""
+"""Metric of the gateway that counts tokens."""
 DIRECTION = "out"
 """Value of the label `direction` for tokens that engines have generated."""
 

@@ -1,4 +1,4 @@
-"""Text of `roundhouse top`. Pure."""
+"""Renders one view of `roundhouse top` as table rows and lines. Pure."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ from controller.cli.up.announce import Announcer
 from controller.schema.status import ControllerStatus, ModelState
 
 FIRST_POLL_S: Final = 0.2
-"""Seconds between the first two looks at the models."""
+"""Seconds between the first two requests for the status."""
 LAST_POLL_S: Final = 2.0
-"""Maximum seconds between two looks."""
+"""Maximum seconds between two requests for the status."""
 KEY_WANTED: Final = 401
 """Status of a gateway's answer to a request without a key, where keys are declared."""
 PROGRAM: Final = "roundhouse"
@@ -36,7 +36,8 @@ EXAMPLES: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 class FirstModelWatcher:
-    """Announces each failed model once, and the first model that can be used; then the watcher is done."""
+    """Polls the controller of a new `up`. Prints each failed model once, and a request to try for the first model that
+    can be used; then ends."""
 
     def __init__(
         self, controller_url: str, gateway_url: str, desired: Path, models: Path, announcer: Announcer
@@ -50,7 +51,7 @@ class FirstModelWatcher:
         self._is_empty_reported = False
 
     async def run(self) -> None:
-        """Watch the models. Returns once the first usable model was announced."""
+        """Poll until a model can be used and was announced."""
         timeout = aiohttp.ClientTimeout(total=5)
         async with (
             ControllerClient(self._controller_url) as controller,
@@ -156,7 +157,7 @@ def commands_line(program: Path, folder: Path, *, in_checkout: bool) -> str:
 
 
 def real_model_line(desired: Path, models: Path) -> str:
-    """Return one line that says how to get a real model."""
+    """Return one line that says how to download and declare a real model. `models` is the folder to download to."""
     file = "gemma-3-4b-it-Q4_K_M.gguf"
     return (
         f"For a real model: `hf download ggml-org/gemma-3-4b-it-GGUF {file} --local-dir {models}`, then write "

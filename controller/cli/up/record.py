@@ -73,7 +73,7 @@ def read_record(state: Path) -> UpRecord:
 
 
 def write_record(state: Path, record: UpRecord) -> None:
-    """Write the record. Raises OSError."""
+    """Replace `up.json` by this record. Raises OSError."""
     write_atomic(state / RECORD_NAME, record.model_dump_json().encode())
 
 

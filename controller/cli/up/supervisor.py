@@ -40,7 +40,7 @@ class FatalExit:
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """One process to keep running."""
+    """A process to keep running: its name for people, command line and environment."""
 
     name: str
     argv: Sequence[str]
@@ -134,13 +134,13 @@ class Child:
         self._end_event.set()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process itself, if it runs."""
+        """Send a signal to the process, not to its process group. Does nothing where it does not run."""
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
     def kill(self) -> None:
-        """Send SIGKILL to the process and its process group."""
+        """Send SIGKILL to the process and its process group. Does nothing where it does not run."""
         if self.pid is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -167,7 +167,7 @@ def ending_words(code: int) -> str:
 
 
 class Supervisor:
-    """All children of one `up`."""
+    """Runs all children of one `up`, and restarts those that fail."""
 
     def __init__(
         self, specs: Sequence[ChildSpec], *, say: Callable[[str], None], on_change: Callable[[Mapping[str, int]], None]
