@@ -1,4 +1,4 @@
-"""Reads the heads of model files. The only module of this package that reads files, apart from `files` and `locate`."""
+"""Reads the heads of model files. The only module of this package that opens files."""
 
 from __future__ import annotations
 
