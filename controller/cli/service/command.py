@@ -50,7 +50,7 @@ def install(
     """Write a systemd unit that serves the models, with engines as processes.
 
     Without --now nothing is started, and the output says what to type next. Folders, address and PATH are taken from
-    this command line; other settings belong into the environment file that the output names. An existing unit is
+    this command line; other settings go into the environment file that the output names. An existing unit is
     replaced if it differs.
     """
     from controller.cli.service.install import install_service

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from controller.settings import ControllerSettings
 
 SET_BY_UNIT: Final = ("DESIRED", "STATE", "MODELS", "RUNTIME", "HOST", "PORT")
-"""Settings that the unit sets, without their prefix. All others belong into the environment file."""
+"""Settings that the unit sets, without their prefix. All others go into the environment file."""
 NOT_OF_A_SERVICE: Final = ("ROUNDHOUSE_KEY", "ROUNDHOUSE_CONTROLLER_URL")
 """Variables of the command line that a service does not use."""
 CARRIED: Final = ("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "HF_HOME", "HF_HUB_CACHE")
