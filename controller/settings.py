@@ -202,12 +202,12 @@ class ControllerSettings(BaseSettings):
 
     @property
     def listen(self) -> str:
-        """Where the controller listens: `unix:<path>` or `host:port`."""
+        """Address that the controller listens on: `unix:<path>` or `host:port`."""
         return self.controller_listen or f"unix:{self.state / SOCKET_NAME}"
 
     @property
     def controller_url(self) -> str:
-        """Where that is reached from this machine: `unix:<path>` or `http://host:port`."""
+        """Address of the controller for clients on this machine: `unix:<path>` or `http://host:port`."""
         address = split_address(self.listen)
         if isinstance(address, Path):
             return self.listen
@@ -243,7 +243,7 @@ def url_of(host: str, port: int) -> str:
 
 
 def split_address(listen: str) -> Path | tuple[str, int]:
-    """The socket's path of `unix:<path>`, or host and port of `host:port`. Raises ValueError."""
+    """Parse `unix:<path>` to a path, or `host:port` to host and port. Raises ValueError."""
     kind, _, path = listen.partition(":")
     if kind == "unix":
         if not path or "\0" in path:

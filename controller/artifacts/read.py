@@ -30,16 +30,17 @@ _CONFIGURATION: Final = "config.json"
 """Suffix of the files in which transformers looks for an `auto_map`: those of the model, its tokenizer and its
 processors."""
 _SPLIT: Final = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
-"""One file of a set, as llama.cpp's gguf-split names them."""
+"""Name of one file of a split set, as llama.cpp's gguf-split makes them."""
 _OUTSIDE: Final = ("_data", ".data")
-"""Weights of an ONNX model that are not in its file, as exporters name them."""
+"""Suffixes of the files in which exporters keep weights of an ONNX model."""
 
 Stamp = tuple[tuple[str, int, int], ...]
 """(name, size in bytes, modification time in ns) of each file. Equal stamps mean equal content."""
 
 
 def list_files(target: Path) -> list[Path]:
-    """A file with what it keeps outside itself, the set of a split file, or all files of a folder."""
+    """Return the files of a model: a file with its external weights, the set of a split file, or all files of a
+    folder."""
     if target.is_dir():
         return [file for file in target.rglob("*") if file.is_file()]
     if split := _SPLIT.fullmatch(target.name):

@@ -1,4 +1,4 @@
-"""The command line's side of the controller's HTTP interface."""
+"""Client of the controller's HTTP interface, for the command line."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from controller.schema.errors import ErrorBody, ErrorEnvelope
 from controller.schema.status import ControllerStatus
 
 TIMEOUT_S = 10.0
+"""Seconds after which a request without a longer timeout fails."""
 ACTOR_HEADER = "x-roundhouse-actor"
-"""Who asks, for the controller's history. A gateway puts its own word there."""
+"""Header that says who asks, for the controller's history. A gateway replaces it."""
 HINTS: Mapping[str, str] = {
     "unknown_model": "`roundhouse status` lists the names.",
     "unknown_replica": "`roundhouse status --json` names the replicas.",
@@ -32,18 +33,18 @@ HINTS: Mapping[str, str] = {
     "invalid_load_request": "",
     "schema_violation": "",
 }
-"""What to do first, at a command line, where the errors' own next step speaks of the HTTP interface."""
+"""Error code to what the operator should do first at a command line, where the error's own next step is about HTTP."""
 _NAME_MISMATCHES: Final = (62, 64)
 """OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH."""
 STREAM_START_S = 30.0
-"""For the headers of a stream: a gateway may hold them for a while."""
+"""Seconds to wait for the headers of a stream, which a gateway may hold back for a while."""
 Query: TypeAlias = Mapping[str, str | int | Sequence[str]]
 Answer = TypeVar("Answer", bound=BaseModel)
 Result = TypeVar("Result")
 
 
 class NoControllerError(CommandError):
-    """Nobody listens there, or nobody answers."""
+    """No controller listens at the address, or none answers."""
 
     words = "no controller answers at {url} ({reason}); `roundhouse up` starts one"
 
@@ -53,13 +54,13 @@ class NoControllerError(CommandError):
 
 
 class LostControllerError(NoControllerError):
-    """It may have taken the question, and was gone before the end of its answer."""
+    """The connection ended before the end of the answer. The controller may have taken the request."""
 
     words = "the controller at {url} went away before the end of its answer ({reason})"
 
 
 class RequestRefusedError(CommandError):
-    """It answered with an error. `body` is None when that was none of Roundhouse's."""
+    """The controller answered with an error. `body` is None where the answer has no error envelope."""
 
     def __init__(self, status: int, body: ErrorBody | None) -> None:
         super().__init__(f"the controller refused: {_error_words(status, body)}")
@@ -68,17 +69,20 @@ class RequestRefusedError(CommandError):
 
     @property
     def error_code(self) -> str | None:
-        """The code of the table in `controller.schema.errors.ERROR_CODES`."""
+        """Code in `controller.schema.errors.ERROR_CODES`. None where the answer has no error envelope."""
         return self.body.code if self.body is not None else None
 
 
 KEY_VARIABLE: Final = "ROUNDHOUSE_KEY"
-"""Holds the secret of a key with the scope `admin`, for a gateway's address."""
+"""Environment variable with the secret of a key of scope `admin`, for the address of a gateway."""
 
 
 class ControllerClient:
-    """Asks one controller. Every method raises NoControllerError; RequestRefusedError when it refuses; CommandError
-    where its TLS fails."""
+    """Client of one controller. An async context manager.
+
+    Methods raise NoControllerError where no controller answers, RequestRefusedError where it answers with an error, and
+    CommandError where TLS fails.
+    """
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
         """`url` is `unix:<path>` or `http://host:port`."""
@@ -106,15 +110,15 @@ class ControllerClient:
         await self._session.close()
 
     async def get_status(self) -> ControllerStatus:
-        """What there is."""
+        """Return models, gateways, GPUs and problems."""
         return await self._ask("GET", "/internal/status", ControllerStatus)
 
     async def set_paused(self, paused: bool) -> ControllerStatus:
-        """Only observe, or act again."""
+        """Pause or resume the controller. Returns the status."""
         return await self._ask("POST", "/internal/pause", ControllerStatus, {"paused": paused})
 
     async def shut_down(self, *, stop_engines: bool) -> None:
-        """Ask it to end. The answer comes before the end."""
+        """Ask the controller to end. The answer comes before its end."""
         await self._exchange("POST", "/internal/shutdown", {"stop_engines": stop_engines})
 
     async def _ask(
@@ -143,7 +147,7 @@ class ControllerClient:
         *,
         timeout_s: float | None = None,
     ) -> tuple[int, bytes]:
-        """Status and content of an answer that is no error. `path` is quoted already."""
+        """Send a request. Returns status and content of the answer. `path` must be quoted."""
         within_s = self._timeout_s if timeout_s is None else timeout_s
         timeout = aiohttp.ClientTimeout(total=within_s, connect=self._timeout_s)
         with self._translate_errors(within_s):
@@ -157,7 +161,8 @@ class ControllerClient:
     async def _chunks(
         self, path: str, query: Query, *, headers: Mapping[str, str], silence_s: float | None
     ) -> AsyncGenerator[bytes, None]:
-        """An answer's bytes as they come, for as long as it takes. LostControllerError after `silence_s` of nothing."""
+        """Yield the bytes of an answer as they arrive. Raises LostControllerError after `silence_s` seconds without
+        any."""
         timeout = aiohttp.ClientTimeout(total=None, connect=self._timeout_s, sock_read=silence_s)
         with self._translate_errors(STREAM_START_S if silence_s is None else silence_s):
             async with asyncio.timeout(STREAM_START_S):
@@ -177,7 +182,7 @@ class ControllerClient:
 
     @contextmanager
     def _translate_errors(self, within_s: float) -> Iterator[None]:
-        """The transport's errors as ours."""
+        """Convert the transport's errors to those of this module."""
         try:
             yield
         except aiohttp.SocketTimeoutError:
@@ -204,7 +209,7 @@ def _actor() -> str:
 
 
 def _tls_words(url: str, error: aiohttp.ClientSSLError) -> str:
-    """What is wrong with the TLS of an address, and what to do."""
+    """Return what is wrong with the TLS of an address, and what to do."""
     cause = error.certificate_error if isinstance(error, aiohttp.ClientConnectorCertificateError) else None
     if not isinstance(cause, ssl.SSLCertVerificationError):
         reason = error.strerror or str(error)
@@ -225,7 +230,7 @@ def _error_of(content: bytes) -> ErrorBody | None:
 
 
 def _error_words(status: int, body: ErrorBody | None) -> str:
-    """The error in one line: what, where, and what to do first."""
+    """Return the error in one line: what is wrong, where, and what to do first."""
     if body is None:
         return f"HTTP status {status}"
     message = one_line(body.message)
@@ -236,7 +241,7 @@ def _error_words(status: int, body: ErrorBody | None) -> str:
 
 
 def ask_controller(url: str, question: Callable[[ControllerClient], Awaitable[Result]]) -> Result:
-    """One question to the controller at `url`, from a program that runs no event loop."""
+    """Ask the controller at `url` one question, from a program without an event loop. Returns the answer."""
 
     async def _asked() -> Result:
         async with ControllerClient(url) as client:

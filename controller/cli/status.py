@@ -35,7 +35,7 @@ ROW_NAMES: Final = {
     "progress": "load_progress",
     "replicas": "replica_details",
 }
-"""Field of a model's status, deprecated in the output, to the field of a row that says the same."""
+"""Deprecated field of a model's status to the row's field with the same value."""
 
 
 def status(
@@ -236,7 +236,7 @@ def _way_out(model: ModelStatus) -> str:
 
 
 def status_as_json(snapshot: ControllerStatus) -> dict[str, Any]:
-    """The status for scripts. Fields that rows name otherwise stand under both names, for one version."""
+    """Return the status for scripts. Fields that have another name in rows appear under both names, for one version."""
     fields = snapshot.model_dump(mode="json")
     for model in fields["models"]:
         model |= {row_name: model[name] for name, row_name in ROW_NAMES.items()}

@@ -83,18 +83,18 @@ def remove_record(state: Path) -> None:
 
 
 class ChildRecorder:
-    """Records which programs this process has started. A record that cannot be written ends nothing: `down` finds the
-    programs by their marks, too."""
+    """Writes `up.json` whenever a program of this process starts. A failed write stops nothing, because `down` also
+    finds programs by their marks."""
 
     def __init__(self, state: Path, announcer: Announcer) -> None:
-        """`announcer` is told once that records cannot be written, until one was written again."""
+        """`announcer` gets one note when records cannot be written, and the next only after one was written again."""
         self._state = state
         self._announcer = announcer
         self._is_recorded = True
-        """Whether the last record could be written."""
+        """Whether the last record was written."""
 
     def record_children(self, pids: Mapping[str, int]) -> None:
-        """Record the programs that run now. `pids`: program name to process id."""
+        """Record the running programs. `pids` maps program names to process ids."""
         children = {name: record for name, pid in pids.items() if (record := ProcessRecord.of(pid)) is not None}
         try:
             write_record(self._state, UpRecord(up=ProcessRecord.of(os.getpid()), children=children))
