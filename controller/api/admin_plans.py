@@ -1,4 +1,4 @@
-"""The admin API's controller: what would be done now, what proposed files would do, what runs differently."""
+"""Routes of the admin API for the plan, the dry run and drift."""
 
 from __future__ import annotations
 
