@@ -1,1 +1,1 @@
-"""The API families that requests and answers are written in: how each asks, ends, counts and fails."""
+"""One folder per API family: its requests, answers, streams and errors, and its translation for other engines."""

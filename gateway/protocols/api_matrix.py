@@ -1,6 +1,7 @@
-"""Which APIs an engine is asked for, by what a client asks for: the one table of what is passed through and what is
-translated. What each backend speaks itself is its own to say (`Engine.list_apis` in `controller/engines/`);
-docs/models.md shows both together. Pure.
+"""The table of which engine API serves which path of the gateway, passed through or translated. Pure.
+
+Each backend declares the APIs that it offers (`Engine.list_apis` in `controller/engines/`); docs/models.md shows both
+together.
 """
 
 from __future__ import annotations
@@ -28,36 +29,36 @@ _REMOTE: Final = "openai_remote"
 
 @dataclass(frozen=True, slots=True)
 class ServingOption:
-    """One way to serve an API."""
+    """One way to serve a path of the gateway."""
 
     required_api: str
-    """What the engine must offer, as `ModelRoute.apis` names it."""
+    """API that the engine must offer, as named in `ModelRoute.apis`."""
     dialect: Dialect
     target: str | None = None
-    """The engine's path; None: as the client asked."""
+    """Path to ask the engine for; None: the path that the client asked for."""
     flawed_backends: tuple[str, ...] = ()
-    """Backends whose engines lose a part of what is asked for, or answer in another form than the family's: for them
-    any other way is better."""
+    """Backends whose implementation ignores parts of a request or answers in another form than the family's. For them,
+    any other option is preferred."""
 
     def takes_files(self, route: ModelRoute) -> bool:
-        """Whether files in a request are the engine's to read: a remote's, which is asked as the client asked."""
+        """Whether the engine reads files in requests itself: True for a remote model whose API is passed through."""
         return route.backend == _REMOTE and self.target is None
 
 
 def _passthrough(path: str, dialect: Dialect, *, flawed_backends: tuple[str, ...] = ()) -> ServingOption:
-    """The engine speaks it itself."""
+    """Return the option for engines that serve the path themselves."""
     return ServingOption(path, dialect, flawed_backends=flawed_backends)
 
 
 def _translation(engine_path: str, dialect: Dialect) -> ServingOption:
-    """The engine speaks something else, into which it is translated."""
+    """Return the option that translates requests into the engine's API at `engine_path`."""
     return ServingOption(engine_path, dialect, engine_path)
 
 
 _FLAWED_MESSAGES: Final = ("llama_server", "vllm_serve", "vllm")
-"""llama-server's forget named tool choices, `none`, structured output, documents and the order of tool results, never
-say `stop_sequence`, and begin thoughts and calls with blocks that lack a field; vLLM's forget `thinking` and cached
-tokens, and share the last two (by its source)."""
+"""Backends with flaws in `/v1/messages`. llama-server ignores named tool choices, `none`, structured output, documents
+and the order of tool results, never reports `stop_sequence`, and starts thinking and tool call blocks without a
+required field. vLLM ignores `thinking` and cached tokens, and shares the last two flaws (according to its source)."""
 
 SERVING_OPTIONS: Final[Mapping[str, tuple[ServingOption, ...]]] = {
     "/v1/chat/completions": (_passthrough("/v1/chat/completions", CHAT),),
@@ -92,17 +93,18 @@ SERVING_OPTIONS: Final[Mapping[str, tuple[ServingOption, ...]]] = {
     "/slots/{id}": (_passthrough("/slots", JSON_DIALECT),),
     "/lora-adapters": (_passthrough("/lora-adapters", JSON_DIALECT),),
 }
-"""By a path of the gateway, the ways to serve it, the better one first. All of a path have one family's errors."""
+"""Path of the gateway to the options that serve it, best first. All options of a path answer errors in the same
+form."""
 
 
 def serving_option(path: str, request: InferenceRequest, route: ModelRoute) -> ServingOption:
-    """The first way that the model's engine offers and that can do what is asked for.
+    """Return the first option for `path` that the model's engine offers and that supports the whole request.
 
-    An engine that lists nothing may speak anything. Where none of the ways can do it all, the last one that the engine
-    offers is left to refuse.
+    An engine that lists no APIs is assumed to offer all. If no option supports the whole request, the last one that the
+    engine offers is returned; its checks refuse the request.
 
     Raises:
-        RoundhouseError: `not_supported`.
+        RoundhouseError: `not_supported`: the engine offers none of the options.
     """
     apis = route.apis
     selected_option = None
@@ -119,10 +121,10 @@ def serving_option(path: str, request: InferenceRequest, route: ModelRoute) -> S
 
 
 def offers_path(path: str, route: ModelRoute) -> bool:
-    """Whether some way serves the path for the model, as far as the engine tells."""
+    """Whether the engine lists an API that can serve `path`. False for an engine that lists none."""
     return any(option.required_api in route.apis for option in SERVING_OPTIONS[path])
 
 
 def offered_paths(route: ModelRoute) -> list[str]:
-    """The paths that the gateway serves for the model; empty: the engine tells nothing."""
+    """Return the paths that the gateway serves for the model; empty if the engine lists no APIs."""
     return [path for path in SERVING_OPTIONS if offers_path(path, route)]

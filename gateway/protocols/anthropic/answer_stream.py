@@ -1,7 +1,7 @@
-"""Anthropic's messages: an answer, whole or event by event. Pure.
+"""Anthropic's messages: writes an answer, whole or as a stream of events. Pure.
 
-A message is a row of content blocks: thoughts, text, tool calls. In a stream each is begun, grows, and is ended before
-the next one begins.
+A message is a list of content blocks: thinking, text and tool calls. In a stream, each block is started, filled by
+deltas and stopped before the next block starts.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _DELTAS: Final = {
     "thinking": (b"thinking_delta", b"thinking"),
     "tool_use": (b"input_json_delta", b"partial_json"),
 }
-"""Kind of a block to its delta's type and the field of that."""
+"""Type of a block to the type of its deltas and the delta's field that holds the text."""
 
 
 class _Block:
-    """A call, or whatever waits for one to end."""
+    """A content block: its start fields, and the text parts that were queued or, for a tool call, received so far."""
 
     __slots__ = ("beginning", "kind", "parts")
 
@@ -43,56 +43,61 @@ class _Block:
 
     @property
     def is_whole(self) -> bool:
-        """Nothing can be added, or must be."""
+        """Whether the block is complete. A tool call is complete once its arguments are a JSON object; other blocks
+        always are."""
         return self.kind != "tool_use" or isinstance(_json("".join(self.parts)), dict)
 
 
 class MessagesWriter:
-    """One message."""
+    """`AnswerWriter` for one Anthropic message."""
 
     __slots__ = ("_call", "_calls", "_delta_start", "_index", "_is_refused", "_kind", "_model", "_waiting")
 
     def __init__(self, model: str) -> None:
-        """`model`: as the client named it."""
+        """`model` is the name that the client used; the message repeats it."""
         self._model = model
         self._index = -1
-        """Of the last block that was begun."""
+        """Index of the block that was started last; -1 before the first."""
         self._kind: str | None = None
-        """Of the block that is open."""
+        """Type of the open block; None if no block is open."""
         self._delta_start = b""
-        """How an event of that block begins, up to the text."""
+        """Bytes of a delta event of the open block, up to its text."""
         self._calls: dict[int, _Block] = {}
-        """By the engine's number."""
+        """Tool calls by the index that the engine gave them."""
         self._call: _Block | None = None
-        """The one that is open."""
+        """The open block, if it is a tool call."""
         self._waiting: list[_Block] = []
-        """What came before the open call was whole."""
+        """Blocks that arrived while the open tool call was incomplete, in order."""
         self._is_refused = False
 
     def begin_answer(self, answer_id: str, tokens: Tokens | None = None) -> bytes:
-        """See AnswerWriter. What the engine has generated, it tells at the end."""
+        """Return the `message_start` event. Its usage has the prompt's counts, or zeros where `tokens` is None; output
+        tokens follow in `message_delta`."""
         usage: Fields = {"input_tokens": 0, "output_tokens": 0}
         if tokens is not None:
             usage = _usage(Tokens(prompt=tokens.prompt, cached=tokens.cached))
         return _event("message_start", {"message": self._message(answer_id, [], None, None, usage)})
 
     def write_text(self, text: str, logprobs: list[Fields] | None) -> bytes:
-        """See AnswerWriter."""
+        """Return events that add text to the open text block or to a new one. Empty while an incomplete tool call makes
+        the text wait. `logprobs` are dropped."""
         opening_events = b"" if self._kind == "text" else self._open_or_queue("text", text)
         return b"" if opening_events is None else opening_events + self._delta_start + quote_text(text) + _DELTA_END
 
     def write_reasoning(self, text: str) -> bytes:
-        """See AnswerWriter."""
+        """Return events that add thoughts to the open thinking block or to a new one. Empty while an incomplete tool
+        call makes them wait."""
         opening_events = b"" if self._kind == "thinking" else self._open_or_queue("thinking", text)
         return b"" if opening_events is None else opening_events + self._delta_start + quote_text(text) + _DELTA_END
 
     def write_refusal(self, text: str) -> bytes:
-        """See AnswerWriter. It is text, and the reason why the message ends."""
+        """Write the refusal as text, and make `refusal` the stop reason of the message."""
         self._is_refused = True
         return self.write_text(text, None)
 
     def write_tool_call(self, index: int, call_id: str | None, name: str | None, arguments: str) -> bytes:
-        """See AnswerWriter."""
+        """Return events that start a tool call or add to its arguments. Empty while the call waits for an earlier one
+        that is incomplete."""
         call = self._calls.get(index)
         out = b""
         if call is None:
@@ -110,17 +115,17 @@ class MessagesWriter:
         return out + self._release_blocks() if self._waiting and call.is_whole else out
 
     def end_answer(self, finish: Finish, stop_sequence: str | None, tokens: Tokens | None) -> bytes:
-        """See AnswerWriter."""
+        """Return the events that send waiting blocks, stop the open block and end the message."""
         delta = {"stop_reason": self._stop_reason(finish, stop_sequence), "stop_sequence": stop_sequence}
         last = _event("message_delta", {"delta": delta, "usage": _usage(tokens)}) + _event("message_stop", {})
         return self._release_blocks(is_end=True) + self._close_block() + last
 
     def fail_answer(self, error: Fields) -> bytes:
-        """See AnswerWriter."""
+        """Return an `error` event in Anthropic's form."""
         return b"event: error\n" + errors.as_event(errors.anthropic_body(errors.encode_json({"error": error}), None))
 
     def build_answer(self, answer: Answer) -> Fields:
-        """See AnswerWriter."""
+        """Return the whole message, its blocks in the order thinking, text, tool calls."""
         self._is_refused = bool(answer.refusal)
         blocks: list[Fields] = []
         if answer.thought:
@@ -152,11 +157,12 @@ class MessagesWriter:
 
     @property
     def _must_wait(self) -> bool:
-        """Blocks do not overlap, and to the open one something may still be added."""
+        """Whether a new block must wait: blocks do not overlap, and the open tool call may still grow."""
         return bool(self._waiting) or (self._call is not None and not self._call.is_whole)
 
     def _open_or_queue(self, kind: str, text: str) -> bytes | None:
-        """A block begins; None: it waits, and so does its text."""
+        """Start a block of this type and return its events. None: the block must wait, and `text` was queued with
+        it."""
         if not self._must_wait:
             return self._begin_block(_Block(_BEGINNINGS[kind]))
         if not self._waiting or self._waiting[-1].kind != kind:
@@ -165,7 +171,8 @@ class MessagesWriter:
         return None
 
     def _release_blocks(self, *, is_end: bool = False) -> bytes:
-        """What has waited, up to the next call that is not whole."""
+        """Send waiting blocks, up to and including the next incomplete tool call; all of them at the end of the
+        answer."""
         out = []
         while self._waiting and (is_end or self._call is None or self._call.is_whole):
             block = self._waiting.pop(0)
@@ -187,7 +194,7 @@ class MessagesWriter:
     def _close_block(self) -> bytes:
         if self._kind is None:
             return b""
-        # Thoughts are signed, so that they can be trusted when they come back; nobody here signs or checks.
+        # Anthropic signs thoughts to verify them when they come back; here nothing does, so the signature is empty.
         signature_event = b""
         if self._kind == "thinking":
             delta = {"type": "signature_delta", "signature": ""}
@@ -205,7 +212,7 @@ def _tool_use(call_id: str, name: str, arguments: Any) -> Fields:
 
 
 def _input(call: Call) -> Fields:
-    """Nothing where the model's arguments are no JSON object: a block can hold no other."""
+    """Return a call's arguments; an empty object if they are not a JSON object, the only form that a block can hold."""
     arguments = _json(call.arguments)
     return arguments if isinstance(arguments, dict) else {}
 
@@ -215,7 +222,8 @@ def _json(text: str) -> Any:
 
 
 def _usage(reported_tokens: Tokens | None) -> Fields:
-    """Anthropic's input tokens are those that no cache had. There must be numbers, whether they are known or not."""
+    """Return Anthropic's usage object. Its `input_tokens` exclude cached tokens. Its fields are required, so unknown
+    counts are zero."""
     tokens = reported_tokens or Tokens()
     usage: Fields = {
         "input_tokens": max(0, tokens.prompt - tokens.cached),

@@ -1,4 +1,5 @@
-"""Anthropic's messages: typed events from `message_start` to `message_stop`, and errors in Anthropic's form."""
+"""Anthropic's messages, passed through: typed events from `message_start` to `message_stop`, errors in Anthropic's
+form."""
 
 from __future__ import annotations
 
@@ -22,11 +23,12 @@ from gateway.protocols.common.streams import PassthroughStream
 
 _STOP: Final = re.compile(rb'"type"\s*:\s*"message_stop"')
 _NO_THREADS: Final = {"error_code": "thread_unsupported_request"}
-"""By it the agents of Anthropic's packages know that they are to send the whole conversation each time."""
+"""Error details that tell the agents of Anthropic's packages to send the whole conversation in each request."""
 
 
 class MessagesStream(PassthroughStream):
-    """A stream on its way through. Input is counted at its start, output at its end."""
+    """A stream of Anthropic events, passed through. Its first events report input tokens, its last ones output
+    tokens."""
 
     __slots__ = ("_request_id", "_told")
 
@@ -39,7 +41,7 @@ class MessagesStream(PassthroughStream):
         self._told: Fields = {}
 
     def fail_stream(self, error: RoundhouseError, request_id: str) -> bytes:
-        """An error event; nothing more where the stream was complete."""
+        """Return an `error` event; empty if the stream is already complete."""
         return b"" if self.is_complete else as_error_event(own_body(error, request_id))
 
     def _filter_event(self, event: bytes) -> bytes:
@@ -60,50 +62,51 @@ class MessagesStream(PassthroughStream):
 
 
 class MessagesDialect(PassthroughDialect):
-    """Messages, and the counting of their tokens."""
+    """Dialect of `/v1/messages` and of its token count, for engines that serve them."""
 
     id_header: bytes | None = b"request-id"
     heartbeat: bytes = b'event: ping\ndata: {"type": "ping"}\n\n'
 
     def can_serve(self, request: InferenceRequest) -> bool:
-        """See Dialect. `thinking` as a word is nobody's but ours."""
+        """Return False if `thinking` is a string, a form that Roundhouse defines and no engine's Messages API knows."""
         return not isinstance(request.outline_fields.get("thinking"), str)
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
-        """See Dialect."""
+        """Return the body under the engine's name for the model, without fields that the engine must not get."""
         request = bodies.without_foreign_fields(request, MESSAGE_FIELDS, route)
         if as_stream:
             return bodies.as_stream(request, route.served_name, ask_for_usage=False)
         return bodies.as_named(request, route.served_name)
 
     def open_stream(self, request: InferenceRequest) -> EventStream:
-        """See Dialect."""
+        """Return a `MessagesStream`."""
         return MessagesStream(request.id)
 
     def open_collector(self, request: InferenceRequest) -> StreamCollector | None:
-        """None for what `differs_as_stream` says."""
+        """Return a `MessagesCollector`; None if a stream cannot answer this request (see `stream_compat`)."""
         fields = request.outline_fields
         if differs_as_stream(fields) or wants_probabilities(fields):
             return None
         return MessagesCollector(request.model)
 
     def find_usage(self, body: bytes) -> Usage | None:
-        """See Dialect."""
+        """Return the token counts in a blocking answer. See `Dialect`."""
         return usage.usage_in(body)
 
     def error_body(self, error: RoundhouseError, request_id: str) -> bytes:
-        """See Dialect."""
+        """Return an error of Roundhouse in Anthropic's form."""
         return own_body(error, request_id)
 
     def engine_error_body(self, status: int, body: bytes, request_id: str) -> bytes:
-        """See Dialect."""
+        """Return an engine's error in Anthropic's form. An error that has that form passes unchanged, unless it holds
+        an address or reports a context overflow in other words than Anthropic's."""
         fields = errors.decode_json(body)
         if errors.is_anthropic(fields) and _may_pass(fields["error"]):
             return body
         return errors.anthropic_body(errors.engine_body(status, body, request_id), request_id)
 
     def error_as_events(self, body: bytes, request: InferenceRequest | None = None) -> bytes:
-        """See Dialect."""
+        """Return the error as an event named `error`."""
         return as_error_event(body)
 
 
@@ -111,7 +114,7 @@ MESSAGES: Final = MessagesDialect()
 
 
 def own_body(error: RoundhouseError, request_id: str | None) -> bytes:
-    """An error of ours in Anthropic's form."""
+    """Return an error of Roundhouse as JSON in Anthropic's form."""
     envelope = error.build_envelope(request_id).model_dump()
     if error.param == "thread":
         envelope["error"]["details"] = _NO_THREADS
@@ -119,19 +122,21 @@ def own_body(error: RoundhouseError, request_id: str | None) -> bytes:
 
 
 def as_error_event(body: bytes) -> bytes:
-    """An error's JSON as an event of that name."""
+    """Return the JSON of an error as an event named `error`."""
     return b"event: error\n" + errors.as_event(body)
 
 
 def usage_fields(fields: Fields) -> Fields | None:
-    """The counts that an event tells: those of `message_start` stand in its message."""
+    """Return the token counts of an event without those that are null; None if it has none. `message_start` holds them
+    inside its `message`."""
     message = fields.get("message")
     counts = (message if isinstance(message, dict) else fields).get("usage")
     return {name: value for name, value in counts.items() if value is not None} if isinstance(counts, dict) else None
 
 
 def _may_pass(error: Fields) -> bool:
-    """Whether an error object may pass as it is: it tells no address, and Anthropic's clients know its words."""
+    """Whether an engine's error object may pass unchanged: it holds no address, and if it reports a context overflow,
+    it does so in the words that Anthropic's clients look for."""
     overflow = find_overflow(error)
     is_in_other_words = overflow is not None and error["message"] != overflow.describe_for_anthropic()
     return not (is_in_other_words or errors.tells_address(error))

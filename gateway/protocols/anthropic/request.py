@@ -1,8 +1,8 @@
-"""Anthropic's messages: what a request asks for. Pure.
+"""Anthropic's messages: reads a request into a `Prompt`. Pure.
 
-The Messages API as its reference and the types of the `anthropic` package have it (2026-11). What only Anthropic's
-servers can do is refused, what only they need (caching, regions, tiers) is left out, and what no family knows is passed
-on: it may be the engine's own.
+Follows the Messages API reference and the types of the `anthropic` package (2026-11). Fields that need Anthropic's
+servers are refused. Fields about Anthropic's caching, regions and tiers are dropped. Fields that no API family knows
+are passed on, because they may be the engine's own.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _MODES: Final[dict[str, Thinking | None]] = {"default": None, "enabled": "enable
 
 
 def read_prompt(fields: Fields, *, needs_limit: bool = True) -> Prompt:
-    """What a decoded request asks for. `needs_limit`: `max_tokens` must be there, as Anthropic demands it.
+    """Return what a decoded request asks for. `needs_limit`: refuse a request without `max_tokens`, as Anthropic does.
 
     Raises:
-        RoundhouseError: `invalid_request`, or `modality_unsupported` for a document that is no text; `param` is the
+        RoundhouseError: `invalid_request`, or `modality_unsupported` for a document that is not text; `param` is the
             place.
     """
     for name, why in _REFUSED.items():
@@ -113,7 +113,7 @@ def _tool(declaration: Any, place: str) -> Tool:
 
 
 def _tool_choice(fields: Fields, tools: tuple[Tool, ...]) -> tuple[ToolChoice | None, bool | None]:
-    """The choice, and whether several calls may come at once where the request says so."""
+    """Return the tool choice, and whether the model may make several calls at once. None: the request does not say."""
     choice = optional_field(fields, "tool_choice", dict)
     if choice is None:
         return None, None
@@ -126,8 +126,8 @@ def _tool_choice(fields: Fields, tools: tuple[Tool, ...]) -> tuple[ToolChoice | 
 
 
 def _thinking(setting: Any) -> tuple[Thinking | None, int | None]:
-    """Whether to think, and the most tokens for it. In Anthropic's object, `adaptive` and what is newer leave it to the
-    model; the word alone is what chat completions take here."""
+    """Return whether to think, and the maximum tokens for it. None: the request leaves it to the model. In Anthropic's
+    object, `adaptive` and newer types leave it to the model. A string is the form that chat completions take here."""
     if setting is None:
         return None, None
     if isinstance(setting, str):
@@ -141,7 +141,8 @@ def _thinking(setting: Any) -> tuple[Thinking | None, int | None]:
 
 
 def _output(fields: Fields) -> tuple[str | None, OutputFormat | None]:
-    """Effort and form. `output_format` is what the form was called before `output_config`."""
+    """Return the effort and the output format, None where not given. `output_format` is the older name of
+    `output_config.format`."""
     config: Fields = optional_field(fields, "output_config", dict) or {}
     effort_word = config.get("effort")
     effort = None if effort_word is None else _EFFORTS[require_choice(effort_word, _EFFORTS, "output_config.effort")]

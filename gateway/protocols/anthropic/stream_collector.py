@@ -1,4 +1,4 @@
-"""A blocking message, made of its stream."""
+"""Builds a blocking Anthropic message from the events of a stream."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from gateway.protocols.common.event_reader import EventCollector, Fields
 
 _UNKNOWN_ID: Final = "msg_unknown"
 _PARTS: Final = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}
-"""Type of a delta to its field, whose strings are joined."""
+"""Type of a delta to its field whose strings are joined."""
 
 
 class MessagesCollector(EventCollector):
-    """Content blocks by their index."""
+    """Collects a stream of Anthropic events into one message. Content blocks are kept by their index."""
 
     __slots__ = ("_blocks", "_is_stopped", "_message", "_model", "_usage")
 
     def __init__(self, model: str) -> None:
-        """`model` is for a stream without `message_start`."""
+        """`model` is the model's name for a stream that lacks `message_start`."""
         super().__init__()
         self._model = model
         self._message: Fields = {}
@@ -33,7 +33,7 @@ class MessagesCollector(EventCollector):
         if kind == "content_block_delta":
             self._add_delta(fields.get("index"), fields.get("delta"))
         elif kind == "content_block_start":
-            # llama-server begins a block again in its last events.
+            # llama-server starts a block a second time in its last events.
             index, block = fields.get("index"), fields.get("content_block")
             if isinstance(index, int) and isinstance(block, dict) and index not in self._blocks:
                 self._blocks[index] = _Block(block)
@@ -65,14 +65,14 @@ class MessagesCollector(EventCollector):
     def _build_answer(self) -> Any:
         if not self._is_stopped:
             return None
-        # llama-server leaves `message_start` out where the first token is the beginning of a character.
+        # llama-server leaves `message_start` out if the first token is only a part of a character.
         start = {"id": _UNKNOWN_ID, "type": "message", "role": "assistant", "content": [], "model": self._model}
         content = [self._blocks[index].build_block() for index in sorted(self._blocks)]
         return {**start, **self._message, "content": content, "usage": {"input_tokens": 0, **self._usage}}
 
 
 class _Block:
-    """One content block in the making."""
+    """A content block that grows with each delta."""
 
     __slots__ = ("_fields", "_texts")
 
@@ -81,7 +81,7 @@ class _Block:
         self._texts: dict[str, list[str]] = {}
 
     def add_delta(self, delta: Fields) -> None:
-        """Take a part of it."""
+        """Add one delta to the block."""
         name = _PARTS.get(str(delta.get("type")))
         if name is not None and isinstance(delta.get(name), str):
             self._texts.setdefault(name, []).append(delta[name])
@@ -93,7 +93,7 @@ class _Block:
                 self._fields[field] = merge_values(self._fields.get(field), value)
 
     def build_block(self) -> Fields:
-        """The block as a blocking answer has it."""
+        """Return the block as a blocking answer holds it."""
         block = dict(self._fields)
         for name in ("text", "thinking"):
             if name in self._texts:
@@ -105,7 +105,7 @@ class _Block:
 
 
 def _input(text: str) -> Fields | None:
-    """What the model wrote, where it is what a call's input must be."""
+    """Return a tool call's arguments; None if the model's text is not a JSON object."""
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Anthropic's messages: the conversation in a request. Pure."""
+"""Anthropic's messages: reads the conversation of a request. Pure."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from gateway.protocols.common.field_reader import (
 _ENCODE: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 _BILLING: Final = re.compile(r"x-anthropic-billing-header:(?:[ \t]*[\w.-]+=[^;\s]*;)*\s*")
-"""What Claude Code's system prompt begins with. It is for Anthropic's accounts, and other in each request, so that no
-engine would have the prompt's beginning in its cache."""
+"""Start of Claude Code's system prompt, removed here. It serves Anthropic's billing and differs in each request, so
+that no engine could reuse its prefix cache."""
 
 
 def read_turns(fields: Fields) -> tuple[Turn, ...]:
-    """`system` and `messages` of a request. Several messages of one role are one turn, as Anthropic takes them; what
-    tools gave back stands before what the user says with it.
+    """Return the turns in `system` and `messages` of a request. Messages of one role in a row become one turn, as in
+    Anthropic's API. The tool results of a message precede its text.
 
     Raises:
-        RoundhouseError: `invalid_request`, or `modality_unsupported` for a document that is no text.
+        RoundhouseError: `invalid_request`, or `modality_unsupported` for a document that is not text.
     """
     turns: list[Turn] = list(_system(fields.get("system"), "system"))
     messages = require_value(fields.get("messages"), list, "messages")
@@ -53,7 +53,7 @@ def read_turns(fields: Fields) -> tuple[Turn, ...]:
         for turn in _message(message, f"messages[{number}]"):
             _add(turns, turn)
     if turns and turns[-1] == Assistant():
-        turns.pop()  # nothing that the answer could go on with
+        turns.pop()  # an empty turn, which gives the answer nothing to continue
     return tuple(turns)
 
 
@@ -171,7 +171,7 @@ def _image_url(source: Fields, place: str) -> str:
 
 
 def _document(block: Fields, place: str) -> tuple[Part, ...]:
-    """A text, after its title and context where it has them."""
+    """Return the document's text, preceded by its title and its context where it has them."""
     heading = [Text(text) for name in ("title", "context") if (text := optional_field(block, name, str, f"{place}."))]
     source: Fields = require_field(block, "source", dict, place)
     place = f"{place}.source"
@@ -188,7 +188,7 @@ def _document(block: Fields, place: str) -> tuple[Part, ...]:
 
 
 def _blocks(content: Any, place: str) -> Iterator[tuple[Fields, str]]:
-    """Each with its place; all have a type."""
+    """Yield each content block with its place. Each has a `type`."""
     if not isinstance(content, list):
         raise field_error(place, f"must be a string or an array of blocks; {describe_value(content)}")
     for number, block in enumerate(content):

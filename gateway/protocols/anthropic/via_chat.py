@@ -1,4 +1,4 @@
-"""Anthropic's messages by an engine that speaks chat completions."""
+"""Anthropic's messages, translated for engines that serve chat completions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from gateway.protocols.via_chat.token_count import TokenCountDialect
 
 
 class _MessagesBase(ViaChatBase):
-    """What both of them check."""
+    """The check that messages and their token count share."""
 
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
-        """See Dialect. Anthropic's clients send their `thinking` object to any model, so that is a wish; the word alone
-        is an order, as it is in chat completions."""
+        """Refuse what the model does not support. A `thinking` object is dropped where the model does not support it,
+        because Anthropic's clients send one to any model. A `thinking` string is refused then, as in chat
+        completions."""
         if request.prompt is None:
             request.prompt = self.read_request(request)
         thinking = request.prompt.thinking
@@ -31,28 +32,28 @@ class _MessagesBase(ViaChatBase):
 
 
 class MessagesViaChat(_MessagesBase, ViaChatDialect, MessagesDialect):
-    """Messages."""
+    """Dialect of `/v1/messages`, translated into chat completions."""
 
     tells_prompt_first = True
 
     def read_request(self, request: InferenceRequest) -> Prompt:
-        """See ViaChat."""
+        """Return what the request asks for. `max_tokens` is required."""
         return messages.read_prompt(request.outline_fields)
 
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:
-        """See ViaChat."""
+        """Return a `MessagesWriter` for one answer."""
         return MessagesWriter(request.model)
 
 
 class MessagesTokenCount(_MessagesBase, TokenCountDialect, MessagesDialect):
-    """The tokens of messages."""
+    """Dialect of `/v1/messages/count_tokens`, answered by the engine's token count of chat completions."""
 
     def read_request(self, request: InferenceRequest) -> Prompt:
-        """See ViaChatBase."""
+        """Return what the request asks for. `max_tokens` may be missing."""
         return messages.read_prompt(request.outline_fields, needs_limit=False)
 
     def build_count(self, tokens: int) -> Fields:
-        """See CountedViaChat."""
+        """Return the body of Anthropic's token count."""
         return {"input_tokens": tokens}
 
 

@@ -1,1 +1,1 @@
-"""OpenAI's chat completions, and completions where an engine speaks them. Pure."""
+"""OpenAI's chat completions and completions, passed through and adapted to each engine. Pure."""

@@ -1,4 +1,4 @@
-"""Chat completions: what a prompt is to an engine that speaks them, and what such an engine answers. Pure."""
+"""Chat completions: writes a `Prompt` as a request to an engine and reads the engine's answer. Pure."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _FINISHES: dict[str, Finish] = {
 
 
 def write_request(prompt: Prompt) -> Fields:
-    """The fields of a chat completion request, without `model` and `stream`. How thinking is asked for is not among
-    them: that is the engine's (`thinking.fields_for`)."""
+    """Return the fields of a chat completion request, without `model` and `stream`. Thinking is left out, because each
+    engine has its own switch for it (`apply_thinking`)."""
     fields: Fields = {**prompt.passed_fields, "messages": _messages(prompt.turns)}
     if prompt.tools:
         fields["tools"] = [_tool(tool) for tool in prompt.tools]
@@ -57,7 +57,7 @@ def write_request(prompt: Prompt) -> Fields:
 
 
 def answer_of(fields: Fields) -> Answer:
-    """The first choice of a blocking chat completion. What an engine leaves out counts as nothing."""
+    """Return the first choice of a blocking chat completion. Fields that the engine leaves out count as empty."""
     choices = fields.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
     message = choice.get("message")
@@ -78,42 +78,43 @@ def answer_of(fields: Fields) -> Answer:
 
 
 def id_of(fields: Fields) -> str:
-    """The engine's name for an answer or a part of one; empty where it gives none."""
+    """Return the engine's id of an answer or of a chunk; empty if it has none."""
     return _text(fields.get("id"))
 
 
 def has_text(chunk: Fields) -> bool:
-    """Whether a part of a streamed answer has some of its text."""
+    """Whether a chunk of a stream holds a part of the answer's text."""
     choices = chunk.get("choices")
     delta = choices[0].get("delta") if isinstance(choices, list) and choices and isinstance(choices[0], dict) else None
     return isinstance(delta, dict) and bool(delta.get("content"))
 
 
 def thought_in(message: Fields) -> str:
-    """The thoughts of a message or of a part of one, under either name that engines use."""
+    """Return the thoughts in a message or a delta, from either field name that engines use; empty if there are none."""
     return _text(message.get("reasoning_content")) or _text(message.get("reasoning"))
 
 
 def finish_of(choice: Fields) -> Finish:
-    """Why a choice ended. A reason that nobody knows is a stop."""
+    """Return why a choice ended. An unknown reason counts as `stop`."""
     return _FINISHES.get(str(choice.get("finish_reason")), "stop")
 
 
 def stop_sequence_of(choice: Fields) -> str | None:
-    """The stop string that ended a choice: vLLM and our worker tell it (`stop_reason`)."""
+    """Return the stop string that ended a choice, as vLLM and our worker report it (`stop_reason`); None: not
+    reported."""
     reason = choice.get("stop_reason")
     return reason if isinstance(reason, str) else None
 
 
 def logprobs_of(choice: Fields) -> list[Fields] | None:
-    """The probabilities that come with a choice or a part of one."""
+    """Return the log probabilities of a choice or of a part of one; None if it has none."""
     logprobs = choice.get("logprobs")
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
     return [each for each in content if isinstance(each, dict)] if isinstance(content, list) else None
 
 
 def tokens_of(usage: Any) -> Tokens | None:
-    """The counts of a usage object; None where it is none or tells nothing."""
+    """Return the counts of a usage object; None if it is empty or not an object."""
     if not usage or not isinstance(usage, dict):
         return None
     return Tokens(
@@ -142,7 +143,8 @@ def _calls(calls: Any) -> Iterable[Call]:
 
 
 def _messages(turns: tuple[Turn, ...]) -> list[Fields]:
-    """Most templates take one system message, the first: so those that lead become one."""
+    """Return the messages of a request. Leading system turns become one message, because most chat templates accept one
+    system message, at the start."""
     leading_count = 0
     while leading_count < len(turns) and isinstance(turns[leading_count], System):
         leading_count += 1
@@ -164,7 +166,7 @@ def _message(turn: Turn) -> Fields:
 
 
 def _assistant(turn: Assistant) -> Fields:
-    # Templates disagree on null: an empty text beside calls is what all of them take.
+    # Templates disagree on null content; all of them take an empty string beside tool calls.
     message: Fields = {"role": "assistant", "content": turn.text or turn.refusal}
     if turn.thought:
         message |= {"reasoning_content": turn.thought, "reasoning": turn.thought}
@@ -177,7 +179,8 @@ def _assistant(turn: Assistant) -> Fields:
 
 
 def _content(parts: tuple[Part, ...]) -> str | list[Fields]:
-    """A text where there is nothing else: every engine takes that. Joined as llama-server and vLLM join parts."""
+    """Return a string if all parts are text, which every engine accepts, else a list of parts. Texts are joined as
+    llama-server and vLLM join them."""
     if all(isinstance(part, Text) for part in parts):
         return "\n".join(part.text for part in parts if isinstance(part, Text))
     return [_part(part) for part in parts]

@@ -1,6 +1,7 @@
-"""OpenAI's chat completions and completions: `data:` events, `[DONE]` at the end.
+"""OpenAI's chat completions and completions, passed through: `data:` events, `[DONE]` at the end.
 
-The usage event has no choices and comes last. It is always asked for, and taken out unless the client asked too.
+The usage event has no choices and comes last. The gateway always asks the engine for it, and removes it from the
+client's stream unless the client asked for it too.
 """
 
 from __future__ import annotations
@@ -25,29 +26,29 @@ from gateway.protocols.common.stream_compat import differs_as_stream, wants_prob
 
 
 class ChatStream(OpenAIStream):
-    """Of chat completions: what the model thinks is told under both of its names."""
+    """A stream of chat completion events, passed through. Thoughts are sent under both of their field names."""
 
     __slots__ = ()
 
     def feed_data(self, chunk: bytes) -> bytes:
-        """See Events."""
+        """Return the whole events that `chunk` completes, with thoughts under both names."""
         events = super().feed_data(chunk)
         return reasoning.alias_in_events(events) if reasoning.MARK in events else events
 
 
 class ChatCollector(OpenAICollector):
-    """The same, in a blocking answer made of a stream."""
+    """Builds a blocking chat completion from a stream. Thoughts are sent under both of their field names."""
 
     __slots__ = ()
 
     def build_result(self) -> tuple[int, bytes] | None:
-        """See StreamCollector."""
+        """Return status and body with thoughts under both names. See `StreamCollector`."""
         result = super().build_result()
         return result if result is None else (result[0], reasoning.alias_in_body(result[1]))
 
 
 class OpenAIDialect(EnvelopeDialect):
-    """Chat completions, or completions."""
+    """Dialect of chat completions (`is_chat`) or of completions, for engines that serve them."""
 
     may_flow: bool = True
 
@@ -56,7 +57,8 @@ class OpenAIDialect(EnvelopeDialect):
         self._known_fields = CHAT_FIELDS if is_chat else COMPLETION_FIELDS
 
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
-        """See Dialect."""
+        """Refuse what the model does not support: capabilities, fields that a remote model must not get, too many
+        answers, output constraints, and completion options that llama-server ignores."""
         super().check_request(request, route)
         fields = request.outline_fields
         check_foreign_fields(fields, self._known_fields, route)
@@ -66,7 +68,8 @@ class OpenAIDialect(EnvelopeDialect):
             llama_server.check_completion(fields)
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
-        """See Dialect."""
+        """Return the body as the engine understands it: output constraints and, for chat, thinking, tools and system
+        messages in the engine's terms, without fields that it must not get, and asking for usage in each stream."""
         asked_fields = request.whole_where_any(CONSTRAINT_FIELDS)
         fields = adapt_constraints(asked_fields, route, is_chat=self._is_chat)
         if fields is not asked_fields:
@@ -81,25 +84,25 @@ class OpenAIDialect(EnvelopeDialect):
         return bodies.as_named(request, route.served_name)
 
     def open_stream(self, request: InferenceRequest) -> EventStream:
-        """See Dialect."""
+        """Return a stream that removes the usage event unless the client asked for it."""
         stream_class = ChatStream if self._is_chat else OpenAIStream
         return stream_class(request.id, strip_usage=not request.wants_usage)
 
     def open_collector(self, request: InferenceRequest) -> StreamCollector | None:
-        """None, beside what `differs_as_stream` says, where probabilities are asked for and a stream of llama-server
-        lacks some: chat has none for tokens without text, such as the last one; completions have those of a stop string
-        too, which a blocking answer has not."""
+        """Return a collector; None if a stream cannot give the same answer. That is so where `differs_as_stream` says
+        so, and for log probabilities: chat streams of llama-server lack those of tokens without text, such as the last
+        one; its completion streams include those of a stop string, which a blocking answer leaves out."""
         fields = request.outline_fields
         if differs_as_stream(fields) or (wants_probabilities(fields) and (self._is_chat or fields.get("stop"))):
             return None
         return ChatCollector(is_chat=True) if self._is_chat else OpenAICollector(is_chat=False)
 
     def get_body_converter(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
-        """See Dialect."""
+        """Return a function that puts a chat answer's thoughts under both names; None for completions."""
         return reasoning.alias_in_body if self._is_chat else None
 
     def error_as_events(self, body: bytes, request: InferenceRequest | None = None) -> bytes:
-        """See Dialect."""
+        """Return the error as a `data:` event and `[DONE]`."""
         return as_events(body)
 
 

@@ -1,4 +1,4 @@
-"""A chat completion request in the words of the model's engine. Pure."""
+"""Adapts a chat completion request to the model's engine. Pure."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ from gateway.protocols.common.request import InferenceRequest
 
 Asked = Literal["enabled", "disabled"]
 _REMOTE: Final = "openai_remote"
-"""It may be OpenAI itself, which knows what is said in its own words, and refuses what it does not know."""
+"""Backend that may be OpenAI itself, which understands OpenAI's own terms and refuses fields that it does not know."""
 
 
 def adapt_request(request: InferenceRequest, route: ModelRoute) -> InferenceRequest:
-    """The request as the model's engine understands it; the same one where nothing must change. Raises RoundhouseError.
+    """Return the request as the model's engine understands it; the same object if nothing must change.
 
-    - `thinking` and `reasoning_effort: none` as `route.thinking_control` says;
-    - thoughts of earlier answers under both names, since engines read one or the other, but for remotes;
-    - a `tool_choice` that the engine does not know as fewer `tools`;
-    - system messages where the model's chat template takes them (`route.system_first`).
+    - `thinking` and `reasoning_effort: none` become the field that `route.thinking_control` names.
+    - Thoughts of earlier answers get both of their field names, because engines read one or the other. Not for remotes.
+    - A `tool_choice` that the engine does not support becomes a shorter list of `tools`.
+    - System messages move to where the model's chat template takes them (`route.system_first`).
+
+    Raises:
+        RoundhouseError: `invalid_request`: `tool_choice` names a tool that is not among `tools`.
     """
     fields = request.outline_fields
     engine_fields = fields
@@ -53,11 +56,12 @@ def adapt_request(request: InferenceRequest, route: ModelRoute) -> InferenceRequ
 
 
 def adapt_fields(fields: Fields, route: ModelRoute) -> Fields:
-    """The fields of a chat completion that was written here, as the model's engine knows them.
+    """Return the fields of a translated chat completion as the model's engine understands them.
 
-    - the limit of tokens by `route.max_tokens_field`;
-    - thoughts of earlier answers to a remote under one name: it may refuse the other;
-    - system messages where the model's chat template takes them (`route.system_first`).
+    - The token limit gets the name in `route.max_tokens_field`.
+    - Thoughts of earlier answers keep one name for a remote, which may refuse the other. This changes the messages in
+      place.
+    - System messages move to where the model's chat template takes them (`route.system_first`).
     """
     if route.system_first:
         fields = fields | {"messages": fold_system_messages(fields["messages"])}
@@ -70,8 +74,9 @@ def adapt_fields(fields: Fields, route: ModelRoute) -> Fields:
 
 
 def ask_for_prompt_tokens(fields: Fields, route: ModelRoute) -> Fields:
-    """The fields of a stream whose prompt's tokens the engine shall tell before its first token: llama-server in events
-    of its own, vLLM and our worker with the usage of each event. A remote is not asked: it may refuse to be."""
+    """Return the fields of a stream so that the engine reports the prompt's tokens before its first token: llama-server
+    in progress events, vLLM and our worker in the usage of each event. `fields` must have `stream_options`. A remote is
+    not asked, because it may refuse the field."""
     if route.backend == _REMOTE:
         return fields
     if route.backend == llama_server.BACKEND:
@@ -80,7 +85,8 @@ def ask_for_prompt_tokens(fields: Fields, route: ModelRoute) -> Fields:
 
 
 def adapt_thinking(fields: Fields, route: ModelRoute) -> Fields:
-    """The fields with `thinking` and `reasoning_effort: none` in the words of the model's engine."""
+    """Return the fields with `thinking` and `reasoning_effort: none` as the model's engine understands them; the same
+    object if nothing must change."""
     control, word, effort = route.thinking_control, fields.get("thinking"), fields.get("reasoning_effort")
     mode = cast("Asked", word) if isinstance(word, str) and word != "default" else None
     dropped_names = {"thinking"} if isinstance(word, str) else set()
@@ -90,7 +96,7 @@ def adapt_thinking(fields: Fields, route: ModelRoute) -> Fields:
         if mode is not None:
             dropped_names.add("reasoning_effort")
     if dropped_names == {"thinking"} and control == "thinking" and mode is not None:
-        return fields  # the word is the engine's own
+        return fields  # the engine takes the field as it is
     if dropped_names:
         fields = {name: value for name, value in fields.items() if name not in dropped_names}
     return apply_thinking(fields, mode, control)

@@ -1,4 +1,4 @@
-"""What llama-server's chat completions take and tell beyond OpenAI's, and what its completions overlook. Pure."""
+"""What llama-server's chat completions take and report beyond OpenAI's, and what its completions ignore. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ BACKEND: Final = "llama_server"
 
 
 def fields_for(prompt: Prompt) -> Fields:
-    """Further fields of a request. Which stop string ended an answer it tells only where it is to tell everything.
-    Whether a stream repeats what it goes on with differs between versions, unless it is told to; a blocking answer
-    always does."""
+    """Return the fields that a translated request to llama-server needs in addition.
+
+    `verbose`: llama-server reports the stop string that ended an answer only in verbose answers. `echo`: a blocking
+    answer always repeats the assistant turn that it continues; whether a stream does depends on the version, unless it
+    is told to.
+    """
     fields: Fields = {}
     if repeated_turn(prompt) is not None:
         fields["echo"] = True
@@ -25,14 +28,14 @@ def fields_for(prompt: Prompt) -> Fields:
 
 
 def repeated_turn(prompt: Prompt) -> Assistant | None:
-    """What an answer goes on with, and so begins with once more."""
+    """Return the assistant turn that the answer continues, and that llama-server repeats first; None if the answer
+    starts a turn of its own."""
     last = prompt.turns[-1] if prompt.turns else None
     return last if isinstance(last, Assistant) and not last.calls else None
 
 
 def check_completion(fields: Fields) -> None:
-    """Refuse what a completion of llama-server's overlooks: the prompt in the answer, a text behind it, the best of
-    several answers.
+    """Refuse completion options that llama-server silently ignores: `echo`, `suffix`, and a `best_of` other than `n`.
 
     Raises:
         RoundhouseError: `invalid_request`; `param` is the field.
@@ -49,8 +52,8 @@ def check_completion(fields: Fields) -> None:
 
 
 def prompt_tokens_in(fields: Fields) -> Tokens | None:
-    """The prompt's tokens, by an event of `return_progress`, the first of which comes before they are processed; None:
-    the event is another one."""
+    """Return the prompt's tokens from a `return_progress` event; None for any other event. The first such event comes
+    before the prompt is processed."""
     progress: Any = fields.get("prompt_progress")
     if not isinstance(progress, dict):
         return None
@@ -62,7 +65,7 @@ def prompt_tokens_in(fields: Fields) -> Tokens | None:
 
 
 def stop_sequence_in(fields: Fields) -> str | None:
-    """The stop string that ended an answer, where a blocking answer or an event tells it."""
+    """Return the stop string that ended an answer, from a verbose answer or event; None: not reported."""
     details: Any = fields.get("__verbose")
     word = details.get("stopping_word") if isinstance(details, dict) else None
     return word if isinstance(word, str) and word else None

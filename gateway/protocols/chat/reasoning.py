@@ -1,6 +1,6 @@
-"""What a model thinks, in an answer of chat completions: under both names that engines and clients use. Pure.
+"""Field names of thoughts in chat completion answers: sends them under both names that engines and clients use. Pure.
 
-llama-server, our worker and many clients say `reasoning_content`; vLLM, gpt-oss and others say `reasoning`.
+llama-server, our worker and many clients use `reasoning_content`; vLLM, gpt-oss and others use `reasoning`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from gateway.protocols.common.errors import decode_json, encode_json
 from gateway.protocols.common.sse import data_of, split_events
 
 MARK: Final = b'"reasoning'
-"""What has not this has no thoughts. A quote inside of a JSON string has a backslash in front."""
+"""Bytes that occur wherever there are thoughts, and never inside a JSON string, where a quote follows a backslash."""
 
 _NAMES: Final = ("reasoning_content", "reasoning")
 _THOUGHT: Final = re.compile(rb'"(reasoning(?:_content)?)"\s*:\s*("[^"\\]*(?:\\.[^"\\]*)*")', re.DOTALL)
@@ -20,21 +20,21 @@ _NULL: Final = re.compile(rb'("(reasoning(?:_content)?)"\s*:\s*)null')
 
 
 def alias_in_events(events: bytes) -> bytes:
-    """Whole events of a stream, each thought under both names. Texts stay as they are, byte for byte."""
+    """Return whole events of a stream with each thought under both names."""
     if _has_one_name(events):
         return _THOUGHT.sub(_add_alias, events)
     return b"".join([_event(event) for event in split_events(events)])
 
 
 def alias_in_body(body: bytes) -> bytes:
-    """The same for a blocking answer."""
+    """Return the body of a blocking answer with each thought under both names."""
     if MARK not in body:
         return body
     return _THOUGHT.sub(_add_alias, body) if _has_one_name(body) else _json(body)
 
 
 def alias_in_message(message: Any) -> Any:
-    """A message, or a part of one, with both names where it has one; else itself."""
+    """Return a message or a delta with its thoughts under both names; the same object if nothing is missing."""
     if not isinstance(message, dict):
         return message
     reasoning_content, reasoning = message.get("reasoning_content"), message.get("reasoning")
@@ -57,7 +57,7 @@ def _event(event: bytes) -> bytes:
     if MARK not in event:
         return event
     thoughts, nulls = _THOUGHT.findall(event), _NULL.findall(event)
-    if len(thoughts) == len(nulls) == event.count(b'"delta"') == 1:  # as servers do that have both names
+    if len(thoughts) == len(nulls) == event.count(b'"delta"') == 1:  # sent by servers that know both names
         return _NULL.sub(lambda match: match[1] + thoughts[0][1], event)
     data = data_of(event)
     new_data = _json(data)
@@ -65,7 +65,7 @@ def _event(event: bytes) -> bytes:
 
 
 def _json(text: bytes) -> bytes:
-    """Of an engine that says both, one of which may be null."""
+    """Return JSON with each thought under both names, for an engine that sends both and leaves one of them null."""
     fields = decode_json(text)
     choices = fields.get("choices") if isinstance(fields, dict) else None
     is_changed = False

@@ -1,4 +1,4 @@
-"""A blocking chat completion or completion, made of its stream."""
+"""Builds a blocking chat completion or completion from the events of a stream."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from gateway.protocols.common.event_reader import EventCollector, Fields
 from gateway.protocols.common.usage import UsageTally
 
 _STREAMS_ONLY = ("prompt_progress", "obfuscation")
-"""Fields that a blocking answer has not."""
+"""Fields that streams have and blocking answers have not."""
 
 
 class OpenAICollector(EventCollector):
-    """Choices by their index. Fields beside them are taken over, the last one of a name."""
+    """Collects choices by their index. Of each field beside the choices, the last value counts."""
 
     __slots__ = ("_choices", "_ended_last", "_is_chat", "_tally", "_top", "_usages")
 
@@ -22,13 +22,14 @@ class OpenAICollector(EventCollector):
         self._choices: dict[int, _Choice] = {}
         self._top: Fields = {}
         self._usages: dict[int, Any] = {}
-        """By the choice that ended before. llama-server tells it of each, and a blocking answer has the first one's."""
+        """Usage objects by the index of the choice that had ended last. llama-server sends one for each choice; a
+        blocking answer has that of the first choice."""
         self._ended_last = 0
         self._tally = UsageTally()
 
     @property
     def answer_id(self) -> str | None:
-        """The engine's id of the answer; None: none has come."""
+        """The engine's id of the answer; None if no event had one yet."""
         answer_id = self._top.get("id")
         return answer_id if isinstance(answer_id, str) and answer_id else None
 
@@ -73,7 +74,7 @@ class OpenAICollector(EventCollector):
 
 
 class _Choice:
-    """One choice in the making."""
+    """A choice that grows with each event."""
 
     __slots__ = ("_calls", "_fields", "_message", "_numbers", "_texts")
 
@@ -81,13 +82,13 @@ class _Choice:
         self._fields: Fields = {"finish_reason": None, "index": index}
         self._message: Fields = {}
         self._texts: dict[str, list[str]] = {}
-        """Name of a field to its parts, which are joined once."""
+        """Name of a text field to its parts, joined when the choice is built."""
         self._calls: dict[int, tuple[int, _ToolCall]] = {}
-        """Number of a call to its index and what came of it."""
+        """Number of a tool call to its index in the stream and the call."""
         self._numbers = CallNumbers()
 
     def add_part(self, choice: Fields) -> None:
-        """Take one event's part of the choice."""
+        """Add the part of the choice that one event holds."""
         for name, value in choice.items():
             if name == "delta":
                 if isinstance(value, dict):
@@ -120,7 +121,7 @@ class _Choice:
         self._calls[number][1].add_part(call)
 
     def build_choice(self, *, is_chat: bool) -> Fields:
-        """The choice as a blocking answer has it."""
+        """Return the choice as a blocking answer holds it."""
         texts = {name: "".join(parts) for name, parts in self._texts.items()}
         if not is_chat:
             return {"text": texts.get("text", ""), **self._fields}
@@ -132,18 +133,18 @@ class _Choice:
 
 
 class CallNumbers:
-    """Numbers a stream's calls from 0, as they begin. Some engines give all of them one index, or none, but each an id
-    of its own: what has another id and a name begins another call."""
+    """Numbers the tool calls of a stream from 0, in the order in which they start. Some engines give all calls the same
+    index, or none, and tell them apart by id: a part with a new id and a function name starts another call."""
 
     __slots__ = ("_count", "_open")
 
     def __init__(self) -> None:
         self._count = 0
         self._open: dict[int, tuple[int, Any]] = {}
-        """Index to the number and the id of the call that has it now."""
+        """Index in the stream to the number and the id of the call that uses the index now."""
 
     def number_of(self, call: Fields) -> int:
-        """Of the call that an event tells a part of."""
+        """Return the number of the call that `call`, an event's part of it, belongs to."""
         index, call_id = _index_of(call), call.get("id")
         open_call = self._open.get(index)
         if open_call is None or (call_id and open_call[1] and call_id != open_call[1] and _has_name(call)):
@@ -163,7 +164,7 @@ def _has_name(call: Fields) -> bool:
 
 
 class _ToolCall:
-    """One tool call in the making: its strings come in parts, but its id and type at once."""
+    """A tool call that grows with each event. Its function's strings arrive in parts, its id and type whole."""
 
     __slots__ = ("_fields", "_function")
 
@@ -172,7 +173,7 @@ class _ToolCall:
         self._function: dict[str, list[str]] = {"name": [], "arguments": []}
 
     def add_part(self, call: Fields) -> None:
-        """Take one event's part of the call."""
+        """Add the part of the call that one event holds."""
         for name, value in call.items():
             if name == "function" and isinstance(value, dict):
                 for part, text in value.items():
@@ -182,7 +183,7 @@ class _ToolCall:
                 self._fields[name] = value
 
     def build_call(self) -> Fields:
-        """The call as a message has it."""
+        """Return the call as a message holds it."""
         return {**self._fields, "function": {name: "".join(parts) for name, parts in self._function.items()}}
 
 
@@ -195,7 +196,8 @@ def _append(texts: dict[str, list[str]], name: str, value: str) -> None:
 
 
 def merge_values(old: Any, new: Any) -> Any:
-    """A value after one more part of it: texts and lists grow, objects field by field; of all else the last counts."""
+    """Return a field's value after one more part. Strings and lists are joined, objects are merged field by field; of
+    any other value the last one counts, None excepted. `old` may be changed in place."""
     if new is None:
         return old
     if isinstance(old, dict) and isinstance(new, dict):

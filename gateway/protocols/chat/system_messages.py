@@ -1,6 +1,7 @@
-"""System messages behind the first user message, for chat templates that take them at the beginning alone. Pure.
+"""Moves system messages into the turns beside them, for chat templates that accept one only at the start. Pure.
 
-Coding agents send such: Claude Code with its beta `mid-conversation-system-2026-04-07`, Codex as `developer` items.
+Coding agents send later ones: Claude Code with its beta `mid-conversation-system-2026-04-07`, Codex as `developer`
+items.
 """
 
 from __future__ import annotations
@@ -11,19 +12,21 @@ from gateway.protocols.common.conversation import Fields
 
 _SYSTEM_ROLES: Final = ("system", "developer")
 _TURN_ROLES: Final = ("user", "tool", "function")
-"""What is not the model's. Anthropic's API has results of tools in the user's turn."""
+"""Roles of messages that are not the model's. Anthropic's API puts tool results into user messages too."""
 _REMINDER: Final = "<system-reminder>\n{}\n</system-reminder>"
-"""How Claude Code itself writes such texts into a user's turn for servers without that beta."""
+"""The form in which Claude Code itself puts such texts into user messages, for servers without that beta."""
 
 
 def fold_system_messages(messages: list[Any]) -> list[Any]:
-    """The messages with those of the system and the developer at the beginning as one, and each later one within the
-    message before it, where that is the user's or a tool's result, else within the next such one, or as one of the
-    user's own. The same list where nothing must change.
+    """Return the messages with a system message at the start only; the same list if nothing must change.
 
-    Where a message goes depends on its neighbours alone, so that a conversation that grows keeps the beginning that
-    engines have in their caches. No message comes between a call and its result, and none is added behind a result:
-    some templates leave out earlier thoughts once another message of the user follows.
+    Leading system and developer messages become one. A later one is appended to the message before it, if that is the
+    user's or a tool result. Otherwise its text goes to the start of the next message if that is one of those, else into
+    a user message of its own.
+
+    Where a text goes depends on the neighbouring messages alone, so that a growing conversation keeps the prefix that
+    engines have cached. No message is put between a tool call and its result, and none after a result: some templates
+    drop earlier thoughts once another user message follows.
     """
     leading_count = 0
     while leading_count < len(messages) and _is_system(messages[leading_count]):
@@ -56,7 +59,7 @@ def fold_system_messages(messages: list[Any]) -> list[Any]:
 
 
 def _is_system(message: Any) -> bool:
-    """A system or developer message whose content is text: others are the engine's to refuse."""
+    """Whether this is a system or developer message of text alone. Others are left for the engine to refuse."""
     if not isinstance(message, dict) or message.get("role") not in _SYSTEM_ROLES:
         return False
     content = message.get("content")
@@ -68,7 +71,7 @@ def _is_text(part: Any) -> bool:
 
 
 def _is_turn(message: Any) -> bool:
-    """Text can be added to it."""
+    """Whether text can be added to the message."""
     return (
         isinstance(message, dict)
         and message.get("role") in _TURN_ROLES
@@ -85,7 +88,7 @@ def _system_text(message: Fields) -> str:
 
 
 def _plain_text(content: Any) -> str:
-    """As engines join the parts of a message."""
+    """Return the text, parts joined as engines join the parts of a message."""
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
@@ -94,7 +97,8 @@ def _user_message(texts: list[str]) -> Fields:
 
 
 def _with_texts(message: Fields, texts: list[str], *, before: bool) -> Fields:
-    """A client may write the same text once as a string and once as parts: both give the same message."""
+    """Return the message with `texts` added. Content in parts of text becomes a string, so that a client that sends a
+    text once as a string and once as parts gets the same prompt."""
     content = message["content"]
     if isinstance(content, str) or all(map(_is_text, content)):
         all_texts = [*texts, _plain_text(content)] if before else [_plain_text(content), *texts]

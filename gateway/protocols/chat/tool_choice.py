@@ -1,4 +1,4 @@
-"""A choice of tools in the words that every engine knows: `auto`, `none`, `required`. Pure."""
+"""Reduces `tool_choice` to the words that every engine knows: `auto`, `none`, `required`. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from gateway.protocols.common.conversation import Fields
 
 
 def narrow_tools(fields: Fields, *, names_one: bool) -> Fields:
-    """Chat completion fields that offer only the tools which `tool_choice` leaves; themselves where it leaves all.
+    """Return chat completion fields that offer only the tools that `tool_choice` permits; the same object if it permits
+    all.
 
-    - `{"type": "allowed_tools"}`, which is OpenAI's alone: those tools, and the mode as the choice;
-    - `{"type": "function"}`, where `names_one` (llama-server takes no notice of it): that tool, and `required`.
+    - `{"type": "allowed_tools"}`, which only OpenAI knows: `tools` keeps those, and the choice becomes their mode.
+    - `{"type": "function"}`, if `names_one` (llama-server ignores it): `tools` keeps that one, and the choice becomes
+      `required`.
 
     Raises:
-        RoundhouseError: `invalid_request`: it names a tool that is not among `tools`.
+        RoundhouseError: `invalid_request`: `tool_choice` names a tool that is not among `tools`.
     """
     choice, tools = fields.get("tool_choice"), fields.get("tools")
     if not isinstance(choice, dict) or not isinstance(tools, list):

@@ -1,1 +1,1 @@
-"""What API families share: the dialect's interface, the conversation, errors, streams. Pure."""
+"""Shared by all API families: the dialect interface, conversations, request bodies, errors and streams. Pure."""

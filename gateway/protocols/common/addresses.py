@@ -1,9 +1,10 @@
-"""Takes addresses out of what engines say: where an engine is, and what it asks itself, is nothing for clients. Pure.
+"""Removes network addresses from what engines say: where an engine runs and what it connects to is not for clients.
+Pure.
 
-Hidden are URLs with a host (`scheme://...`), IP addresses with their port or prefix, `host:port`, the host of
-`host='...'`, names in domains that are not public (`engine.internal`), and names of replicas, which are those of their
-containers. What has the same form is hidden too: a place in a source (`x.py:123`), a version of four numbers. A name
-that stands by itself cannot be told from a word.
+Hidden are URLs with a host (`scheme://...`), IP addresses with their port or prefix length, `host:port`, the host in
+`host='...'`, names in private domains (`engine.internal`), and names of replicas, which are those of their containers.
+Text of the same form is hidden too: a place in a source file (`x.py:123`), a version of four numbers. A bare host name
+stays, because it cannot be told from a word.
 """
 
 from __future__ import annotations
@@ -13,33 +14,34 @@ import re
 from typing import Any, Final
 
 HIDDEN: Final = "[address]"
-"""Stands where an address was."""
+"""Replaces each address."""
 
 _ESCAPED: Final = r"(?<=\\[bfnrt])|(?<=\\u[0-9A-Fa-f]{4})"
-"""After a character that JSON within a text has escaped: its last letter belongs to no name."""
+"""Position after a character that was escaped for JSON: the last letter of the escape is not part of a name."""
 _NUMBER_START: Final = rf"(?:(?<![\w.])|{_ESCAPED})"
 _NAME_START: Final = rf"(?:(?<![\w.-])|{_ESCAPED})"
 _IPV4_DIGITS: Final = r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}"
 
 _URL: Final = re.compile(r"(?<![a-z0-9])[a-z][a-z0-9+.-]{0,30}:(?:\\?/){2}[^\s\"'`<>]+", re.IGNORECASE)
-"""Slashes may be escaped too."""
+"""A URL with a host. Its slashes may be escaped."""
 _AFTER_URL: Final = ".,:;!?)\\"
-"""Ends a sentence or a quotation."""
+"""Characters at the end of a URL that belong to the sentence or quotation around it."""
 _BRACKETED: Final = re.compile(r"\[([0-9a-f:.]{2,45}(?:%[\w.-]{1,20})?)\](?::[0-9]{1,5})?", re.IGNORECASE)
 _COLONS: Final = re.compile(
     _NUMBER_START + r"(?:[0-9a-f]{0,4}:){2,8}(?:" + _IPV4_DIGITS + r"|[0-9a-f]{1,4})?"
     r"(?P<rest>(?:%[\w.-]{1,20})?(?:/[0-9]{1,3})?)(?![\w:])",
     re.IGNORECASE,
 )
-"""May be an IPv6 address; a time of day has the same form."""
+"""Possibly an IPv6 address. A time of day has the same form."""
 _IPV4: Final = re.compile(_NUMBER_START + _IPV4_DIGITS + r"(?:[:/][0-9]{1,5})?(?!\w|\.[0-9])")
 _REPLICA: Final = re.compile(_NAME_START + r"rh(?:-[a-z0-9]+)+-[0-9]+-[0-9a-f]{8}-[0-9]+(?![\w-])")
-"""As the controller names them (`controller/runtimes/naming.py`)."""
+"""Names of replicas, as `controller/runtimes/naming.py` makes them."""
 _HOST_AND_PORT: Final = re.compile(
     _NAME_START + r"(?![0-9]{4}-[0-9]{2}-[0-9]{2}T)(?=[0-9_.-]{0,252}[^\W\d_])\w(?:[\w.-]{0,252}\w)?\.?:[0-9]{2,5}"
     r"(?!\w|\.[0-9])"
 )
-"""A name has a letter, and is no date: else it is a time of day. `image:22.04` has a version."""
+"""A host and its port. The host must have a letter and must not be a date; otherwise it is a time of day. A port with
+decimals is a version, as in `image:22.04`."""
 _NAMED_HOST: Final = re.compile(
     rf"({_NAME_START}(?:host(?:name)?\s?=\s?\\?[\"']?|host(?:name)?\\?[\"']\s?:\s?\\?[\"']))[\w.-]+", re.IGNORECASE
 )
@@ -50,7 +52,7 @@ _PRIVATE_NAME: Final = re.compile(
 
 
 def hide_addresses(text: str) -> str:
-    """The text with `HIDDEN` in each address's place."""
+    """Return the text with each address replaced by `HIDDEN`."""
     text = _URL.sub(_hide_url, text)
     text = _BRACKETED.sub(_hide_bracketed, text)
     text = _COLONS.sub(_hide_colons, text)
@@ -61,10 +63,10 @@ def hide_addresses(text: str) -> str:
 
 
 def hide_in_json(value: Any) -> Any:
-    """Decoded JSON with `HIDDEN` in place of each address in its texts and names.
+    """Return decoded JSON with each address in its strings and keys replaced by `HIDDEN`.
 
     Raises:
-        RecursionError: it is nested too deeply.
+        RecursionError: the value is nested too deeply.
     """
     if isinstance(value, str):
         return hide_addresses(value)
@@ -89,7 +91,7 @@ def _hide_colons(match: re.Match[str]) -> str:
         return match[0]
     if _is_ip_address(text):
         return HIDDEN
-    address, _, after = text.rpartition(":")  # of a port, or of the sentence
+    address, _, after = text.rpartition(":")  # the colon may introduce a port or belong to the sentence
     if address and _is_ip_address(address):
         return HIDDEN if after else f"{HIDDEN}:"
     return match[0]

@@ -1,8 +1,7 @@
-"""What a request body must say to an engine, with as few bytes changed as can be. Pure.
+"""Adapts request bodies to engines, changing as few bytes as possible. Pure.
 
-A body is decoded in any case, because routing needs its fields, but encoding it anew costs as much again: so a field
-that is missing is inserted after the first brace, and one that stands there is replaced in place. Of a large body, all
-this is done to its outline.
+Routing decodes every body anyway, but encoding it again would cost as much. So a missing field is inserted after the
+first brace, and a present one is replaced in place. For a large body, this happens to its outline.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from gateway.protocols.common.request import InferenceRequest
 _STREAM: Final = re.compile(rb'"stream"\s*:\s*(?:false|null)')
 _MODEL: Final = re.compile(rb'"model"\s*:\s*"[^"\\]*"')
 _ESCAPED_LETTER: Final = b"\\u00"
-"""A key could be written with such, and then it is not found by its bytes."""
+"""Start of an escape with which a key may be written, so that a search for the key's bytes does not find it."""
 
 
 def without_foreign_fields(
     request: InferenceRequest, known_fields: Collection[str], route: ModelRoute
 ) -> InferenceRequest:
-    """The request without what the model's engine does not get; the same one where all of it passes."""
+    """Return the request without fields that the model's engine must not get; the same object if all of them pass."""
     fields = drop_foreign_fields(request.outline_fields, known_fields, route)
     if fields is request.outline_fields:
         return request
@@ -35,7 +34,8 @@ def without_foreign_fields(
 
 
 def as_named(request: InferenceRequest, served_name: str) -> bytes:
-    """The body for an engine that calls the model `served_name`; the original bytes where that is its name."""
+    """Return the body with `served_name`, the engine's name for the model; the original bytes if the client used that
+    name."""
     if request.model == served_name or not request.names_model:
         return request.outline
     new_body = _replace_field(request.outline, b'"model"', _MODEL, b'"model":' + json.dumps(served_name).encode())
@@ -43,14 +43,15 @@ def as_named(request: InferenceRequest, served_name: str) -> bytes:
 
 
 def with_usage(request: InferenceRequest, served_name: str) -> bytes:
-    """The same, with `stream_options.include_usage`."""
+    """Return the body with `served_name` and `stream_options.include_usage`."""
     if "stream_options" not in request.outline_fields:
         return _insert_fields(as_named(request, served_name), b'"stream_options":{"include_usage":true},')
     return json_bytes(_renamed_fields(request, served_name) | {"stream_options": _options(request)})
 
 
 def as_stream(request: InferenceRequest, served_name: str, *, ask_for_usage: bool) -> bytes:
-    """The same, of a blocking request that shall become a stream."""
+    """Return the body of a blocking request as that of a stream, with `served_name`. `ask_for_usage`: also with
+    `stream_options.include_usage`."""
     fields = request.outline_fields
     if ask_for_usage and "stream_options" in fields:
         new_fields = {"stream": True, "stream_options": _options(request)}
@@ -72,8 +73,8 @@ def _insert_fields(raw: bytes, fields: bytes) -> bytes:
 
 
 def _replace_field(raw: bytes, name: bytes, pattern: re.Pattern[bytes], field: bytes) -> bytes | None:
-    # A field of the body has this name. If the bytes hold it once, unescaped, it can be no other; a quote inside of a
-    # string has a backslash in front.
+    # The body has a field of this name. If the quoted name occurs once and nothing is escaped, it is this field's:
+    # inside a string, a quote follows a backslash.
     if raw.count(name) != 1 or _ESCAPED_LETTER in raw:
         return None
     match = pattern.search(raw)

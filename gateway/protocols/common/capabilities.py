@@ -1,7 +1,7 @@
-"""Whether a model takes what a request holds: thinking, tools, a form of the answer, images, audio, a conversation.
+"""Checks a request against the model's capabilities: thinking, tools, structured output, modalities, turns. Pure.
 
-Pure. Every request comes by here, so text costs a look at each message and nothing else. What has not the shape of a
-field that we know passes: it is the engine's to refuse.
+Every request passes through here, so for text this costs one look at each message. A field of unexpected shape passes;
+the engine refuses it.
 """
 
 from __future__ import annotations
@@ -23,27 +23,28 @@ MODALITY_OF_PART: Final[dict[str, Modality]] = {
     "audio_url": "audio",
     "audio": "audio",
 }
-"""Type of a content part to what it holds. Types that are not here pass, as `text` does."""
+"""Type of a content part to the modality that it holds. Types that are missing here pass, as `text` does."""
 
 FORMATS: Final = ("response_format", "output_format")
-"""Fields that say which form the answer has: OpenAI's, and what Anthropic called it at first."""
+"""Fields that hold the answer's format: OpenAI's, and Anthropic's first name for it."""
 HOLDS_FORMAT: Final = ("text", "output_config")
-"""Fields whose `format` does: of responses, and of messages."""
+"""Fields whose `format` holds the answer's format: of responses, and of messages."""
 
 _FORMS: Final = frozenset({*FORMATS, *HOLDS_FORMAT, *CONSTRAINT_FIELDS})
 _MODES: Final = get_args(ThinkingMode)
 _ALL_MODALITIES: Final = frozenset(get_args(Modality))
 _ASKING: Final = frozenset({"user", "tool", "function"})
-"""Roles whose messages want an answer."""
+"""Roles whose messages ask for an answer."""
 
 
 def check_capabilities(fields: dict[str, Any], capabilities: Capabilities, model: str) -> None:
-    """Refuse a decoded request for what `model` does not take. Goes by the fields, whichever API they came to.
+    """Refuse a decoded request that asks for what `model` does not support. Looks at fields only, whichever API was
+    asked.
 
     Raises:
         RoundhouseError: `invalid_request`, `thinking_unsupported`, `tools_unsupported`,
-            `structured_output_unsupported`, `logprobs_unsupported`, `modality_unsupported` or
-            `multi_turn_unsupported`; its `param` is the field, or the place (`messages[1].content[0]`).
+            `structured_output_unsupported`, `logprobs_unsupported`, `modality_unsupported` or `multi_turn_unsupported`;
+            its `param` is the field, or the place (`messages[1].content[0]`).
     """
     if "thinking" in fields:
         _check_thinking(fields["thinking"], capabilities, model)
@@ -62,7 +63,7 @@ def check_capabilities(fields: dict[str, Any], capabilities: Capabilities, model
 
 
 def check_prompt(prompt: Prompt, capabilities: Capabilities, model: str) -> None:
-    """The same for a request that is translated.
+    """Refuse a translated request that asks for what `model` does not support.
 
     Raises:
         RoundhouseError: as `check_capabilities`; its `param` is the place in the client's own request.
@@ -77,7 +78,7 @@ def check_prompt(prompt: Prompt, capabilities: Capabilities, model: str) -> None
             raise _no_form(prompt.output_format.place, model)
         _check_form(prompt.passed_fields, model)
     if not capabilities.logprobs and _find_logprobs(prompt.passed_fields) is not None:
-        # Responses ask for them by either.
+        # Requests for responses ask for log probabilities by either field.
         raise _no_logprobs("top_logprobs" if prompt.passed_fields.get("top_logprobs") else "include", model)
     if not _ALL_MODALITIES.issubset(capabilities.modalities):
         for turn in prompt.turns:
@@ -86,12 +87,12 @@ def check_prompt(prompt: Prompt, capabilities: Capabilities, model: str) -> None
         _check_turns_of(prompt.turns, model)
 
 
-# A request as it came.
+# Checks of requests that are passed through.
 
 
 def _check_thinking(thinking: Any, capabilities: Capabilities, model: str) -> None:
     if not isinstance(thinking, str):
-        return  # an engine's own field of that name
+        return  # the engine's own field of this name
     if thinking not in _MODES:
         rule = f"`thinking` must be one of {', '.join(_MODES)}; it is {thinking!r:.60}."
         raise RoundhouseError("invalid_request", rule, param="thinking")
@@ -119,7 +120,8 @@ def _check_form(fields: Mapping[str, Any], model: str) -> None:
 
 
 def _find_logprobs(fields: Mapping[str, Any]) -> str | None:
-    """The field that asks for probabilities; a completion's `logprobs` is a number, and 0 one too."""
+    """Return the field that asks for log probabilities, or None. A completion's `logprobs` is a number, and 0 asks for
+    them too."""
     wanted = fields.get("logprobs")
     if wanted is not None and wanted is not False:
         return "logprobs"
@@ -142,7 +144,7 @@ def _check_parts(messages: list[Any], capabilities: Capabilities, model: str) ->
 
 
 def _find_refused_part(parts: list[Any], modalities: Sequence[Modality]) -> tuple[Modality, str] | None:
-    """What the first part holds that is not taken, and the part's place."""
+    """Return modality and place of the first part that holds an unsupported modality, or None."""
     for number, part in enumerate(parts):
         if not isinstance(part, dict) or part.get("type") == "text":
             continue
@@ -161,17 +163,18 @@ def _modality(part: dict[str, Any]) -> Modality | None:
     kind = part.get("type")
     if isinstance(kind, str):
         return "image" if kind == "document" and _has_pages(part.get("source")) else MODALITY_OF_PART.get(kind)
-    # vLLM takes parts that name their type only by the field they hold.
+    # vLLM takes parts without a `type`; the name of their field tells it.
     return next((MODALITY_OF_PART[name] for name in part if name in MODALITY_OF_PART), None)
 
 
 def _has_pages(source: Any) -> bool:
-    """Whether one of Anthropic's documents is a PDF, whose pages are seen. The others are text, or parts."""
+    """Whether the source of an Anthropic document is a PDF, whose pages are images to a model. Other sources are text
+    or parts."""
     return isinstance(source, dict) and source.get("type") in ("base64", "url")
 
 
 def _inner_parts(part: dict[str, Any]) -> tuple[list[Any], str] | None:
-    """The parts within one of Anthropic's, and where they are: of a tool's result, or of a document made of parts."""
+    """Return the parts inside an Anthropic tool result or document, and their place; None if it holds no parts."""
     content, place = part.get("content"), ".content"
     if part.get("type") == "document":
         source = part.get("source")
@@ -182,9 +185,9 @@ def _inner_parts(part: dict[str, Any]) -> tuple[list[Any], str] | None:
 
 
 def _check_turns(messages: list[Any], model: str) -> None:
-    """More than one message that wants an answer, or an assistant's before one, is a conversation.
+    """Refuse a conversation: a second message that asks for an answer, or one after an assistant message.
 
-    An assistant's message at the end is not: it is the beginning of the answer.
+    An assistant message at the end is allowed: it is the start of the answer.
     """
     has_begun = False
     for number, message in enumerate(messages):
@@ -194,7 +197,7 @@ def _check_turns(messages: list[Any], model: str) -> None:
         has_begun = has_begun or role in _ASKING or role == "assistant"
 
 
-# A request that was read.
+# Checks of requests that are translated.
 
 
 def _check_turn(turn: Turn, capabilities: Capabilities, model: str) -> None:
@@ -213,7 +216,7 @@ def _check_turns_of(turns: tuple[Turn, ...], model: str) -> None:
         has_begun = has_begun or not isinstance(turn, System)
 
 
-# What is answered.
+# Errors.
 
 
 def _no_thinking(thinking: str, capabilities: Capabilities, model: str) -> RoundhouseError:

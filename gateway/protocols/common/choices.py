@@ -1,4 +1,4 @@
-"""How many answers a request asks for, and how many of them an engine makes at a time. Pure."""
+"""How many answers a request asks for, and how many of them an engine generates at once. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
 
 _NAMES: Final = ("n_cmpl", "n")
-"""llama.cpp's own name, and OpenAI's. llama-server reads the second where the first is missing."""
+"""llama.cpp's own field, and OpenAI's. llama-server reads the second if the first is missing."""
 
 
 def check_choices(fields: Mapping[str, Any], route: ModelRoute) -> None:
-    """Refuse a request for more answers than the model's engine makes of one request.
+    """Refuse a request for more answers than the model's engine generates per request (`route.max_choices`).
 
     Raises:
         RoundhouseError: `invalid_request`; its `param` is the field.
@@ -31,8 +31,8 @@ def check_choices(fields: Mapping[str, Any], route: ModelRoute) -> None:
 
 
 def count_slots(fields: Mapping[str, Any], route: ModelRoute) -> int:
-    """How many of a replica's slots a request takes: one for each answer to each of its prompts, and never more than
-    the replica has, because the rest waits inside of the engine."""
+    """Return how many of a replica's slots a request takes: one for each answer to each of its prompts, at most all
+    that the replica has, because further answers wait inside the engine. 1 if `route.choices_take_slots` is false."""
     if not route.choices_take_slots:
         return 1
     count = 1
@@ -42,6 +42,6 @@ def count_slots(fields: Mapping[str, Any], route: ModelRoute) -> int:
             count = choices
             break
     prompt = fields.get("prompt")
-    if prompt.__class__ is list and len(prompt) > 1 and prompt[0].__class__ in (str, list):  # else one, in tokens
+    if prompt.__class__ is list and len(prompt) > 1 and prompt[0].__class__ in (str, list):  # else one, as tokens
         count *= len(prompt)
     return min(count, route.target_inflight) if count > 1 else 1

@@ -1,8 +1,8 @@
-"""Prompts that have more tokens than a model's context: how engines say so, and how clients are told. Pure.
+"""Prompts that exceed the model's context: recognises how engines report them, and words the error for clients. Pure.
 
-Clients know such a refusal by its words alone. OpenAI's look for "maximum context length is N tokens" (litellm), the
-code, in the message too (LangChain), and "exceeds the context window" (LangChain, of a stream); Anthropic's for "prompt
-is too long: M tokens > N maximum".
+Clients recognise this error by its words alone. OpenAI's clients look for "maximum context length is N tokens"
+(litellm), for the code, also in the message (LangChain), and for "exceeds the context window" (LangChain, in streams).
+Anthropic's look for "prompt is too long: M tokens > N maximum".
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from typing import Any, Final
 
 CODE: Final = "context_length_exceeded"
 STATUS: Final = 400
-"""Of both families. Anthropic's 413 is for bodies with too many bytes."""
+"""HTTP status in both families. Anthropic's 413 is for bodies with too many bytes."""
 CACHE_EXHAUSTED: Final = "Context size has been exceeded."
-"""What llama-server says to all its requests when they have filled its KV cache together. It is no overflow: asked
-again, each of them may fit."""
+"""llama-server's message to all running requests once they have filled its KV cache together. It is no overflow: each
+of them may fit when sent again."""
 _LLAMA_SERVERS_TYPE: Final = "exceed_context_size_error"
 
 
 @dataclass(frozen=True, slots=True)
 class ContextOverflow:
-    """What is known of one refusal."""
+    """What an engine reported about a prompt that is too long."""
 
     limit: int | None = None
-    """Tokens of the context; None: nobody said."""
+    """Length of the context in tokens; None: not reported."""
     prompt_tokens: int | None = None
-    """Tokens of the prompt; None: nobody said."""
+    """Tokens of the prompt; None: not reported."""
     is_at_least: bool = False
-    """The prompt may have more: whoever counted gave up."""
+    """Whether the prompt may have more tokens, because the count was broken off."""
     output_tokens: int | None = None
-    """The prompt alone fits, and not with so many tokens of an answer, which the request asked for; None: the prompt
-    does not fit."""
+    """Tokens of the answer that the request asked for, if prompt and answer together exceed the limit; None: the prompt
+    alone exceeds it."""
     engine_message: str = ""
-    """What the engine said, for where a number lacks."""
+    """The engine's message, shown where a number is missing."""
 
     def describe_for_openai(self) -> str:
-        """The message in OpenAI's words."""
+        """Return the error message in the words that OpenAI's clients look for."""
         if self.limit is None or self.prompt_tokens is None:
             return self._describe_without_numbers(f"The prompt exceeds the context window ({CODE})")
         limit_text = f"This model's maximum context length is {self.limit} tokens. However,"
@@ -56,7 +56,8 @@ class ContextOverflow:
         )
 
     def describe_for_anthropic(self) -> str:
-        """The message in Anthropic's words, which have no place for `is_at_least`."""
+        """Return the error message in the words that Anthropic's clients look for. They cannot express
+        `is_at_least`."""
         if self.limit is None or self.prompt_tokens is None:
             return self._describe_without_numbers("prompt is too long")
         if self.output_tokens is not None:
@@ -67,7 +68,7 @@ class ContextOverflow:
         return f"prompt is too long: {self.prompt_tokens} tokens > {self.limit} maximum"
 
     def _describe_without_numbers(self, words: str) -> str:
-        """`words`, with what the engine said where that adds something."""
+        """Return `words` followed by the engine's message, or that message alone if it has these words."""
         if words in self.engine_message:
             return self.engine_message
         return f"{words}: {self.engine_message}" if self.engine_message else f"{words}."
@@ -75,11 +76,12 @@ class ContextOverflow:
 
 @dataclass(frozen=True, slots=True)
 class _Wording:
-    """Words that an engine refuses with. Groups: `limit`, `prompt`, `output`, `least`."""
+    """A pattern of engines' messages. Its groups are `limit` and `prompt`, and where the message has them `output`,
+    `least`."""
 
     pattern: re.Pattern[str]
     excess: int = 0
-    """What `prompt` lacks at least."""
+    """Tokens by which the prompt exceeds the group `prompt` at least."""
 
 
 _NUMBER: Final = r"\d{1,12}"
@@ -87,17 +89,17 @@ _LIMIT: Final = r"maximum context length is (?P<limit>\d+) tokens"
 _WORDINGS: Final = tuple(
     _Wording(re.compile(pattern.replace(r"\d+", _NUMBER)), excess)
     for pattern, excess in (
-        # llama-server: a prompt, and a text to embed, which must fit one batch.
+        # llama-server: for a prompt; for a text to embed, which must fit one batch.
         (r"request \((?P<prompt>\d+) tokens\) exceeds the available context size \((?P<limit>\d+) tokens\)", 0),
         (r"input \((?P<prompt>\d+) tokens\) is too large to process.*batch size: (?P<limit>\d+)\)", 0),
-        # OpenAI, and ContextOverflow itself.
+        # OpenAI, and ContextOverflow.describe_for_openai.
         (_LIMIT + r"\. However, your messages resulted in (?P<least>at least )?(?P<prompt>\d+) tokens", 0),
         (
             _LIMIT + r"[.,] [Hh]owever,? you requested \d+ tokens \((?P<prompt>\d+) in (?:the messages|your prompt)"
             r"[,;] (?P<output>\d+) (?:in|for) the completion\)",
             0,
         ),
-        # vLLM: a prompt that was counted, one that was not, and earlier releases.
+        # vLLM: for a prompt that was tokenized, for one that was not, and the messages of earlier releases.
         (_LIMIT + r"\. However, your prompt contains (?P<least>at least )?(?P<prompt>\d+) input tokens", 0),
         (
             _LIMIT + r"\. However, your prompt contains \d+ characters "
@@ -117,7 +119,7 @@ _WORDINGS: Final = tuple(
             0,
         ),
         (r"Input length \((?P<prompt>\d+)\) exceeds model's maximum context length \((?P<limit>\d+)\)", 0),
-        # Roundhouse's workers, and the library in one of them.
+        # Roundhouse's workers, and LiteRT-LM in one of them.
         (r"The prompt has (?P<prompt>\d+) tokens, more than fit the context of (?P<limit>\d+)\.", 0),
         (r"maximum number of tokens allowed: (?P<prompt>\d+) >=? (?P<limit>\d+)", 0),
         # Anthropic.
@@ -128,7 +130,7 @@ _WORDINGS: Final = tuple(
 
 
 def find_overflow(error: Mapping[str, Any]) -> ContextOverflow | None:
-    """What an engine's error object says of a prompt that is too long; None: it is another error."""
+    """Return what an engine's error object reports about a prompt that is too long; None if it is another error."""
     message = error.get("message")
     message = message if isinstance(message, str) else ""
     for wording in _WORDINGS:

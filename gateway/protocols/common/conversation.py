@@ -1,7 +1,7 @@
-"""A conversation and its answer in no family's own form. Pure values.
+"""A conversation and its answer, in the form of no API family. Pure values.
 
-A family's request is read into a `Prompt`, which is written as a request of the family that an engine speaks; what the
-engine answers is read into an `Answer`, or piece by piece handed to an `AnswerWriter` of the client's family.
+The client's request is read into a `Prompt`, which is then written as a request of the API that the engine serves. The
+engine's answer is read into an `Answer`, or passed part by part to an `AnswerWriter` of the client's family.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Finish = Literal["stop", "length", "tool_calls", "content_filter"]
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text, of a message or of a tool's result."""
+    """A text in a message or in a tool's result."""
 
     text: str
 
@@ -29,12 +29,12 @@ class Image:
     url: str
     detail: str | None = None
     place: str = field(default="", compare=False)
-    """Where it stands in the client's request, such as `messages[1].content[0]`: for errors."""
+    """Place in the client's request, such as `messages[1].content[0]`; for errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Audio:
-    """A sound, in base64."""
+    """Audio data in base64."""
 
     data: str
     format: str
@@ -46,7 +46,7 @@ Part = Text | Image | Audio
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a tool, as the model asked for it. `arguments` is JSON, unless the model erred."""
+    """A tool call of the model. `arguments` is JSON, unless the model made a mistake."""
 
     id: str
     name: str
@@ -55,16 +55,16 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """What the operator or the developer says."""
+    """An instruction of the operator or the developer."""
 
     text: str
     place: str = field(default="", compare=False)
-    """Where it stands in the client's request, such as `messages[1]`: for errors."""
+    """Place in the client's request, such as `messages[1]`; for errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """What the user says. Not empty."""
+    """A message of the user. `parts` is not empty."""
 
     parts: tuple[Part, ...]
     place: str = field(default="", compare=False)
@@ -72,7 +72,7 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Assistant:
-    """What the model said before: its thoughts, its text, a refusal, its calls."""
+    """An earlier answer of the model: text, thoughts, tool calls and refusal."""
 
     text: str = ""
     thought: str = ""
@@ -83,7 +83,7 @@ class Assistant:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a tool gave back."""
+    """The result of a tool call."""
 
     call_id: str
     parts: tuple[Part, ...]
@@ -96,7 +96,7 @@ Turn = System | User | Assistant | ToolResult
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. `parameters` is a JSON Schema; None: it takes nothing."""
+    """A function that the model may call. `parameters` is a JSON Schema; None: the function has no parameters."""
 
     name: str
     description: str | None = None
@@ -106,7 +106,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Whether the model calls a tool: as it likes, not at all, at least one, or the one of that name."""
+    """Whether the model calls a tool: as it decides, never, at least one, or the one with this name."""
 
     kind: Literal["auto", "none", "required", "named"]
     name: str | None = None
@@ -114,19 +114,19 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """What the answer's text must be. Without a schema: any JSON object."""
+    """The format that the answer's text must have. `schema` is a JSON Schema; None: any JSON object."""
 
     schema: Mapping[str, Any] | None = None
     name: str = "answer"
     description: str | None = None
     strict: bool | None = None
     place: str = field(default="response_format", compare=False)
-    """The client's field, such as `text.format`: for errors."""
+    """Field in the client's request, such as `text.format`; for errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A request for an answer to a conversation."""
+    """A request for the answer to a conversation."""
 
     turns: tuple[Turn, ...]
     tools: tuple[Tool, ...] = ()
@@ -134,22 +134,22 @@ class Prompt:
     parallel_tool_calls: bool | None = None
     output_format: OutputFormat | None = None
     max_tokens: int | None = None
-    """Of the answer, thoughts included."""
+    """Maximum tokens of the answer, thoughts included; None: the request sets no limit."""
     stop: tuple[str, ...] = ()
     thinking: Literal["enabled", "disabled"] | None = None
-    """As the client asked for; None: as the model is configured."""
+    """Whether the client asked for thinking; None: the model's own setting applies."""
     thinking_tokens: int | None = None
-    """Most tokens to think, for engines that can be told."""
+    """Maximum tokens for thoughts, sent to engines that support such a budget; None: the request sets no limit."""
     effort: str | None = None
-    """How much to think, in OpenAI's words (`reasoning_effort`)."""
+    """Reasoning effort in OpenAI's words (`reasoning_effort`); None: not given."""
     passed_fields: Mapping[str, Any] = field(default_factory=dict)
-    """Fields that mean the same to a chat completion (sampling, `user`, ...), and those that no family knows, which
-    may be the engine's own."""
+    """Fields that mean the same in a chat completion (sampling, `user`, ...), and fields that no API family knows,
+    which may be the engine's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Counts. `cached` ones are of the prompt, `reasoning` ones of the completion."""
+    """Token counts. `cached` tokens are part of the prompt, `reasoning` tokens part of the completion."""
 
     prompt: int = 0
     completion: int = 0
@@ -159,47 +159,50 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A whole answer."""
+    """A complete answer."""
 
     id: str = ""
-    """The engine's own name for it; empty where it gives none."""
+    """The engine's id of the answer; empty if it gave none."""
     text: str = ""
     thought: str = ""
     refusal: str = ""
     calls: tuple[Call, ...] = ()
     finish: Finish = "stop"
     stop_sequence: str | None = None
-    """The stop string that ended it, where the engine tells."""
+    """The stop string that ended the answer; None if none did or the engine does not report it."""
     tokens: Tokens | None = None
-    """None: the engine does not tell."""
+    """Token counts; None: the engine reported none."""
     logprobs: tuple[Fields, ...] = ()
-    """Of the text's tokens, as chat completions have them (`choices[].logprobs.content`)."""
+    """Log probabilities of the text's tokens, in the form of chat completions (`choices[].logprobs.content`)."""
 
 
 class AnswerWriter(Protocol):
-    """One answer in the client's family: as a stream, event by event, or whole. Holds the state of its stream."""
+    """Writes one answer in the client's API family, as a stream of events or whole. Holds the state of its stream."""
 
     def begin_answer(self, answer_id: str, tokens: Tokens | None = None) -> bytes:
-        """The first events. Called once, before the others, when the engine's first event is there. `answer_id` is
-        the engine's own name for the answer (`Answer.id`). `tokens`: of the prompt; None: the engine has not told."""
+        """Return the first events. Call once, when the engine's first event has come. `answer_id` is the engine's id
+        (`Answer.id`). `tokens` are the prompt's counts; None: the engine has not reported them yet."""
 
     def write_text(self, text: str, logprobs: list[Fields] | None) -> bytes:
-        """A part of the text, not empty."""
+        """Return the events for a part of the text, which is not empty. `logprobs` are those of its tokens; None: none
+        came."""
 
     def write_reasoning(self, text: str) -> bytes:
-        """A part of the thoughts, not empty."""
+        """Return the events for a part of the thoughts, which is not empty."""
 
     def write_refusal(self, text: str) -> bytes:
-        """A part of a refusal, not empty."""
+        """Return the events for a part of a refusal, which is not empty."""
 
     def write_tool_call(self, index: int, call_id: str | None, name: str | None, arguments: str) -> bytes:
-        """A part of a call: its id and name once, then parts of its arguments. Engines count calls from 0."""
+        """Return the events for a part of a tool call. `call_id` and `name` come with the first part, parts of
+        `arguments` with any. `index` counts the answer's calls from 0."""
 
     def end_answer(self, finish: Finish, stop_sequence: str | None, tokens: Tokens | None) -> bytes:
-        """The last events. `tokens` None: the engine did not tell."""
+        """Return the last events. `stop_sequence` is as in `Answer`. `tokens` None: the engine reported no counts."""
 
     def fail_answer(self, error: Fields) -> bytes:
-        """The last events of a stream that fails, perhaps before it began. `error` has every field of our envelope."""
+        """Return the last events of a stream that fails, even before it began. `error` has every field of our error
+        envelope."""
 
     def build_answer(self, answer: Answer) -> Fields:
-        """The body of a blocking answer. Of a stream that was written before, nothing is said."""
+        """Return the body of a blocking answer. Uses `answer` alone; what this writer has streamed does not matter."""

@@ -1,4 +1,8 @@
-"""Errors in each family's form: our own, and those of engines. Pure."""
+"""Errors in each API family's form: those of Roundhouse and those of engines. Pure.
+
+Our envelope is OpenAI's form, `{"error": {"message", "type", "code", "param"}}`, with further fields
+(`controller/schema/errors.py`). Anthropic's form is `{"type": "error", "error": {...}}`.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +50,13 @@ def client_status(engine_status: int) -> int:
 
 
 def own_body(error: RoundhouseError, request_id: str) -> bytes:
-    """Our envelope."""
+    """Return an error of Roundhouse as the JSON of our envelope, which is OpenAI's form."""
     return encode_json(error.build_envelope(request_id).model_dump())
 
 
 def engine_body(status: int, body: bytes, request_id: str | None) -> bytes:
-    """An engine's error answer as our envelope; as it is where it is one already, and tells no address."""
+    """Return an engine's error answer as the JSON of our envelope; unchanged if it is one already and holds no
+    address."""
     fields = _decode_shallow(body)
     if (
         is_envelope(fields)
@@ -64,7 +69,7 @@ def engine_body(status: int, body: bytes, request_id: str | None) -> bytes:
 
 
 def answer_status(status: int, body: bytes) -> int:
-    """The status of the answer to a client, where an engine answered with this error."""
+    """Return the status to send to a client when an engine answered with this error."""
     fields = _decode_shallow(body)
     if isinstance(fields, dict) and _find_overflow(fields, body) is not None:
         return context_overflow.STATUS
@@ -74,9 +79,12 @@ def answer_status(status: int, body: bytes) -> int:
 
 
 def complete_error(status: int, fields: Fields, body: bytes, request_id: str | None) -> Fields:
-    """The engine's error with every field of our envelope. Its further fields stay, and its code where that is text;
-    addresses do not. One that says that a prompt is too long gets the code, type and words that clients know; one of a
-    cache that all requests inside have filled together, a code that says so."""
+    """Return an engine's error with every field of our envelope, as `{"error": ...}`.
+
+    Further fields of the engine stay, and so does its code if that is a string; addresses are removed. A context
+    overflow gets the code, type and message that clients look for. A KV cache that all running requests have filled
+    together gets a code of ours (`kv_cache_exhausted`).
+    """
     overflow = _find_overflow(fields, body)
     error = fields.get("error")
     if isinstance(error, dict) and isinstance(error.get("message"), str):
@@ -93,7 +101,7 @@ def complete_error(status: int, fields: Fields, body: bytes, request_id: str | N
         }
     elif _is_exhausted(error):
         status = _EXHAUSTED.status
-        # In words of ours: clients take the engine's for a prompt that is too long.
+        # Not the engine's message: clients would take it for a prompt that is too long.
         error = error | {"message": _EXHAUSTED.meaning, "type": _EXHAUSTED.type, "code": _EXHAUSTED.code}
     code = error.get("code")
     entry = ERROR_CODES.get(code, ENGINE_ERROR) if isinstance(code, str) else ENGINE_ERROR
@@ -116,8 +124,8 @@ def _is_exhausted(error: Any) -> bool:
 
 
 def tells_address(error: Fields) -> bool:
-    """Whether an error object holds an address, besides those of our own next steps; also where it is nested too deeply
-    to be looked at."""
+    """Whether an error object holds an address. Next steps of our own do not count. True for one that is nested too
+    deeply to be searched."""
     code, next_steps = error.get("code"), error.get("next_steps")
     entry = ERROR_CODES.get(code) if isinstance(code, str) else None
     if entry is not None and next_steps == list(entry.next_steps):
@@ -137,14 +145,15 @@ def _hide_in_error(error: Fields) -> Fields:
 
 
 def _place(param: Any) -> Any:
-    """vLLM names places as FastAPI does: `body.messages.0.UserMessage.role`, with the class that it tried."""
+    """Return the place of an error in our form. vLLM names it as FastAPI does, with the class that it tried:
+    `body.messages.0.UserMessage.role`."""
     if not (isinstance(param, str) and param.startswith(_FASTAPI_BODY)):
         return param
     return re.sub(r"\.(\d+)(?![^.])", r"[\1]", re.sub(r"\.[A-Z]\w*", "", param.removeprefix(_FASTAPI_BODY)))
 
 
 def anthropic_body(envelope: bytes, request_id: str | None) -> bytes:
-    """`own_body` or `engine_body` in Anthropic's form, our further fields included."""
+    """Return the JSON of `own_body` or `engine_body` in Anthropic's form, with the further fields of our envelope."""
     error: Fields = json.loads(envelope)["error"]
     own_request_id = error.pop("request_id", None)
     status = error["status"]
@@ -152,7 +161,7 @@ def anthropic_body(envelope: bytes, request_id: str | None) -> bytes:
         error["message"] = overflow.describe_for_anthropic()
     kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     if status == 501:
-        kind = "invalid_request_error"  # what the client asked for is not there: asking again is no use
+        kind = "invalid_request_error"  # the API is not offered: clients must not retry, as they do on api_error
     ordered_fields = {"type": kind, "message": error["message"]} | {k: v for k, v in error.items() if k != "type"}
     return encode_json({"type": "error", "error": ordered_fields, "request_id": request_id or own_request_id})
 
@@ -164,13 +173,13 @@ def is_anthropic(fields: Any) -> bool:
 
 
 def is_envelope(fields: Any) -> bool:
-    """Whether a decoded body is an error with every field of our envelope, each of its kind."""
+    """Whether a decoded body is an error with every field of our envelope, each of the right type."""
     error = fields.get("error") if isinstance(fields, dict) else None
     return isinstance(error, dict) and all(type(error.get(name)) is kind for name, kind in _OWN_FIELDS.items())
 
 
 def status_of(error: Any) -> int:
-    """The HTTP status that an error object tells, by number or by Anthropic's type; 500 where it tells none."""
+    """Return the HTTP status that an error object states as a number or by Anthropic's type; 500 if it states none."""
     if not isinstance(error, Mapping):
         return 500
     for name in ("status", "code"):
@@ -182,22 +191,23 @@ def status_of(error: Any) -> int:
 
 
 def one_line(body: bytes) -> bytes:
-    """JSON without line ends, which an event's data cannot hold: in JSON they are only ever white space."""
+    """Return JSON without line ends, which would split an event's data. In JSON, line ends are white space between
+    tokens."""
     return body.replace(b"\r", b" ").replace(b"\n", b" ") if b"\n" in body or b"\r" in body else body
 
 
 def as_event(body: bytes) -> bytes:
-    """An error's JSON as an event that has no name."""
+    """Return the JSON of an error as an event without a name."""
     return b"data: " + one_line(body) + b"\n\n"
 
 
 def as_text(error: Any) -> str:
-    """What an engine tells of an error where that is no object."""
+    """Return an error that is not an object as text."""
     return error if isinstance(error, str) else encode_json(error).decode()
 
 
 def decode_json(body: bytes) -> Any:
-    """JSON, or None where it is none."""
+    """Return decoded JSON; None if `body` is no JSON."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
@@ -205,7 +215,7 @@ def decode_json(body: bytes) -> Any:
 
 
 def encode_json(value: Any) -> bytes:
-    """An answer's JSON; an error of its own where the value is nested too deeply to be written."""
+    """Return a value as JSON; the JSON of an error if the value is nested too deeply."""
     try:
         return json_bytes(value)
     except RecursionError:
@@ -213,8 +223,8 @@ def encode_json(value: Any) -> bytes:
 
 
 def _decode_shallow(body: bytes) -> Any:
-    """JSON; None: it is none, or it nests so deeply that it is not sure to be written, or read once more where the
-    stack is higher: then it is taken as text."""
+    """Return decoded JSON; None if `body` is no JSON, or might be nested too deeply to be encoded or decoded again
+    further up the stack. The caller then treats it as text."""
     return decode_json(body) if body.count(b"{") + body.count(b"[") <= _MOST_BRACKETS else None
 
 

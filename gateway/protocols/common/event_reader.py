@@ -1,4 +1,4 @@
-"""Reads the events of a stream as they come."""
+"""Decodes the events of a stream as they come."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ _ERROR_STARTS: Final = ("event: error", "event:error", "error:")
 
 
 class EventReader(EventCutter, ABC):
-    """Each event is decoded once, when it is whole; what is none is passed over."""
+    """Decodes each event once, when it is whole, and skips data that is no JSON object. Subclasses say what an event
+    does."""
 
     __slots__ = ("_is_done", "usage")
 
     def __init__(self) -> None:
         super().__init__()
         self._is_done = False
-        """`[DONE]` has come."""
+        """Whether `[DONE]` has come."""
         self.usage: Usage | None = None
 
     @property
     def is_done(self) -> bool:
-        """`[DONE]` has come."""
+        """Whether `[DONE]` has come."""
         return self._is_done
 
     @abstractmethod
     def _take_event(self, fields: Fields) -> None:
-        """Note what an event says."""
+        """Handle the data of an event."""
 
     @abstractmethod
     def _take_error(self, error: Any) -> None:
-        """An error came, as the engine tells it."""
+        """Handle an error event. `error` is what the engine sent, usually an object."""
 
     def _read_events(self, events: bytes) -> None:
         text = events.decode("utf-8", "replace")
@@ -49,10 +50,10 @@ class EventReader(EventCutter, ABC):
                 try:
                     self._read_event(event)
                 except RecursionError:
-                    continue  # JSON of a thousand levels: no engine's
+                    continue  # JSON nested a thousand levels deep: no engine sends that
 
     def _read_event(self, event: str) -> None:
-        # Nearly always one line has data, the last one, and it holds an object.
+        # Fast path: nearly always only the last line has data, and the data is an object.
         start = 0 if event.startswith("data:") else event.find("\ndata:") + 1
         opening = start + 6 if event.startswith(" ", start + 5) else start + 5
         if event.startswith("data:", start) and event.startswith("{", opening) and event.find("\n", opening) < 0:
@@ -83,7 +84,7 @@ class EventReader(EventCutter, ABC):
 
 
 class EventCollector(EventReader):
-    """A blocking answer in the making."""
+    """Builds a blocking answer from the events of a stream."""
 
     __slots__ = ("_failure",)
 
@@ -92,12 +93,12 @@ class EventCollector(EventReader):
         self._failure: tuple[int, bytes] | None = None
 
     def feed_data(self, chunk: bytes) -> None:
-        """See StreamCollector."""
+        """Add bytes of the stream. See `StreamCollector`."""
         if events := self._cut_events(chunk):
             self._read_events(events)
 
     def build_result(self) -> tuple[int, bytes] | None:
-        """See StreamCollector."""
+        """Return status and body of the blocking answer, or None. See `StreamCollector`."""
         if held_events := self._take_held():
             self._read_events(held_events)
         if self._failure is not None:
@@ -107,9 +108,9 @@ class EventCollector(EventReader):
 
     @abstractmethod
     def _build_answer(self) -> Any:
-        """The body of the blocking answer; None: the stream is not at its end."""
+        """Return the body of the blocking answer; None if the stream has not reached its end."""
 
     def _take_error(self, error: Any) -> None:
-        """It is the answer, as the engine would have given it to a blocking call."""
+        """Make the error the result, as the engine would have answered a blocking request."""
         if self._failure is None:
             self._failure = status_of(error), encode_json({"error": error})

@@ -1,4 +1,8 @@
-"""Reads a request's values, each of its kind. What is wrong is refused at its place, such as `input[2].role`. Pure."""
+"""Reads values of a request and checks their types. Errors name the place, such as `input[2].role`. Pure.
+
+Raises:
+    RoundhouseError: `invalid_request`, from each function that reads a value; `param` is the place.
+"""
 
 from __future__ import annotations
 
@@ -19,55 +23,55 @@ _KINDS: Final[dict[type, str]] = {
 
 
 def field_error(place: str, rule: str) -> RoundhouseError:
-    """`rule` says what the value must be or cannot be, as in `must be a string`."""
+    """Return the error for the value at `place`. `rule` completes the sentence, as in `must be a string`."""
     return RoundhouseError("invalid_request", f"`{place}` {rule}.", param=place)
 
 
 def describe_value(value: Any) -> str:
-    """What stands there instead."""
+    """Return the end of an error message: what the value is instead."""
     return "it is missing" if value is None else f"it is {value!r:.60}"
 
 
 def require_value(value: Any, kind: type[_T], place: str) -> _T:
-    """A value of just that kind. Null counts as missing."""
+    """Return the value if it has exactly this type. None counts as missing."""
     if type(value) is not kind:
         raise field_error(place, f"must be {_KINDS[kind]}; {describe_value(value)}")
     return value
 
 
 def require_field(fields: Fields, name: str, kind: type[_T], place: str) -> _T:
-    """The field of the object at `place`, a value of just that kind."""
+    """Return the field `name` of the object at `place` if it has exactly this type."""
     value = fields.get(name)
     return value if type(value) is kind else require_value(value, kind, f"{place}.{name}")
 
 
 def optional_field(fields: Fields, name: str, kind: type[_T], at: str = "") -> _T | None:
-    """The field, or None where it is missing or null. `at` is the place of `fields` with a dot behind."""
+    """Return the field `name`; None if it is missing or null. `at` is the place of `fields`, followed by a dot."""
     value = fields.get(name)
     return value if value is None or type(value) is kind else require_value(value, kind, at + name)
 
 
 def require_text(value: Any, place: str) -> str:
-    """A string that is not empty."""
+    """Return the value if it is a string that is not empty."""
     if type(value) is not str or not value:
         raise field_error(place, f"must be a string that is not empty; {describe_value(value)}")
     return value
 
 
 def require_choice(value: Any, choices: Collection[str], place: str) -> str:
-    """One of these strings."""
+    """Return the value if it is one of these strings."""
     if type(value) is not str or value not in choices:
         raise choice_error(value, choices, place)
     return value
 
 
 def choice_error(value: Any, choices: Iterable[str], place: str) -> RoundhouseError:
-    """It is not among them."""
+    """Return the error for a value that is not among the choices."""
     return field_error(place, f"must be one of {', '.join(choices)}; {describe_value(value)}")
 
 
 def optional_number(fields: Fields, name: str) -> float | None:
-    """The number in a field of the request itself, or None where it is missing or null."""
+    """Return a number from a top-level field of the request; None if it is missing or null."""
     value = fields.get(name)
     if value is not None and type(value) not in (int, float):
         raise field_error(name, f"must be a number; {describe_value(value)}")
@@ -75,7 +79,8 @@ def optional_number(fields: Fields, name: str) -> float | None:
 
 
 def optional_count(fields: Fields, name: str, least: int, most: int | None = None) -> int | None:
-    """The whole number in a field of the request itself, within these bounds, or None where it is missing or null."""
+    """Return a whole number from a top-level field of the request; None if it is missing or null. Both bounds are
+    inclusive."""
     value = optional_field(fields, name, int)
     if value is not None and (value < least or (most is not None and value > most)):
         bounds = f"from {least}" if most is None else f"from {least} to {most}"

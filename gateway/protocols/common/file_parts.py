@@ -1,7 +1,7 @@
-"""Files in requests of any family, and the texts that take their places. Pure.
+"""Finds files in requests of any API family and puts their text in their place. Pure.
 
-A PDF is `input_file` of responses, `file` of chat completions, `document` of messages: wherever content has parts, a
-tool's result included. Texts in base64 are read where they stand; PDFs are found here, and read elsewhere.
+A PDF is `input_file` in responses, `file` in chat completions and `document` in messages. It may stand wherever content
+has parts, also in a tool's result. Texts in base64 are decoded here; PDFs are found here and read elsewhere.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.field_reader import describe_value, field_error
 
 _KINDS: Final = ("input_file", "file", "document")
-"""Types of parts that are files."""
+"""Types of content parts that are files."""
 _HOLDERS: Final = ("messages", "input")
-"""Fields of requests whose lists hold messages and items."""
+"""Fields of requests that list messages or items."""
 _TEXT_URL: Final = re.compile(r"(?i)data:(text/[\w.+-]+|application/(?:json|xml|yaml))?(?:;[\w-]+=[\w-]+)*;base64,")
 _PDF_URL: Final = re.compile(r"(?i)data:application/pdf(?:;[\w-]+=[^;,]*)*;base64,")
 _PDF_BEGINS: Final = "JVBERi"
-"""`%PDF` in base64, and a little of what follows it."""
+"""Start of every PDF in base64: `%PDF` and a little more."""
 _INNER: Final = ("content", "output")
-"""Fields whose lists hold parts: of messages and tools' results, and of responses' results."""
+"""Fields that list content parts: of messages and tool results, and of results in responses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +34,21 @@ class FilePart:
     """A PDF in a request."""
 
     place: str
-    """Of its data, such as `input[0].content[1].file_data`: for errors."""
+    """Place of its data, such as `input[0].content[1].file_data`; for errors."""
     data: str
-    """Base64."""
+    """The PDF in base64."""
     name: str | None
+    """File name or title; None: the request gives none."""
     parts: list[Any]
-    """The list that it is in."""
+    """The list of content parts that holds the PDF."""
     index: int
+    """Position of the PDF in `parts`."""
 
     def put_text(self, text: str) -> None:
-        """Put the file's text into its place."""
+        """Replace the PDF in the request by `text`, a part of the same API family."""
         part = self.parts[self.index]
         kind = part["type"]
-        if kind == "document":  # its title says what it is
+        if kind == "document":  # a document keeps its title, so the text needs no heading
             self.parts[self.index] = {**part, "source": {"type": "text", "media_type": "text/plain", "data": text}}
         else:
             told_text = f"Text of the file {self.name}:\n\n{text}" if self.name else text
@@ -54,10 +56,10 @@ class FilePart:
 
 
 def holds_files(fields: Fields) -> bool:
-    """Whether a decoded request holds files. Every request comes by here: it costs a look at each message and part."""
+    """Whether a decoded request holds files. Runs for every request; costs one look at each message and part."""
     for name in _HOLDERS:
         items = fields.get(name)
-        if type(items) is list and items and type(items[0]) is dict:  # else texts, or tokens, of embeddings
+        if type(items) is list and items and type(items[0]) is dict:  # else texts or tokens to embed
             for item in items:
                 if type(item) is dict:
                     for inner_name in _INNER:
@@ -79,18 +81,19 @@ def _has_file(parts: list[Any]) -> bool:
 
 
 class FoundFiles(NamedTuple):
-    """What a request holds of files."""
+    """The files of a request."""
 
     pdfs: list[FilePart]
     has_changed: bool
-    """A file of chat completions is a text that has been put into its place."""
+    """Whether text files of chat completions were replaced by their text."""
 
 
 def find_files(fields: Fields) -> FoundFiles:
-    """The files that a decoded request holds. Texts that are files of chat completions are put into their places.
+    """Return the PDFs of a decoded request. Text files in chat completions are replaced by their text, in `fields`.
 
     Raises:
-        RoundhouseError: `invalid_request` or `modality_unsupported`: a file of chat completions is neither.
+        RoundhouseError: `invalid_request` or `modality_unsupported`: a file of chat completions is neither PDF nor
+            text.
     """
     pdfs: list[FilePart] = []
     has_changed = False
@@ -105,7 +108,8 @@ def find_files(fields: Fields) -> FoundFiles:
 
 
 def _part_lists(holder: Any, place: str) -> Iterator[tuple[list[Any], str]]:
-    """The lists of parts in a message, an item or a part, to any depth that a family has."""
+    """Yield each list of content parts in a message, an item or a part, at any depth that a family allows, with its
+    place."""
     for name in _INNER:
         parts = holder.get(name) if isinstance(holder, dict) else None
         if isinstance(parts, list):
@@ -148,10 +152,10 @@ def _chat_text(file: Fields, place: str) -> str:
 
 
 def decode_text(data: str, place: str) -> str:
-    """A text file's text, of base64 or of a `data:` URL.
+    """Return the text of a text file, from base64 or a `data:` URL.
 
     Raises:
-        RoundhouseError: `invalid_request` or `modality_unsupported`: it is something else.
+        RoundhouseError: `invalid_request` or `modality_unsupported`: the data is something else.
     """
     head = _TEXT_URL.match(data)
     if head is None and data.startswith("data:"):
@@ -165,7 +169,8 @@ def decode_text(data: str, place: str) -> str:
 
 
 def no_files(place: str, alternative: str) -> RoundhouseError:
-    """A file is named that would have to be looked up, or fetched from an address: neither is done here."""
+    """Return the error for a file that is only named by an id or a URL: the gateway neither stores nor fetches
+    files."""
     return field_error(
         place, f"names a file that is kept or fetched elsewhere, which is not done here: send {alternative}"
     )

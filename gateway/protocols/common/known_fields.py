@@ -1,8 +1,8 @@
-"""Which fields of a request an engine gets that is not ours. Pure.
+"""Decides which fields of a request are sent to a model that somebody else serves. Pure.
 
-Clients add fields of their own to requests: Codex's `client_metadata` names the installation and the workspace's path.
-Engines of ours run where the gateway runs and may know any field; a server elsewhere gets what the API family of the
-engine's path knows, and what its definition lists (`ModelRoute.extra_fields`).
+Clients add fields of their own: Codex's `client_metadata` names the installation and the path of the workspace. Our own
+engines run where the gateway runs and get all fields. A remote gets the fields that the API family of its path defines
+and those that the model's definition lists (`ModelRoute.extra_fields`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ CHAT_FIELDS: Final = _GENERATION_FIELDS | {
     *("metadata", "moderation", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
     *("safety_identifier", "service_tier", "store", "web_search_options"),
 }
-"""OpenAI's of chat completions, as the types of its package 3.52 have them."""
+"""OpenAI's fields of chat completions, from the types of its package 3.52."""
 COMPLETION_FIELDS: Final = _GENERATION_FIELDS | {"prompt", "suffix", "echo", "best_of", "logprobs"}
-"""OpenAI's of completions."""
+"""OpenAI's fields of completions."""
 EMBEDDING_FIELDS: Final = frozenset({"model", "input", "dimensions", "encoding_format", "user"})
-"""OpenAI's of embeddings."""
+"""OpenAI's fields of embeddings."""
 MESSAGE_FIELDS: Final = frozenset(
     {"model", "messages", "system", "max_tokens", "stop_sequences", "stream", "temperature", "top_k", "top_p"}
     | {"tools", "tool_choice", "thinking", "output_config", "output_format", "metadata", "service_tier", "container"}
@@ -37,22 +37,22 @@ MESSAGE_FIELDS: Final = frozenset(
     | {"betas", "billing_policy", "diagnostics", "fallback_credit_token", "fallbacks", "user_profile_id"}
     | {"workspace_id"}
 )
-"""Anthropic's of messages, as the types of its package 2.12 have them, `output_format` as its earlier ones did."""
+"""Anthropic's fields of messages, from the types of its package 2.12; `output_format` from those of earlier ones."""
 RERANK_FIELDS: Final = frozenset(
     {"model", "query", "documents", "top_n", "return_documents", "rank_fields", "max_chunks_per_doc"}
     | {"max_tokens_per_doc", "priority", "truncation"}
 )
-"""Jina's and Cohere's of rankings."""
+"""Jina's and Cohere's fields of rankings."""
 
 
 def drop_foreign_fields(fields: Fields, known_fields: Collection[str], route: ModelRoute) -> Fields:
-    """The fields that the model's engine gets; `fields` themselves where all of them pass."""
+    """Return the fields that the model's engine gets; the same object if all of them pass."""
     foreign_names = _foreign_names(fields, known_fields, route)
     return {name: fields[name] for name in fields if name not in foreign_names} if foreign_names else fields
 
 
 def check_foreign_fields(fields: Fields, known_fields: Collection[str], route: ModelRoute) -> None:
-    """Refuse a field that holds the answer to a form where the model's engine would not get it.
+    """Refuse a field that constrains the answer's form if the model's engine would not get it.
 
     Raises:
         RoundhouseError: `structured_output_unsupported`; `param` is the field.

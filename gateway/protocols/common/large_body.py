@@ -1,13 +1,13 @@
-"""A body that is too large to be decoded in one go: its outline is read, and the rest passes as it came. Pure.
+"""Reads a body that is too large to decode in one go by its outline; the rest passes as it came. Pure.
 
-The outline is the same JSON without the inside of its long strings, in whose place stand short marks. It is made while
-the body comes, block by block, so that no call takes long. What is decoded, looked at, changed and encoded again is the
-outline; `fill` then puts what was left out into its place, as it came and without copying it.
+The outline is the same JSON with short marks in place of the inside of long strings. It is made block by block while
+the body arrives, so that no call takes long. The gateway decodes, inspects, changes and encodes the outline; `fill`
+then puts back the parts that were left out, unchanged and without a copy.
 
-What is left out lies inside of one string and holds none of its ends, by a proof that needs no look at what precedes
-it: JSON has a backslash, and letters other than those of `true`, `false` and `null`, in strings alone, and a quote in a
-string has a backslash in front. So what is left out cannot end the string that it is put into either. Whether it is
-UTF-8, and its escapes are JSON's, is left to the engine to say.
+Each part left out lies inside one string and contains no end of a string. This can be proved without the text before
+it: in JSON, backslashes and letters other than those of `true`, `false` and `null` occur in strings alone, and a quote
+inside a string follows a backslash. For the same reason, a part cannot end the string that it is put back into. Whether
+it is UTF-8 and its escapes are valid is left for the engine to check.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from typing import Any, Final
 from controller.schema.errors import RoundhouseError
 
 LARGE_BYTES: Final = 256 * 1024
-"""Bodies above this are read by their outline."""
+"""Bodies above this size are read by their outline."""
 BLOCK_BYTES: Final = 128 * 1024
-"""Cut at multiples of this, however the body came, so that equal beginnings of bodies have equal outlines."""
+"""Size of the blocks in which a body is cut, however it arrives, so that bodies with equal starts have equal
+outlines."""
 _WINDOW_BYTES: Final = 4096
-"""What is looked at in one go; as much of a string's beginning and end may stay in the outline."""
+"""Bytes examined in one step. As much of a string's start and end may stay in the outline."""
 _MOST_BACKSLASHES: Final = 16
-"""In a row, at the end of a window."""
+"""Maximum backslashes in a row by which a window is extended."""
 
 _MARK: Final = b"u0001roundhouse-left-out-"
-"""Follows a backslash: as characters, a mark begins with one that JSON must write so."""
+"""A mark without the backslash before it. It starts with the escape of U+0001, a character that JSON cannot hold
+unescaped."""
 _INDEX: Final = re.compile(rb"([0-9a-f]{6});")
 _INDEX_BYTES: Final = 7
 _MARK_CHARACTER: Final = "\x01"
@@ -38,18 +40,19 @@ _MOST_LEFT_OUT: Final = 16**6 - BLOCK_BYTES
 
 _QUOTE, _BACKSLASH = 0x22, 0x5C
 _INSIDE_ONLY: Final = re.compile(rb"[^0-9+\-.eEtrufalsn\s,:\[\]{}\"]")
-"""What valid JSON has inside of strings alone."""
+"""Bytes that valid JSON has only inside strings."""
 _CUT: Final = re.compile(
-    rb"(?<!\\)(?=[\xc2-\xf4])"  # a character of several bytes begins
-    rb"|(?<=[^\\])(?=\\(?!u[dD][c-fC-F]))"  # an escape begins, which is no second half of a pair
-    rb"|(?<=[ !#-\[\]-~]{6})(?=[ !#-\[\]-~])"  # no escape is longer
+    rb"(?<!\\)(?=[\xc2-\xf4])"  # start of a character of several bytes
+    rb"|(?<=[^\\])(?=\\(?!u[dD][c-fC-F]))"  # start of an escape, except the second half of a surrogate pair
+    rb"|(?<=[ !#-\[\]-~]{6})(?=[ !#-\[\]-~])"  # 6 plain characters precede: no escape is longer
 )
-"""Where a string may be cut: between two characters, however they are written."""
+"""Positions where a string may be cut: between two characters, however they are written."""
 _BASE64: Final = re.compile(rb"[A-Za-z0-9+/=_-]{64}")
 
 
 class LargeBody:
-    """`finish` is called when the last part has come; what else it tells counts from then on."""
+    """A large body and its outline. Add all parts, then call `finish`; only then are the outline and the other results
+    valid."""
 
     __slots__ = (
         "_blocks",
@@ -68,11 +71,11 @@ class LargeBody:
         self._on_freed = on_freed
         self._is_freed = False
         self._blocks: list[bytes] = []
-        """Of `BLOCK_BYTES`, but for the last one."""
+        """The body in blocks of `BLOCK_BYTES`; the last one may be shorter."""
         self._pending = bytearray()
-        """What is not in a block yet."""
+        """Bytes that do not fill a block yet."""
         self._left_out: list[tuple[int, int]] = []
-        """Start and end of each part of the body that the outline lacks. None lies in two blocks."""
+        """Start and end, in the body, of each part that the outline lacks. No part lies in two blocks."""
         self._outline_parts: list[bytes] = []
         self.outline = b""
         self.size = 0
@@ -81,7 +84,7 @@ class LargeBody:
         """Bytes of base64 that the outline lacks."""
 
     def add_part(self, part: bytes | bytearray) -> None:
-        """The next bytes, as they came."""
+        """Add the next bytes of the body."""
         self.size += len(part)
         self._pending += part
         while len(self._pending) >= BLOCK_BYTES:
@@ -91,13 +94,13 @@ class LargeBody:
             self._add_block(block)
 
     def finish(self) -> None:
-        """The body is complete."""
+        """Complete the outline. Call once, after the last part."""
         if self._pending:
             self._add_block(bytes(self._pending))
             self._pending = bytearray()
         self.outline = b"".join(self._outline_parts)
         self._outline_parts.clear()
-        if self._left_out and self.outline.count(_MARK) > len(self._left_out):  # the body itself has what looks so
+        if self._left_out and self.outline.count(_MARK) > len(self._left_out):  # some text looks like a mark
             self.outline = self.join()
             self._left_out.clear()
             self.media_bytes = 0
@@ -105,8 +108,7 @@ class LargeBody:
             self._blocks.clear()  # the outline is the body
 
     def free(self) -> None:
-        """Give its memory back: nobody needs more of it than the outline, and what is being sent. To ask for more from
-        then on is a mistake, and RuntimeError says so."""
+        """Release the body's memory; the outline stays. Afterwards, methods that need the body raise RuntimeError."""
         self._is_freed = True
         self._blocks.clear()
         self._pending = bytearray()
@@ -128,17 +130,17 @@ class LargeBody:
 
     @property
     def text_bytes(self) -> int:
-        """Bytes of the whole body but for `media_bytes`."""
+        """Bytes of the whole body without `media_bytes`."""
         return self.size - self.media_bytes
 
     def join(self) -> bytes:
-        """The whole body in one piece, which is a copy."""
+        """Return the whole body in one piece. This copies it."""
         self._check_kept()
         return b"".join(self._blocks) if self._blocks else self.outline
 
     def fill(self, encoded: bytes) -> list[bytes | memoryview]:
-        """JSON that was made of the outline, with all that was left out in its place. `encoded` may have it anywhere
-        and any number of times, also in JSON that stands in a string of JSON."""
+        """Return JSON that was made of the outline with the parts put back that the outline lacks, as a list of pieces.
+        `encoded` may hold each mark anywhere and any number of times, also in JSON that is itself a string of JSON."""
         parts: list[bytes | memoryview] = []
         view, filled = memoryview(encoded), 0
         for start, index in self._find_marks(encoded):
@@ -149,15 +151,15 @@ class LargeBody:
         return parts
 
     def fill_text(self, text: str) -> str:
-        """A decoded string of the outline as it is in the body.
+        """Return a decoded string of the outline as it is in the body.
 
         Raises:
-            RoundhouseError: `invalid_json`: what was left out is no part of a string.
+            RoundhouseError: `invalid_json`: a part that was left out is not valid inside a JSON string.
         """
         return _MARK_CHARACTERS.sub(self._decode_mark, text)
 
     def split_text(self, text: str) -> Iterator[str]:
-        """What `fill_text` gives, in pieces of a block at most: for whoever looks at it without a need of the whole.
+        """Yield the text that `fill_text` returns in pieces of a block at most, for callers that do not need it whole.
 
         Raises:
             RoundhouseError: as `fill_text`.
@@ -170,8 +172,8 @@ class LargeBody:
         yield text[end:]
 
     def fill_fields(self, fields: dict[str, Any], *, kept_names: Collection[str]) -> None:
-        """Change every string in a decoded outline to what it is in the body, but for those in fields of these names:
-        for whoever reads what texts say, or tells them again."""
+        """Replace each string in a decoded outline by what it is in the body, except in fields with these names. Use it
+        before texts are interpreted or stored."""
         pending: list[Any] = [fields]
         while pending:
             container = pending.pop()
@@ -182,7 +184,7 @@ class LargeBody:
                     container[key] = self.fill_text(value)
 
     def place_in_body(self, position: int) -> int:
-        """Where the byte at this position of the outline is in the body."""
+        """Return the offset in the body of the byte at this offset of the outline."""
         shift = 0
         for start, index in self._find_marks(self.outline):
             if start >= position:
@@ -192,7 +194,7 @@ class LargeBody:
         return position + shift
 
     def _find_marks(self, encoded: bytes) -> Iterator[tuple[int, int]]:
-        """Where each mark stands behind its backslashes, and its index."""
+        """Yield the offset of each mark, behind its backslashes, and its index in `_left_out`."""
         at = encoded.find(_MARK) if self._left_out else -1
         while at >= 0:
             after = at + len(_MARK)
@@ -223,7 +225,7 @@ class LargeBody:
     def _decode_mark(self, mark: re.Match[str]) -> str:
         index = int(mark[1], 16)
         if index >= len(self._left_out):
-            return mark[0]  # the body's own
+            return mark[0]  # not a mark, but text of the body
         inside = bytes(self._view(index))
         try:
             text: str = json.loads(b'"%b"' % inside) if b"\\" in inside else inside.decode()
@@ -233,8 +235,8 @@ class LargeBody:
 
 
 def find_insides(block: bytes, *, follows_backslash: bool) -> Iterator[tuple[int, int]]:
-    """Where a part of a valid JSON text is inside of a string, as far as that can be told and is worth it: start and
-    end of each such range. `follows_backslash`: the byte before the block is one."""
+    """Yield start and end of each range of a block that certainly lies inside a string and is long enough to leave out.
+    The block is a part of valid JSON. `follows_backslash`: the byte before the block is a backslash."""
     run_start, is_inside = -1, False
     at = 0
     while at < len(block):
@@ -255,7 +257,8 @@ def find_insides(block: bytes, *, follows_backslash: bool) -> Iterator[tuple[int
 
 
 def _window_end(block: bytes, start: int) -> int:
-    """Not behind a backslash, if that can be: what follows would have another meaning without it."""
+    """Return the end of the window from `start`, not behind a backslash if possible: without it, the next byte means
+    something else."""
     end = min(start + _WINDOW_BYTES, len(block))
     for _ in range(_MOST_BACKSLASHES):
         if end == len(block) or block[end - 1] != _BACKSLASH:
@@ -265,7 +268,7 @@ def _window_end(block: bytes, start: int) -> int:
 
 
 def _holds_no_string_end(block: bytes, start: int, end: int) -> bool:
-    """Whether every quote in the range is one inside of a string, and the range follows no backslash."""
+    """Whether every quote in the range is escaped. The range must not follow a backslash."""
     last_quote = block.rfind(b'"', start, end)
     if last_quote < 0:
         return True
@@ -273,12 +276,12 @@ def _holds_no_string_end(block: bytes, start: int, end: int) -> bool:
         return False
     window = block[start:end]
     if b"\\\\" in window:
-        window = window.replace(b"\\\\", b"")  # an escaped backslash, which escapes nothing
+        window = window.replace(b"\\\\", b"")  # an escaped backslash escapes nothing itself
     return window.count(b'"') == window.count(b'\\"')
 
 
 def _between_cuts(block: bytes, start: int, end: int) -> tuple[int, int] | None:
-    """The range without the rests of characters at its ends; None: too little is left of it."""
+    """Return the range without partial characters at its ends; None if too little of it is left."""
     first = _CUT.search(block, start + 1, end)
     last = _CUT.search(block, max(start, end - 64), end)
     if first is None or last is None or last.start() - first.start() < _WINDOW_BYTES // 2:
@@ -287,8 +290,8 @@ def _between_cuts(block: bytes, start: int, end: int) -> tuple[int, int] | None:
 
 
 def _depth_of(encoded: bytes, at: int) -> int:
-    """How many strings of JSON the mark at `at` stands in, by the backslashes in front of it: one in the outermost
-    string, and each further one doubles them, those that belong to the text before too."""
+    """Return how deep the mark at `at` is nested in strings of JSON, by the backslashes before it. In the outermost
+    string it has one; each level doubles them, together with those of the text before it."""
     count = 0
     while encoded[at - count - 1] == _BACKSLASH:
         count += 1

@@ -1,4 +1,4 @@
-"""The `metadata` that clients attach to what is stored: pairs of texts, as OpenAI bounds them. Pure."""
+"""Reads the `metadata` that clients attach to what is stored: pairs of strings within OpenAI's limits. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from gateway.protocols.common.field_reader import field_error, optional_field, r
 
 MOST_PAIRS: Final = 16
 LONGEST_KEY: Final = 64
+"""Maximum characters of a key."""
 LONGEST_VALUE: Final = 512
-"""Characters, as of a key."""
+"""Maximum characters of a value."""
 
 
 def read_metadata(fields: Fields) -> dict[str, str]:
-    """`metadata` of a request; empty where it is missing or null.
+    """Return the `metadata` of a request; empty if it is missing or null.
 
     Raises:
         RoundhouseError: `invalid_request`.

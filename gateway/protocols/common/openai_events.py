@@ -1,4 +1,4 @@
-"""Streams of `data:` events, `[DONE]` at the end, as OpenAI has them."""
+"""OpenAI's streams of `data:` events that end with `[DONE]`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from gateway.protocols.common.streams import PassthroughStream
 DONE: Final = b"data: [DONE]\n\n"
 _DONE_EVENT: Final = re.compile(rb"(?:^|\n)data:\s*\[DONE\]\s*\Z")
 _ERROR_NAME: Final = re.compile(rb"(?:^|\n)event: ?error\r?\n")
-"""The line that names an event so."""
+"""The line that names an event `error`."""
 _ERROR_LINE: Final = b"error:"
-"""How older llama-servers begin an error, against the specification."""
+"""Start of an error in the streams of older llama-servers, contrary to the specification."""
 
 
 class OpenAIStream(PassthroughStream):
-    """A stream on its way through. An event that has choices too always passes, whatever it says of usage."""
+    """An OpenAI stream, passed through. `strip_usage` removes usage events without choices; events with choices always
+    pass."""
 
     __slots__ = ("_request_id", "_strip", "_tally")
 
@@ -33,12 +34,12 @@ class OpenAIStream(PassthroughStream):
         self._tally = usage.UsageTally()
 
     def finish_stream(self) -> bytes:
-        """An error is not the end: `[DONE]` is."""
+        """Return what is left to send, and `[DONE]` if the stream ended with an error."""
         rest = super().finish_stream()
         return rest + DONE if self._is_error(last_event(self._last)) else rest
 
     def fail_stream(self, error: RoundhouseError, request_id: str) -> bytes:
-        """An error, and `[DONE]`; nothing more where the stream was complete."""
+        """Return the error as an event and `[DONE]`; no error if the stream is already complete."""
         if self.is_complete:
             return b"" if self._is_last(last_event(self._last)) else DONE
         return as_events(errors.own_body(error, request_id))
@@ -62,12 +63,13 @@ class OpenAIStream(PassthroughStream):
 
 
 def as_events(body: bytes) -> bytes:
-    """An error's JSON, and the end."""
+    """Return the JSON of an error as an event, followed by `[DONE]`."""
     return errors.as_event(body) + DONE
 
 
 def error_event(event: bytes, error: dict[str, Any], request_id: str) -> bytes:
-    """An event that tells an engine's error, with every field of our envelope."""
+    """Return the event of an engine's error with every field of our envelope; unchanged if it has them and holds no
+    address."""
     if event.startswith(b"data:") and errors.is_envelope({"error": error}) and not errors.tells_address(error):
         return event
     body = errors.engine_body(errors.status_of(error), errors.encode_json({"error": error}), request_id)
@@ -75,7 +77,8 @@ def error_event(event: bytes, error: dict[str, Any], request_id: str) -> bytes:
 
 
 def find_error(event: bytes) -> dict[str, Any] | None:
-    """The error that an event tells: in its data, by its name, or as older llama-servers do; None: it tells none."""
+    """Return the error object of an event: in its data, by its name `error`, or in the form of older llama-servers.
+    None if the event is no error."""
     if b"error" not in event:
         return None
     stripped = event.lstrip()

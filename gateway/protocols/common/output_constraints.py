@@ -1,7 +1,7 @@
-"""What an answer is held to by fields of llama.cpp's and of vLLM's own, in the words of the model's engine. Pure.
+"""Translates llama.cpp's and vLLM's own fields for structured output into those of the model's engine. Pure.
 
-Each of the two overlooks the other's fields. `response_format`, which is OpenAI's, is known to both in a chat, and to
-vLLM alone in a completion.
+Each of the two engines ignores the other's fields. OpenAI's `response_format` works with both in chats, and with vLLM
+alone in completions.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.field_reader import describe_value, field_error, require_value
 
 Kind = Literal["json", "json_object", "choice", "grammar", "regex", "structural_tag"]
-"""As vLLM's `structured_outputs` calls them."""
+"""Kinds of constraint, named as in vLLM's `structured_outputs`."""
 
 _HOLDER: Final = "structured_outputs"
-"""vLLM's newer field, an object of one `Kind`; the older ones are `guided_*`."""
+"""vLLM's newer field, an object with one `Kind`. The older fields are `guided_*`."""
 _KIND_OF_FIELD: Final[Mapping[str, Kind]] = {
     "grammar": "grammar",
     "json_schema": "json",
@@ -40,19 +40,21 @@ _ESCAPES: Final = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\
 
 
 class _Constraint(NamedTuple):
+    """One constraint on the answer's form."""
+
     kind: Kind
     value: Any
     field: str
-    """The request's field that says it."""
+    """Field of the request that sets the constraint."""
 
 
 def adapt_constraints(fields: Fields, route: ModelRoute, *, is_chat: bool) -> Fields:
-    """The fields of a chat completion, or of a completion, with what the answer is held to in the words of the model's
-    engine; `fields` themselves where nothing must change. Other engines than llama.cpp's and vLLM's are told what the
-    client said.
+    """Return the fields of a chat completion or a completion with the output constraint as the model's engine
+    understands it; the same object if nothing must change. Fields for engines other than llama.cpp and vLLM pass
+    unchanged.
 
     Raises:
-        RoundhouseError: `structured_output_unsupported`, where the engine has no word for it, or `invalid_request`.
+        RoundhouseError: `structured_output_unsupported`: the engine has no such constraint; or `invalid_request`.
     """
     if route.backend in _LLAMA:
         return _adapt_for_llama(fields, route.name, is_chat=is_chat)
@@ -139,7 +141,7 @@ def _llama_fields(constraint: _Constraint, model: str) -> Fields:
 
 
 def _read_schema(value: Any, field: str) -> Any:
-    """A schema as vLLM takes it: an object, or its JSON."""
+    """Return a JSON Schema that is given as an object or, as vLLM permits, as its JSON."""
     schema = value
     if isinstance(value, str):
         try:
@@ -152,7 +154,7 @@ def _read_schema(value: Any, field: str) -> Any:
 
 
 def _write_choice(value: Any, field: str) -> str:
-    """A grammar of llama.cpp's for one of these texts."""
+    """Return a GBNF grammar that permits exactly one of these texts."""
     texts = require_value(value, list, field)
     if not texts or not all(isinstance(text, str) and text for text in texts):
         raise field_error(field, f"must be an array of texts; {describe_value(value)}")

@@ -1,9 +1,9 @@
-"""How many tokens a request has at least, so that one that cannot fit is refused before it takes a slot. Pure.
+"""Counts the tokens that a request has at least, to refuse one that cannot fit before it takes a slot. Pure.
 
-A bound, never a guess: what it refuses, the engine would refuse. It counts what no template leaves out, which is what
-the user says: templates drop thoughts, and some do not know tools or the system. It counts bytes of text, white space
-aside, because templates trim messages and special tokens take white space along; a token of the model's vocabulary
-stands for `ModelRoute.longest_token` of these at most.
+The count is a lower bound, never an estimate: the engine would refuse whatever is refused here. It covers user messages
+alone, because templates drop thoughts and may ignore tools and system messages. It measures bytes of text without white
+space, because templates trim messages and special tokens absorb white space. One token of the model's vocabulary stands
+for at most `ModelRoute.longest_token` of these bytes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from gateway.protocols.common.large_body import LargeBody
 from gateway.protocols.common.request import InferenceRequest
 
 _BLOCK: Final = 65_536
-"""Characters that are looked at in one step."""
+"""Characters measured in one step."""
 _LONGEST_CHARACTER: Final = 4
-"""Bytes."""
+"""Maximum bytes of a character in UTF-8."""
 _SPACE_MARK: Final = "\u2581"
-"""A vocabulary of SentencePiece's cannot tell it from a space."""
+"""SentencePiece's mark for a space. Its vocabularies cannot tell the two apart."""
 _CUTTING: Final = ("truncate_prompt_tokens", "chat_template", "prompt_embeds")
-"""Fields by which vLLM cuts a prompt, writes it by another template, or takes no text."""
+"""Fields by which vLLM truncates a prompt, renders it by another template, or takes embeddings in place of text."""
 _PLACES: Final = ("messages", "input", "prompt")
 
 
@@ -49,7 +49,8 @@ def check_length(request: InferenceRequest, route: ModelRoute) -> None:
 
 
 def _list_sequences(request: InferenceRequest) -> Iterator[list[str] | int]:
-    """What the engine makes a sequence of tokens of, each: its texts, or the number of its tokens."""
+    """Yield, for each token sequence that the engine will make of the request, its texts or the number of its
+    tokens."""
     if request.prompt is not None:
         yield _texts_of_prompt(request.prompt)
         return
@@ -63,7 +64,8 @@ def _list_sequences(request: InferenceRequest) -> Iterator[list[str] | int]:
 
 
 def _list_given(given: Any, *, is_inner: bool) -> Iterator[list[str] | int]:
-    """Of a prompt, or of what is to be embedded: a text, tokens, or several of these."""
+    """Yield the text, or the number of tokens, of each sequence in `given`: a prompt, or an input to embed. It is a
+    text, tokens, or a list of these."""
     if isinstance(given, str):
         yield [given]
     elif isinstance(given, list):
@@ -80,7 +82,8 @@ def _texts_of_prompt(prompt: Prompt) -> list[str]:
 
 
 def _texts_of_message(message: Any) -> list[str]:
-    """The texts of a user's message, in the form of chat completions or of Anthropic's."""
+    """Return the texts of a user message, in the form of chat completions or of Anthropic's messages; none for other
+    roles."""
     if not isinstance(message, dict) or message.get("role") != "user":
         return []
     content = message.get("content")
@@ -92,9 +95,10 @@ def _texts_of_message(message: Any) -> list[str]:
 
 
 def _count_least_tokens(texts: list[str], longest_token: int, limit: int, request: InferenceRequest) -> int:
-    """Tokens of these texts of the request at least; counted no further than to a little above `limit`."""
+    """Return how many tokens these texts of the request have at least. Counting stops soon after the result exceeds
+    `limit`."""
     enough = limit * longest_token
-    # JSON writes no character with fewer bytes than UTF-8 does.
+    # JSON needs at least as many bytes for a character as UTF-8.
     if request.size <= enough or (request.large_body is None and _LONGEST_CHARACTER * sum(map(len, texts)) <= enough):
         return 0
     size = 0
@@ -106,12 +110,13 @@ def _count_least_tokens(texts: list[str], longest_token: int, limit: int, reques
 
 
 def _list_blocks(texts: list[str], large_body: LargeBody | None) -> Iterator[str]:
-    """The texts in pieces that take little time each."""
+    """Yield the texts in pieces that take little time each."""
     for text in texts:
         for piece in (text,) if large_body is None else large_body.split_text(text):
             yield from (piece[start : start + _BLOCK] for start in range(0, len(piece), _BLOCK))
 
 
 def _measure_block(text: str) -> int:
-    """Bytes of a text without white space. Half of a surrogate pair has none: no engine gets it."""
+    """Return the bytes of a text without white space. Half of a surrogate pair counts nothing, because no engine gets
+    it."""
     return len("".join(text.split()).replace(_SPACE_MARK, "").encode(errors="ignore"))

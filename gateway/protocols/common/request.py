@@ -14,41 +14,44 @@ from gateway.protocols.common.json_bytes import json_bytes
 from gateway.protocols.common.large_body import LargeBody
 
 BodyKind = Literal["object", "any", "none"]
-"""What JSON a request must hold."""
+"""JSON that a request must hold: an object, any value, or none at all."""
 
 
 @dataclass(slots=True)
 class InferenceRequest:
-    """A request body, and what routing needs of it. Not changed once made (frozen would cost a microsecond).
+    """A request's body and what routing needs of it. Do not change one after it is made (frozen would cost a
+    microsecond).
 
-    `outline` and `outline_fields` are the body itself, but for a large one, which lacks the inside of its long strings
-    there: enough for all that only looks, and for changes of the body that move strings as a whole. `raw` and `fields`
-    are always whole, and cost a copy and the decoding of a large body, which is kept until its engine begins to answer.
+    For a small body, `outline` and `outline_fields` are the body itself. For a large one, they lack the inside of long
+    strings; they suffice to inspect the request and for changes that move strings as a whole. `raw` and `fields` are
+    always complete; for a large body they cost a copy and its decoding, and work only until its engine begins to
+    answer.
     """
 
     outline: bytes
     outline_fields: dict[str, Any]
-    """The decoded outline; empty where the body is no object."""
+    """The decoded outline; empty if the body is not an object."""
     model: str
     stream: bool
     wants_usage: bool
-    """The client asked for the usage event of a stream."""
+    """Whether the client asked for the usage event of a stream."""
     target: str = ""
     """Path and query for the engine."""
     prompt: Prompt | None = None
-    """What is asked for in no family's form, once a translation has read it."""
+    """The request in no family's form; None until a translating dialect has read it."""
     repeated_turn: Assistant | None = None
-    """What the engine will say again before it goes on with it."""
+    """Assistant turn that the answer continues and the engine repeats first; None: nothing is repeated."""
     state: Any = None
-    """What a route group keeps with its requests."""
+    """Data that a dialect or a route group keeps with its requests."""
     id: str = ""
-    """The client knows it as `X-Request-Id`: of it are made the ids of answers that no engine gives one."""
+    """Request id, which the client gets as `X-Request-Id`. Answers without an id of the engine derive theirs from
+    it."""
     received_at: float = 0.0
-    """Unix time in seconds."""
+    """Time of arrival, in Unix seconds."""
     names_model: bool = True
-    """The body has the model's name; else the query has it, or there is only one that it can be."""
+    """Whether the body names the model. If not, the query does, or only one model is possible."""
     large_body: LargeBody | None = None
-    """What `outline` is the outline of; None: the body is small."""
+    """The body that `outline` is the outline of; None: the body is small."""
     _whole_fields: dict[str, Any] | None = None
 
     @property
@@ -58,7 +61,7 @@ class InferenceRequest:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The whole body, decoded; empty where it is no object."""
+        """The whole body, decoded; empty if it is not an object."""
         if self.large_body is None:
             return self.outline_fields
         if self._whole_fields is None:
@@ -67,7 +70,8 @@ class InferenceRequest:
         return self._whole_fields
 
     def whole_where_any(self, names: Collection[str]) -> dict[str, Any]:
-        """The whole body's fields where it has one of these, whose text is read; else `outline_fields`."""
+        """Return the whole body's fields if it has one of these names, for callers that interpret their text; else
+        `outline_fields`."""
         return self.outline_fields if self.outline_fields.keys().isdisjoint(names) else self.fields
 
     @property
@@ -77,16 +81,16 @@ class InferenceRequest:
 
     @property
     def text_bytes(self) -> int:
-        """Bytes of the body; of a large one, without long strings of base64."""
+        """Bytes of the body. Long strings of base64 in a large body do not count."""
         return len(self.outline) if self.large_body is None else self.large_body.text_bytes
 
     def fill(self, encoded: bytes) -> bytes | list[bytes | memoryview]:
-        """JSON that was made of the outline or of the whole body, with what the outline lacks: in parts, where it lacks
-        anything."""
+        """Return JSON that was made of the outline or of the whole body with the parts put back that the outline lacks;
+        as a list of pieces if the body is large."""
         return encoded if self.large_body is None else self.large_body.fill(encoded)
 
     def with_fields(self, fields: dict[str, Any]) -> InferenceRequest:
-        """The same request with another body. What was read of the old one is not kept."""
+        """Return a copy of the request with another body. What was read of the old body is dropped."""
         return replace(
             self,
             outline=json_bytes(fields),
@@ -99,10 +103,10 @@ class InferenceRequest:
 
 
 def parse_request(body: bytes | LargeBody, *, may_stream: bool) -> InferenceRequest:
-    """Decode a request whose body names its model.
+    """Decode a request whose body names its model. `may_stream`: the API has streams, so that `stream` is read.
 
     Raises:
-        RoundhouseError: `invalid_json`, naming the place, or `invalid_request`, naming the field.
+        RoundhouseError: `invalid_json`, with the position, or `invalid_request`, with the field.
     """
     raw, large_body = split_body(body)
     fields = _decode(raw, large_body)
@@ -126,14 +130,15 @@ def parse_request(body: bytes | LargeBody, *, may_stream: bool) -> InferenceRequ
 def parse_native(
     raw_body: bytes | LargeBody, query: bytes, path: str, sole_model: str | None, *, body: BodyKind
 ) -> InferenceRequest:
-    """Read a request to a route of llama.cpp's own, which may name its model in the query, in the body, or not at all.
+    """Decode a request to one of llama.cpp's own routes. It may name its model in the query, in the body, or not at
+    all.
 
-    `sole_model` is the one that it is for if it names none; None: there are several, or none. `model` is taken out of
-    the query, which the engine gets otherwise as it is.
+    `sole_model` serves a request that names none; None: several models have the route, or no model has. `body` says
+    what JSON the route needs. `model` is removed from the query that the engine gets.
 
     Raises:
-        RoundhouseError: `invalid_json` or `invalid_request`; the latter too where query and body name different ones,
-            since the engine would see only one of them.
+        RoundhouseError: `invalid_json` or `invalid_request`, also if query and body name different models, since the
+            engine would see only one of them.
     """
     pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
     names = {value for name, value in pairs if name == "model" and value}
@@ -170,12 +175,12 @@ def parse_native(
 
 
 def split_body(body: bytes | LargeBody) -> tuple[bytes, LargeBody | None]:
-    """What is read of a body, and the whole of one that is read by its outline."""
+    """Return the JSON to decode, and the large body that it is the outline of; None for a small body."""
     return (body.outline, body) if isinstance(body, LargeBody) else (body, None)
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
-    """The fields of a body that names no model; none where it is empty. Raises RoundhouseError `invalid_json`."""
+    """Return the fields of a body that names no model; none if it is empty. Raises RoundhouseError `invalid_json`."""
     fields = _decode(raw) if raw else {}
     if not isinstance(fields, dict):
         raise RoundhouseError("invalid_json", "The body must be a JSON object: it starts with '{'.")
@@ -188,10 +193,11 @@ def _reject(name: str, rule: str, fields: dict[str, Any]) -> NoReturn:
 
 
 def _decode(raw: bytes, large_body: LargeBody | None = None) -> Any:
-    """`large_body`: what `raw` is the outline of, for the places of what is wrong."""
+    """Return decoded JSON. `large_body` is the body that `raw` is the outline of; error messages name positions in
+    it."""
     try:
         text = raw.decode()
-        if raw[:1] == b"{":  # as nearly always: skips two looks for white space
+        if raw[:1] == b"{":  # nearly always; raw_decode skips two searches for white space
             fields, end = _DECODER.raw_decode(text)
             if end == len(text):
                 return fields
@@ -217,7 +223,7 @@ def _not_json(constant: str) -> NoReturn:
 
 def _finite(number: str) -> float:
     value = float(number)
-    if value - value != 0:  # infinite: it could not be written again
+    if value - value != 0:  # infinite, which JSON cannot express
         raise RoundhouseError("invalid_request", f"A number in the body is too large: {number:.40}.")
     return value
 

@@ -1,4 +1,4 @@
-"""Where server-sent events begin and end. Pure."""
+"""Finds where server-sent events start and end. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BLANK_LINE = re.compile(rb"\r?\n\r?\n")
 
 
 class EventCutter:
-    """Whole events out of bytes that are cut anywhere. Line ends are LF or CRLF."""
+    """Cuts a byte stream into whole events, wherever its chunks are cut. Line ends are LF or CRLF."""
 
     __slots__ = ("_held",)
 
@@ -18,7 +18,7 @@ class EventCutter:
         self._held = b""
 
     def _cut_events(self, chunk: bytes) -> bytes:
-        """The events that `chunk` completes, in one piece; the rest is held.
+        """Return the events that `chunk` completes, in one piece, and hold the rest.
 
         Raises:
             EventTooLongError: an event does not end within `HOLD_LIMIT` bytes.
@@ -27,7 +27,7 @@ class EventCutter:
         if not held_bytes and chunk.endswith(b"\n\n"):
             return chunk
         buffer = held_bytes + chunk
-        # What is held has no end in it, so an end begins within its last line end at the earliest.
+        # The held bytes contain no end of an event, so the first one starts within their last 3 bytes at the earliest.
         end = end_of_events(buffer, max(0, len(held_bytes) - 3))
         if len(buffer) - end > HOLD_LIMIT:
             raise EventTooLongError(f"an event of more than {HOLD_LIMIT} bytes")
@@ -35,21 +35,22 @@ class EventCutter:
         return buffer[:end]
 
     def _take_held(self) -> bytes:
-        """What is held, closed with a blank line: the last event of a stream that left it out, or a part of one."""
+        """Return the held bytes, closed by a blank line, and forget them. They are the last event of a stream that left
+        the blank line out, or a part of an event."""
         held_bytes, self._held = self._held, b""
         held_bytes = held_bytes.rstrip(b"\r\n")
         return held_bytes + b"\n\n" if held_bytes else b""
 
 
 def split_events(events: bytes) -> list[bytes]:
-    """Cut after each blank line; joined, the parts are `events` again."""
+    """Cut after each blank line. The parts joined are `events` again."""
     ends = [match.end() for match in _BLANK_LINE.finditer(events)]
     starts = [0, *ends]
     return [part for start, end in zip(starts, [*ends, len(events)], strict=True) if (part := events[start:end])]
 
 
 def last_event(events: bytes) -> bytes:
-    """The last event that is not empty and not a comment alone; nothing if there is none."""
+    """Return the last event that is neither empty nor comments alone; empty if there is none."""
     end = len(events)
     while end:
         start = end_of_events(events[:end].rstrip())
@@ -61,12 +62,13 @@ def last_event(events: bytes) -> bytes:
 
 
 def data_of(event: bytes) -> bytes:
-    """The lines of an event's data, joined as the specification says."""
+    """Return the data of an event, its lines joined as the specification demands."""
     return b"\n".join(line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:"))
 
 
 def end_of_events(buffer: bytes, start: int = 0) -> int:
-    """Offset after the last blank line from `start` on, where the last whole event ends; 0 if there is none."""
+    """Return the offset after the last blank line at or behind `start`, where the last whole event ends; 0 if there is
+    none."""
     # The line before the blank one ends with "\n" in both styles, so these two cover them.
     after_lf = buffer.rfind(b"\n\n", start) + 2
     after_crlf = buffer.rfind(b"\n\r\n", start) + 3

@@ -1,6 +1,6 @@
-"""Which blocking calls a stream cannot answer. Pure.
+"""Which blocking requests must not be answered from a stream. Pure.
 
-Found by reading llama-server (tools/server of llama.cpp) and by asking it both ways.
+Found by reading llama-server (tools/server of llama.cpp) and by comparing its answers.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ _LIMITS: Final = ("max_tokens", "max_completion_tokens", "n_predict")
 
 
 def differs_as_stream(fields: dict[str, Any]) -> bool:
-    """True for what a stream of llama-server leaves out, or says otherwise, in any family.
+    """Return whether a stream of llama-server would leave out or change a part of the blocking answer, in any API
+    family.
 
-    - stop strings with a limit: text that could begin a stop string is held back, and lost where the limit falls there;
-    - `n_indent`: the line that ends it is taken back from a blocking answer, and was sent in a stream;
-    - `verbose`: `__verbose` of a stream is about its last part;
-    - `reasoning_format` deepseek-legacy: in a stream the thoughts are in the content;
-    - an answer that goes on with the assistant's last message: some versions send that message's text in a blocking
-      answer alone;
-    - `best_of`: the best is known when all have ended.
+    - Stop strings with a token limit: text that could start a stop string is held back, and lost if the limit falls
+      there.
+    - `n_indent`: the line that ends the answer is removed from a blocking answer, but was sent in a stream.
+    - `verbose`: `__verbose` of a stream describes its last part only.
+    - `reasoning_format` deepseek-legacy: in a stream, thoughts are part of the content.
+    - An answer that continues the last assistant message: some versions send that message's text in blocking answers
+      only.
+    - `best_of`: the best answer is known only when all have ended.
     """
     if _stops(fields) and any(fields.get(name) is not None for name in _LIMITS):
         return True
@@ -31,7 +33,7 @@ def differs_as_stream(fields: dict[str, Any]) -> bool:
 
 
 def wants_probabilities(fields: dict[str, Any]) -> bool:
-    """Whether the probabilities of tokens are asked for."""
+    """Return whether the request asks for log probabilities of tokens."""
     return bool(fields.get("logprobs") or fields.get("top_logprobs") or fields.get("n_probs"))
 
 

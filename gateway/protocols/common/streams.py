@@ -1,4 +1,4 @@
-"""What the streams of all families have in common on their way through."""
+"""The base of all streams that are passed through."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.dialect import Usage
 from gateway.protocols.common.sse import EventCutter, last_event, split_events
 
-_COMMENT = 0x3A  # ":"; a field's name begins with a letter, which is greater
+_COMMENT = 0x3A  # ":" starts a comment; a field's name starts with a letter, which is greater
 
 
 class PassthroughStream(EventCutter, ABC):
-    """Passes whole events on. Those that hold a mark are looked at, and the last ones are kept for the end.
+    """Passes whole events on. Decodes only events that contain a mark, and keeps the last ones to know how the stream
+    ended.
 
-    A quote inside of a JSON string has a backslash in front, so a mark in quotes is never in what a model says.
+    A mark in quotes never matches text of the model: inside a JSON string, a quote follows a backslash.
     """
 
     __slots__ = ("_last", "usage")
 
     _usage_mark: ClassVar[bytes]
+    """Bytes that occur in every event with token counts."""
     _error_mark: ClassVar[bytes]
+    """Bytes that occur in every event that is an error."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +32,7 @@ class PassthroughStream(EventCutter, ABC):
         self.usage: Usage | None = None
 
     def feed_data(self, chunk: bytes) -> bytes:
-        """See Events."""
+        """Return the whole events that `chunk` completes. See `EventStream`."""
         events = chunk if not self._held and chunk.endswith(b"\n\n") else self._cut_events(chunk)
         if self._usage_mark in events or self._error_mark in events:
             return self._filter_events(events)
@@ -41,7 +44,8 @@ class PassthroughStream(EventCutter, ABC):
         return events
 
     def finish_stream(self) -> bytes:
-        """See Events."""
+        """Return the held event if it is the last one or an error; drop any other, which is incomplete. See
+        `EventStream`."""
         held_event = self._take_held()
         if held_event and (self._is_last(held_event) or self._is_error(held_event)):
             held_event = self._filter_event(held_event)
@@ -66,22 +70,22 @@ class PassthroughStream(EventCutter, ABC):
 
     @property
     def is_complete(self) -> bool:
-        """See Events."""
+        """Whether the stream ended with its last event or with an error."""
         last = last_event(self._last)
         return self._is_last(last) or self._is_error(last)
 
     @abstractmethod
     def fail_stream(self, error: RoundhouseError, request_id: str) -> bytes:
-        """See Events."""
+        """Return the last events of a stream that ends here with `error`. See `EventStream`."""
 
     @abstractmethod
     def _filter_event(self, event: bytes) -> bytes:
-        """Note what an event says; what to pass on in its place."""
+        """Note what the event reports, and return what to send in its place; empty to drop it."""
 
     @abstractmethod
     def _is_last(self, event: bytes) -> bool:
-        """Whether a stream ends with it as it should."""
+        """Whether this event is the proper end of a stream."""
 
     @abstractmethod
     def _is_error(self, event: bytes) -> bool:
-        """Whether it is an error, after which nothing comes."""
+        """Whether this event is an error, after which no other comes."""

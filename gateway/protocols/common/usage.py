@@ -1,4 +1,4 @@
-"""Token counts, as the families write them. Pure."""
+"""Reads token counts in the forms of all API families. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any, Final
 from gateway.protocols.common.dialect import Usage
 
 OBJECT: Final = re.compile(rb'"usage"\s*:\s*\{')
-"""Inside a JSON string each quote has a backslash in front, so this can only be a key and its object."""
+"""A usage object. Its key cannot occur inside a JSON string, where each quote follows a backslash."""
 _SPAN = 4096
 """Bytes within which a usage object ends."""
 _DECODER = json.JSONDecoder()
 
 
 def usage_in(body: bytes) -> Usage | None:
-    """The usage that a blocking answer tells, without decoding the rest of it. The last one counts."""
+    """Return the usage of a blocking answer without decoding the rest of it; None if it has none. The last object
+    counts."""
     end = len(body)
     while (start := body.rfind(b'"usage"', 0, end)) >= 0:
         key = OBJECT.match(body, start)
@@ -31,7 +32,8 @@ def usage_in(body: bytes) -> Usage | None:
 
 
 def usage_of(value: Any) -> Usage | None:
-    """A usage object's counts: OpenAI's names, or those of responses and messages. Cached input is input."""
+    """Return the counts of a usage object, under OpenAI's names or those of responses and messages; None if `value` is
+    no object. Cached input tokens are part of the prompt."""
     if not isinstance(value, dict):
         return None
     if "input_tokens" in value or "output_tokens" in value:
@@ -42,17 +44,18 @@ def usage_of(value: Any) -> Usage | None:
 
 
 def add_usage(sum_: Usage | None, usage: Usage) -> Usage:
-    """Usage of one more answer to the same prompt."""
+    """Return the usage of several answers to one prompt after one more: completions are added up, the prompt counts
+    once."""
     if sum_ is None:
         return usage
     return Usage(max(sum_.prompt, usage.prompt), sum_.completion + usage.completion)
 
 
 class UsageTally:
-    """Usage of an OpenAI stream, event by event.
+    """Adds up the usage of an OpenAI stream, event by event.
 
-    An event without choices tells the whole, once, or (llama-server) once for each choice. One with choices tells its
-    own choice's, which grows until that ends (vLLM's continuous usage).
+    An event without choices reports the whole stream, once, or once per choice (llama-server). An event with choices
+    reports its own choice's usage, which grows until that choice ends (vLLM's continuous usage).
     """
 
     __slots__ = ("_ended", "_whole", "usage")
@@ -63,7 +66,7 @@ class UsageTally:
         self.usage: Usage | None = None
 
     def note_usage(self, value: Any, choices: Any) -> None:
-        """Take the `usage` and the `choices` of an event."""
+        """Add the `usage` of an event. `choices` are those of the same event."""
         usage = usage_of(value)
         if usage is None:
             return

@@ -1,1 +1,1 @@
-"""OpenAI's completions, from engines that speak chat completions alone. Pure."""
+"""OpenAI's completions, translated for engines that serve chat completions alone. Pure."""

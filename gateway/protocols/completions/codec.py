@@ -1,4 +1,4 @@
-"""Completions of a prompt, from engines that know conversations alone: the prompt is what a user says. Pure."""
+"""Completions from engines that serve chat completions alone: the prompt becomes a user message. Pure."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from gateway.protocols.common.json_bytes import json_bytes, quote_text
 _NEVER: Final = ("echo", "suffix", "logprobs", "best_of", "n")
 _READ: Final = frozenset(
     {"model", "prompt", "stream", "stream_options", "max_tokens", "stop", *_NEVER}
-    # They mean nothing to a completion, and something to a chat.
+    # These mean nothing in a completion, but something in a chat.
     | {"messages", "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call"}
 )
-"""Fields that are not passed on as they are."""
+"""Fields that are not passed on to the chat completion."""
 _DONE: Final = b"data: [DONE]\n\n"
 
 
 def read_prompt(fields: Fields) -> Prompt:
-    """What is asked for.
+    """Return what a request for a completion asks for, as a conversation of one user message.
 
     Raises:
-        RoundhouseError: `invalid_request`, also for what a chat cannot answer; `param` is the field.
+        RoundhouseError: `invalid_request`, also for what a chat completion cannot answer; `param` is the field.
     """
     for name in _NEVER:
         if _is_unsupported(name, fields.get(name)):
@@ -37,7 +37,7 @@ def read_prompt(fields: Fields) -> Prompt:
             )
     passed_fields = {name: value for name, value in fields.items() if name not in _READ}
     thinking: Literal["enabled", "disabled"] | None = None
-    if isinstance(passed_fields.get("thinking"), str):  # anything else is the engine's own
+    if isinstance(passed_fields.get("thinking"), str):  # any other type is the engine's own field
         mode = require_choice(passed_fields.pop("thinking"), ("default", "enabled", "disabled"), "thinking")
         thinking = "enabled" if mode == "enabled" else "disabled" if mode == "disabled" else None
     return Prompt(
@@ -50,7 +50,7 @@ def read_prompt(fields: Fields) -> Prompt:
 
 
 def _is_unsupported(name: str, value: Any) -> bool:
-    """Whether a value asks for more than one completion that is nothing but its text."""
+    """Whether the value asks for more than one completion, or for more than its text."""
     if name in ("best_of", "n"):
         return value is not None and value != 1
     if name == "logprobs":
@@ -75,12 +75,12 @@ def _stop(value: Any) -> tuple[str, ...]:
 
 
 class CompletionWriter:
-    """Chunks of `text_completion`, or one. Thoughts have no place in it."""
+    """`AnswerWriter` for `text_completion` objects. Thoughts and tool calls are dropped."""
 
     __slots__ = ("_after", "_before", "_top", "_wants_usage")
 
     def __init__(self, completion_id: str, created: int, model: str, *, wants_usage: bool) -> None:
-        """`created`: Unix time in seconds."""
+        """`created` is in Unix seconds. `wants_usage`: the client asked for the usage event of a stream."""
         self._top: Fields = {"id": completion_id, "object": "text_completion", "created": created, "model": model}
         self._wants_usage = wants_usage
         envelope = json_bytes({**self._top, "choices": []})
@@ -88,27 +88,27 @@ class CompletionWriter:
         self._after = b'}],"usage":null}\n\n' if wants_usage else b"}]}\n\n"
 
     def begin_answer(self, answer_id: str, tokens: Tokens | None = None) -> bytes:
-        """See AnswerWriter: the first chunk is the first text."""
+        """Return no event: a stream starts with its first text."""
         return b""
 
     def write_text(self, text: str, logprobs: list[Fields] | None) -> bytes:
-        """See AnswerWriter."""
+        """Return a chunk with the text. `logprobs` are dropped."""
         return self._before + quote_text(text) + b',"logprobs":null,"finish_reason":null' + self._after
 
     def write_reasoning(self, text: str) -> bytes:
-        """See AnswerWriter."""
+        """Return no event: completions have no field for thoughts."""
         return b""
 
     def write_refusal(self, text: str) -> bytes:
-        """See AnswerWriter: it is said in words too."""
+        """Return a chunk with the refusal as text."""
         return self.write_text(text, None)
 
     def write_tool_call(self, index: int, call_id: str | None, name: str | None, arguments: str) -> bytes:
-        """See AnswerWriter: no tools were offered."""
+        """Return no event: the request offered no tools."""
         return b""
 
     def end_answer(self, finish: Finish, stop_sequence: str | None, tokens: Tokens | None) -> bytes:
-        """See AnswerWriter."""
+        """Return the chunk with the finish reason, the usage event if the client asked for it, and `[DONE]`."""
         last = b'"","logprobs":null,"finish_reason":' + quote_text(_finish(finish))
         usage = b""
         if self._wants_usage and tokens is not None:
@@ -116,11 +116,11 @@ class CompletionWriter:
         return self._before + last + self._after + usage + _DONE
 
     def fail_answer(self, error: Fields) -> bytes:
-        """See AnswerWriter."""
+        """Return the error as an event and `[DONE]`."""
         return b"data: " + json_bytes({"error": error}) + b"\n\n" + _DONE
 
     def build_answer(self, answer: Answer) -> Fields:
-        """See AnswerWriter."""
+        """Return the whole `text_completion` object."""
         text = answer.text or answer.refusal
         choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": _finish(answer.finish)}
         usage = {"usage": _usage(answer.tokens)} if answer.tokens is not None else {}

@@ -1,1 +1,1 @@
-"""OpenAI's embeddings. Pure."""
+"""OpenAI's embeddings, passed through and shortened where the engine cannot. Pure."""

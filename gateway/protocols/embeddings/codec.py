@@ -1,4 +1,4 @@
-"""Embeddings: what a request may hold, and vectors that are made shorter. Pure."""
+"""Embeddings: checks requests, and shortens vectors. Pure."""
 
 from __future__ import annotations
 
@@ -14,28 +14,31 @@ from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.field_reader import describe_value, field_error, optional_count, require_choice
 
 _ENGINES_OWN: Final = ("messages", "content")
-"""Inputs of an engine's own, in place of `input`: a conversation (vLLM), llama.cpp's older name."""
+"""Fields that some engines take in place of `input`: a conversation (vLLM), and llama.cpp's older name."""
 _ITEMS: Final = frozenset({str, int, list, dict})
-"""Of an array: texts; tokens, which are then one input; arrays of tokens; an engine's own objects, for images."""
+"""Types of an array's items: texts; tokens, which together are one input; arrays of tokens; an engine's own objects,
+for images."""
 _TOKENS: Final = frozenset({int, str})
-"""llama.cpp takes texts among tokens."""
+"""Types inside an array of tokens. llama.cpp takes texts among tokens."""
 _NUMBERS: Final = frozenset({float, int})
 
 
 @dataclass(frozen=True, slots=True)
 class Shortening:
-    """To what length an answer's vectors are to be brought."""
+    """How to shorten an engine's embeddings."""
 
     dimensions: int
+    """Length that the client asked for."""
     is_declared: bool
-    """The model was trained so that the beginning of an embedding is an embedding."""
+    """Whether the model was trained so that the start of an embedding is an embedding itself."""
     model: str
+    """The model's name, for errors."""
     is_unpacked: bool = False
-    """The engine was asked for base64, and the client for numbers."""
+    """Whether the engine was asked for base64 although the client gets numbers."""
 
 
 def check_fields(fields: Fields) -> None:
-    """Refuse what is no request for embeddings, whichever engine.
+    """Refuse a request for embeddings that no engine could answer.
 
     Raises:
         RoundhouseError: `invalid_request`; `param` is the place, such as `input[2]`.
@@ -48,7 +51,7 @@ def check_fields(fields: Fields) -> None:
 
 
 def shorten_vectors(answer: Any, asked: Shortening) -> Fields | None:
-    """An engine's answer with vectors of `asked.dimensions`, of length 1; None: nothing has to change.
+    """Return an engine's answer with vectors of `asked.dimensions`, scaled to length 1; None if nothing must change.
 
     Raises:
         RoundhouseError: `dimensions_unsupported`, or `engine_disconnected`: the answer holds no embeddings.
@@ -61,10 +64,11 @@ def shorten_vectors(answer: Any, asked: Shortening) -> Fields | None:
 
 
 def normalize_vector(vector: Sequence[float]) -> list[float]:
-    """The vector, scaled to Euclidean length 1; one of zeros stays."""
+    """Return the vector scaled to Euclidean length 1; a vector of zeros unchanged. Raises RoundhouseError if the length
+    is not finite."""
     length = math.hypot(*vector) or 1.0
     if not math.isfinite(length):
-        raise _no_embeddings()  # which JSON could not write either
+        raise _no_embeddings()  # JSON cannot express such numbers
     return [number / length for number in vector]
 
 
@@ -82,14 +86,14 @@ def _shorten_item(item: Any, shortening: Shortening) -> Fields:
 
 
 def _shorten_packed(item: Fields, vector: str, shortening: Shortening) -> Fields:
-    """Base64 is of float32, little-endian."""
+    """Shorten a vector in base64 of float32, little-endian."""
     vector_bytes = _bytes_of(vector)
     layout = f"<{shortening.dimensions}f"
     numbers: Sequence[float] | None = None
     if _needs_shortening(len(vector_bytes) // 4, shortening):
         numbers = normalize_vector(struct.unpack_from(layout, vector_bytes))
     if shortening.is_unpacked:
-        fields = {name: value for name, value in item.items() if name != "encoding_format"}  # llama-server tells it
+        fields = {name: value for name, value in item.items() if name != "encoding_format"}  # llama-server repeats it
         return {**fields, "embedding": numbers or struct.unpack(layout, vector_bytes)}
     return {**item, "embedding": base64.b64encode(struct.pack(layout, *numbers)).decode()} if numbers else item
 
@@ -119,7 +123,7 @@ def _bytes_of(vector: str) -> bytes:
 
 def _check_input(value: Any) -> None:
     if isinstance(value, list):
-        # The kinds first: an array of tokens is long, and then nothing of it is looked at again.
+        # Types first: an array of tokens is long, and needs no second look.
         kinds = _check_kinds(value, _ITEMS, "input")
         if str in kinds and "" in value:
             raise field_error(f"input[{value.index('')}]", "must not be empty")

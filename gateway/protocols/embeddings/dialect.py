@@ -1,4 +1,5 @@
-"""OpenAI's embeddings. They pass as they are, but for `dimensions` where the engine does not know them."""
+"""OpenAI's embeddings, passed through. The gateway itself handles `dimensions` where the engine does not know the
+field."""
 
 from __future__ import annotations
 
@@ -16,21 +17,22 @@ from gateway.protocols.embeddings.codec import Shortening
 
 
 class EmbeddingsDialect(JsonDialect):
-    """Embeddings. A request's `state` is the `Shortening` that the gateway has to do, or None."""
+    """Dialect of `/v1/embeddings`. A request's `state` is the `Shortening` that the gateway must do, or None."""
 
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
-        """See Dialect."""
+        """Refuse invalid input, and set `request.state` to a `Shortening`, or None if the vectors pass as they are."""
         super().check_request(request, route)
         codec.check_fields(request.outline_fields)
         dimensions = request.outline_fields.get("dimensions")
         request.state = None
         if dimensions is not None and (route.shortens_embeddings or not route.takes_dimensions):
-            # Numbers are read ten times as fast from base64, which every engine of ours knows.
+            # Base64 decodes ten times as fast as JSON numbers, and every engine of ours knows it.
             is_unpacked = not route.takes_dimensions and request.outline_fields.get("encoding_format") != "base64"
             request.state = Shortening(dimensions, route.shortens_embeddings, route.name, is_unpacked)
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
-        """See Dialect. llama-server overlooks `dimensions`, and refuses an `encoding_format` of null."""
+        """Return the body without fields that the engine must not get, and without `dimensions` if the gateway
+        shortens. llama-server ignores `dimensions` and refuses an `encoding_format` of null."""
         request = bodies.without_foreign_fields(request, EMBEDDING_FIELDS, route)
         fields = request.outline_fields
         dropped_names = [name for name in _OPTIONAL if name in fields and fields[name] is None]
@@ -47,7 +49,7 @@ class EmbeddingsDialect(JsonDialect):
         return json_bytes(kept_fields)
 
     def get_body_converter(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
-        """See Dialect."""
+        """Return the function that shortens the vectors; None if nothing is to be shortened."""
         shortening: Shortening | None = request.state
         return None if shortening is None else lambda body: _shorten_body(body, shortening)
 

@@ -1,1 +1,1 @@
-"""llama.cpp's own APIs: generation with `/infill`. Pure."""
+"""llama.cpp's own generation APIs, `/infill` and `/completion`, passed through. Pure."""

@@ -1,6 +1,6 @@
-"""llama.cpp's own generation (`/infill`, `/completion`).
+"""llama.cpp's own generation APIs (`/infill`, `/completion`), passed through.
 
-Streams are `data:` events, the last one of each answer with `"stop": true`.
+Streams are `data:` events. The last event of each answer has `"stop": true`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _DONE: Final = re.compile(rb"(?:^|\n)data:\s*\[DONE\]\s*\Z")
 
 
 class NativeStream(PassthroughStream):
-    """A stream on its way through."""
+    """A stream of llama.cpp's own events, passed through. It ends when `answers` answers have ended."""
 
     __slots__ = ("_expected", "_request_id", "_stops")
 
     _usage_mark: ClassVar[bytes] = b'"stop_type"'
-    """Last events alone have this."""
+    """Occurs only in the last event of an answer."""
     _error_mark: ClassVar[bytes] = b"error"
 
     def __init__(self, answers: int, request_id: str) -> None:
@@ -43,7 +43,7 @@ class NativeStream(PassthroughStream):
         self._stops = 0
 
     def fail_stream(self, error: RoundhouseError, request_id: str) -> bytes:
-        """An error event; nothing more where the stream was complete."""
+        """Return the error as an event; empty if the stream is already complete."""
         return b"" if self.is_complete else errors.as_event(errors.own_body(error, request_id))
 
     def _filter_event(self, event: bytes) -> bytes:
@@ -56,7 +56,7 @@ class NativeStream(PassthroughStream):
 
     @property
     def is_complete(self) -> bool:
-        """See Events: when as many answers have ended as were asked for."""
+        """Whether all answers that the request asked for have ended, or an error came."""
         last = last_event(self._last)
         if _DONE.search(last) or self._is_error(last):
             return True
@@ -66,7 +66,7 @@ class NativeStream(PassthroughStream):
         if _DONE.search(event):
             return True
         fields = errors.decode_json(data_of(event))
-        # With `response_fields` the last event may lack `stop`, but all before it say false.
+        # With `response_fields` the last event may lack `stop`, but in all events before it `stop` is false.
         return isinstance(fields, dict) and fields.get("stop") is not False and fields.get("error") is None
 
     def _is_error(self, event: bytes) -> bool:
@@ -74,7 +74,7 @@ class NativeStream(PassthroughStream):
 
 
 class NativeCollector(EventCollector):
-    """One answer, or an array of as many as were asked for."""
+    """Builds the blocking answer: one object, or an array if the request asked for several answers."""
 
     __slots__ = ("_answers", "_expected")
 
@@ -106,7 +106,7 @@ class NativeCollector(EventCollector):
 
 
 class _Answer:
-    """One answer in the making."""
+    """An answer that grows with each event."""
 
     __slots__ = ("_last", "_probabilities", "_texts")
 
@@ -116,7 +116,7 @@ class _Answer:
         self._probabilities: list[Any] = []
 
     def add_part(self, fields: Fields) -> bool:
-        """Take one event's part; whether it was the last one."""
+        """Add one event's part of the answer. Returns True for the answer's last event."""
         text, probabilities = fields.get("content"), fields.get("completion_probabilities")
         if isinstance(text, str) and text:
             self._texts.append(text)
@@ -128,7 +128,7 @@ class _Answer:
         return True
 
     def build_answer(self) -> Fields | None:
-        """As a blocking call has it; None: its last event has not come."""
+        """Return the answer as a blocking request gets it; None if its last event has not come."""
         if self._last is None:
             return None
         answer = {**self._last, "content": "".join(self._texts)}
@@ -141,29 +141,30 @@ class _Answer:
 
 
 class NativeDialect(EnvelopeDialect):
-    """Infill and completion."""
+    """Dialect of `/infill` and `/completion`."""
 
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
-        """See Dialect."""
+        """Refuse what the model does not support, and more answers than its engine generates."""
         super().check_request(request, route)
         check_choices(request.outline_fields, route)
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
-        """See Dialect."""
+        """Return the body under the engine's name for the model."""
         if as_stream:
             return bodies.as_stream(request, route.served_name, ask_for_usage=False)
         return bodies.as_named(request, route.served_name)
 
     def open_stream(self, request: InferenceRequest) -> EventStream:
-        """See Dialect."""
+        """Return a `NativeStream` for as many answers as the request asks for."""
         return NativeStream(_answers_asked(request.outline_fields), request.id)
 
     def open_collector(self, request: InferenceRequest) -> StreamCollector | None:
-        """None, beside what `differs_as_stream` says, for
+        """Return a `NativeCollector`; None if a stream cannot give the same answer. Beside what `differs_as_stream`
+        says, these are:
 
-        - `return_tokens`: tokens within a character are in no event;
-        - `response_fields`: they may leave out what ends the stream;
-        - probabilities with stop strings: a blocking answer leaves out those of the stop string.
+        - `return_tokens`: tokens inside a character are in no event.
+        - `response_fields`: they may leave out the field that ends the stream.
+        - Log probabilities with stop strings: a blocking answer leaves out those of the stop string.
         """
         fields = request.outline_fields
         if differs_as_stream(fields) or fields.get("return_tokens") or fields.get("response_fields"):
@@ -173,11 +174,11 @@ class NativeDialect(EnvelopeDialect):
         return NativeCollector(_answers_asked(fields))
 
     def find_usage(self, body: bytes) -> Usage | None:
-        """See Dialect."""
+        """Return the token counts of all answers in a blocking answer. See `Dialect`."""
         return usage_in(body)
 
     def error_as_events(self, body: bytes, request: InferenceRequest | None = None) -> bytes:
-        """See Dialect."""
+        """Return the error as a `data:` event."""
         return errors.as_event(body)
 
 
@@ -185,7 +186,8 @@ NATIVE: Final = NativeDialect()
 
 
 def usage_in(body: bytes) -> Usage | None:
-    """Counts of all answers in a body. A quote inside of a string has a backslash in front, so these are keys."""
+    """Return the token counts of all answers in a body; None if it has none. The names searched for cannot occur inside
+    JSON strings, where a quote follows a backslash."""
     predicted_counts = _PREDICTED.findall(body)
     if not predicted_counts:
         return None
@@ -199,7 +201,8 @@ def _answers_asked(fields: Fields) -> int:
 
 
 def _count_prompts(prompt: Any) -> int:
-    """An array with a token in it is one prompt, of tokens and texts; any other is an array of prompts."""
+    """Return the number of prompts. An array that holds a token is one prompt of tokens and texts; any other is an
+    array of prompts."""
     if not isinstance(prompt, list) or any(isinstance(part, int) for part in prompt):
         return 1
     return max(len(prompt), 1)

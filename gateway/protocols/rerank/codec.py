@@ -1,4 +1,4 @@
-"""Rankings: the bodies of Jina and of Cohere, v1 and v2, and what an engine gives, in their forms. Pure.
+"""Rankings: reads requests in Jina's and Cohere's forms, and writes an engine's scores in these forms. Pure.
 
 References: Jina's reranker API, Cohere's `POST /v1/rerank` and `POST /v2/rerank`.
 """
@@ -19,30 +19,30 @@ from gateway.protocols.common.field_reader import (
 )
 
 Version = Literal[1, 2]
-"""1: Jina's, and Cohere's v1, which agree; 2: Cohere's v2."""
+"""1: Jina's form, with which Cohere's v1 agrees; 2: Cohere's v2."""
 
 _OURS: Final = ("model", "query", "documents", "top_n", "return_documents", "rank_fields", "texts")
-"""Not passed on as they are. By `texts` llama-server would know another form of answer."""
+"""Fields that are not passed on unchanged. `texts` would make llama-server answer in another form."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """A request for a ranking."""
+    """A request to rank documents by their relevance to a query."""
 
     query: str
     documents: tuple[str | Fields, ...]
-    """As the client has them. Not empty."""
+    """The documents as the client sent them. Not empty."""
     texts: tuple[str, ...]
-    """What is compared with the query, one for each document."""
+    """The text of each document that is compared with the query."""
     top_n: int | None
-    """Most results; None: all."""
+    """Maximum number of results; None: all documents."""
     returns_documents: bool
     passed_fields: Fields
     """Fields for the engine, such as `max_tokens_per_doc`."""
 
 
 def read_ranking(fields: Fields, version: Version) -> Ranking:
-    """What is asked for.
+    """Return what a request for a ranking asks for.
 
     Raises:
         RoundhouseError: `invalid_request`; `param` is the place, such as `documents[1].text`.
@@ -65,18 +65,19 @@ def read_ranking(fields: Fields, version: Version) -> Ranking:
 
 
 def write_request(ranking: Ranking) -> Fields:
-    """The fields of an engine's request, without `model`. All documents are ranked, and the best taken of the answer:
-    some engines fail on a `top_n` that is no number of documents."""
+    """Return the fields of the engine's request, without `model`. `top_n` is left out because some engines fail on
+    values above the number of documents; `build_answer` applies it."""
     return {**ranking.passed_fields, "query": ranking.query, "documents": list(ranking.texts)}
 
 
 def build_answer(ranking: Ranking, answer: Any, request_id: str, model: str, version: Version) -> Fields:
-    """The client's answer, the best document first, those of equal score in the client's order.
+    """Return the client's answer: best document first, documents of equal score in the client's order.
 
-    `answer` is an engine's, whose scores are taken as they are; `model` is told where it names none.
+    `answer` is the decoded answer of an engine; its scores are not changed. `model` is the name to report if the engine
+    names none.
 
     Raises:
-        RoundhouseError: `engine_disconnected`: it is no ranking of these documents.
+        RoundhouseError: `engine_disconnected`: the answer is no ranking of these documents.
     """
     scores = _scores(answer, len(ranking.documents))
     best_indexes = sorted(scores, key=lambda index: (-scores[index], index))[: ranking.top_n]
@@ -105,7 +106,8 @@ def _rank_fields(fields: Fields) -> tuple[str, ...]:
 
 
 def _text_of(document: Any, place: str, names: tuple[str, ...]) -> str:
-    """`names`: the fields of an object that are compared, in this order; none: a document is no object."""
+    """Return the text of a document. `names` are the fields of an object that are compared, in this order; empty: a
+    document must be a string."""
     if isinstance(document, str):
         return document
     if not names:
@@ -117,7 +119,7 @@ def _text_of(document: Any, place: str, names: tuple[str, ...]) -> str:
 
 
 def _scores(answer: Any, documents: int) -> dict[int, float]:
-    """By the document's index."""
+    """Return each document's score by the document's index."""
     results = answer.get("results") if isinstance(answer, dict) else None
     scores: dict[int, float] = {}
     for result in results if isinstance(results, list) else ():
@@ -143,6 +145,6 @@ def _result(ranking: Ranking, index: int, score: float) -> Fields:
 
 
 def _tokens(usage: Any) -> int | None:
-    """What Jina counts, and the engines that answer as it does."""
+    """Return the tokens that the engine counted, in the form of Jina's usage; None if it reports none."""
     total = usage.get("total_tokens") if isinstance(usage, dict) else None
     return total if type(total) is int else None

@@ -1,4 +1,5 @@
-"""Rankings, in Jina's and Cohere's forms. They are read and written anew: engines differ in all but the scores."""
+"""Rankings in Jina's and Cohere's forms. Requests and answers are written anew, because engines agree on nothing but
+scores."""
 
 from __future__ import annotations
 
@@ -16,24 +17,24 @@ from gateway.protocols.rerank.codec import Ranking, Version
 
 
 class RerankDialect(JsonDialect):
-    """Rankings. A request's `state` is the `Ranking` that it asks for."""
+    """Dialect of the rerank paths. A request's `state` is the `Ranking` that it asks for."""
 
     def __init__(self, version: Version) -> None:
         self._version = version
 
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
-        """See Dialect."""
+        """Refuse an invalid request, and set `request.state` to its `Ranking`."""
         super().check_request(request, route)
         if request.state is None:
             request.state = codec.read_ranking(request.fields, self._version)
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
-        """See Dialect."""
+        """Return the engine's request, without fields that it must not get."""
         fields = drop_foreign_fields(codec.write_request(request.state), RERANK_FIELDS, route)
         return json_bytes(fields | {"model": route.served_name})
 
     def get_body_converter(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
-        """See Dialect."""
+        """Return the function that writes the engine's ranking in the client's form."""
         ranking: Ranking = request.state
         return lambda body: errors.encode_json(
             codec.build_answer(ranking, errors.decode_json(body), request.id, request.model, self._version)

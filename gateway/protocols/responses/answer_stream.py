@@ -1,7 +1,8 @@
-"""Responses: what a client is answered, as events or whole. Pure.
+"""Responses: writes the client's answer, as a stream of events or whole. Pure.
 
-Every item is added, its parts are added, grow and are done, and then it is done itself, before the next one is added.
-Only calls may overlap, where an engine goes on with one after it began the next: one that is not yet JSON stays open.
+A stream adds each item, adds its parts, lets each part grow and completes it, and completes the item before it adds the
+next one. Only tool calls may overlap, because some engines continue a call after they began the next: a call whose
+arguments are not JSON yet stays open.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ DONE: Final = b"data: [DONE]\n\n"
 
 
 class ResponseWriter:
-    """An `AnswerWriter` for a request that was read. Tells the context what the response has become."""
+    """`AnswerWriter` for one response. `fields` are those of the request; `context.response` is kept up to date."""
 
     def __init__(self, fields: Fields, context: ResponseContext) -> None:
         self._fields = fields
@@ -37,35 +38,39 @@ class ResponseWriter:
         self._response: Fields | None = None
         self._custom_names: frozenset[str] = frozenset()
         self._sequence_number = 0
-        """Of the next event."""
+        """Number of the next event."""
         self._items: list[ContentItem | CallItem] = []
+        """All items of the output, in order."""
         self._open_item: ContentItem | None = None
-        """The one that is open."""
+        """The message or reasoning item that is open; None if none is."""
         self._open_part: ContentPart | None = None
-        """Its part that is open."""
+        """The part of the open item that grows; None if none does."""
         self._calls: dict[int, CallItem] = {}
+        """Tool calls by the index that the engine gave them."""
 
     def begin_answer(self, answer_id: str, tokens: Tokens | None = None) -> bytes:
-        """See AnswerWriter. A response has an id of its own."""
+        """Return `response.created` and `response.in_progress`. The response has an id of its own, so `answer_id` is
+        ignored."""
         response = self._ensure_response()
         self._context.cancel = self._cancel_answer
         encoded_response = encode_json(response)
         return self._state_event("created", encoded_response) + self._state_event("in_progress", encoded_response)
 
     def write_text(self, text: str, logprobs: list[Fields] | None) -> bytes:
-        """See AnswerWriter."""
+        """Return events that add text to the open part or to a new one."""
         return self._grow_part(TEXT, text, logprobs)
 
     def write_reasoning(self, text: str) -> bytes:
-        """See AnswerWriter."""
+        """Return events that add thoughts to the open part or to a new one."""
         return self._grow_part(THOUGHT, text, None)
 
     def write_refusal(self, text: str) -> bytes:
-        """See AnswerWriter."""
+        """Return events that add to a refusal."""
         return self._grow_part(REFUSAL, text, None)
 
     def write_tool_call(self, index: int, call_id: str | None, name: str | None, arguments: str) -> bytes:
-        """See AnswerWriter. The input of a custom tool is in its arguments, and comes in one piece when they end."""
+        """Return events that start a tool call or add to its arguments. A custom tool's input is part of its JSON
+        arguments, so it is sent in one piece when they end."""
         out = b""
         item = self._calls.get(index)
         if item is None:
@@ -83,7 +88,8 @@ class ResponseWriter:
         return out if item.is_custom else out + self._delta_event(item.start, arguments, b"")
 
     def end_answer(self, finish: Finish, stop_sequence: str | None, tokens: Tokens | None) -> bytes:
-        """See AnswerWriter."""
+        """Return the events that complete all open items and the response, and `[DONE]`. If the answer was cut short,
+        its last item is `incomplete`."""
         last = self._items[-1] if made.is_cut(finish) and self._items else None
         out = [self._close_item(item, "incomplete" if item is last else "completed") for item in self._items]
         output = [item.item for item in self._items]
@@ -93,7 +99,7 @@ class ResponseWriter:
         return b"".join(out) + DONE
 
     def fail_answer(self, error: Fields) -> bytes:
-        """See AnswerWriter."""
+        """Return an `error` event, `response.failed` with the output so far, and `[DONE]`."""
         out = b"" if self._response is not None else self.begin_answer("")
         response = made.fail_response(self._ensure_response(), self._cut_output(), error)
         self._context.response = response
@@ -102,7 +108,7 @@ class ResponseWriter:
         return out + self._state_event("failed", encode_json(response)) + DONE
 
     def build_answer(self, answer: Answer) -> Fields:
-        """See AnswerWriter."""
+        """Return the whole response object."""
         response = self._ensure_response()
         output = self._build_output(answer)
         if output and made.is_cut(answer.finish):
@@ -113,7 +119,8 @@ class ResponseWriter:
         return response
 
     def _cancel_answer(self) -> bytes:
-        """See ResponseContext. No family has an event of its own for this end."""
+        """Return the last events of a cancelled stream (`ResponseContext.cancel`). No API has an event for this end, so
+        it is `response.incomplete`."""
         self._context.response = response = {
             **self._ensure_response(),
             "status": "cancelled",
@@ -122,7 +129,7 @@ class ResponseWriter:
         return self._state_event("incomplete", encode_json(response)) + DONE
 
     def _cut_output(self) -> list[Fields]:
-        """The output as far as it came."""
+        """Return the output as far as it came; open items become `incomplete`."""
         if self._open_item is not None and self._open_part is not None:
             self._open_item.parts.append(self._open_part.part)
         for item in self._items:
@@ -188,7 +195,7 @@ class ResponseWriter:
         return out + self._event("response.content_part.added", **place, part=content.part)
 
     def _close_items(self) -> bytes:
-        """Before another item begins: close what can be closed."""
+        """Complete, before another item begins, the open item and the calls whose arguments are whole."""
         out = [
             self._close_item(item, "completed")
             for item in self._items
@@ -248,7 +255,8 @@ class ResponseWriter:
 
 
 def error_event(error: Fields, number: int) -> bytes:
-    """An error of our envelope's fields, as OpenAI tells it and as Open Responses does."""
+    """Return an `error` event with the fields at its top level, as OpenAI has them, and in `error`, as Open Responses
+    has them. `error` has the fields of our envelope; `number` is the event's sequence number."""
     own_fields = {name: error.get(name) for name in ("code", "message", "param")}
     data = encode_json({"type": "error", "sequence_number": number, **own_fields, "error": error})
     return b"event: error\ndata: %b\n\n" % data

@@ -1,4 +1,5 @@
-"""Compaction of a conversation: the model sums it up, and the summary takes the place of all but what was asked. Pure.
+"""Compaction of a conversation: the model writes a summary that replaces all but the instructions and user messages.
+Pure.
 
 As OpenAI's: the output is every message of the user, the system and the developer, and then one item, `compaction`,
 which a later request sends back. Its `encrypted_content` is opaque to clients (`encode_summary`).
@@ -29,7 +30,7 @@ _KEPT_ROLES: Final = ("user", "system", "developer")
 
 
 def read_compaction(fields: Fields, context: ResponseContext) -> Prompt:
-    """What the model is asked in order to compact the conversation of a request. Sets `context.input_items`.
+    """Return the prompt that asks the model to summarise the conversation of a request. Sets `context.input_items`.
 
     Raises:
         RoundhouseError: `invalid_request` or `modality_unsupported`; its `param` is the place.
@@ -40,19 +41,19 @@ def read_compaction(fields: Fields, context: ResponseContext) -> Prompt:
     prompt = read_prompt(fields, context)
     turns, request = prompt.turns, Text(SUMMARY_REQUEST)
     last_turn = turns[-1] if turns else None
-    if isinstance(last_turn, User):  # templates of some models take no two turns of the user's in a row
+    if isinstance(last_turn, User):  # some chat templates refuse two user messages in a row
         turns = (*turns[:-1], replace(last_turn, parts=(*last_turn.parts, request)))
     else:
         turns = (*turns, User((request,), place="input"))
-    # With tools, or in a form, it would be another answer than a summary.
+    # With tools or an output format, the model would not answer with a summary.
     return replace(prompt, turns=turns, tools=(), tool_choice=None, parallel_tool_calls=None, output_format=None)
 
 
 class CompactionWriter(ResponseWriter):
-    """Makes a compaction of the model's summary. There are no streams of it."""
+    """Writes a compaction from the model's summary. Only whole: compactions are not streamed."""
 
     def build_answer(self, answer: Answer) -> Fields:
-        """See AnswerWriter. Raises RoundhouseError `engine_error`: there is no summary."""
+        """Return the compaction object. Raises RoundhouseError `engine_error` if the model wrote no summary."""
         summary = answer.text.strip()
         if not summary:
             raise RoundhouseError("engine_error", "The model wrote no summary of the conversation.")

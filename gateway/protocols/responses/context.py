@@ -1,4 +1,4 @@
-"""What a response is made with, beside the request: its identity, and what came before it. Pure."""
+"""What a response is made from beside its request: its identity and the conversation before it. Pure."""
 
 from __future__ import annotations
 
@@ -10,38 +10,40 @@ from gateway.protocols.common.conversation import Fields
 
 @dataclass(slots=True)
 class ResponseContext:
-    """Of one response (`InferenceRequest.state`). What is pure gets its ids and the time from here."""
+    """Context of one response (`InferenceRequest.state`). Supplies the ids and the time, which pure code cannot
+    make."""
 
     id: str
+    """Id of the response."""
     created_at: int
     """Unix time in seconds."""
     clock: Callable[[], float]
-    """Unix time."""
+    """Returns the Unix time in seconds."""
     new_id: Callable[[str], str]
-    """A fresh id with this prefix: `msg`, `fc`, `rs`, ..."""
+    """Returns a fresh id with the given prefix: `msg`, `fc`, `rs`, ..."""
     history: tuple[Fields, ...] = ()
-    """Items of the previous responses, input and output, the oldest first: what `previous_response_id` stands for; or
-    those of the conversation."""
+    """Items before this request's input, oldest first: input and output of the responses that `previous_response_id`
+    leads to, or the items of the conversation."""
     conversation_id: str | None = None
-    """The conversation that the response continues."""
+    """Id of the conversation that the response continues; None: it continues none."""
     conversation_item: str | None = None
-    """The id of the last of `history`, where that is a conversation's."""
+    """Id of the last item in `history`, if that is a conversation's."""
     referenced_items: Mapping[str, Fields] = field(default_factory=dict)
     """Stored items that the input refers to (`item_reference`), by their id."""
     stores: bool = False
-    """The response will be kept: `store` of the request, where this gateway keeps any."""
+    """Whether the response is stored: the request's `store`, on a gateway that stores responses."""
     keeps_items: bool = False
-    """`input_items` are wanted, whether or not the response is stored."""
+    """Whether to set `input_items` even if the response is not stored."""
     may_lack_input: bool = False
-    """The response will be empty, and a later one continues it: a request for it need not say anything."""
+    """Whether the request may have no input, because the response stays empty and a later one continues it."""
     owns_history: bool = False
-    """`history` is stored nowhere else: it is stored with this response, if that is."""
+    """Whether `history` is stored nowhere else, so that it must be stored with this response."""
     is_open_responses: bool = False
-    """The client asked for Open Responses (header `OpenResponses-Version`), which has null where OpenAI has the schema
-    of a form."""
+    """Whether the client asked for Open Responses (header `OpenResponses-Version`), where a text format's schema is
+    null in responses."""
     response: Fields | None = None
-    """The response object as it was last told, in the stream or whole: set by the writer."""
+    """The response object as the client knows it now, set by the writer; None before the answer begins."""
     input_items: tuple[Fields, ...] = ()
-    """The request's own input as items, each with an id: set by whoever reads the request."""
+    """The request's own input as items, each with an id. Set when the request is read."""
     cancel: Callable[[], bytes] | None = None
-    """Ends the stream because somebody wants it to end: its last events. Set by the writer when the stream begins."""
+    """Ends the stream early and returns its last events. Set by the writer when the stream begins; None before."""

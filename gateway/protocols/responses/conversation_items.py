@@ -1,4 +1,4 @@
-"""Items that a client adds to a conversation itself. Pure."""
+"""Reads items that a client adds to a conversation. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gateway.protocols.responses.items import check_items, resolve_item
 from gateway.protocols.responses.request import describe_items
 
 MOST_ADDED: Final = 20
-"""Items of one request, as at OpenAI."""
+"""Maximum items in one request, as in OpenAI's API."""
 
 
 def read_added_items(values: Any, referenced_items: Mapping[str, Fields], new_id: Callable[[str], str]) -> list[Fields]:
-    """The items of a request's `items` as they are stored: each with an id, those referred to in their own words.
+    """Return the `items` of a request as they are stored: each with an id, references replaced by the items they name.
 
     Raises:
         RoundhouseError: `invalid_request` or `modality_unsupported`; its `param` is the place.
@@ -38,5 +38,6 @@ def read_added_items(values: Any, referenced_items: Mapping[str, Fields], new_id
 
 
 def _without_parent(item: Fields) -> Fields:
-    """A client may send back an item as it was shown; where the item is now is for the conversation to say."""
+    """Return the item without `parent_id`: a client may send an item back as it was shown, but the conversation decides
+    where it belongs."""
     return {name: value for name, value in item.items() if name != "parent_id"}

@@ -12,29 +12,29 @@ from gateway.protocols.responses.items import custom_input
 
 
 class PartKind(NamedTuple):
-    """Of a part of an item's content."""
+    """A kind of content part."""
 
     item: str
-    """Type of the item that it is in."""
+    """Type of the item that holds the part."""
     event: str
-    """Its events' names, without `.delta` and `.done`."""
+    """Name of its events, without `.delta` and `.done`."""
     field: str
-    """What holds its text."""
+    """Field that holds its text."""
 
 
 TEXT: Final = PartKind("message", "response.output_text", "text")
 REFUSAL: Final = PartKind("message", "response.refusal", "refusal")
 THOUGHT: Final = PartKind("reasoning", "response.reasoning", "text")
-"""As Open Responses names its events; OpenAI's begin with `response.reasoning_text`."""
+"""Thoughts, under Open Responses' event names; OpenAI's begin with `response.reasoning_text`."""
 
 
 class ContentPart:
-    """A part that grows."""
+    """A content part that grows."""
 
     __slots__ = ("_texts", "kind", "logprobs", "place", "start", "tail")
 
     def __init__(self, kind: PartKind, place: Fields) -> None:
-        """`place` says where it is: the fields of all its events."""
+        """`place` holds the fields that say where the part is; each of its events repeats them."""
         self.kind = kind
         self.place = place
         self.start = _delta_start(kind.event, place)
@@ -43,21 +43,24 @@ class ContentPart:
         self.logprobs: list[Fields] = []
 
     def append_text(self, text: str) -> None:
+        """Add text to the part."""
         self._texts.append(text)
 
     @property
     def text(self) -> str:
+        """The text so far."""
         return "".join(self._texts)
 
     @property
     def part(self) -> Fields:
+        """The part as the item's content holds it."""
         if self.kind is TEXT:
             return made.text_part(self.text, self.logprobs)
         return made.refusal_part(self.text) if self.kind is REFUSAL else made.reasoning_part(self.text)
 
 
 class ContentItem:
-    """A message, or thoughts: an item of parts."""
+    """A message or reasoning item: a list of content parts."""
 
     __slots__ = ("index", "kind", "name", "parts", "status")
 
@@ -70,12 +73,13 @@ class ContentItem:
 
     @property
     def item(self) -> Fields:
+        """The item as events and responses hold it."""
         make = made.message_item if self.kind == "message" else made.reasoning_item
         return make(self.name, list(self.parts), self.status)
 
 
 class CallItem:
-    """A call."""
+    """A call of a function or of a custom tool."""
 
     __slots__ = ("_arguments", "_call_id", "_tool", "index", "is_custom", "name", "place", "start", "status")
 
@@ -91,17 +95,18 @@ class CallItem:
         self._arguments: list[str] = []
 
     def append_arguments(self, arguments: str) -> None:
+        """Add a part of the arguments' JSON."""
         self._arguments.append(arguments)
 
     @property
     def input_text(self) -> str:
-        """The arguments, or a custom tool's input, so far."""
+        """The arguments so far; for a custom tool, its input."""
         arguments = "".join(self._arguments)
         return custom_input(arguments) if self.is_custom else arguments
 
     @property
     def is_whole(self) -> bool:
-        """Its arguments are an object, to which nothing can be added."""
+        """Whether the arguments are a complete JSON object, to which nothing can be added."""
         try:
             return isinstance(json.loads("".join(self._arguments)), dict)
         except (ValueError, RecursionError):
@@ -109,11 +114,12 @@ class CallItem:
 
     @property
     def item(self) -> Fields:
+        """The item as events and responses hold it."""
         make = made.custom_call_item if self.is_custom else made.function_call_item
         return make(self.name, self._call_id, self._tool, self.input_text, self.status)
 
 
 def _delta_start(event: str, place: Fields) -> bytes:
-    """A delta event up to the text."""
+    """Return the bytes of a delta event up to its text."""
     data = encode_json({"type": f"{event}.delta", **place})
     return b'event: %b.delta\ndata: %b,"delta":' % (event.encode(), data[:-1])

@@ -1,6 +1,6 @@
-"""Items of responses, as turns of a conversation. Pure.
+"""Reads items of responses into turns of a conversation. Pure.
 
-The model's own items that follow each other (thoughts, a message, calls) are what it said in one turn.
+Consecutive items of the model (thoughts, a message, calls) become one turn.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gateway.protocols.common.file_parts import decode_text, no_files
 
 _ROLES: Final = ("user", "assistant", "system", "developer")
 _TEXTS: Final = ("input_text", "output_text", "text")
-"""Clients send back what they got, and mean the same by all of them."""
+"""Types of text parts. Clients send parts back as they got them and mean the same by all of these."""
 _THOUGHTS: Final = ("reasoning_text", "summary_text", "text")
 _CUSTOM_INPUT: Final = "input"
 INTRODUCTION: Final = "Summary of the conversation so far, which was compacted here:\n\n"
@@ -46,7 +46,8 @@ _MARK: Final = "roundhouse-summary-1:"
 
 
 def read_turns(items: Iterable[tuple[Fields, str]]) -> list[Turn]:
-    """What the items say. Each comes with its place in the request, and is `resolve_item`.
+    """Return the turns that the items make up. Each item comes with its place in the request, references already
+    resolved (`resolve_item`).
 
     Raises:
         RoundhouseError: `invalid_request` or `modality_unsupported`; its `param` is the place.
@@ -59,7 +60,8 @@ def read_turns(items: Iterable[tuple[Fields, str]]) -> list[Turn]:
 
 
 def check_items(items: Iterable[tuple[Fields, str]]) -> None:
-    """Refuse items that no conversation may hold. Each comes with its place. A result's call may stand elsewhere.
+    """Refuse items that a conversation cannot hold. Each item comes with its place. A call result is accepted without
+    its call.
 
     Raises:
         RoundhouseError: `invalid_request` or `modality_unsupported`; its `param` is the place.
@@ -73,7 +75,8 @@ def check_items(items: Iterable[tuple[Fields, str]]) -> None:
 
 
 def resolve_item(item: Fields, referenced_items: Mapping[str, Fields], place: str) -> Fields:
-    """The item that is meant: itself, or the stored one that it refers to."""
+    """Return the stored item that an `item_reference` names; any other item unchanged. Raises RoundhouseError
+    `invalid_request` if there is no such item."""
     if kind_of(item, place) != "item_reference":
         return item
     item_id = require_text(item.get("id"), f"{place}.id")
@@ -83,7 +86,7 @@ def resolve_item(item: Fields, referenced_items: Mapping[str, Fields], place: st
 
 
 def kind_of(item: Fields, place: str) -> str:
-    """Its type, which a message and a reference may leave out."""
+    """Return the item's type, which messages and references may leave out."""
     kind = item.get("type")
     if isinstance(kind, str):
         return kind
@@ -95,12 +98,13 @@ def kind_of(item: Fields, place: str) -> str:
 
 
 def custom_arguments(input_text: str) -> str:
-    """The arguments of the function that stands for a custom tool."""
+    """Return a custom tool's input as JSON arguments of the function that stands for the tool."""
     return json.dumps({_CUSTOM_INPUT: input_text}, ensure_ascii=False)
 
 
 def custom_input(arguments: str) -> str:
-    """The text that a custom tool is called with: what the model wrote, where it is not what the function takes."""
+    """Return the custom tool's input in the arguments of its function; the arguments themselves if they do not have the
+    function's form."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):
@@ -110,13 +114,13 @@ def custom_input(arguments: str) -> str:
 
 
 class _TurnReader:
-    """Collects turns, and what the model says in the one that is open."""
+    """Collects turns. The model's items gather in an open turn until another's item closes it."""
 
     def __init__(self) -> None:
         self.turns: list[Turn] = []
         self.known_call_ids: set[str] = set()
         self._place: str | None = None
-        """Of the open turn; None: none is."""
+        """Place of the open turn; None if no turn is open."""
         self._texts: list[str] = []
         self._thoughts: list[str] = []
         self._refusals: list[str] = []
@@ -130,7 +134,7 @@ class _TurnReader:
         reader(self, item, place)
 
     def close_turn(self) -> None:
-        """What the model said is over."""
+        """End the open turn of the model, if there is one."""
         if self._place is None:
             return
         texts, thoughts, refusals = ("\n\n".join(parts) for parts in (self._texts, self._thoughts, self._refusals))
@@ -165,7 +169,7 @@ class _TurnReader:
             self._texts.append(text)
 
     def _read_refusal(self, part: Any, place: str) -> str:
-        """A part that is no text. Nothing is said by it."""
+        """Read a part that is no text. Always returns an empty text."""
         if require_value(part, dict, place).get("type") in _TEXTS:
             raise field_error(f"{place}.text", f"must be a string; {describe_value(part.get('text'))}")
         if part.get("type") != "refusal":
@@ -174,7 +178,7 @@ class _TurnReader:
         return ""
 
     def read_reasoning(self, item: Fields, place: str) -> None:
-        """The thoughts themselves, or their summary. What is encrypted can nobody here read."""
+        """Read thoughts, or else their summary. Encrypted thoughts cannot be read here and are skipped."""
         self._open_turn(place)
         for name in ("content", "summary"):
             parts = optional_field(item, name, list, f"{place}.")
@@ -209,7 +213,7 @@ class _TurnReader:
         self.turns.append(ToolResult(call_id, _parts(item.get("output"), f"{place}.output"), place=place))
 
     def read_compaction(self, item: Fields, place: str) -> None:
-        """What /v1/responses/compact made of the conversation before it."""
+        """Read the summary that /v1/responses/compact made of the conversation before it."""
         summary = decode_summary(item.get("encrypted_content"), f"{place}.encrypted_content")
         self.close_turn()
         self.turns.append(User((Text(INTRODUCTION + summary),), place=place))
@@ -227,7 +231,7 @@ _READERS: Final[Mapping[str, Callable[[_TurnReader, Fields, str], None]]] = {
     "custom_tool_call": _TurnReader.read_custom_call,
     "custom_tool_call_output": _TurnReader.read_result,
     "compaction": _TurnReader.read_compaction,
-    "compaction_summary": _TurnReader.read_compaction,  # as Codex may send it back
+    "compaction_summary": _TurnReader.read_compaction,  # a form in which Codex may send it back
 }
 _KINDS: Final = (*_READERS, "item_reference")
 
@@ -268,7 +272,7 @@ def _image(part: Fields, place: str) -> Image:
 
 
 def _file(part: Fields, place: str) -> Text:
-    """A text. The text of a PDF has taken its place before (`file_parts`)."""
+    """Read a file of text. PDFs were replaced by their text before (`file_parts`)."""
     for name in ("file_id", "file_url"):
         if part.get("file_data") is None and part.get(name) is not None:
             raise no_files(f"{place}.{name}", "`file_data`")
@@ -294,7 +298,8 @@ def _join_texts(parts: list[Any], place: str, kinds: tuple[str, ...], separator:
 
 
 def _part_text(part: Any, kinds: tuple[str, ...]) -> str | None:
-    """The text of a part of these kinds; None: it is something else, or wrong. Most parts come no further."""
+    """Return the text of a part of these types; None if the part is something else or invalid. Runs for nearly every
+    part, so it comes before the detailed checks."""
     text = part.get("text") if type(part) is dict and part.get("type") in kinds else None
     return text if type(text) is str else None
 

@@ -1,6 +1,6 @@
-"""Events of a response that is over, where the events it was told by are not kept. Pure.
+"""Writes the events of a finished response whose original events are not stored. Pure.
 
-Each part comes in one piece, so the numbers are those of a stream whose engine wrote every part at once.
+Each part comes in one piece, so events are numbered as in a stream whose engine sent every part at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _AT_BEGIN: Fields = {
 
 
 def replay_events(response: Fields, *, is_open_responses: bool) -> bytes:
-    """All events of a response that is over, without `[DONE]`. `is_open_responses`: see ResponseContext."""
+    """Return all events of a finished response, without `[DONE]`. `is_open_responses` is as in `ResponseContext`."""
     writer = _replaying_writer(response, is_open_responses=is_open_responses)
     try:
         return writer.write_events()
@@ -40,7 +40,7 @@ def replay_events(response: Fields, *, is_open_responses: bool) -> bytes:
 
 
 def replay_end(response: Fields, number: int) -> bytes:
-    """The last event of a response that is over, as event `number`."""
+    """Return the last event of a finished response, with the sequence number `number`."""
     writer = _replaying_writer(response, is_open_responses=False)
     try:
         return writer.write_end(number)
@@ -60,7 +60,7 @@ def _replaying_writer(response: Fields, *, is_open_responses: bool) -> _Replayin
 
 
 class _ReplayingWriter(ResponseWriter):
-    """Writes what `ResponseWriter` would have written, with the ids of a response that is there."""
+    """Writes what `ResponseWriter` would have written, with the ids of a finished response."""
 
     def __init__(self, response: Fields, context: ResponseContext) -> None:
         super().__init__({}, context)
@@ -68,11 +68,11 @@ class _ReplayingWriter(ResponseWriter):
         self._response = {**response, **_AT_BEGIN}
 
     def let_go(self) -> None:
-        """End the cycle of references between the writer and its context."""
+        """Break the reference cycle between the writer and its context."""
         self._context.cancel = None
 
     def write_events(self) -> bytes:
-        """All of them."""
+        """Return all events of the response."""
         response = self._whole
         out = [self.begin_answer("")]
         out += [self._replay_item(index, item) for index, item in enumerate(response["output"])]
@@ -84,10 +84,10 @@ class _ReplayingWriter(ResponseWriter):
         return b"".join(out)
 
     def write_end(self, number: int) -> bytes:
-        """The last of them, as event `number`."""
+        """Return the last event, with the sequence number `number`."""
         self._sequence_number = number
         status = self._whole["status"]
-        # No family has an event of its own for the end of what was cancelled.
+        # No API has an event for the end of a cancelled response.
         return self._state_event("incomplete" if status == "cancelled" else status, encode_json(self._whole))
 
     def _replay_item(self, index: int, item: Fields) -> bytes:

@@ -1,7 +1,7 @@
-"""Responses: what a request asks for. Pure.
+"""Responses: reads a request into a `Prompt`. Pure.
 
-References: OpenAI's API reference, and Open Responses (openresponses.org) of 2026-04-24. What comes back is written by
-`answer_stream`.
+References: OpenAI's API reference, and Open Responses (openresponses.org) of 2026-04-24. `answer_stream` writes the
+answer.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _OWN: Final = frozenset(
     | {"max_tool_calls", "messages", "metadata", "model", "parallel_tool_calls", "previous_response_id", "prompt"}
     | {"reasoning", "store", "stream", "stream_options", "text", "tool_choice", "tools", "top_logprobs", "truncation"}
 )
-"""Fields that mean nothing to a chat completion, or are written otherwise there. All others pass: sampling and the like
-mean the same, and what neither knows may be the engine's own."""
+"""Fields that mean nothing to a chat completion, or have another form there. All others are passed on: sampling and the
+like mean the same, and fields that neither API knows may be the engine's own."""
 _NOT_HERE: Final = {
     "prompt": "names a template that is kept elsewhere: send its text as `instructions` and `input`",
 }
@@ -55,7 +55,8 @@ _PREFIXES: Final = {
 
 
 def read_prompt(fields: Fields, context: ResponseContext) -> Prompt:
-    """What is asked for, after what came before it. Sets `context.input_items` where they are needed later.
+    """Return what the request asks for, after the items in `context.history`. Sets `context.input_items` if the
+    response is stored, belongs to a conversation or `context.keeps_items`.
 
     Raises:
         RoundhouseError: `invalid_request` or `modality_unsupported`; its `param` is the place.
@@ -80,14 +81,15 @@ def read_prompt(fields: Fields, context: ResponseContext) -> Prompt:
 
 
 def output_format_of(fields: Fields) -> Fields:
-    """`text.format` of a request; that of plain text where it has none."""
+    """Return `text.format` of a request; the format of plain text if it has none."""
     text_fields = optional_field(fields, "text", dict) or {}
     output_format = optional_field(text_fields, "format", dict, "text.")
     return {"type": "text"} if output_format is None else output_format
 
 
 def describe_items(items: Iterable[tuple[Fields, str]], new_id: Callable[[str], str]) -> Iterator[Fields]:
-    """The items, each with its place, as they are listed: each with an id, messages in parts."""
+    """Yield the items as lists of items show them: each with an id, a type and a status, messages in parts. Each item
+    comes with its place."""
     for item, place in items:
         kind = kind_of(item, place)
         item_id = optional_field(item, "id", str, f"{place}.") or new_id(_PREFIXES[kind])
@@ -99,7 +101,8 @@ def describe_items(items: Iterable[tuple[Fields, str]], new_id: Callable[[str], 
 
 
 def _check_fields(fields: Fields) -> None:
-    """What is not done here, and what is only told again: it must be of its kind, because clients read it back."""
+    """Refuse what is not supported here, and check fields that are only echoed, because clients parse them in the
+    response."""
     for name, rule in _NOT_HERE.items():
         if fields.get(name) is not None:
             raise field_error(name, rule)
@@ -119,7 +122,7 @@ def _check_fields(fields: Fields) -> None:
 
 
 def _own_items(fields: Fields, context: ResponseContext) -> list[tuple[Fields, str]]:
-    """The request's own input, each item with its place."""
+    """Return the items of the request's own input, each with its place."""
     value = fields.get("input")
     is_continuation = any(fields.get(name) is not None for name in ("previous_response_id", "conversation"))
     if value is None and "messages" in fields:
@@ -186,7 +189,7 @@ def _effort(fields: Fields) -> str | None:
 def _thinking(fields: Fields) -> Literal["enabled", "disabled"] | None:
     mode = fields.get("thinking")
     if not isinstance(mode, str):
-        return None  # an engine's own field of that name
+        return None  # the engine's own field of this name
     if require_choice(mode, _MODES, "thinking") == "default":
         return None
     return "enabled" if mode == "enabled" else "disabled"
@@ -206,8 +209,8 @@ def _passed_fields(fields: Fields) -> Fields:
 
 
 def _included_names(fields: Fields) -> list[Any]:
-    """What a response shall hold beside. Of the names that are defined, all but one are of tools that nobody has
-    called, or of thoughts in a form that is not needed where they are given plainly."""
+    """Return the names in `include`. All but one of the names that OpenAI defines are accepted without effect: they are
+    about tools that nobody called, or about encrypted thoughts, which are sent plainly here."""
     return [
         require_value(name, str, f"include[{n}]")
         for n, name in enumerate(optional_field(fields, "include", list) or ())

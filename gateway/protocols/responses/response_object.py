@@ -1,7 +1,8 @@
-"""The response object: what was asked for, told again, and what came of it. Pure.
+"""The response object: repeats what was asked for and holds what came of it. Pure.
 
-It has every field that Open Responses and OpenAI's SDK require. `error.code` is one of OpenAI's closed
-list, or `context_length_exceeded`, which OpenAI's servers say beside it and Codex looks for; `error.reason` is ours.
+It has every field that Open Responses and OpenAI's SDK require. `error.code` is one of OpenAI's closed list, or
+`context_length_exceeded`, which OpenAI's servers send beside that list and Codex looks for; `error.reason` is our own
+code.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from gateway.protocols.responses.request import output_format_of
 
 _REASONS: Final[dict[Finish, str]] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _UNLIKELY: Final = -9999.0
-"""OpenAI's figure for what is hardly possible."""
+"""OpenAI's log probability for a token that is hardly possible."""
 _TIERS: Final = ("default", "flex", "priority")
 
 
 def begin_response(fields: Fields, context: ResponseContext) -> Fields:
-    """A response in progress, to a request that was read."""
+    """Return a response in progress. `fields` are those of a request that was read."""
     tools, choice = responses_tools.echo_tools(fields)
     conversation = {} if context.conversation_id is None else {"conversation": {"id": context.conversation_id}}
     return {
@@ -65,7 +66,8 @@ def begin_response(fields: Fields, context: ResponseContext) -> Fields:
 def end_response(
     response: Fields, output: list[Fields], finish: Finish, tokens: Tokens | None, context: ResponseContext
 ) -> Fields:
-    """The response at its end. Where it is incomplete, so is the last item of `output`."""
+    """Return the completed response, or the incomplete one if `finish` cut the answer short. The caller marks the last
+    item of `output` then."""
     reason = _REASONS.get(finish)
     if reason is None:
         end_fields: Fields = {"status": "completed", "completed_at": int(context.clock())}
@@ -75,7 +77,7 @@ def end_response(
 
 
 def fail_response(response: Fields, output: list[Fields], error: Fields) -> Fields:
-    """The response as far as it came. `error` has every field of our envelope."""
+    """Return the failed response with the output so far. `error` has every field of our envelope."""
     status = error["status"]
     code = "rate_limit_exceeded" if status == 429 else "server_error" if status >= 500 else "invalid_prompt"
     if error["code"] == context_overflow.CODE:
@@ -90,43 +92,43 @@ def fail_response(response: Fields, output: list[Fields], error: Fields) -> Fiel
 
 
 def is_cut(finish: Finish) -> bool:
-    """Whether an answer that ends so is incomplete."""
+    """Whether an answer that ends for this reason is incomplete."""
     return finish in _REASONS
 
 
 def message_item(name: str, parts: list[Fields], status: str) -> Fields:
-    """What the model says, as an item."""
+    """Return a message item of the assistant. `name` is the item's id."""
     return {"id": name, "type": "message", "status": status, "role": "assistant", "content": parts}
 
 
 def text_part(text: str, logprobs: list[Fields]) -> Fields:
-    """A text of a message."""
+    """Return a text part of a message."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
 def refusal_part(text: str) -> Fields:
-    """A refusal, of a message."""
+    """Return a refusal part of a message."""
     return {"type": "refusal", "refusal": text}
 
 
 def reasoning_item(name: str, parts: list[Fields], status: str) -> Fields:
-    """What the model thinks, as an item. There is nobody to sum it up."""
+    """Return a reasoning item with thoughts and no summary. `name` is the item's id."""
     return {"id": name, "type": "reasoning", "status": status, "summary": [], "content": parts}
 
 
 def reasoning_part(text: str) -> Fields:
-    """Thoughts, of an item of such."""
+    """Return a part of a reasoning item."""
     return {"type": "reasoning_text", "text": text}
 
 
 def function_call_item(name: str, call_id: str, function: str, arguments: str, status: str) -> Fields:
-    """A call of a function, as an item."""
+    """Return a function call item. `name` is the item's id, `function` the function's name."""
     call_fields = {"call_id": call_id, "name": function, "arguments": arguments}
     return {"id": name, "type": "function_call", "status": status, **call_fields}
 
 
 def custom_call_item(name: str, call_id: str, tool: str, input_text: str, status: str) -> Fields:
-    """A call of a custom tool, as an item."""
+    """Return an item for the call of a custom tool. `name` is the item's id, `tool` the tool's name."""
     return {
         "id": name,
         "type": "custom_tool_call",
@@ -138,7 +140,8 @@ def custom_call_item(name: str, call_id: str, tool: str, input_text: str, status
 
 
 def logprobs_of(logprobs: Iterable[Fields]) -> list[Fields]:
-    """The probabilities of tokens, from a chat completion's. What an engine adds to them stays behind."""
+    """Return log probabilities in the form of responses. `logprobs` has the form of chat completions; fields that an
+    engine adds are dropped."""
     return [
         {
             **_probability(each),
@@ -149,7 +152,7 @@ def logprobs_of(logprobs: Iterable[Fields]) -> list[Fields]:
 
 
 def usage_fields(tokens: Tokens) -> Fields:
-    """Counts of tokens, as responses have them."""
+    """Return a usage object in the form of responses."""
     return {
         "input_tokens": tokens.prompt,
         "input_tokens_details": {"cached_tokens": tokens.cached, "cache_write_tokens": 0},
@@ -183,7 +186,7 @@ def _text(fields: Fields, context: ResponseContext) -> Fields:
     form = output_format_of(fields)
     if form["type"] == "json_schema":
         schema_fields = {name: form.get(name) for name in ("name", "description", "schema")}
-        # Open Responses' schema has null there, and OpenAI's an object.
+        # `schema` must be null in Open Responses, and an object in OpenAI's API.
         schema = {"schema": None} if context.is_open_responses else {}
         form = {"type": "json_schema", **schema_fields, **schema, "strict": bool(form.get("strict"))}
     verbosity = (fields.get("text") or {}).get("verbosity")

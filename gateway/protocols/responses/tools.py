@@ -1,8 +1,8 @@
 """Tools of responses. Pure.
 
-A custom tool takes text in place of JSON: to an engine it is a function of one string. Tools that OpenAI runs itself do
-not run here. Agents (Codex) declare some beside their own on every request, and the model does without those; where a
-request has no others, or demands one, it is refused.
+A custom tool takes text instead of JSON; an engine sees a function with one string. Tools that OpenAI runs itself do
+not run here. Agents such as Codex declare some of them in every request, so they are ignored beside other tools. A
+request that has no others, or demands one of them, is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RUN_ELSEWHERE: Final = (
     *("web_search", "file_search", "code_interpreter", "image_generation", "computer", "mcp", "local_shell", "shell"),
     *("apply_patch", "namespace", "tool_search"),
 )
-"""How the types of OpenAI's own tools begin; some have versions."""
+"""Prefixes of the types of OpenAI's own tools; some types have versions."""
 _CUSTOM_PARAMETERS: Final[Fields] = {
     "type": "object",
     "properties": {"input": {"type": "string"}},
@@ -37,7 +37,7 @@ _CUSTOM_PARAMETERS: Final[Fields] = {
 
 
 def tools_of(fields: Fields) -> tuple[Tool, ...]:
-    """The tools that the model may call: of those that are declared, the allowed ones.
+    """Return the tools that the model may call: those that are declared and, if the request restricts them, allowed.
 
     Raises:
         RoundhouseError: `invalid_request`; its `param` is the place.
@@ -62,7 +62,7 @@ def tools_of(fields: Fields) -> tuple[Tool, ...]:
 
 
 def choice_of(fields: Fields, tools: tuple[Tool, ...]) -> ToolChoice | None:
-    """Whether the model calls one of `tools`. Raises as `tools_of`."""
+    """Return the tool choice for `tools`; None if the request has none. Raises as `tools_of`."""
     choice = fields.get("tool_choice")
     if choice is None:
         return None
@@ -82,12 +82,12 @@ def choice_of(fields: Fields, tools: tuple[Tool, ...]) -> ToolChoice | None:
 
 
 def custom_names(fields: Fields) -> frozenset[str]:
-    """The names of the custom tools of a request that was read."""
+    """Return the names of the custom tools that a request declares. The request must have been read."""
     return frozenset([tool["name"] for tool in fields.get("tools") or () if tool.get("type") == "custom"])
 
 
 def echo_tools(fields: Fields) -> tuple[list[Fields], Any]:
-    """`tools` and `tool_choice` of a request that was read, as a response tells them."""
+    """Return `tools` and `tool_choice` as the response repeats them. The request must have been read."""
     tools = [_echo_tool(tool) for tool in fields.get("tools") or () if _is_own(tool)]
     choice = fields.get("tool_choice")
     if not isinstance(choice, dict):
@@ -134,7 +134,8 @@ def _runs_elsewhere(tool: Any) -> bool:
 
 
 def _with_grammar(description: str | None, form: Fields, at: str) -> str:
-    """No engine holds one argument to a grammar of OpenAI's: the model is told of it."""
+    """Return the tool's description with its grammar. No engine constrains one argument by OpenAI's grammars, so the
+    model is told in words."""
     definition = require_text(form.get("definition"), f"{at}definition")
     grammar = f"The input follows this {form.get('syntax', 'lark')} grammar:\n{definition}"
     return grammar if description is None else f"{description}\n\n{grammar}"

@@ -1,4 +1,4 @@
-"""Responses, over an engine's chat completions. Pure."""
+"""Responses, translated for engines that serve chat completions. Pure."""
 
 from __future__ import annotations
 
@@ -34,43 +34,44 @@ class ResponsesDialect(EnvelopeDialect):
 
 
 class ResponsesViaChat(ViaChatDialect, ResponsesDialect):
-    """`/v1/responses`. A request's `state` is its `ResponseContext`."""
+    """Dialect of `/v1/responses`. A request's `state` is its `ResponseContext`."""
 
     def read_request(self, request: InferenceRequest) -> Prompt:
-        """See ViaChatBase."""
+        """Return what the request asks for, with the history in its context."""
         return _read_prompt(request)
 
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:
-        """See ViaChat."""
+        """Return a `ResponseWriter` for one answer."""
         return ResponseWriter(request.outline_fields, request.state)
 
 
 class CompactionViaChat(ViaChatDialect, ResponsesDialect):
-    """`/v1/responses/compact`. A request's `state` is its `ResponseContext`."""
+    """Dialect of `/v1/responses/compact`. A request's `state` is its `ResponseContext`."""
 
     def read_request(self, request: InferenceRequest) -> Prompt:
-        """See ViaChatBase."""
+        """Return the prompt that asks the model for a summary."""
         return read_compaction(request.fields, request.state)
 
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:
-        """See ViaChat."""
+        """Return a `CompactionWriter` for one answer."""
         return CompactionWriter(request.fields, request.state)
 
 
 class ResponsesTokenCount(TokenCountDialect, JsonDialect):
-    """`/v1/responses/input_tokens`."""
+    """Dialect of `/v1/responses/input_tokens`."""
 
     def read_request(self, request: InferenceRequest) -> Prompt:
-        """See ViaChatBase."""
+        """Return what the request asks for, with the history in its context."""
         return _read_prompt(request)
 
     def build_count(self, tokens: int) -> Fields:
-        """See CountedViaChat."""
+        """Return the body of OpenAI's token count."""
         return {"object": "response.input_tokens", "input_tokens": tokens}
 
 
 def _read_prompt(request: InferenceRequest) -> Prompt:
-    """Of a large body, media stay left out; what is to be stored is whole."""
+    """Return what the request asks for. Media in a large body stay left out until the request is sent; texts, and items
+    to be stored, are filled in."""
     context: ResponseContext = request.state
     body = request.large_body
     if body is not None:
@@ -82,7 +83,7 @@ def _read_prompt(request: InferenceRequest) -> Prompt:
 
 
 _MEDIA: Final = ("image_url", "data")
-"""Fields that go to the engine as they came."""
+"""Fields that go to the engine unchanged."""
 
 RESPONSES_VIA_CHAT: Final = ResponsesViaChat()
 COMPACTION_VIA_CHAT: Final = CompactionViaChat()

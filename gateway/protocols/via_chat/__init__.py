@@ -1,1 +1,1 @@
-"""API families that are translated into chat completions. Pure."""
+"""What all API families share that are translated into chat completions. Pure."""

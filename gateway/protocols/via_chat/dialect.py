@@ -1,4 +1,4 @@
-"""Families that are translated into chat completions, for engines that speak those. Pure."""
+"""Dialects that translate an API family into chat completions, for engines that serve those. Pure."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ from gateway.protocols.common.usage import usage_of
 
 
 class ViaChatBase(ABC):
-    """What all of them have in common, whatever is asked of the engine: the request is read once and checked."""
+    """Reads a request once, checks it, and writes it as a chat completion. The base of answers and of token counts."""
 
     may_flow: bool = False
 
     @abstractmethod
     def read_request(self, request: InferenceRequest) -> Prompt:
-        """What is asked for. Raises RoundhouseError `invalid_request`, whose `param` is the place."""
+        """Return what the request asks for. Raises RoundhouseError, such as `invalid_request`; its `param` is the
+        place."""
 
     def can_serve(self, request: InferenceRequest) -> bool:
-        """See Dialect."""
+        """Return True: what cannot be translated is refused when the request is read."""
         return True
 
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
-        """See Dialect."""
+        """Refuse what the model does not support. Sets `request.prompt`, once, and `request.repeated_turn`."""
         if request.prompt is None:
             request.prompt = self.read_request(request)
         check_prompt(request.prompt, route.capabilities, route.name)
@@ -65,17 +66,18 @@ class ViaChatBase(ABC):
 
 
 class ViaChatDialect(ViaChatBase):
-    """Their part of a `Dialect`. The rest, errors and heartbeats, is the family's own dialect's."""
+    """The part of a `Dialect` that translates answers. Errors and heartbeats come from the family's own dialect, which
+    a subclass inherits too."""
 
     tells_prompt_first: bool = False
-    """The first event of a stream tells the prompt's tokens."""
+    """Whether the first event of the family's streams holds the prompt's token count."""
 
     @abstractmethod
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:
-        """For one answer."""
+        """Return a writer for one answer in the client's family."""
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
-        """See Dialect."""
+        """Return the request as a chat completion."""
         fields = self._chat_fields(request, route)
         if as_stream or request.stream:
             fields |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -84,12 +86,12 @@ class ViaChatDialect(ViaChatBase):
         return json_bytes(fields)
 
     def open_stream(self, request: InferenceRequest) -> EventStream:
-        """See Dialect."""
+        """Return a stream that translates the engine's chunks."""
         return TranslatedStream(self.open_writer(request), request.id, request.repeated_turn)
 
     def open_collector(self, request: InferenceRequest) -> StreamCollector | None:
-        """See Dialect. All that `stream_compat` knows are fields that reach the engine, and a blocking chat that cannot
-        be gathered goes as it is."""
+        """Return a collector; None if a stream cannot give the same answer (`stream_compat`). Then the blocking answer
+        is translated."""
         prompt = request.prompt
         assert prompt is not None, "checked before"
         outline = _chat_outline(prompt)
@@ -98,13 +100,13 @@ class ViaChatDialect(ViaChatBase):
         return TranslatedCollector(self.open_writer(request), request.repeated_turn)
 
     def get_body_converter(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
-        """See Dialect."""
+        """Return the function that translates a blocking chat completion."""
         writer, repeated_turn = self.open_writer(request), request.repeated_turn
         return lambda body: translate_body(body, writer, repeated_turn)
 
 
 def _whole_turn(turn: Assistant | None, request: InferenceRequest) -> Assistant | None:
-    """The turn as the client sent it, where the request was read by its outline."""
+    """Return the turn as the client sent it, also if the request was read by its outline."""
     body = request.large_body
     if turn is None or body is None:
         return turn
@@ -113,7 +115,7 @@ def _whole_turn(turn: Assistant | None, request: InferenceRequest) -> Assistant 
 
 
 def _chat_outline(prompt: Prompt) -> Fields:
-    """What `stream_compat` looks at of the chat request, without writing the conversation once more."""
+    """Return the fields of the chat request that `stream_compat` examines, without writing the whole conversation."""
     is_continuation = bool(prompt.turns) and isinstance(prompt.turns[-1], Assistant)
     messages = [{"role": "assistant"}] if is_continuation else []
     stop = prompt.stop or prompt.passed_fields.get("stop")
@@ -121,7 +123,7 @@ def _chat_outline(prompt: Prompt) -> Fields:
 
 
 class TranslatedStream(EventReader):
-    """A stream of chat completion chunks that becomes the client's family's."""
+    """Translates a stream of chat completion chunks into events of the client's family."""
 
     __slots__ = (
         "_calls",
@@ -138,7 +140,8 @@ class TranslatedStream(EventReader):
     )
 
     def __init__(self, writer: AnswerWriter, request_id: str, repeated: Assistant | None) -> None:
-        """`repeated`: see InferenceRequest."""
+        """`repeated` is `InferenceRequest.repeated_turn`: what the engine repeats first, and the client does not
+        get."""
         super().__init__()
         self._writer = writer
         self._request_id = request_id
@@ -152,22 +155,22 @@ class TranslatedStream(EventReader):
         self._tokens: Tokens | None = None
 
     def feed_data(self, chunk: bytes) -> bytes:
-        """See Events."""
+        """Return the translated events that `chunk` completes. May be empty."""
         events = self._cut_events(chunk)
         return self._write_events(events) if events else b""
 
     def finish_stream(self) -> bytes:
-        """See Events."""
+        """Return the translation of the last event, if the stream did not close it with a blank line."""
         held_events = self._take_held()
         return self._write_events(held_events) if held_events else b""
 
     @property
     def is_complete(self) -> bool:
-        """See Events."""
+        """Whether the family's last event or an error was written."""
         return self._is_over
 
     def fail_stream(self, error: RoundhouseError, request_id: str) -> bytes:
-        """See Events."""
+        """Return the family's last events for `error`; empty if the stream is already complete."""
         if self._is_over:
             return b""
         self._is_over = True
@@ -200,12 +203,12 @@ class TranslatedStream(EventReader):
         choices = fields.get("choices")
         if choices and isinstance(choices, list) and isinstance(choices[0], dict):
             self._write_choice(choices[0])
-        if "__verbose" in fields:  # of llama-server: it stands in the first one of its last events
+        if "__verbose" in fields:  # llama-server sends it in the first of its last events
             self._stop_sequence = llama_server.stop_sequence_in(fields)
 
     def _write_choice(self, choice: Fields) -> None:
         if choice.get("index"):
-            return  # of several answers, the client's family has room for the first one
+            return  # the client's family has room for one answer: the first
         delta = choice.get("delta")
         if delta and isinstance(delta, dict):
             self._write_delta(delta, choice)
@@ -228,7 +231,7 @@ class TranslatedStream(EventReader):
             if text:
                 out.append(writer.write_text(text, codec.logprobs_of(choice)))
         if calls := delta.get("tool_calls"):
-            # An engine that ends with `stop` after calls means calls: clients wait for the reason.
+            # Some engines end with `stop` after calls, but clients wait for the reason `tool_calls`.
             self._finish = "tool_calls"
             for call in calls if isinstance(calls, list) else ():
                 if isinstance(call, dict):
@@ -258,7 +261,7 @@ class TranslatedStream(EventReader):
 
 
 class TranslatedCollector:
-    """A blocking answer of the client's family, made of a chat completion's stream."""
+    """Builds a blocking answer of the client's family from a stream of chat completion chunks."""
 
     def __init__(self, writer: AnswerWriter, repeated_turn: Assistant | None) -> None:
         self._writer = writer
@@ -267,15 +270,15 @@ class TranslatedCollector:
 
     @property
     def usage(self) -> Usage | None:
-        """As the stream told."""
+        """Token counts that the stream has reported so far; None: none yet."""
         return self._chat.usage
 
     def feed_data(self, chunk: bytes) -> None:
-        """See StreamCollector."""
+        """Add bytes of the stream. See `StreamCollector`."""
         self._chat.feed_data(chunk)
 
     def build_result(self) -> tuple[int, bytes] | None:
-        """See StreamCollector."""
+        """Return status and translated body, or None. See `StreamCollector`."""
         result = self._chat.build_result()
         if result is None or result[0] >= 400:
             return result
@@ -283,8 +286,8 @@ class TranslatedCollector:
 
 
 def translate_body(body: bytes, writer: AnswerWriter, repeated: Assistant | None) -> bytes:
-    """A blocking chat completion in the writer's family, without what is `repeated`. Raises RoundhouseError: it is
-    none."""
+    """Return a blocking chat completion as the writer's family answers it, without the turn that the engine repeated.
+    Raises RoundhouseError if the body is no chat completion."""
     fields = errors.decode_json(body)
     if isinstance(fields, dict) and fields.get("error") is not None:
         error = errors.complete_error(500, fields, b"", None)["error"]
@@ -304,10 +307,10 @@ def _strip_repeated(repeated_turn: Assistant | None, answer: Answer) -> Answer:
 
 
 def _turn_texts(turn: Assistant | None) -> tuple[str, str]:
-    """The text of a turn, as engines are told it, and its thought."""
+    """Return the text of a turn as the engine got it, and its thoughts."""
     return ("", "") if turn is None else (turn.text or turn.refusal, turn.thought)
 
 
 def _skip_repeated(text: str, prefix: str) -> tuple[str, str]:
-    """What a part says beyond what is repeated, and what of that is still to come."""
+    """Return what a part says beyond the repeated text, and how much of the repeated text is still to come."""
     return ("", prefix[len(text) :]) if prefix.startswith(text) else (text.removeprefix(prefix), "")

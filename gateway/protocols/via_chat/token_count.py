@@ -1,4 +1,4 @@
-"""Tokens of a prompt, counted by an engine that counts those of chat completions. Pure."""
+"""Token counts of prompts, from engines that count the tokens of chat completions. Pure."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from gateway.protocols.via_chat.dialect import ViaChatBase
 
 
 class TokenCountDialect(ViaChatBase):
-    """Their part of a `Dialect`: for a path that counts, by an engine's `/v1/chat/completions/input_tokens`.
+    """The part of a `Dialect` that counts tokens, by the engine's `/v1/chat/completions/input_tokens`.
 
-    A subclass gives `read` and the answer; the rest is the family's own dialect's.
+    A subclass adds `read_request` and `build_count`; the rest comes from the family's own dialect, which it inherits
+    too.
     """
 
     @abstractmethod
     def build_count(self, tokens: int) -> Fields:
-        """The client's answer."""
+        """Return the client's answer."""
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
-        """See Dialect."""
+        """Return the request as a chat completion."""
         return json_bytes(self._chat_fields(request, route))
 
     def open_collector(self, request: InferenceRequest) -> None:
-        """See Dialect: there are no streams."""
+        """Return None: token counts are never streamed."""
 
     def get_body_converter(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
-        """See Dialect."""
+        """Return the function that turns the engine's count into the client's answer."""
         return self._translate_body
 
     def _translate_body(self, body: bytes) -> bytes:
