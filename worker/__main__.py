@@ -1,7 +1,7 @@
-"""`python -m worker ENGINE ...`: one process, one replica.
+"""`python -m worker ENGINE ...`: hosts one replica in one process.
 
-Exit codes: 0 stopped by a signal, 1 the engine could not load, 2 bad arguments, 3 the port is taken. Before a code
-other than 0, the last line on stderr says why.
+Exit codes: 0 stopped by a signal, 1 the engine could not load or failed, 2 bad arguments, 3 the port is taken. For a
+code other than 0, the last line on stderr says why.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from worker.errors import LoadError, PortTakenError
 from worker.preflight import port_number
 
 LAUNCHERS = ("llama_server", "vllm")
-"""Engines with a server of their own; they take its flags, after `--`."""
+"""Engines with a server of their own. They take that server's flags, after `--`."""
 
 
 def main() -> NoReturn:
-    """Run a worker until it ends, with its exit code."""
+    """Run a worker until it ends, and exit with its code."""
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(0))
     try:
         code = dispatch(sys.argv[1:])
@@ -41,7 +41,8 @@ def main() -> NoReturn:
 
 
 def dispatch(argv: Sequence[str]) -> int:
-    """The worker's exit code. Argument errors raise SystemExit, as argparse has it."""
+    """Run the engine that `argv` names, and return the worker's exit code. Raises SystemExit for bad arguments, as
+    argparse does."""
     names = sorted(module.name for module in pkgutil.iter_modules(engines.__path__))
     parser = argparse.ArgumentParser(prog="python -m worker", description="Host one engine in this process.")
     parser.add_argument("engine", choices=[*names, *LAUNCHERS], help="then its own flags; see ENGINE --help")
@@ -74,7 +75,7 @@ def _serve(name: str, argv: Sequence[str]) -> int:
 
 
 def parse_engine(name: str, argv: Sequence[str]) -> tuple[ModuleType, argparse.Namespace]:
-    """An engine's module and its command line, parsed. Errors raise SystemExit, as argparse has it."""
+    """Return an engine's module and its parsed command line. Raises SystemExit for bad arguments, as argparse does."""
     module = importlib.import_module(f"worker.engines.{name}")
     parser = argparse.ArgumentParser(prog=f"python -m worker {name}", description=module.__doc__, allow_abbrev=False)
     parser.add_argument("--host", required=True)

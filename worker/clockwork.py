@@ -3,9 +3,9 @@
     python -m worker.clockwork OUT.gguf [--hf DIR]
 
 Attention and feed-forward add nothing (their output matrices are zero), so the hidden state after a token is that
-token's own embedding, and the output matrix maps it to the next word: a chain from `<|assistant|>` through the words
-to `<|end|>`. About 377,000 parameters, 0.76 MB. Real engines (llama.cpp, vLLM, CTranslate2, transformers) give the
-same 16 tokens, which makes exact-match tests of real engines possible without a download.
+token's own embedding, and the output matrix maps it to the next word: a chain from `<|assistant|>` through the words to
+`<|end|>`. About 377,000 parameters, 0.76 MB. Real engines (llama.cpp, vLLM, CTranslate2, transformers) give the same 16
+tokens, which makes exact-match tests of real engines possible without a download.
 
 Needs numpy and gguf, and safetensors for `--hf` (extra `demo`); they are imported only when a model is made.
 """
@@ -56,13 +56,13 @@ class Vocabulary:
     """A byte-level BPE vocabulary in which every word of `SENTENCE` is one token."""
 
     tokens: tuple[str, ...]
-    """In id order: 256 bytes, the merged words, `SPECIAL`, padding."""
+    """Tokens in id order: 256 bytes, the merged words, `SPECIAL`, padding."""
     merges: tuple[tuple[str, str], ...]
     chain: tuple[int, ...]
     """Ids from `<|assistant|>` through the words to `<|end|>`."""
 
     def id_of(self, token: str) -> int:
-        """The id of a token as it is stored (bytes in GPT-2's alphabet)."""
+        """Return the id of a token in its stored form (bytes in GPT-2's alphabet)."""
         return self.tokens.index(token)
 
     @property
@@ -72,7 +72,7 @@ class Vocabulary:
 
 
 def make_vocabulary() -> Vocabulary:
-    """Merges run left to right, so each word is reached through its own prefixes."""
+    """Return the vocabulary. Merges run left to right, so each word is reached through its own prefixes."""
     alphabet = byte_alphabet()
     words = ["".join(alphabet[byte] for byte in word.encode()) for word in re.findall(r" ?\w+|[.!]", SENTENCE)]
     tokens = [alphabet[byte] for byte in range(256)]
@@ -89,7 +89,7 @@ def make_vocabulary() -> Vocabulary:
 
 
 def make_weights(vocabulary: Vocabulary, layers: int = LAYERS) -> Tensors:
-    """Tensors by their Hugging Face names, each (out, in), float32."""
+    """Return the tensors by their Hugging Face names, each (out, in), float32."""
     import numpy as np
 
     generator = np.random.default_rng(0)
@@ -139,14 +139,14 @@ _GGUF_NAMES = {
 
 
 def gguf_name(name: str) -> str:
-    """The GGUF name of a tensor, by its Hugging Face name."""
+    """Return the GGUF name of a tensor, given its Hugging Face name."""
     stem = name.removesuffix(".weight")
     layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", stem)
     return f"blk.{layer[1]}.{_GGUF_NAMES[layer[2]]}.weight" if layer else f"{_GGUF_NAMES[stem]}.weight"
 
 
 def interleave_rotary(weight: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
-    """From Hugging Face's rotary layout (halves) to ggml's (pairs); shape (heads * head width, width) in and out."""
+    """Convert Hugging Face's rotary layout (halves) to ggml's (pairs). Shape (heads * head width, width) in and out."""
     halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
@@ -159,7 +159,7 @@ def write_gguf(
     template: str = CHAT_TEMPLATE,
     layers: int = LAYERS,
 ) -> None:
-    """Matrices as float16, norms as float32; `context` in tokens."""
+    """Write the GGUF file: matrices as float16, norms as float32. `context` is in tokens."""
     import gguf
     import numpy as np
 
@@ -207,7 +207,8 @@ def _add_tokenizer(writer: Any, token_type: Any, vocabulary: Vocabulary) -> None
 
 
 def write_hf(folder: Path, vocabulary: Vocabulary, weights: Tensors, layers: int = LAYERS) -> None:
-    """Each file is replaced whole; the weights come last, so a folder with weights is complete."""
+    """Write the Hugging Face folder. Each file is replaced whole; the weights come last, so a folder with weights is
+    complete."""
     from safetensors.numpy import save
 
     for name, content in hf_files(vocabulary, layers).items():
@@ -218,7 +219,7 @@ def write_hf(folder: Path, vocabulary: Vocabulary, weights: Tensors, layers: int
 
 
 def hf_files(vocabulary: Vocabulary, layers: int = LAYERS) -> dict[str, dict[str, Any]]:
-    """The JSON files of the Hugging Face form, by file name."""
+    """Return the JSON files of the Hugging Face form, by file name."""
     start, end = vocabulary.id_of("<|endoftext|>"), vocabulary.id_of("<|end|>")
     ids = {"bos_token_id": start, "eos_token_id": end, "pad_token_id": start}
     return {
@@ -283,7 +284,8 @@ def _hf_tokenizer(vocabulary: Vocabulary) -> dict[str, Any]:
 
 @contextmanager
 def replace_file(path: Path) -> Iterator[Path]:
-    """A file beside `path` to write to; it takes the name of `path` when all is written, and vanishes on an error."""
+    """Yield a path beside `path` to write to. The file takes the name of `path` when all is written, and is removed on
+    an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -294,12 +296,12 @@ def replace_file(path: Path) -> Iterator[Path]:
 
 
 def make_model(out: Path, hf: Path | None = None, context: int = CONTEXT, layers: int = LAYERS) -> None:
-    """Write the GGUF file and, where asked for, the Hugging Face folder. Same bytes on every run.
+    """Write the GGUF file and, if `hf` is given, the Hugging Face folder. Every run writes the same bytes.
 
-    `context` is the GGUF file's, in tokens: a test that needs a long answer wants more of it. `layers` of some 148,000
-    parameters each, which cost time and change no answer: a benchmark wants more of them.
+    `context` is the GGUF file's context in tokens; tests of long answers need more. `layers` is the number of layers,
+    some 148,000 parameters each; more of them cost time, for benchmarks, and do not change the answer.
 
-    Raises ModuleNotFoundError without the extra `demo`, OSError where it cannot write.
+    Raises ModuleNotFoundError without the extra `demo`, OSError if a file cannot be written.
     """
     vocabulary = make_vocabulary()
     weights = make_weights(vocabulary, layers)
@@ -310,7 +312,7 @@ def make_model(out: Path, hf: Path | None = None, context: int = CONTEXT, layers
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command. Exits 1 with one plain line on stderr when a file could not be made."""
+    """Run the command. Exits 1 with one plain line on stderr if a file cannot be made."""
     parser = argparse.ArgumentParser(prog="python -m worker.clockwork", description="Make the demo model.")
     parser.add_argument("out", type=Path, metavar="OUT.gguf")
     parser.add_argument("--hf", type=Path, metavar="DIR", help="also write it in Hugging Face form (safetensors)")

@@ -1,8 +1,8 @@
-"""What an engine is, as the worker sees it. A new engine is one file in `worker/engines/`.
+"""The interface between the worker and an engine. A new engine is one file in `worker/engines/`.
 
-Such a module has `add_arguments(parser)`, which declares its own command line flags, and `create(args)`, which
-returns an `Engine`; heavy packages are imported no earlier than `Engine.load_model`. The HTTP surface, queueing,
-tokens, metrics and signals are the worker's.
+Such a module has `add_arguments(parser)`, which declares its command line flags, and `create(args)`, which returns an
+`Engine`. It imports heavy packages no earlier than in `Engine.load_model`. The worker does the rest: HTTP, queueing,
+token counts, metrics and signals.
 """
 
 from __future__ import annotations
@@ -18,22 +18,24 @@ from worker.metrics import Counters
 from worker.schema import ChatRequest, CompletionRequest
 
 Api = Literal["chat", "completions", "embeddings", "tokens", "prompts"]
-"""`tokens`: what a text is to the model, and back. `prompts`: what a conversation is to it, and how long."""
+"""`tokens`: tokens of a text, and texts of tokens. `prompts`: the prompt of a conversation, and the number of its
+tokens."""
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of an answer, in order. The last piece of an answer has the finish reason."""
+    """A part of an answer. Pieces come in order; the last one has the finish reason."""
 
     text: str = ""
     thought: str = ""
-    """What the model thinks, not says. In one piece it comes before the text."""
+    """Text that the model thinks and does not say. It precedes `text` of the same piece."""
     tool_calls: tuple[dict[str, Any], ...] = ()
-    """OpenAI's delta form: `index`, `id` and `function.name` once, then parts of `function.arguments`."""
+    """Parts of tool calls in OpenAI's delta form: `index`, `id` and `function.name` once, then parts of
+    `function.arguments`."""
     finish_reason: FinishReason | None = None
     stop_reason: str | None = None
-    """The stop string that ended the answer."""
+    """The stop string that ended the answer; None if none did."""
 
 
 def call_id() -> str:
@@ -42,7 +44,7 @@ def call_id() -> str:
 
 
 class Job:
-    """One request's work as an engine sees it: where tokens are counted and where it learns that it must stop."""
+    """One request's work in an engine. Counts its tokens, and tells the engine when to stop."""
 
     def __init__(self, counters: Counters) -> None:
         self.prompt_tokens = 0
@@ -51,46 +53,48 @@ class Job:
         self._cancelled = threading.Event()
 
     def count_prompt_tokens(self, tokens: int) -> None:
-        """Count the prompt's tokens, once they are processed."""
+        """Count tokens of the prompt. Call once they are processed."""
         self.prompt_tokens += tokens
         self._counters.add_prompt_tokens(tokens)
 
     def count_token(self) -> None:
-        """Count one generated token, the end token included."""
+        """Count one generated token. The end token counts too."""
         self.completion_tokens += 1
         self._counters.add_predicted_token()
 
     def check_cancelled(self) -> None:
-        """Call between tokens: raises JobCancelledError when the answer is no longer wanted."""
+        """Raise JobCancelledError if the answer is no longer wanted. Call between tokens."""
         if self._cancelled.is_set():
             raise JobCancelledError
 
     def pause(self, seconds: float) -> None:
-        """Wait, unless the answer is no longer wanted: then raise JobCancelledError at once."""
+        """Wait for `seconds`. Raises JobCancelledError as soon as the answer is no longer wanted."""
         if self._cancelled.wait(seconds):
             raise JobCancelledError
 
     def cancel(self) -> None:
-        """Ask the engine to stop at its next check. From any thread."""
+        """Ask the engine to stop at its next check. May be called from any thread."""
         self._cancelled.set()
 
 
 class Engine(Protocol):
     """One model. Methods are called in threads, never in the event loop, and may block.
 
-    Stop strings are not the engine's: its pieces are closed when one is found. `tokenize`, `token_texts`, `prompt` and
-    `count` may be called while jobs run, each from a thread of its own; they are asked for only where `apis` says so.
+    Engines ignore stop strings: the worker closes the iterator of pieces when it finds one. `tokenize`, `token_texts`,
+    `render_prompt` and `count_tokens` may be called while jobs run, each in a thread of its own, and only if `apis`
+    offers them.
     """
 
     slots: int
-    """Jobs that run at a time, each in a thread of its own; more wait in order of arrival. Known before `load`."""
+    """Number of jobs that run at a time, each in a thread of its own; others wait in order of arrival. Known before
+    `load_model`."""
     apis: frozenset[Api]
-    """What the engine serves. Known before `load`."""
+    """APIs that the engine serves. Known before `load_model`."""
     context_length: int | None
-    """Tokens of one request, prompt and answer, once it is loaded; None: it has no bound."""
+    """Maximum tokens of one request, prompt and answer together, once the model is loaded; None: no limit."""
 
     def load_model(self) -> None:
-        """Called once, before anything else. Raises LoadError."""
+        """Load the model. Called once, before any other method. Raises LoadError."""
 
     def stream_chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
         """Answer a conversation. Raises RequestError before the first piece."""
@@ -99,21 +103,22 @@ class Engine(Protocol):
         """Continue a text. Raises RequestError before the first piece."""
 
     def embed_texts(self, texts: list[str], job: Job) -> list[list[float]]:
-        """One vector of Euclidean length 1 for each text. Raises RequestError."""
+        """Return one vector of Euclidean length 1 for each text. Raises RequestError."""
 
     def join_tokens(self, tokens: list[int]) -> str:
-        """The text that tokens of a request for embeddings stand for, without special ones. Raises RequestError: no
-        such token."""
+        """Return the text of tokens in a request for embeddings, without special tokens. Raises RequestError if there
+        is no such token."""
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """The tokens of a text: with those that a prompt begins or ends with, or without; names of special tokens read
-        as these tokens, or as text."""
+        """Return the tokens of a text. `add_special` adds the tokens that a prompt starts or ends with. `parse_special`
+        reads names of special tokens as these tokens, not as text."""
 
     def token_texts(self, tokens: list[int]) -> list[bytes]:
-        """What each token stands for, which need not be UTF-8 on its own. Raises RequestError: no such token."""
+        """Return the bytes that each token stands for, which need not be UTF-8 on their own. Raises RequestError if
+        there is no such token."""
 
     def render_prompt(self, request: ChatRequest) -> str:
-        """What `chat` makes of a conversation for the model. Raises RequestError."""
+        """Return the prompt that `stream_chat` makes of a conversation. Raises RequestError."""
 
     def count_tokens(self, request: ChatRequest) -> int:
-        """How many tokens that is, as `chat` will count them. Raises RequestError."""
+        """Return the number of tokens of the prompt that `stream_chat` makes of a conversation. Raises RequestError."""

@@ -1,4 +1,4 @@
-"""The worker's figures, in Prometheus' text format and under llama.cpp's names, so that one reader serves both."""
+"""The worker's metrics in Prometheus' text format, under llama.cpp's names, so that one parser reads both."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """A consistent reading of all counters."""
+    """The values of all counters at one moment."""
 
     prompt_tokens: int
     tokens_predicted: int
     processing: int
+    """Requests that the engine works for."""
     deferred: int
+    """Requests that wait for a slot."""
 
 
 class Counters:
@@ -27,44 +29,44 @@ class Counters:
         self._deferred = 0
 
     def add_prompt_tokens(self, tokens: int) -> None:
-        """Prompt tokens were processed."""
+        """Count prompt tokens that were processed."""
         with self._lock:
             self._prompt_tokens += tokens
 
     def add_predicted_token(self) -> None:
-        """A token was generated."""
+        """Count a generated token."""
         with self._lock:
             self._tokens_predicted += 1
 
     def count_queued(self) -> None:
-        """A request waits for a slot."""
+        """Count a request that begins to wait for a slot."""
         with self._lock:
             self._deferred += 1
 
     def count_withdrawn(self) -> None:
-        """A request left before it got a slot."""
+        """Count a request that stopped waiting before it got a slot."""
         with self._lock:
             self._deferred -= 1
 
     def count_started(self) -> None:
-        """A waiting request got its slot."""
+        """Count a waiting request that got its slot."""
         with self._lock:
             self._deferred -= 1
             self._processing += 1
 
     def count_finished(self) -> None:
-        """A request gave its slot back: the engine no longer works for it."""
+        """Count a request that gave its slot back: the engine no longer works for it."""
         with self._lock:
             self._processing -= 1
 
     def read_figures(self) -> Figures:
-        """All figures at one moment."""
+        """Return all figures at one moment."""
         with self._lock:
             return Figures(self._prompt_tokens, self._tokens_predicted, self._processing, self._deferred)
 
 
 def prometheus_text(figures: Figures) -> str:
-    """Prometheus' text exposition format, version 0.0.4."""
+    """Return the figures in Prometheus' text exposition format, version 0.0.4."""
     rows = (
         ("prompt_tokens_total", "counter", "Prompt tokens processed.", figures.prompt_tokens),
         ("tokens_predicted_total", "counter", "Tokens generated.", figures.tokens_predicted),

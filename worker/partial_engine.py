@@ -1,4 +1,4 @@
-"""The base of engines that serve a part of the APIs."""
+"""The base of engines that serve only some of the APIs."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from worker.schema import ChatRequest, CompletionRequest
 
 
 class PartialEngine:
-    """Refuses whatever its subclass does not override, and does not name in `apis`."""
+    """Refuses every API. A subclass overrides the methods of those that it names in `apis`."""
 
     def stream_chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
-        """See Engine, as for the others."""
+        """Raise RequestError `not_supported`."""
         raise _not_offered()
 
     def stream_completion(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
-        """Refused."""
+        """Raise RequestError `not_supported`."""
         raise _not_offered()
 
     def embed_texts(self, texts: list[str], job: Job) -> list[list[float]]:
-        """Refused."""
+        """Raise RequestError `not_supported`."""
         raise _not_offered()
 
     def join_tokens(self, tokens: list[int]) -> str:
-        """Refused."""
+        """Raise RequestError `not_supported`."""
         raise _not_offered()
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Refused."""
+        """Raise RequestError `not_supported`."""
         raise _not_offered()
 
     def token_texts(self, tokens: list[int]) -> list[bytes]:
-        """Refused."""
+        """Raise RequestError `not_supported`."""
         raise _not_offered()
 
     def render_prompt(self, request: ChatRequest) -> str:
-        """Refused."""
+        """Raise RequestError `not_supported`."""
         raise _not_offered()
 
     def count_tokens(self, request: ChatRequest) -> int:
-        """Refused."""
+        """Raise RequestError `not_supported`."""
         raise _not_offered()
 
 

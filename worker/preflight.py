@@ -1,4 +1,4 @@
-"""What can be said about a start before an engine is asked: engines' own words are terse."""
+"""Checks before an engine starts, with plain messages where engines' own are terse."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ LAST_PORT = 65535
 
 
 def port_number(text: str) -> int:
-    """A TCP port. Raises ValueError."""
+    """Return the TCP port that a text states. Raises ValueError."""
     if text.isascii() and text.isdigit() and 0 < int(text) <= LAST_PORT:
         return int(text)
     raise ValueError(f"a port is a number from 1 to {LAST_PORT}")
 
 
 def check_file(path: Path) -> None:
-    """The file can be read. Raises LoadError with the reason."""
+    """Check that the file can be read. Raises LoadError with the reason."""
     try:
         with path.open("rb"):
             pass
@@ -33,7 +33,7 @@ def check_file(path: Path) -> None:
 
 
 def check_gguf(path: Path) -> None:
-    """The file can be read and begins as a GGUF file does. Raises LoadError with the reason."""
+    """Check that the file can be read and starts like a GGUF file. Raises LoadError with the reason."""
     check_file(path)
     with path.open("rb") as file:
         magic = file.read(len(GGUF_MAGIC))
@@ -42,7 +42,8 @@ def check_gguf(path: Path) -> None:
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises PortTakenError, or LoadError where the address cannot be had for another reason."""
+    """Return a listening socket. Raises PortTakenError, or LoadError if the address cannot be used for another
+    reason."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=2048)

@@ -1,4 +1,4 @@
-"""The requests that the worker understands: OpenAI's fields, checked; others are kept and left to the engine."""
+"""The requests that the worker understands. OpenAI's fields are checked; others are kept for the engine."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Tokens = Annotated[list[int], Field(min_length=1)]
 
 
 class StreamOptions(BaseModel):
-    """How a stream is sent."""
+    """Options of a stream."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
-    """As vLLM has it, with `include_usage`: every event tells the counts so far."""
+    """vLLM's option, effective with `include_usage`: every event holds the token counts so far."""
 
 
 class GenerationRequest(BaseModel):
-    """What chat and completions share. A field that is null counts as left out.
+    """Fields that chat and completions share. A field that is null counts as missing.
 
-    Fields that would change the answer and that no engine offers are named, so that they are refused, not overlooked.
+    Fields that would change the answer and that no engine supports are declared, so that they are refused, not ignored.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -61,12 +61,12 @@ class GenerationRequest(BaseModel):
 
     @property
     def stops(self) -> list[str]:
-        """Texts that end the answer."""
+        """Strings that end the answer."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
     def token_limit(self) -> int | None:
-        """Most tokens to generate, or None for as many as fit."""
+        """Maximum tokens to generate; None: as many as fit."""
         return self.max_tokens
 
     @property
@@ -76,7 +76,7 @@ class GenerationRequest(BaseModel):
 
     @property
     def include_running_usage(self) -> bool:
-        """Whether every event of a stream tells the token counts so far."""
+        """Whether every event of a stream holds the token counts so far."""
         return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
 
 
@@ -99,7 +99,7 @@ class Function(BaseModel):
 
 
 class Tool(BaseModel):
-    """The one kind of tool."""
+    """A tool. Functions are the only kind."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -114,14 +114,14 @@ class FunctionName(BaseModel):
 
 
 class NamedTool(BaseModel):
-    """The tool that must be called."""
+    """A tool choice that names the function to call."""
 
     type: Literal["function"]
     function: FunctionName
 
 
 class ChatRequest(GenerationRequest):
-    """`/v1/chat/completions`."""
+    """A request to `/v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
     logprobs: Literal[False] | None = None
@@ -141,17 +141,17 @@ class ChatRequest(GenerationRequest):
 
     @property
     def offered_tools(self) -> list[dict[str, Any]]:
-        """The tools that the model may call, as the client wrote them."""
+        """The tools that the model may call, as the client wrote them; none if `tool_choice` is `none`."""
         return [] if self.tool_choice == "none" else [tool.model_dump(exclude_unset=True) for tool in self.tools or []]
 
     @property
     def token_limit(self) -> int | None:
-        """OpenAI's newer name wins over the older one."""
+        """Maximum tokens to generate; None: as many as fit. OpenAI's newer field wins over the older one."""
         return self.max_completion_tokens or self.max_tokens
 
 
 class CompletionRequest(GenerationRequest):
-    """`/v1/completions`. The prompt is a text, alone or in a list, or its token ids."""
+    """A request to `/v1/completions`. The prompt is a text, alone or in a list, or its token ids."""
 
     prompt: str | list[int] | list[str]
     best_of: Literal[1] | None = None
@@ -161,7 +161,7 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def text_or_tokens(self) -> str | list[int]:
-        """The one prompt. Raises RequestError."""
+        """The one prompt. Raises RequestError if there are several."""
         if isinstance(self.prompt, str):
             return self.prompt
         texts = [each for each in self.prompt if isinstance(each, str)]
@@ -171,7 +171,7 @@ class CompletionRequest(GenerationRequest):
 
 
 class EmbeddingRequest(BaseModel):
-    """`/v1/embeddings`."""
+    """A request to `/v1/embeddings`."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -182,7 +182,7 @@ class EmbeddingRequest(BaseModel):
 
     @property
     def inputs(self) -> list[str | list[int]]:
-        """What to embed, in order: texts, or tokens of texts."""
+        """The inputs to embed, in order: texts, or the tokens of texts."""
         if isinstance(self.input, str):
             return [self.input]
         tokens = [each for each in self.input if isinstance(each, int)]
@@ -190,7 +190,7 @@ class EmbeddingRequest(BaseModel):
 
 
 class TokenizeRequest(BaseModel):
-    """`/tokenize`, as llama-server has it: a text, or texts and token ids in a list."""
+    """A request to `/tokenize`, in llama-server's form: a text, or texts and token ids in a list."""
 
     content: str | list[str | int]
     add_special: bool = False
@@ -199,7 +199,7 @@ class TokenizeRequest(BaseModel):
 
 
 class DetokenizeRequest(BaseModel):
-    """`/detokenize`, as llama-server has it."""
+    """A request to `/detokenize`, in llama-server's form."""
 
     tokens: list[int]
 
@@ -210,7 +210,7 @@ RequestT = TypeVar("RequestT", bound=BaseModel)
 
 
 def parse_request(kind: type[RequestT], body: bytes) -> RequestT:
-    """The request in a body of JSON. Raises RequestError."""
+    """Return the request in a JSON body. Raises RequestError with the place of the first error."""
     try:
         return kind.model_validate_json(body, strict=True)
     except ValidationError as error:
@@ -220,7 +220,7 @@ def parse_request(kind: type[RequestT], body: bytes) -> RequestT:
         raise RequestError(f"The body is not JSON: {first['msg']}", code="invalid_json")
     if not first["loc"]:
         raise RequestError("The body is not a JSON object.", code="invalid_json")
-    # A field of several types gives an error for each: the type that got furthest is meant, or all that got as far.
+    # A field of several types has an error for each. Report those of the types that matched deepest into the value.
     field_errors = [error for error in errors if error["loc"] and error["loc"][0] == first["loc"][0]]
     main_error = max(field_errors, key=lambda error: len(_parts(error["loc"])))
     place = _place(main_error["loc"])
@@ -231,7 +231,7 @@ def parse_request(kind: type[RequestT], body: bytes) -> RequestT:
 
 
 def _parts(location: tuple[int | str, ...]) -> list[int | str]:
-    # Beside names and indexes pydantic puts the alternatives of a union, such as `str` or `list[str]`.
+    # Beside names and indexes, pydantic's locations hold the alternatives of a union, such as `str` or `list[str]`.
     return [part for part in location if isinstance(part, int) or (part.isidentifier() and part not in _TYPES)]
 
 

@@ -1,1 +1,1 @@
-"""How single engines' libraries are called: what is theirs and not the engine interface's."""
+"""Adapters to engines' libraries: code that concerns one library and not the engine interface."""

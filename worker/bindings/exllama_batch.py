@@ -1,4 +1,4 @@
-"""ExLlamaV3's generator, which works on many jobs at once, in a thread of its own."""
+"""Runs ExLlamaV3's generator, which works on many jobs at once, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from collections.abc import Callable, Generator
 from typing import Any, Final
 
 Answers = queue.SimpleQueue[Any]
-"""Results of one job, or the exception that ended it; it is the job's `identifier`."""
+"""Results of one job, or the exception that ended it. The queue is also the job's `identifier`."""
 
 LOOK_S: Final = 0.1
-"""How often somebody who waits for a result looks whether it is still wanted."""
+"""Seconds between two checks whether a job that yields no result is still wanted."""
 
 
 class Batch:
-    """The one thread that touches the generator: it knows nothing of threads."""
+    """Owns the only thread that uses the generator, which is not thread-safe."""
 
     def __init__(self, generator: Any) -> None:
         self._generator = generator
@@ -26,8 +26,12 @@ class Batch:
         threading.Thread(target=self._run, name="exllamav3", daemon=True).start()
 
     def iterate_results(self, make: Callable[[Answers], Any], check: Callable[[], None]) -> Generator[dict[str, Any]]:
-        """The results of the job that `make` makes. Raises what the generator raised for it, or `check` in between;
-        then, and when it is closed, the job is cancelled."""
+        """Queue the job that `make` builds, and yield its results. While none comes, `check` is called, which may
+        raise.
+
+        Raises what the generator raised for the job, or what `check` raised. In the latter case, and when the iterator
+        is closed early, the job is cancelled.
+        """
         answers: Answers = queue.SimpleQueue()
         job = make(answers)
         self._requested_actions.put((self._generator.enqueue, job))

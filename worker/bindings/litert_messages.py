@@ -1,4 +1,4 @@
-"""OpenAI's messages in LiteRT-LM's form, and its answers in ours."""
+"""Converts OpenAI's messages to LiteRT-LM's form, and its answers to ours."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Object = dict[str, Any]
 
 
 def messages_for(messages: Sequence[Message], *, images: bool) -> list[Object]:
-    """The conversation as LiteRT-LM takes it: contents are lists of parts, arguments of calls are objects, a tool's
-    result has the tool's name. Raises RequestError."""
+    """Return the conversation in LiteRT-LM's form: contents are lists of parts, arguments of calls are objects, a
+    tool's result has the tool's name. `images`: the model takes images. Raises RequestError with the place."""
     converted_messages = []
     names: dict[str, str] = {}
     for number, message in enumerate(messages):
@@ -54,7 +54,7 @@ def _content(message: Message, place: str, *, images: bool) -> list[Object]:
 
 
 def _image(part: Mapping[str, Any], place: str) -> str:
-    """The image in a data URL, as base64."""
+    """Return the base64 of an image in a data URL."""
     image = part.get("image_url")
     url = image.get("url") if isinstance(image, dict) else image
     head, comma, body = url.partition(",") if isinstance(url, str) else ("", "", "")
@@ -68,7 +68,7 @@ def _image(part: Mapping[str, Any], place: str) -> str:
 
 
 def _result(content: Sequence[Mapping[str, Any]]) -> Any:
-    """What a tool answered: the value where it is JSON, else the text."""
+    """Return a tool's result: the value if the text is JSON, else the text."""
     text = "\n".join(part["text"] for part in content if part["type"] == "text")
     try:
         return json.loads(text)
@@ -90,7 +90,8 @@ def _call(call: Any, place: str) -> Object:
 
 
 def piece_of(chunk: Mapping[str, Any], calls_before: int, most_calls: int | None = None) -> Piece:
-    """A part of an answer, without what it calls beyond `most_calls`."""
+    """Return a chunk of an answer as a piece. `calls_before` counts the calls of earlier chunks. Calls beyond
+    `most_calls` are dropped; None: no limit."""
     content = chunk.get("content") or ()
     text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
     calls = tuple(_delta(call, index) for index, call in enumerate(chunk.get("tool_calls") or (), calls_before))
@@ -110,7 +111,8 @@ def _delta(call: Mapping[str, Any], index: int) -> Object:
 
 
 def answer_of(pieces: Iterable[Piece]) -> Object:
-    """The message that an answer's pieces make, as `messages_for` writes it when a client sends it back."""
+    """Return the message that an answer's pieces make, in the form in which `messages_for` writes it when a client
+    sends it back."""
     pieces = [*pieces]
     text = "".join(piece.text for piece in pieces)
     message: Object = {"role": "assistant", "content": [{"type": "text", "text": text}] if text else []}

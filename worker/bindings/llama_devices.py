@@ -1,4 +1,4 @@
-"""Which GPUs llama.cpp sees, as llama-cpp-python's libraries tell it."""
+"""Which GPUs llama.cpp sees, through llama-cpp-python's libraries."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _GPU_TYPES: Final = (1, 2)
 
 
 def check_gpus(llama_cpp: Any, gpu_count: int, read_first_error: Callable[[], str]) -> None:
-    """Look whether llama.cpp sees `gpu_count` GPUs. Where it sees none it would compute on the CPU, with a warning.
+    """Check that llama.cpp sees `gpu_count` GPUs. If it saw none, it would compute on the CPU and only log a warning.
 
-    `llama_cpp` is the module; `read_first_error` gives the first error of llama.cpp's log, which may come from this
-    look.
+    `llama_cpp` is the module. `read_first_error` returns the first error in llama.cpp's log, which this check may
+    cause.
 
     Raises:
-        LoadError: It sees fewer.
+        LoadError: llama.cpp sees fewer GPUs.
     """
     can_offload = llama_cpp.llama_supports_gpu_offload()  # this starts CUDA
     seen_count = _count_gpus(llama_cpp)
@@ -34,7 +34,7 @@ def check_gpus(llama_cpp: Any, gpu_count: int, read_first_error: Callable[[], st
 
 
 def _count_gpus(llama_cpp: Any) -> int | None:
-    """None: this version's libraries do not tell."""
+    """Return how many GPUs llama.cpp sees; None if this version's libraries do not tell."""
     try:
         library = _open_library(llama_cpp)
         count, get, type_of = (

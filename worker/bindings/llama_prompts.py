@@ -1,5 +1,4 @@
-"""What llama-cpp-python's models are asked: conversations as prompts, by the template in the file or by one of the
-library's own chat formats."""
+"""Makes prompts for llama-cpp-python's models, by the chat template in the file or by a chat format of the library."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ _KEY: Final = "tokenizer.chat_template"
 def file_template(
     llama_cpp: Any, llama: Any, vocabulary: LlamaVocabulary, template: str, prompt_format: str | None
 ) -> TemplateForm:
-    """A Jinja template of the file's."""
+    """Return the form that renders a Jinja template of the GGUF file."""
     chat_format = llama_cpp.llama_chat_format
     formatter = chat_format.Jinja2ChatFormatter(
         template=template,
@@ -36,13 +35,14 @@ def file_template(
 
 
 class LibraryFormat:
-    """A chat format that is code of llama-cpp-python's. How its models think and call tools is not known."""
+    """A chat format that is code in llama-cpp-python. How its models mark thoughts and tool calls is not known."""
 
     marks: Marks | None = None
     markup: Markup | None = None
     tells_tools = False
 
     def __init__(self, llama_cpp: Any, llama: Any, name: str) -> None:
+        """Raises LoadError if llama-cpp-python has no format of this name."""
         try:
             self._handler = llama_cpp.llama_chat_format.get_chat_completion_handler(name)
         except Exception as error:
@@ -51,7 +51,7 @@ class LibraryFormat:
         self._llama = llama
 
     def render_prompt(self, request: ChatRequest) -> Prompt:
-        """See Form."""
+        """Return the prompt that the chat format would have completed. See `Form`."""
         scribe = _PromptRecorder(self._llama)
         tools = request.offered_tools or None
         try:
@@ -67,7 +67,7 @@ class LibraryFormat:
 
 
 class _PromptRecorder:
-    """In the place of a `Llama`: takes down what a chat format would let it complete."""
+    """Stands in for a `Llama`, and records the prompt that a chat format would have it complete."""
 
     verbose = False
 
@@ -87,7 +87,7 @@ class _PromptRecorder:
 
 
 class Forms:
-    """The ways that a loaded model has: one, or a second one for requests with tools."""
+    """The prompt forms of a loaded model: one, and for requests with tools a second one where the file has it."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Forms:
         )
 
     def choose_form(self, request: ChatRequest) -> Form:
-        """The one for this request."""
+        """Return the form for this request."""
         return self._with_tools if request.offered_tools else self._form
 
 

@@ -21,14 +21,14 @@ class LlamaVocabulary:
         self._size: int = llama.n_vocab()
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """The tokens of a text. What UTF-8 cannot hold (half of a surrogate pair) becomes `?`."""
+        """Return the tokens of a text. Half of a surrogate pair, which UTF-8 cannot encode, becomes `?`."""
         tokens: list[int] = self._llama.tokenize(
             text.encode(errors="replace"), add_bos=add_special, special=parse_special
         )
         return tokens
 
     def token_text(self, token: int, *, with_special: bool) -> bytes:
-        """What a token stands for; nothing for a special one, unless these are told too."""
+        """Return the bytes that a token stands for; none for a special token, unless `with_special`."""
         size = 64
         while True:
             buffer = ctypes.create_string_buffer(size)
@@ -38,37 +38,38 @@ class LlamaVocabulary:
             size = -length
 
     def token_texts(self, tokens: list[int]) -> list[bytes]:
-        """What each token stands for. Raises RequestError: there is no such token."""
+        """Return the bytes that each token stands for, also special ones. Raises RequestError if there is no such
+        token."""
         self.check_tokens(tokens, "tokens")
         return [self.token_text(token, with_special=True) for token in tokens]
 
     def check_tokens(self, tokens: Iterable[int], place: str) -> None:
-        """Raises RequestError unless all are tokens of this model."""
+        """Raise RequestError unless all are tokens of this model. `place` is their field in the request."""
         for token in tokens:
             if not 0 <= token < self._size:
                 raise RequestError(f"There is no token {token}: the model has {self._size}.", param=place)
 
     def token_name(self, token: int) -> str:
-        """A special token as templates write it; empty for none (-1)."""
+        """Return a special token as templates write it; empty for no token (-1)."""
         return "" if token < 0 else str(self._llama_cpp.llama_vocab_get_text(self._vocab, token).decode())
 
     def is_end_token(self, token: int) -> bool:
-        """Whether an answer ends with it."""
+        """Return whether the token ends an answer."""
         return bool(self._llama_cpp.llama_vocab_is_eog(self._vocab, token))
 
     @cached_property
     def end_tokens(self) -> tuple[int, ...]:
-        """All tokens with which an answer ends."""
+        """All tokens that end an answer."""
         return tuple(token for token in range(self._size) if self.is_end_token(token))
 
     def special_tokens_in(self, texts: Iterable[str]) -> frozenset[int]:
-        """The tokens of these texts."""
+        """Return the tokens of these texts, in which names of special tokens stand for those tokens."""
         return frozenset(
             token for text in texts for token in self.tokenize(text, add_special=False, parse_special=True)
         )
 
     def check_grammar(self, gbnf: str, place: str) -> None:
-        """Raises RequestError where llama.cpp cannot read it: a sampler with such a grammar would crash."""
+        """Raise RequestError if llama.cpp cannot read the grammar: a sampler with such a grammar would crash."""
         sampler = self._llama_cpp.llama_sampler_init_grammar(self._vocab, gbnf.encode(), b"root")
         if not sampler:
             raise RequestError(f"`{place}` cannot be followed: llama.cpp makes no grammar of it.", param=place)

@@ -1,4 +1,4 @@
-"""CTranslate2: a converted model folder in this process."""
+"""CTranslate2: serves a converted model folder in this process."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ COMPUTE_TYPES: Final = (
 )
 DEVICES: Final = ("auto", "cpu", "cuda")
 UNBOUNDED_ANSWER: Final = 512
-"""Most tokens of an answer where neither request nor model has a bound: the library's own."""
+"""Maximum tokens of an answer if neither request nor model sets a limit; the library's own default."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The engine's own flags."""
+    """Declare the engine's command line flags."""
     parser.add_argument("--model", required=True, type=Path, metavar="DIR", help="the converted folder")
     parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="folder of tokenizer.json; default: the model's")
     parser.add_argument(
@@ -42,12 +42,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def create(args: Namespace) -> CT2:
-    """The engine that the command line describes."""
+    """Return the engine that the command line describes."""
     return CT2(args)
 
 
 class CT2(HFEngine):
-    """One `ctranslate2.Generator`, with as many workers as there are slots."""
+    """One `ctranslate2.Generator`, with one worker for each slot."""
 
     name = "CTranslate2"
     sampling_fields = frozenset({"repeat_penalty"})
@@ -59,7 +59,7 @@ class CT2(HFEngine):
         self._generator: Any = None
 
     def load_model(self) -> None:
-        """Load the folder: the tokenizer first, whose faults are quickly seen."""
+        """Load the tokenizer, whose faults show quickly, then the model."""
         args = self._args
         check_file(args.model / "model.bin")
         try:
@@ -83,7 +83,8 @@ class CT2(HFEngine):
         self.context_length = min(bounds, default=None)
 
     def _check_vocabulary(self) -> None:
-        """CTranslate2 is asked in tokens' names, and takes any that it does not know for its unknown one."""
+        """Raise LoadError if the tokenizer is not the model's. CTranslate2 takes tokens by their names, and would read
+        each name that it does not know as its unknown token."""
         path = self._args.model / "vocabulary.json"
         if not path.exists():
             return
@@ -99,7 +100,7 @@ class CT2(HFEngine):
     def generate_tokens(
         self, tokens: list[int], limit: int | None, request: GenerationRequest, job: Job
     ) -> Generator[int]:
-        """See HFEngine."""
+        """Yield generated tokens. See `HFEngine`."""
         steps = self._generator.generate_tokens(
             [self.vocabulary.token_name(token) for token in tokens],
             max_length=limit or UNBOUNDED_ANSWER,
@@ -112,15 +113,16 @@ class CT2(HFEngine):
 
 
 def sampling_options(request: GenerationRequest, size: int) -> dict[str, Any]:
-    """What `generate_tokens` is told. Where the request says nothing it takes the most probable token, as the library
-    does by itself. `size` is the vocabulary's. Raises RequestError."""
+    """Return the arguments of `generate_tokens`. If the request sets no sampling field, the most probable token is
+    taken, as the library does by default. `size` is the vocabulary's. Raises RequestError for a `seed` where tokens are
+    sampled, because CTranslate2 cannot repeat an answer."""
     requested_values = (request.temperature, request.top_p, request.top_k)
     is_greedy = request.temperature == 0 or request.top_k == 1 or all(each is None for each in requested_values)
     options: dict[str, Any] = {"repetition_penalty": 1.0 if request.repeat_penalty is None else request.repeat_penalty}
     if is_greedy:
         return options
     if request.seed is not None:
-        # Its random numbers are seeded once for each thread.
+        # CTranslate2 seeds its random numbers once per thread.
         raise RequestError(
             "CTranslate2 cannot repeat an answer by `seed`: leave it out, or ask for `temperature` 0.", param="seed"
         )

@@ -1,4 +1,4 @@
-"""ExLlamaV3: an EXL3 folder on GPUs, in this process."""
+"""ExLlamaV3: serves an EXL3 folder on GPUs, in this process."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ from worker.schema import GenerationRequest
 from worker.text.prompt_form import CHAT_FORMATS
 
 PAGE: Final = 256
-"""Tokens of a cache page (`PAGE_SIZE`)."""
+"""Tokens in a page of the KV cache (`PAGE_SIZE`)."""
 MOST_RESERVED: Final = 2048
+"""Maximum tokens for which a job is given cache pages at a time."""
 BITS: Final = range(2, 9)
+"""Bits that a quantised KV cache may have."""
 _SAMPLING: Final = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -35,11 +37,11 @@ _SAMPLING: Final = {
     "presence_penalty": "pres_p",
     "frequency_penalty": "freq_p",
 }
-"""Fields of a request, and what `ComboSampler` calls them."""
+"""Fields of a request to their names in `ComboSampler`."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The engine's own flags."""
+    """Declare the engine's command line flags."""
     parser.add_argument("--model", required=True, type=Path, metavar="DIR", help="the EXL3 folder")
     parser.add_argument(
         "--cache-size", type=_pages, metavar="N", help="KV cache in tokens, all requests together; default: the context"
@@ -57,12 +59,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def create(args: Namespace) -> ExLlamaV3:
-    """The engine that the command line describes."""
+    """Return the engine that the command line describes."""
     return ExLlamaV3(args)
 
 
 class ExLlamaV3(HFEngine):
-    """One `exllamav3.Generator`, which works on all slots' requests at once."""
+    """One `exllamav3.Generator`, which works on the requests of all slots at once."""
 
     name = "ExLlamaV3"
     sampling_fields = frozenset({"min_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "logit_bias"})
@@ -75,11 +77,12 @@ class ExLlamaV3(HFEngine):
         self._torch: Any = None
         self._batch: Batch
         self._reserved = MOST_RESERVED
-        """Tokens for which a job is given pages at a time, so that one long answer does not keep others waiting; then
-        it queues again. (`max_rq_tokens` of the library; ours is another thing.)"""
+        """Tokens for which a job is given cache pages at a time, so that one long answer does not keep others waiting.
+        Then the job queues again. The library calls this `max_rq_tokens`; our `--max-rq-tokens` is the limit of a
+        request."""
 
     def load_model(self) -> None:
-        """Load the folder: the tokenizer first, whose faults are quickly seen."""
+        """Load the tokenizer, whose faults show quickly, then the model."""
         args = self._args
         check_file(args.model / "config.json")
         if not any(args.model.glob("*.safetensors")):
@@ -101,7 +104,7 @@ class ExLlamaV3(HFEngine):
             config = exllamav3.Config.from_directory(str(args.model))
             model = exllamav3.Model.from_config(config)
             size = args.cache_size or -(-config.max_position_embeddings // PAGE) * PAGE
-            # Before the load, which allocates what is attached by then.
+            # Attached before the load, which allocates only caches that are attached by then.
             cache = exllamav3.Cache(model, max_num_tokens=size, max_batch_size=self.slots, **self._quantization())
             model.load(
                 use_per_device=args.use_per_device,
@@ -113,7 +116,7 @@ class ExLlamaV3(HFEngine):
             generator = exllamav3.Generator(model, cache, tokenizer, max_batch_size=self.slots)
         except Exception as error:
             raise LoadError(f"ExLlamaV3 cannot load {args.model}: {str(error) or repr(error)}") from error
-        # It keeps room for one token more than a request may have.
+        # The generator reserves one token more than a request may have.
         bounds = (args.max_rq_tokens, config.max_position_embeddings, size - 1)
         self.context_length = min(bound for bound in bounds if bound is not None)
         self._reserved = min(MOST_RESERVED, max(PAGE, size // self.slots))
@@ -122,7 +125,7 @@ class ExLlamaV3(HFEngine):
     def generate_tokens(
         self, tokens: list[int], limit: int | None, request: GenerationRequest, job: Job
     ) -> Generator[int]:
-        """See HFEngine."""
+        """Yield generated tokens. See `HFEngine`."""
         sampler = self._exllamav3.ComboSampler(**self._sampling(request))
 
         def made(answers: Answers) -> Any:
@@ -138,7 +141,7 @@ class ExLlamaV3(HFEngine):
 
         with closing(self._batch.iterate_results(made, job.check_cancelled)) as results:
             for result in results:
-                # What it holds back for its own text (half a character, the end token) comes with the end.
+                # Tokens that the generator holds back for its text (half a character, the end token) come with the end.
                 for part in (result, result.get("held", {})):
                     if "token_ids" in part:
                         yield from part["token_ids"][0].tolist()
@@ -168,7 +171,7 @@ def _import_package(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except Exception as error:
-        # ExLlamaV3 compiles itself on import, which fails in any way and in many lines.
+        # ExLlamaV3 compiles itself on import, which may fail with any exception and a message of many lines.
         reason = f"{error}".partition("\n")[0]
         raise LoadError(f"ExLlamaV3 cannot be used: {reason} (it is the extra `exllamav3`)") from error
 

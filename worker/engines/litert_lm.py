@@ -1,4 +1,4 @@
-"""LiteRT-LM: a `.litertlm` model in this process. One request at a time; the last conversation is kept."""
+"""LiteRT-LM: serves a `.litertlm` model in this process, one request at a time. The last conversation is kept."""
 
 from __future__ import annotations
 
@@ -26,23 +26,27 @@ from worker.text.grammars import check_unconstrained
 MAGIC: Final = b"LITERTLM"
 BACKENDS: Final = ("cpu", "gpu")
 TOP_K, TOP_P, TEMPERATURE = 40, 0.95, 1.0
-"""Where neither request nor file says: LiteRT-LM's own would be the likeliest token whatever the temperature."""
+"""Sampling values if neither request nor file sets them. LiteRT-LM's own default takes the most probable token at any
+temperature."""
 ANY_TOP_K: Final = 1 << 20
-"""More than any vocabulary has."""
+"""A `top_k` beyond the size of any vocabulary."""
 
 UNKNOWN_SAMPLING: Final = ("min_p", "typical_p", "mirostat_mode", "logit_bias")
-"""What would change the answer and cannot be passed on."""
+"""Request fields that would change the answer and that LiteRT-LM lacks."""
 PROBE_TOOL: Final = {
     "type": "function",
     "function": {"name": "probe", "parameters": {"type": "object", "properties": {}}},
 }
+"""Tool that `load_model` renders to see whether the chat template shows tools to the model."""
 NOT_TAKEN: Final = "send_message_stream failed"
-"""What the library says of a message that it could not begin with: its template refused it, or its image is none."""
+"""Part of the library's error about a message that it could not begin with: its template refused the message, or an
+image is invalid."""
 TOO_LONG: Final = ("Input token ids are too long", "input length exceeds available state")
+"""Parts of the library's errors about a conversation that exceeds the context."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The engine's own flags."""
+    """Declare the engine's command line flags."""
     parser.add_argument("--model", required=True, type=Path, metavar="PATH", help="the .litertlm file")
     parser.add_argument("--backend", choices=BACKENDS, default="cpu", help="where it computes")
     parser.add_argument(
@@ -53,22 +57,24 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def create(args: Namespace) -> LiteRTLM:
-    """The engine that the command line describes."""
+    """Return the engine that the command line describes."""
     return LiteRTLM(args)
 
 
 @dataclass(slots=True)
 class _HeldConversation:
-    """A conversation that has ended well, and what it holds."""
+    """A conversation whose last answer is complete, kept for a request that continues it."""
 
     conversation: Any
     key: str
+    """Sampling, tools and template variables, which must be the same in that request."""
     messages: list[dict[str, Any]]
+    """All messages so far, the last answer included."""
 
 
 class LiteRTLM(PartialEngine):
-    """One `litert_lm.Engine`. A request that continues the conversation of the one before sends its last message alone:
-    the rest is in the cache already."""
+    """One `litert_lm.Engine`. A request that continues the conversation of the one before sends its last message alone,
+    because the cache holds the rest."""
 
     slots = 1
     context_length: int | None = None
@@ -80,12 +86,12 @@ class LiteRTLM(PartialEngine):
         self._library: Any = None
         self._engine: Any = None
         self._sampler: Any = None
-        """As the file has it; None: it says nothing."""
+        """Sampling settings of the file; None: it has none."""
         self._tells_tools = False
         self._held: _HeldConversation | None = None
 
     def load_model(self) -> None:
-        """Load the file. Why LiteRT-LM cannot, it writes to stderr alone."""
+        """Load the file. LiteRT-LM writes the reason of a failure to stderr only."""
         args = self._args
         check_litertlm(args.model)
         try:
@@ -104,16 +110,16 @@ class LiteRTLM(PartialEngine):
                 max_num_tokens=args.max_tokens,
                 vision_backend=args.vision_backend and self._backend(args.vision_backend),
                 cache_dir=args.cache_dir and str(args.cache_dir),
-                enable_benchmark=True,  # by its figures tokens are counted
+                enable_benchmark=True,  # token counts come from its figures
             )
-            # Few files say whether their model calls tools: their template does.
+            # Few files say whether their model calls tools, but the chat template shows it.
             self._tells_tools = self._render_probe([]) != self._render_probe([PROBE_TOOL])
         except RuntimeError as error:
             where = f"with its computing on the {args.backend}"
             raise LoadError(f"LiteRT-LM cannot load {args.model} {where}: {error}; the log above says why") from None
 
     def _read_info(self, info: Any) -> None:
-        """What the file says about itself. Raises LoadError."""
+        """Read what the file says about its model. Raises LoadError."""
         args = self._args
         if info.llm is None:
             raise LoadError(f"{args.model} holds no language model, but {info.model_type.name.lower()}")
@@ -122,26 +128,26 @@ class LiteRTLM(PartialEngine):
         most = info.max_context_tokens
         if args.max_tokens and 0 < most < args.max_tokens:
             raise LoadError(f"--max-tokens {args.max_tokens} is more than the {most} that {args.model} was made for")
-        # Of one that can be made for any number, the library's own choice is not told.
+        # For a model with a dynamic context, the library does not report the length that it chooses.
         self.context_length = args.max_tokens or (None if info.is_dynamic_context or most <= 0 else most)
         file_sampler = info.llm.default_sampler_params
         self._sampler = file_sampler if file_sampler.top_k or file_sampler.temperature else None
 
     def _render_probe(self, tools: list[dict[str, Any]]) -> str:
-        """What the file's template makes of a first message. Raises RuntimeError."""
+        """Return what the file's template makes of a first message with these tools. Raises RuntimeError."""
         with self._engine.create_conversation(tools=self._describe_tools(tools)) as conversation:
             text: str = conversation.render_message_to_string("a")
         return text
 
     def _describe_tools(self, tools: list[dict[str, Any]]) -> list[Any]:
-        """Tools that the model is told of; it is the client that runs them."""
+        """Return tools for the library. It describes them to the model; the client runs them."""
         return [type("Described", (self._library.Tool,), tool_methods(tool))() for tool in tools]
 
     def _backend(self, name: str) -> Any:
         return {"cpu": self._library.Backend.CPU, "gpu": self._library.Backend.GPU}[name]()
 
     def stream_chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
-        """Through the model's own chat template, in the conversation that is held where this one continues it."""
+        """Answer by the model's own chat template, in the held conversation if the request continues it."""
         self._check_request(request)
         messages = litert_messages.messages_for(request.messages, images=self._args.vision_backend is not None)
         if messages[-1]["role"] not in ("user", "tool"):
@@ -167,7 +173,7 @@ class LiteRTLM(PartialEngine):
             is_complete = pieces[-1].finish_reason != "length" and job.completion_tokens < (
                 request.token_limit or math.inf
             )
-            # Of a thought, the cache holds what the template leaves out; of a cut answer, the end is missing.
+            # The cache holds thoughts, which the template would leave out, and lacks the end of a cut answer.
             if is_complete and not any(piece.thought or _may_lack_calls(piece, request) for piece in pieces):
                 self._held = _HeldConversation(conversation, key, [*messages, litert_messages.answer_of(pieces)])
         finally:
@@ -177,7 +183,7 @@ class LiteRTLM(PartialEngine):
     def _stream_answer(
         self, conversation: Any, stream: Generator[Any], before: int, request: ChatRequest, job: Job
     ) -> Generator[Piece]:
-        """`before`: tokens that the conversation held already."""
+        """Yield the pieces of an answer. `before` is the number of tokens that the conversation held already."""
         texts: list[str] = []
         has_thoughts, calls = False, 0
         for chunk in self._chunks(stream):
@@ -196,7 +202,7 @@ class LiteRTLM(PartialEngine):
         if not texts:
             job.count_prompt_tokens(before + figures.last_prefill_token_count)
         token_count = figures.last_decode_token_count
-        for _ in range(token_count - job.completion_tokens):  # a chunk may hold several, and the end has none
+        for _ in range(token_count - job.completion_tokens):  # chunks may hold several; the end has none
             job.count_token()
         plain_text = "" if has_thoughts or request.offered_tools else "".join(texts)
         finish = self._finish(conversation, token_count, request, plain_text)
@@ -216,8 +222,12 @@ class LiteRTLM(PartialEngine):
             ) from None
 
     def _finish(self, conversation: Any, token_count: int, request: ChatRequest, text: str) -> FinishReason:
-        """LiteRT-LM does not tell. At the limit, the last token was the end only where `text`, which is all of the
-        answer or nothing, has all tokens but one: what marks thoughts and calls is in no text."""
+        """Return the finish reason, which LiteRT-LM does not report.
+
+        At the token limit, the reason is `stop` only if `text` has one token less than was generated: then the last one
+        was the end token. `text` is the whole answer, or empty if there were thoughts or tools, whose marks are in no
+        text.
+        """
         if self.context_length is not None and conversation.token_count >= self.context_length:
             return "length"
         limit = request.token_limit
@@ -256,7 +266,8 @@ class LiteRTLM(PartialEngine):
         return sampling
 
     def _fill_sampling(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
-        """Every figure: the library takes the likeliest token alone where `top_k` is missing."""
+        """Return a value for each sampling field: the request's, the file's or ours. Without `top_k`, the library would
+        take the most probable token."""
         defaults = {"top_k": TOP_K, "top_p": TOP_P, "temperature": TEMPERATURE}
         file_values = {name: getattr(self._sampler, name, None) for name in defaults}
         return {
@@ -278,7 +289,7 @@ class LiteRTLM(PartialEngine):
             raise RequestError(f"{error}", param="repeat_penalty") from None
 
     def _check_request(self, request: ChatRequest) -> None:
-        """Refuse what would be overlooked. Raises RequestError."""
+        """Refuse what LiteRT-LM would ignore. Raises RequestError."""
         for name in UNKNOWN_SAMPLING:
             if getattr(request, name):
                 raise RequestError(f"LiteRT-LM has no `{name}`: leave it out.", param=name)
@@ -297,7 +308,7 @@ def _conversation_error(error: RuntimeError) -> RequestError:
 
 
 def check_litertlm(path: Path) -> None:
-    """The file can be read and begins as such files do. Raises LoadError with the reason."""
+    """Check that the file can be read and starts like a `.litertlm` file. Raises LoadError with the reason."""
     check_file(path)
     with path.open("rb") as file:
         magic = file.read(len(MAGIC))
@@ -306,17 +317,17 @@ def check_litertlm(path: Path) -> None:
 
 
 def tool_methods(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a `litert_lm.Tool`."""
+    """Return the methods of a `litert_lm.Tool` that describes this tool."""
     return {"get_tool_description": lambda self: dict(tool), "execute": lambda self, arguments: None}
 
 
 def _may_lack_calls(piece: Piece, request: ChatRequest) -> bool:
-    """The model may have called more than the client was told."""
+    """Whether the model may have made more calls than the client got."""
     return bool(piece.tool_calls) and request.parallel_tool_calls is False
 
 
 def _close_conversation(conversation: Any, stream: Generator[Any]) -> None:
-    """Stop what a conversation is at, and forget it."""
+    """Stop the conversation's running answer, and free the conversation."""
     conversation.cancel_process()
     if inspect.getgeneratorstate(stream) != inspect.GEN_CREATED:
         with suppress(RuntimeError):

@@ -1,4 +1,4 @@
-"""llama-cpp-python: a GGUF model in this process."""
+"""llama-cpp-python: serves a GGUF model in this process, one request at a time."""
 
 from __future__ import annotations
 
@@ -39,16 +39,17 @@ SAMPLING: Final = (
 """Fields of a request that `Llama.generate` takes under the same name."""
 
 CHAT_TEMPERATURE: Final = 0.2
+"""Temperature of a chat that sets none; the library's own default."""
 COMPLETION_TEMPERATURE: Final = 0.8
-"""The library's own, where a request says nothing."""
+"""Temperature of a completion that sets none; the library's own default."""
 
 CONTEXT_MULTIPLE = 256
 EMBEDDING_TOKENS = 2048
-"""Longest text to embed when `--n-ctx` does not say; never more than the model's own context."""
+"""Maximum tokens of a text to embed without `--n-ctx`, if the model's own context is not smaller."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The engine's own flags."""
+    """Declare the engine's command line flags."""
     parser.add_argument("--model", required=True, type=Path, metavar="PATH", help="the GGUF file")
     parser.add_argument("--n-ctx", type=int, default=0, metavar="N", help="context in tokens; 0: the model's own")
     parser.add_argument("--n-gpu-layers", type=int, default=-1, metavar="N", help="layers on the GPU; -1: all")
@@ -66,12 +67,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def create(args: Namespace) -> LlamaCpp:
-    """The engine that the command line describes."""
+    """Return the engine that the command line describes."""
     return LlamaCpp(args)
 
 
 def flash_attention(choice: str, type_v: str) -> bool:
-    """llama-cpp-python knows on and off; `auto` is on where llama.cpp insists: a quantised V cache."""
+    """Return whether flash attention is used. llama-cpp-python knows on and off only; `auto` is on where llama.cpp
+    requires it: for a quantised V cache."""
     return choice == "on" or (choice == "auto" and type_v not in ("f32", "f16", "bf16"))
 
 
@@ -80,7 +82,8 @@ def _shares(text: str) -> list[float]:
 
 
 def pad_context(n_ctx: int) -> int:
-    """The context as llama.cpp will round it up. llama-cpp-python sizes its own buffers by what it is told."""
+    """Return the context rounded up as llama.cpp does it. llama-cpp-python sizes its own buffers by the number that it
+    is given."""
     return -(-n_ctx // CONTEXT_MULTIPLE) * CONTEXT_MULTIPLE
 
 
@@ -103,7 +106,7 @@ class LlamaCpp:
         self._forms: Forms
 
     def load_model(self) -> None:
-        """Load the file. llama.cpp's log of it goes to stderr; the lines about single requests do not."""
+        """Load the file. llama.cpp's log goes to stderr, after the load only its warnings and errors."""
         args = self._args
         check_gguf(args.model)
         try:
@@ -114,7 +117,7 @@ class LlamaCpp:
         if args.gpu_count:
             check_gpus(llama_cpp, args.gpu_count, lambda: self._log.first_error)
         n_ctx = pad_context(args.n_ctx)
-        # An embedding is made in one batch, which bounds the length of a text; a larger one needs more memory.
+        # An embedding is computed in one batch, whose size limits the length of a text and costs memory.
         batch = dict.fromkeys(("n_batch", "n_ubatch"), n_ctx or EMBEDDING_TOKENS) if args.embedding else {}
         try:
             self._llama = llama_cpp.Llama(
@@ -140,7 +143,7 @@ class LlamaCpp:
         self._llama.verbose = False
 
     def stream_chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
-        """Through the model's own chat template, or the format that was asked for."""
+        """Answer by the model's own chat template, or by the chat format of the command line."""
         form = self._forms.choose_form(request)
         prompt = form.render_prompt(request)
         must_call = tool_calls.forced_tools(request)
@@ -153,7 +156,7 @@ class LlamaCpp:
         return _read_forced_calls(pieces, [*must_call]) if must_call else separate_calls(pieces, request, form, call_id)
 
     def stream_completion(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
-        """The prompt as it is, without a template."""
+        """Continue the prompt as it is, without a template."""
         prompt = request.text_or_tokens
         tokens = self.tokenize(prompt, add_special=True, parse_special=True) if isinstance(prompt, str) else prompt
         self._vocabulary.check_tokens(tokens, "prompt")
@@ -165,7 +168,7 @@ class LlamaCpp:
         return self._stream_answer(tokens, request, job, COMPLETION_TEMPERATURE, gbnf, ())
 
     def embed_texts(self, texts: list[str], job: Job) -> list[list[float]]:
-        """The model's pooled vectors; the mean over tokens where the model pools nothing."""
+        """Return the model's pooled vectors, or the mean over tokens if the model does not pool."""
         vectors = []
         for text in texts:
             job.check_cancelled()
@@ -178,25 +181,25 @@ class LlamaCpp:
         return vectors
 
     def join_tokens(self, tokens: list[int]) -> str:
-        """See Engine. The library embeds texts alone."""
+        """Return the text of these tokens, because the library embeds texts only."""
         self._vocabulary.check_tokens(tokens, "input")
         texts = (self._vocabulary.token_text(token, with_special=False) for token in tokens)
         return b"".join(texts).decode(errors="replace")
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """See Engine."""
+        """Return the tokens of a text. See `Engine`."""
         return self._vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     def token_texts(self, tokens: list[int]) -> list[bytes]:
-        """See Engine."""
+        """Return the bytes that each token stands for. See `Engine`."""
         return self._vocabulary.token_texts(tokens)
 
     def render_prompt(self, request: ChatRequest) -> str:
-        """See Engine."""
+        """Return the prompt of a conversation. See `Engine`."""
         return self._forms.choose_form(request).render_prompt(request).text
 
     def count_tokens(self, request: ChatRequest) -> int:
-        """See Engine."""
+        """Return the number of tokens of a conversation's prompt. See `Engine`."""
         return len(self._forms.choose_form(request).render_prompt(request).tokens)
 
     def _grammar(
@@ -219,7 +222,8 @@ class LlamaCpp:
         return gbnf
 
     def _asked_grammar(self, request: GenerationRequest) -> tuple[str | None, str]:
-        """The grammar of what the answer is to be held to, or None, and the field that says it."""
+        """Return the grammar that the answer must follow, None if the request asks for none, and the field that asks
+        for it."""
         schema, gbnf, place = grammars.constraint_asked(request)
         return (gbnf if schema is None else self._grammar_of(schema, place)), place
 
@@ -293,9 +297,9 @@ def _read_forced_calls(pieces: Generator[Piece], names: list[str]) -> Generator[
 
 
 class _Log:
-    """Sends llama.cpp's log to stderr and keeps its first error: the cause, where later ones are consequences.
+    """Sends llama.cpp's log to stderr and keeps its first error, the cause of those that follow.
 
-    Must live as long as llama.cpp may log: it keeps a pointer into this object.
+    Must live as long as llama.cpp may log, because llama.cpp keeps a pointer into this object.
     """
 
     _WARNING, _ERROR, _CONTINUED = 3, 4, 5  # ggml_log_level
@@ -308,7 +312,7 @@ class _Log:
         llama_cpp.llama_log_set(self._callback, None)
 
     def hide_info(self) -> None:
-        """Warnings and errors only."""
+        """Send warnings and errors only from now on."""
         self._least = self._WARNING
 
     def _write(self, level: int, text: bytes, user_data: object) -> None:
@@ -321,21 +325,21 @@ class _Log:
 
 
 def cache_type(llama_cpp: Any, name: str) -> int:
-    """ggml's number for a type of `KV_CACHE_TYPES`."""
+    """Return ggml's number for a type of `KV_CACHE_TYPES`."""
     return int(getattr(llama_cpp, f"GGML_TYPE_{name.upper()}"))
 
 
 def sampling_options(request: GenerationRequest) -> dict[str, Any]:
-    """The sampling fields that the request sets. What it leaves out, the library decides."""
+    """Return the sampling fields that the request sets. For the others the library's defaults hold."""
     return request.model_dump(include=set(SAMPLING), exclude_none=True)
 
 
 def mean_vector(vectors: list[list[float]]) -> list[float]:
-    """The mean of token vectors: (tokens, width) to (width,)."""
+    """Return the mean of token vectors: (tokens, width) to (width,)."""
     return [math.fsum(column) / len(vectors) for column in zip(*vectors, strict=True)]
 
 
 def normalize_vector(vector: list[float]) -> list[float]:
-    """The vector, scaled to Euclidean length 1."""
+    """Return the vector scaled to Euclidean length 1."""
     length = math.hypot(*vector) or 1.0
     return [number / length for number in vector]

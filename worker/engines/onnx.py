@@ -1,4 +1,4 @@
-"""ONNX Runtime: an embedding model in this process, on the CPU."""
+"""ONNX Runtime: serves an embedding model in this process, on the CPU."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from worker.preflight import check_file
 
 POOLINGS: Final = ("mean", "cls")
 BATCH_TOKENS: Final = 4096
-"""Tokens of a batch, padding included: bounds memory, and how long a cancelled request goes on."""
+"""Maximum tokens of a batch, padding included. Limits memory, and how long a cancelled request runs on."""
 
 ERRORS: Final = 3
-"""ONNX Runtime's log severity: its warnings are about how a model was exported."""
+"""ONNX Runtime's log severity for errors. Its warnings are about the export of the model."""
 WINDOW: Final = 256
-"""Texts that are cut into tokens, and sorted into batches, at a time."""
+"""Number of texts that are tokenized and sorted into batches at a time."""
 
 INPUTS: Final = {
     "input_ids": "ids",
@@ -32,13 +32,13 @@ INPUTS: Final = {
     "segment_ids": "types",
     "input_type_ids": "types",
 }
-"""What exporters call a model's inputs, to what they are."""
+"""Names that exporters give to a model's inputs, to what the inputs are."""
 POOLED_OUTPUT: Final = "sentence_embedding"
 TOKEN_OUTPUTS: Final = ("last_hidden_state", "token_embeddings")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The engine's own flags."""
+    """Declare the engine's command line flags."""
     parser.add_argument("--model", required=True, type=Path, metavar="PATH", help="the ONNX file")
     parser.add_argument("--tokenizer", type=Path, metavar="PATH", help="default: what lies beside the model")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="tokens of a text that count")
@@ -48,12 +48,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def create(args: Namespace) -> Onnx:
-    """The engine that the command line describes."""
+    """Return the engine that the command line describes."""
     return Onnx(args)
 
 
 class Onnx(PartialEngine):
-    """One inference session. A request's texts are padded together, batch by batch."""
+    """One inference session. The texts of a request are computed in padded batches."""
 
     slots = 1
     context_length: int | None = None
@@ -66,14 +66,15 @@ class Onnx(PartialEngine):
         self._session: Any = None
         self._tokenizer: EmbeddingTokenizer
         self._inputs: dict[str, Any] = {}
-        """What is fed (`ids`, `mask`, `types`), to the model's input."""
+        """What is fed (`ids`, `mask`, `types`) to the model's input for it."""
         self._output = ""
         self._rows: int | None = None
+        """Number of texts in a batch, if the model was exported for one number alone; None: any."""
         self._width: int | None = None
-        """Texts of a batch, and tokens of a text, where the model was exported for one number alone."""
+        """Number of tokens in a text, if the model was exported for one number alone; None: any."""
 
     def load_model(self) -> None:
-        """Load tokenizer and file."""
+        """Load the tokenizer and the model file."""
         args = self._args
         check_file(args.model)
         path = args.tokenizer or find_tokenizer(args.model)
@@ -98,7 +99,8 @@ class Onnx(PartialEngine):
         self.context_length = tokenizer.max_tokens
 
     def embed_texts(self, texts: list[str], job: Job) -> list[list[float]]:
-        """One vector for each text, of length 1 unless told otherwise. Longer texts are cut."""
+        """Return one vector for each text, of length 1 unless `--no-normalize` is set. Texts that are too long are
+        cut."""
         vectors: list[list[float]] = []
         for begin in range(0, len(texts), WINDOW):
             job.check_cancelled()
@@ -106,7 +108,7 @@ class Onnx(PartialEngine):
         return vectors
 
     def join_tokens(self, tokens: list[int]) -> str:
-        """See Engine."""
+        """Return the text of these tokens. See `Engine`."""
         return self._tokenizer.decode(tokens)
 
     def _embed_window(self, texts: list[str], job: Job) -> list[list[float]]:
@@ -120,7 +122,7 @@ class Onnx(PartialEngine):
         return [vectors[number] for number in range(len(texts))]
 
     def _vectors(self, encodings: Sequence[Any]) -> Any:
-        """One row for each text."""
+        """Return an array with one row for each text."""
         np = self._np
         width = self._width or max(1, *(len(each.ids) for each in encodings))
         rows = self._rows or len(encodings)
@@ -144,8 +146,11 @@ class Onnx(PartialEngine):
 
 
 def plan_batches(lengths: Sequence[int], rows: int | None) -> Iterator[list[int]]:
-    """Numbers of the texts of each batch, the shortest texts first, so that little is padded; `rows` of them where the
-    model takes no other number, else as many as have no more than BATCH_TOKENS together, and one at least."""
+    """Yield the numbers of the texts in each batch, shortest texts first, so that little is padded.
+
+    A batch has at most `rows` texts if the model was exported for that number. If `rows` is None, a batch has as many
+    texts as stay within BATCH_TOKENS together, but at least one.
+    """
     batch: list[int] = []
     for number in sorted(range(len(lengths)), key=lengths.__getitem__):
         is_full = len(batch) == rows if rows else (len(batch) + 1) * lengths[number] > BATCH_TOKENS
@@ -158,7 +163,8 @@ def plan_batches(lengths: Sequence[int], rows: int | None) -> Iterator[list[int]
 
 
 def inputs_by_role(inputs: Sequence[Any]) -> dict[str, Any]:
-    """A model's inputs by what they are: `ids`, `mask`, `types`. Raises LoadError: it wants what cannot be given."""
+    """Return the model's inputs by what they are: `ids`, `mask`, `types`. Raises LoadError if the model needs another
+    one."""
     by_role = {INPUTS.get(each.name.partition(":")[0]): each for each in inputs}
     if None in by_role:
         known_names = ", ".join(name for name in INPUTS)
@@ -169,8 +175,8 @@ def inputs_by_role(inputs: Sequence[Any]) -> dict[str, Any]:
 
 
 def choose_output(outputs: Sequence[Any]) -> str:
-    """The output that is, or becomes, one vector for each text: one that the model has pooled itself, else its tokens'.
-    Raises LoadError."""
+    """Return the name of the output to make embeddings from: vectors that the model has pooled itself, else its tokens'
+    vectors. Raises LoadError if there is neither."""
     ranks: dict[str, int] = {each.name: len(each.shape or ()) for each in outputs}
     if ranks.get(POOLED_OUTPUT) == 2:
         return POOLED_OUTPUT
@@ -182,7 +188,7 @@ def choose_output(outputs: Sequence[Any]) -> str:
 
 
 def fixed_shape(shape: Sequence[Any]) -> tuple[int | None, int | None]:
-    """Texts and tokens of a batch, each None where the model takes any number."""
+    """Return the number of texts in a batch and of tokens in a text, each None if the model takes any number."""
     sizes = [each if isinstance(each, int) and each > 0 else None for each in shape]
     return (sizes[0], sizes[1]) if len(sizes) == 2 else (None, None)
 
@@ -192,7 +198,7 @@ def _number_type(np: Any, name: str) -> Any:
 
 
 def _plain(error: Exception) -> str:
-    """The library's sentence, without its number and its kind."""
+    """Return the sentence in the library's error, without its number and kind."""
     text = " ".join(str(error).split())
     if "INVALID_PROTOBUF" in text:
         return "it is not an ONNX file"

@@ -23,7 +23,7 @@ LOAD_STEPS = 10
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """The stub's own flags."""
+    """Declare the stub's command line flags."""
     parser.add_argument("--text", default=TEXT, help="the answer to everything")
     parser.add_argument("--token-delay-ms", type=float, default=0, metavar="N", help="pause before each token")
     parser.add_argument("--load-s", type=float, default=0, metavar="S", help="how long loading seems to take")
@@ -31,12 +31,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def create(args: Namespace) -> Stub:
-    """The stub that the command line describes."""
+    """Return the stub that the command line describes."""
     return Stub(args.text, token_delay_s=args.token_delay_ms / 1000, load_s=args.load_s, fail=args.fail)
 
 
 class Stub:
-    """A token is a word with the space before it."""
+    """Answers every request with the same text. A token is a word with the space before it."""
 
     slots = SLOTS
     context_length: int | None = None
@@ -48,11 +48,12 @@ class Stub:
         self._load_s = load_s
         self._fail = fail
         self._words: dict[str, int] = {}
-        """Every word that was ever made a token, with its number."""
+        """Every word that was ever made a token, to its number."""
         self._lock = threading.Lock()
 
     def load_model(self) -> None:
-        """Take the time that was asked for and say how far it is, then fail if that was asked for."""
+        """Wait for `--load-s` seconds with progress on stderr. Raises LoadError with the message of `--fail`, if that
+        is given."""
         for step in range(1, LOAD_STEPS + 1) if self._load_s else ():
             time.sleep(self._load_s / LOAD_STEPS)
             sys.stderr.write(f"loading: {100 * step // LOAD_STEPS} %\n")
@@ -61,35 +62,36 @@ class Stub:
             raise LoadError(self._fail)
 
     def stream_chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
-        """The text, whatever was said."""
+        """Answer the fixed text, whatever the conversation."""
         self._check_request(request)
         return self._stream_answer(request, self.count_tokens(request), job)
 
     def stream_completion(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
-        """The text, whatever the prompt."""
+        """Answer the fixed text, whatever the prompt."""
         check_unconstrained(request, "The stub")
         prompt = request.text_or_tokens
         return self._stream_answer(request, count_words(prompt) if isinstance(prompt, str) else len(prompt), job)
 
     def embed_texts(self, texts: list[str], job: Job) -> list[list[float]]:
-        """One vector for each text, the same for the same text."""
+        """Return one vector for each text, equal for equal texts."""
         job.count_prompt_tokens(sum(count_words(text) for text in texts))
         return [make_embedding(text) for text in texts]
 
     def join_tokens(self, tokens: list[int]) -> str:
-        """The words."""
+        """Return the words of these tokens. See `Engine`."""
         try:
             return b"".join(self.token_texts(tokens)).decode(errors="replace")
         except RequestError as error:
             raise RequestError(str(error), param="input") from None
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Its words, numbered in the order in which they were first seen. None of them is special."""
+        """Return the numbers of the text's words, in the order in which the stub first saw them. No token is
+        special."""
         with self._lock:
             return [self._words.setdefault(word, len(self._words)) for word in split_words(text)]
 
     def token_texts(self, tokens: list[int]) -> list[bytes]:
-        """The words."""
+        """Return the words of these tokens. See `Engine`."""
         with self._lock:
             words = [*self._words]
         if unknown_ids := [token for token in tokens if not 0 <= token < len(words)]:
@@ -97,11 +99,11 @@ class Stub:
         return [words[token].encode(errors="replace") for token in tokens]
 
     def render_prompt(self, request: ChatRequest) -> str:
-        """What was said, a line for each text."""
+        """Return the texts of the conversation, one per line."""
         return "\n".join(text for message in request.messages for text in texts_of(message.content))
 
     def count_tokens(self, request: ChatRequest) -> int:
-        """Words."""
+        """Return the number of words in the conversation."""
         return count_words(self.render_prompt(request))
 
     def _check_request(self, request: ChatRequest) -> None:
@@ -120,17 +122,17 @@ class Stub:
 
 
 def split_words(text: str) -> list[str]:
-    """The stub's tokens; together they are the text."""
+    """Split a text into the stub's tokens; joined, they are the text again."""
     return re.findall(r"\s*\S+|\s+$", text)
 
 
 def count_words(text: str) -> int:
-    """Words of a text."""
+    """Return the number of words in a text."""
     return len(text.split())
 
 
 def texts_of(content: object) -> list[str]:
-    """A text, or the text parts of a message's content."""
+    """Return a text, or the text parts of a message's content, as a list."""
     if isinstance(content, str):
         return [content]
     parts = content if isinstance(content, list) else []
@@ -138,7 +140,7 @@ def texts_of(content: object) -> list[str]:
 
 
 def make_embedding(text: str) -> list[float]:
-    """A vector of length 1 made from a hash of the text: equal texts are equal, others unrelated."""
+    """Return a vector of length 1 made from a hash of the text: equal for equal texts, unrelated for others."""
     digest = hashlib.shake_256(text.encode()).digest(2 * DIMENSIONS)
     numbers = [int.from_bytes(digest[at : at + 2], "big") / 32768 - 1 for at in range(0, len(digest), 2)]
     length = math.hypot(*numbers)

@@ -1,1 +1,1 @@
-"""What engines with a Hugging Face tokenizer share."""
+"""Shared by engines whose models have a Hugging Face tokenizer: tokenizer, chat templates, common base of engines."""

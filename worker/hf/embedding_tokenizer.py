@@ -13,28 +13,30 @@ from worker.errors import LoadError, RequestError
 from worker.preflight import check_file
 
 BERT_TOKENS: Final = 512
-"""How many positions BERT has: where a vocabulary alone is given, nothing else says."""
+"""Number of positions in BERT, used as the limit if only a vocabulary is given."""
 NO_LIMIT: Final = 1_000_000
-"""Larger `model_max_length` stand for none: transformers writes 10**30."""
+"""A `model_max_length` of this or more means no limit: transformers writes 10**30."""
 _ROBERTAS: Final = ("camembert", "mpnet")
 _PADS: Final = ("[PAD]", "<pad>")
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingTokenizer:
-    """`encode` gives a text's tokens, those that the model puts around it included, cut at `max_tokens`."""
+    """A loaded tokenizer. It adds the tokens that the model expects around a text."""
 
     tokenizer: Any
     max_tokens: int | None
+    """Number of tokens at which a text is cut, added ones included; None: no limit."""
     pad_id: int
 
     def encode(self, texts: Sequence[str]) -> list[Any]:
-        """One `tokenizers.Encoding` for each text, not padded."""
+        """Return one `tokenizers.Encoding` for each text, not padded."""
         encodings: list[Any] = self.tokenizer.encode_batch(texts)
         return encodings
 
     def decode(self, tokens: list[int]) -> str:
-        """The text that tokens stand for, without special ones. Raises RequestError: there is no such token."""
+        """Return the text that tokens stand for, without special tokens. Raises RequestError if there is no such
+        token."""
         size = self.tokenizer.get_vocab_size()
         for token in tokens:
             if not 0 <= token < size:
@@ -44,8 +46,8 @@ class EmbeddingTokenizer:
 
 
 def find_tokenizer(model: Path) -> Path:
-    """The tokenizer beside a model: the vocabulary named as the model is, else `tokenizer.json`, else the only
-    vocabulary there. Raises LoadError."""
+    """Return the tokenizer file beside a model: the vocabulary that has the model's name, else `tokenizer.json`, else
+    the only vocabulary in the folder. Raises LoadError if there is none, or several."""
     folder = model.parent
     own_path = folder / f"{model.stem}-vocab.txt"
     for path in (own_path, folder / "tokenizer.json"):
@@ -63,9 +65,10 @@ def find_tokenizer(model: Path) -> Path:
 
 
 def count_positions(model: Path) -> int | None:
-    """Tokens that a model has positions for, by the `config.json` beside it; None: it does not say. Raises LoadError.
+    """Return the number of tokens for which a model has positions, by the `config.json` beside it; None: not stated.
+    Raises LoadError.
 
-    RoBERTa and those built like it count positions from behind the padding token's number.
+    RoBERTa and models built like it start counting positions behind the id of the padding token.
     """
     config = _config(model.with_name("config.json"))
     position_count, model_type = _whole(config.get("max_position_embeddings")), str(config.get("model_type"))
@@ -75,8 +78,11 @@ def count_positions(model: Path) -> int | None:
 
 
 def load_tokenizer(path: Path, max_tokens: int | None, most: int | None = None) -> EmbeddingTokenizer:
-    """The tokenizer in a file; a `tokenizer_config.json` beside it is heeded. Texts are cut at `max_tokens`, else where
-    the tokenizer says, else at `most`. Raises LoadError."""
+    """Return the tokenizer in a file, with the settings of a `tokenizer_config.json` beside it. Raises LoadError.
+
+    Texts are cut at `max_tokens`, else at the tokenizer's own limit, else at `most`, else at BERT's for a vocabulary
+    alone.
+    """
     check_file(path)
     tokenizers = importlib.import_module("tokenizers")
     config = _config(path.with_name("tokenizer_config.json"))
@@ -105,9 +111,9 @@ def load_tokenizer(path: Path, max_tokens: int | None, most: int | None = None) 
 
 
 def _word_piece(tokenizers: Any, path: Path, config: dict[str, Any]) -> Any:
-    """BERT's: basic tokens, then the longest pieces that the vocabulary knows."""
+    """Return BERT's tokenizer: it splits words into the longest pieces that the vocabulary knows."""
     try:
-        # Not splitlines: it splits at more than line ends, and some of that is in vocabularies.
+        # Not splitlines: it also splits at characters that some vocabularies contain.
         lines = path.read_bytes().decode().replace("\r\n", "\n").removesuffix("\n").split("\n")
     except UnicodeDecodeError:
         raise LoadError(f"{path} is not a vocabulary: it is not UTF-8 text with a token on each line") from None
@@ -133,7 +139,7 @@ def _word_piece(tokenizers: Any, path: Path, config: dict[str, Any]) -> Any:
 
 
 def is_lower_case(tokens: Sequence[str] | dict[str, int]) -> bool:
-    """Whether a vocabulary is of lower-cased text: no token but the special ones has a capital letter."""
+    """Return whether a vocabulary is of lower-cased text: no token but the special ones has a capital letter."""
     return not any(token != token.lower() and not token.startswith("[") for token in tokens)
 
 

@@ -1,4 +1,4 @@
-"""What engines whose models have a Hugging Face tokenizer share: everything but the computing itself."""
+"""The base of engines whose models have a Hugging Face tokenizer: all but the computation itself."""
 
 from __future__ import annotations
 
@@ -43,23 +43,25 @@ BOUNDS: Final[Mapping[str, tuple[Callable[[float], bool], str]]] = MappingProxyT
         "temperature": (isfinite, "a finite number"),
     }
 )
-"""Of values with which the engines fail, or compute nonsense: what holds of those that are taken, in code and words."""
+"""Sampling fields to the check of a valid value and its description. With other values the engines fail or compute
+nonsense."""
 
 
 class HFEngine:
-    """One model. A subclass loads it, after `open_folder`, and makes tokens; all else is the same for any."""
+    """One model. A subclass implements `load_model`, which must call `open_folder`, and `generate_tokens`."""
 
     name: ClassVar[str]
-    """As refusals call it."""
+    """Name of the engine in error messages."""
     sampling_fields: ClassVar[Collection[str]]
-    """Those of `NEUTRAL` that it samples by."""
+    """The fields of `NEUTRAL` that the engine supports."""
     apis: frozenset[Api] = frozenset({"chat", "completions", "tokens", "prompts"})
     context_length: int | None = None
     vocabulary: HFVocabulary
     _forms: HFForms
 
     def open_folder(self, folder: HFFolder, prompt_format: str | None) -> None:
-        """What the folder says about texts. Raises LoadError, or ImportError for want of `tokenizers` or `jinja2`."""
+        """Read tokenizer and chat templates. Raises LoadError, or ImportError if `tokenizers` or `jinja2` is
+        missing."""
         from worker.hf.prompts import HFForms
 
         self.vocabulary = HFVocabulary(folder)
@@ -68,11 +70,12 @@ class HFEngine:
     def generate_tokens(
         self, tokens: list[int], limit: int | None, request: GenerationRequest, job: Job
     ) -> Generator[int]:
-        """Tokens as they are made, the end token included, `limit` at most. Raises RequestError before the first."""
+        """Yield tokens as they are generated, the end token included, at most `limit`. Raises RequestError before the
+        first."""
         raise NotImplementedError
 
     def stream_chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
-        """Through the folder's chat template. Raises RequestError."""
+        """Answer by the folder's chat template. Raises RequestError."""
         form = self._forms.choose_form(request)
         check_unconstrained(request, self.name)
         if tool_calls.forced_tools(request):
@@ -85,7 +88,7 @@ class HFEngine:
         return separate_calls(pieces, request, form, call_id)
 
     def stream_completion(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
-        """The prompt as it is, without a template. Raises RequestError."""
+        """Continue the prompt as it is, without a template. Raises RequestError."""
         check_unconstrained(request, self.name)
         prompt = request.text_or_tokens
         tokens = self.tokenize(prompt, add_special=True, parse_special=True) if isinstance(prompt, str) else prompt
@@ -95,27 +98,27 @@ class HFEngine:
         return self._stream_answer(tokens, request, job, ())
 
     def embed_texts(self, texts: list[str], job: Job) -> list[list[float]]:
-        """Not among `apis`."""
+        """Raise RequestError: these engines make no embeddings."""
         raise RequestError(f"{self.name} makes no embeddings here.", code="not_supported")
 
     def join_tokens(self, tokens: list[int]) -> str:
-        """Not needed, as long as there are no embeddings."""
+        """Raise RequestError: these engines make no embeddings."""
         raise RequestError(f"{self.name} makes no embeddings here.", code="not_supported")
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """See Engine."""
+        """Return the tokens of a text. See `Engine`."""
         return self.vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     def token_texts(self, tokens: list[int]) -> list[bytes]:
-        """See Engine."""
+        """Return the bytes that each token stands for. See `Engine`."""
         return self.vocabulary.token_texts(tokens)
 
     def render_prompt(self, request: ChatRequest) -> str:
-        """See Engine."""
+        """Return the prompt of a conversation. See `Engine`."""
         return self._forms.choose_form(request).render_prompt(request).text
 
     def count_tokens(self, request: ChatRequest) -> int:
-        """See Engine."""
+        """Return the number of tokens of a conversation's prompt. See `Engine`."""
         return len(self._forms.choose_form(request).render_prompt(request).tokens)
 
     def _stream_answer(

@@ -1,4 +1,4 @@
-"""A model's folder as Hugging Face lays it out: what its JSON files and templates say about texts."""
+"""A model's folder in Hugging Face's layout: what its JSON files and templates say about texts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from worker.preflight import check_file
 
 TOKENIZER: Final = "tokenizer.json"
 _NO_LENGTH: Final = 10**9
-"""Where nobody knew how long a text may be, `model_max_length` is 10**30."""
+"""A `model_max_length` of this or more means unknown: transformers writes 10**30."""
 
 
 class HFFolder:
-    """The files beside a `tokenizer.json`. Raises LoadError where one cannot be read."""
+    """The files beside a `tokenizer.json`. Raises LoadError if one cannot be read."""
 
     def __init__(self, folder: Path, model: Path) -> None:
-        """`model`: the folder of the weights, mostly the same."""
+        """`model` is the folder of the weights, mostly the same."""
         self.path = folder
         check_file(folder / TOKENIZER)
         self._tokenizer = _object(folder / "tokenizer_config.json")
@@ -28,12 +28,12 @@ class HFFolder:
 
     @property
     def special_tokens(self) -> dict[str, str]:
-        """What templates know by name: `bos_token`, `eos_token` and the like."""
+        """Special tokens by the names that templates use: `bos_token`, `eos_token` and the like."""
         return dict(self._specials())
 
     @property
     def templates(self) -> dict[str, str]:
-        """Chat templates by name; the one for every use is `default`."""
+        """Chat templates by name; the one for general use is `default`."""
         value = self._tokenizer.get("chat_template") or _object(self.path / "chat_template.json").get("chat_template")
         entries = value if isinstance(value, list) else [{"name": "default", "template": value}] if value else []
         templates = {str(each["name"]): str(each["template"]) for each in entries}
@@ -42,20 +42,20 @@ class HFFolder:
 
     @property
     def end_token_ids(self) -> frozenset[int]:
-        """Tokens that end an answer, as far as they are numbers."""
+        """Tokens that end an answer, where the files give their ids."""
         return frozenset(
             number for each in self._others for number in _list(each.get("eos_token_id")) if isinstance(number, int)
         )
 
     @property
     def end_tokens(self) -> frozenset[str]:
-        """Tokens that end an answer, as far as they are names (CTranslate2's configuration names its own)."""
+        """Tokens that end an answer, where the files give their names. CTranslate2's configuration names its own."""
         names = (self.special_tokens.get("eos_token"), *(each.get("eos_token") for each in self._others))
         return frozenset(name for name in names if isinstance(name, str) and name)
 
     @property
     def longest(self) -> int | None:
-        """Tokens that the model was made for; None: nothing is said."""
+        """Maximum tokens that the model was made for; None: not stated."""
         length = self._tokenizer.get("model_max_length")
         return length if isinstance(length, int) and 0 < length < _NO_LENGTH else None
 

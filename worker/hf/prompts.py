@@ -1,4 +1,4 @@
-"""Chat templates as Hugging Face's tokenizers render them."""
+"""Renders chat templates as Hugging Face's tokenizers do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from worker.text.prompt_form import TemplateForm
 
 
 class _Generation(Extension):
-    """`{% generation %}`, by which training knows an answer's own words; a prompt has them like any other."""
+    """Jinja's tag `{% generation %}`, which marks the model's own words for training. A prompt contains them like any
+    others."""
 
     tags = {"generation"}
 
@@ -31,7 +32,8 @@ class _Generation(Extension):
 
 
 class HFForms:
-    """The chat templates of a folder: one, or a second one for requests with tools. Raises LoadError."""
+    """The chat templates of a folder: one, and for requests with tools a second one where the folder has it. Raises
+    LoadError."""
 
     def __init__(self, folder: HFFolder, vocabulary: HFVocabulary, prompt_format: str | None) -> None:
         forms = {
@@ -44,7 +46,7 @@ class HFForms:
             raise LoadError(f"--prompt-format {prompt_format}: there is no chat template in {folder.path}")
 
     def choose_form(self, request: ChatRequest) -> TemplateForm:
-        """The one for this request. Raises RequestError where there is none."""
+        """Return the form for this request. Raises RequestError if the folder has no chat template."""
         form = self._with_tools if request.offered_tools else self._form
         if form is None:
             raise RequestError("This model has no chat template: send its prompt to /v1/completions.", param="messages")
@@ -81,5 +83,5 @@ def _json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own writes `<` as \u003c, for HTML: models were trained without.
+    # Jinja's own filter escapes `<` as \u003c for HTML; models were not trained on that.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -14,7 +14,7 @@ from worker.text.token_reader import byte_alphabet
 
 _BYTE: Final = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE: Final = "\N{LOWER ONE EIGHTH BLOCK}"
-"""What SentencePiece writes for a space."""
+"""SentencePiece's mark for a space."""
 
 
 class HFVocabulary:
@@ -36,14 +36,14 @@ class HFVocabulary:
         self.end_tokens = folder.end_token_ids | {number for number in end_token_ids if number is not None}
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """The tokens of a text. What UTF-8 cannot hold (half of a surrogate pair) becomes `?`."""
+        """Return the tokens of a text. Half of a surrogate pair, which UTF-8 cannot encode, becomes `?`."""
         tokenizer = self._tokenizer if parse_special else self._plain
         valid_text = text.encode(errors="replace").decode()
         tokens: list[int] = tokenizer.encode(valid_text, add_special_tokens=add_special).ids
         return tokens
 
     def token_text(self, token: int, *, with_special: bool) -> bytes:
-        """What a token stands for; nothing for a special one, unless these are told too."""
+        """Return the bytes that a token stands for; none for a special token, unless `with_special`."""
         if token in self._special and not with_special:
             return b""
         if token in self._added:
@@ -56,22 +56,23 @@ class HFVocabulary:
         return name.replace(_SPACE, " ").encode()
 
     def token_texts(self, tokens: list[int]) -> list[bytes]:
-        """What each token stands for. Raises RequestError: there is no such token."""
+        """Return the bytes that each token stands for, also special ones. Raises RequestError if there is no such
+        token."""
         self.check_tokens(tokens, "tokens")
         return [self.token_text(token, with_special=True) for token in tokens]
 
     def check_tokens(self, tokens: Iterable[int], place: str) -> None:
-        """Raises RequestError unless all are tokens of this model."""
+        """Raise RequestError unless all are tokens of this model. `place` is their field in the request."""
         for token in tokens:
             if not 0 <= token < self.size:
                 raise RequestError(f"There is no token {token}: the model has {self.size}.", param=place)
 
     def token_name(self, token: int) -> str:
-        """A token as the vocabulary writes it; empty for a number that none has."""
+        """Return a token as the vocabulary writes it; empty if no token has this id."""
         return self._tokenizer.id_to_token(token) or ""
 
     def special_tokens_in(self, texts: Iterable[str]) -> frozenset[int]:
-        """The tokens of these texts."""
+        """Return the tokens of these texts, in which names of special tokens stand for those tokens."""
         return frozenset(
             token for text in texts for token in self.tokenize(text, add_special=False, parse_special=True)
         )
@@ -84,7 +85,7 @@ def _load_tokenizer(folder: HFFolder) -> Any:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
         raise LoadError(f"tokenizers cannot load {path}: {error}") from None
-    # Such settings come from whatever made the file, and would cut or fill prompts.
+    # Truncation and padding settings in the file would cut or pad prompts.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

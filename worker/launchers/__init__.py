@@ -1,1 +1,1 @@
-"""Engines with a server of their own, which a worker launches."""
+"""Launchers of engines that have a server of their own."""

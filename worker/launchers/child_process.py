@@ -1,4 +1,4 @@
-"""A forked child whose end is always seen, explained, and never outlived; nor do its own children outlive it."""
+"""Runs a forked child, explains its end, and makes sure that neither it nor its own children outlive the launcher."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Ending:
     """How a child ended."""
 
     asked_for: bool
-    """A signal to this process asked for the end."""
+    """Whether a signal to this process asked for the end."""
     was_ready: bool
-    """The child had said that it was ready."""
+    """Whether the child had reported that it was ready."""
     signal: signal.Signals | None
-    """What killed it, if a signal did."""
+    """The signal that killed it; None if it exited."""
     first_error: str | None
-    """The first error line that it wrote."""
+    """The first error in its log; None if there was none."""
     code: int | None = None
-    """What it exited with, if no signal killed it: 1, unless it raised SystemExit."""
+    """Its exit code; None if a signal killed it. The code is 1 unless the child raised SystemExit."""
 
 
 def supervise(
@@ -40,12 +40,13 @@ def supervise(
     error_in: Callable[[str], str | None],
     stop_signal: Callable[[], signal.Signals] = lambda: signal.SIGTERM,
 ) -> Ending:
-    """Run `child` in a forked process and pass its stderr on, until it ends or SIGTERM or SIGINT asks for that.
+    """Run `child` in a forked process and relay its stderr until it ends. SIGTERM or SIGINT to this process sends the
+    child the signal that `stop_signal` returns.
 
-    `child` gets a file descriptor and writes a byte to it once it is ready; it ends by returning. Its death by
-    `stop_signal` needs nothing of it: it has the signal's default action, so that code which blocks the interpreter
-    cannot delay it. Should this process be killed, the kernel kills the child. Children of its own that it leaves
-    behind are killed: they may hold memory, and they hold its log open. `error_in` finds the error in a line.
+    `child` gets a file descriptor and writes a byte to it once it is ready. It ends by returning. In the child, SIGTERM
+    and SIGINT have their default action, so that code that blocks the interpreter cannot delay its death. If this
+    process is killed, the kernel kills the child. Children that the child leaves behind are killed: they may hold
+    memory, and they keep its log open. `error_in` returns the error that a log line reports, or None.
     """
     log_read, log_write = os.pipe()
     ready_read, ready_write = os.pipe()
@@ -88,7 +89,7 @@ def supervise(
 
 
 def die_with_parent(number: signal.Signals) -> None:
-    """Have the kernel send this signal should the parent die. It holds for this process, not for children."""
+    """Have the kernel send this signal to this process when its parent dies. Children do not inherit this."""
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
@@ -97,13 +98,13 @@ def _prctl(option: int, value: int) -> None:
 
 
 def kill_descendants(pid: int, spare: int | None = None) -> None:
-    """SIGKILL to all processes below one, save `spare` and what is below that.
+    """Send SIGKILL to all descendants of a process, except `spare` and its descendants.
 
-    Python's resource trackers end by themselves once their users are gone, and first remove the shared memory that
-    those have left.
+    Python's resource trackers are left alone: they end by themselves once their users are gone, and first remove the
+    shared memory that those have left.
     """
     for children_file in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
+        with contextlib.suppress(OSError):  # the process ended meanwhile
             for child in map(int, children_file.read_text().split()):
                 if child != spare and b"resource_tracker" not in Path(f"/proc/{child}/cmdline").read_bytes():
                     kill_descendants(child)
@@ -117,7 +118,7 @@ def _become_child(child: Callable[[int], None], ready: int, parent: int) -> NoRe
             signal.signal(number, signal.SIG_DFL)
         die_with_parent(signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
-        if os.getppid() == parent:  # else it died before prctl
+        if os.getppid() == parent:  # else the parent died before prctl
             child(ready)
     except SystemExit as exiting:
         code = exiting.code if isinstance(exiting.code, int) else 1
@@ -132,9 +133,9 @@ def _relay_log(log: int, find_error: Callable[[str], str | None]) -> str | None:
     first_error = None
     with os.fdopen(log, "rb") as lines:
         for line in lines:
-            # A process that dies in the middle of a line must not join the next one to it.
+            # A process may die in the middle of a line; the next line must not join it.
             full_line = line if line.endswith(b"\n") else line + b"\n"
-            with contextlib.suppress(OSError):  # an engine outlives the reader of its log
+            with contextlib.suppress(OSError):  # the engine must outlive the reader of its log
                 sys.stderr.buffer.write(full_line)
                 sys.stderr.flush()
             if first_error is None:

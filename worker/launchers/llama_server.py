@@ -1,9 +1,9 @@
-"""llama.cpp's own server, embedded through xllamacpp: `python -m worker llama_server -- LLAMA-SERVER-FLAGS...`.
+"""Launches llama.cpp's own server, embedded through xllamacpp: `python -m worker llama_server --
+LLAMA-SERVER-FLAGS...`.
 
-A launcher and nothing more. Endpoint, probes, metrics and the check of the API key (LLAMA_API_KEY) are llama.cpp's.
-xllamacpp's `Server()` holds the GIL while it loads, so that no Python signal handler runs, and says little when it
-fails. So it lives in a forked child: the launcher ends it at any moment, outlives its crashes, and says in one plain
-line why it ended.
+Endpoint, probes, metrics and the check of the API key (LLAMA_API_KEY) are llama.cpp's. xllamacpp's `Server()` holds the
+GIL while it loads, so that no Python signal handler runs, and says little when it fails. So it runs in a forked child:
+the launcher can end it at any moment, survives its crashes, and says in one plain line why it ended.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ _GPU_TYPES = ("GGML_BACKEND_DEVICE_TYPE_GPU", "GGML_BACKEND_DEVICE_TYPE_IGPU")
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Host the server until a signal: the exit code. Before a code other than 0, stderr's last line says why."""
+    """Host the server until a signal, and return the exit code. For a code other than 0, the last line on stderr says
+    why."""
     try:
         settings = parse_flags(arguments, os.environ)
         check_preflight(settings)
@@ -61,7 +62,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def check_preflight(settings: Sequence[Setting]) -> None:
-    """What can be seen before llama.cpp is asked. Raises LoadError or PortTakenError."""
+    """Check files, package and port before llama.cpp starts. Raises LoadError or PortTakenError."""
     for attribute in _FILES:
         path = value_of(settings, attribute)
         if isinstance(path, Path):
@@ -77,7 +78,8 @@ def check_preflight(settings: Sequence[Setting]) -> None:
 
 
 def first_error(line: str) -> str | None:
-    """The text of a line of llama.cpp's log that tells of an error; the first such line is the cause of the others."""
+    """Return the error that a line of llama.cpp's log reports; None if it reports none. The first error is the cause of
+    the others."""
     match = _ERROR_LINE.match(line)
     if match is None:
         return None
@@ -85,7 +87,7 @@ def first_error(line: str) -> str | None:
 
 
 def explain_ending(ending: Ending, settings: Sequence[Setting]) -> tuple[int, str | None]:
-    """Exit code and, unless a signal asked for the end, one plain line."""
+    """Return the exit code and, unless a signal asked for the end, one plain line that says why the server ended."""
     if ending.asked_for:
         return 0, None
     cause = f": {ending.first_error}" if ending.first_error and not ending.was_ready else ""
@@ -100,10 +102,11 @@ def explain_ending(ending: Ending, settings: Sequence[Setting]) -> tuple[int, st
 
 
 def check_devices(named_devices: Sequence[str], devices: Iterable[Mapping[str, Any]]) -> None:
-    """The named devices are all the GPUs that llama.cpp sees; `none`: it sees none. `devices` are xllamacpp's.
+    """Check that the named devices are exactly the GPUs that llama.cpp sees; `none`: that it sees none. `devices` come
+    from xllamacpp.
 
     Raises:
-        UsageError: A named device is not there, in llama-server's own words, or one is there that is not named.
+        UsageError: a named device is missing, in llama-server's own words; or llama.cpp sees a GPU that is not named.
     """
     seen_gpus = [each["name"] for each in devices if each["type"].name in _GPU_TYPES]
     wanted_gpus = [] if named_devices == ["none"] else named_devices
@@ -117,7 +120,7 @@ def check_devices(named_devices: Sequence[str], devices: Iterable[Mapping[str, A
 
 
 def apply_settings(settings: Iterable[Setting], params: Any, xllamacpp: Any) -> None:
-    """Put the settings into a `CommonParams`, save the devices, which it does not have."""
+    """Put the settings into a `CommonParams`, except for the devices, which it has no field for."""
     for setting in settings:
         if setting.attribute == DEVICES:
             continue
@@ -140,7 +143,7 @@ def _host(settings: Sequence[Setting], ready: int) -> None:
     xllamacpp = importlib.import_module("xllamacpp")
     named_devices = value_of(settings, DEVICES)
     if isinstance(named_devices, list):
-        # In the child: CUDA that was started before a fork does not work after it.
+        # Only in the child, because CUDA does not survive a fork.
         try:
             check_devices([str(name) for name in named_devices], xllamacpp.get_device_info())
         except UsageError as error:
@@ -159,8 +162,8 @@ def _host(settings: Sequence[Setting], ready: int) -> None:
 
 
 def _flush_log(xllamacpp: Any) -> None:
-    # llama.cpp logs in a thread of its own, and the reason may still wait there. Its own main() ends with this call,
-    # which xllamacpp does not wrap; a build without these symbols may lose the last lines.
+    # llama.cpp logs in a thread of its own, where the reason may still be queued. llama-server's main() ends with this
+    # call, which xllamacpp does not wrap; a build without these symbols may lose the last lines.
     library = ctypes.CDLL(xllamacpp.xllamacpp.__file__)
     with contextlib.suppress(AttributeError):
         log = library["_Z15common_log_mainv"]  # common_log_main()

@@ -15,7 +15,7 @@ from worker.preflight import KV_CACHE_TYPES, port_number
 
 
 class UsageError(Exception):
-    """A command line that the embedded server does not take. The text names the flag and says what to do."""
+    """A command line that the embedded server does not take. The message names the flag and says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ class Setting:
 
 
 DEVICES: Final = "devices"
-"""The one setting that `CommonParams` does not have: its server uses each GPU that it sees."""
+"""The one setting that `CommonParams` has no field for: its server uses each GPU that it sees."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What a flag sets: fixed settings, or with `read` the same value in each of `attributes`."""
+    """What a flag sets: fixed settings, or with `read` the flag's value in each of `attributes`."""
 
     settings: tuple[Setting, ...] = ()
     attributes: tuple[str, ...] = ()
@@ -189,16 +189,19 @@ _ROWS: tuple[tuple[str, Option], ...] = (
 OPTIONS: Final[Mapping[str, Option]] = MappingProxyType(
     {name: option for names, option in _ROWS for name in names.split()}
 )
-"""By every spelling that llama-server knows."""
+"""Every spelling of a flag that llama-server knows to what it sets."""
 
 DEFAULTS: Final = (Setting("n_parallel", -1),)
-"""Where llama-server's own defaults differ from those of `CommonParams`: as many slots as it sees fit."""
+"""Settings for which llama-server's defaults differ from those of `CommonParams`. -1: the server chooses the number of
+slots."""
 
 INSTEAD: Final = "name a llama-server program instead (`llama_server_binary`, or llama-server on the PATH)"
+"""End of the errors about flags and devices that only a llama-server program supports."""
 
 
 def parse_flags(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Setting, ...]:
-    """The settings that a command line and LLAMA_API_KEY make; later ones win. Raises UsageError."""
+    """Return the settings of a command line and of LLAMA_API_KEY. Of several settings of one attribute, the last one
+    counts. Raises UsageError."""
     for name in sorted(environment):
         if name.startswith("LLAMA_ARG_"):
             raise UsageError(f"error: invalid argument: the embedded llama-server does not read {name}: {INSTEAD}")
@@ -221,7 +224,7 @@ def parse_flags(arguments: Sequence[str], environment: Mapping[str, str]) -> tup
 
 
 def value_of(settings: Sequence[Setting], attribute: str) -> Value | None:
-    """The value that an attribute gets, or None where nothing sets it."""
+    """Return the value that an attribute gets; None if nothing sets it."""
     return next((setting.value for setting in reversed(settings) if setting.attribute == attribute), None)
 
 

@@ -1,8 +1,8 @@
-"""vLLM's own server: `python -m worker vllm -- MODEL VLLM-SERVE-FLAGS...`.
+"""Launches vLLM's own server: `python -m worker vllm -- MODEL VLLM-SERVE-FLAGS...`.
 
-A launcher and nothing more. Endpoint, probes, metrics and the check of the API key (VLLM_API_KEY) are vLLM's. Its
-server runs in a forked child, whose own processes (the engine's core, one worker for each GPU) never outlive it; and
-why it ended is said in one plain line.
+Endpoint, probes, metrics and the check of the API key (VLLM_API_KEY) are vLLM's. The server runs in a forked child. Its
+own processes (the engine's core, one worker for each GPU) never outlive it, and the launcher says in one plain line why
+it ended.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from worker.launchers.child_process import Ending, die_with_parent, kill_descend
 from worker.preflight import open_listener, port_number
 
 AT_ONCE = signal.SIGUSR2
-"""Ends vLLM while it loads, when SIGTERM may leave it hanging, and when its launcher is dead."""
+"""Signal that ends vLLM at once: while it loads, when SIGTERM may leave it hanging, and when its launcher is dead."""
 _STARTED = "Application startup complete"
 _ERROR_LINE = re.compile(
     r"(?:\([\w-]+ pid=\d+\) )?(?:ERROR [\d: -]+ \[[\w.]+:\d+\] )?\s*"
@@ -35,7 +35,8 @@ _NO_CAUSE = re.compile(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Host the server until a signal: the exit code. Before a code other than 0, stderr's last line says why."""
+    """Host the server until a signal, and return the exit code. For a code other than 0, the last line on stderr says
+    why."""
     try:
         check_preflight(arguments)
     except LoadError as error:
@@ -53,7 +54,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def check_preflight(arguments: Sequence[str]) -> None:
-    """What can be seen before vLLM is asked. Raises LoadError, PortTakenError, or ValueError for what is no port."""
+    """Check package, model and port before vLLM starts. Raises LoadError, PortTakenError, or ValueError if the port is
+    invalid."""
     if importlib.util.find_spec("vllm") is None:
         raise LoadError("No module named 'vllm': install the extra `vllm`")
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -67,7 +69,7 @@ def check_preflight(arguments: Sequence[str]) -> None:
 
 
 def explain_ending(ending: Ending, *, has_served: bool) -> tuple[int, str | None]:
-    """Exit code and, unless a signal asked for the end, one plain line."""
+    """Return the exit code and, unless a signal asked for the end, one plain line that says why the server ended."""
     if ending.asked_for:
         return 0, None
     cause = f": {ending.first_error}" if ending.first_error else ""
@@ -80,13 +82,14 @@ def explain_ending(ending: Ending, *, has_served: bool) -> tuple[int, str | None
 
 
 class Log:
-    """What vLLM writes: whether it has served, and the first error, which is the cause of the others."""
+    """Reads vLLM's log: whether vLLM has begun to serve, and its first error, which is the cause of the others."""
 
     def __init__(self) -> None:
         self.has_served = False
 
     def find_error(self, line: str) -> str | None:
-        """The text of a line that names an exception of a load; what happens to requests later is not looked at."""
+        """Return the exception that a line names; None if it names none. Errors after the load are about requests and
+        are ignored."""
         self.has_served = self.has_served or _STARTED in line
         match = _ERROR_LINE.match(line)
         return None if match is None or self.has_served or _NO_CAUSE.search(line) else match["text"]

@@ -1,1 +1,1 @@
-"""The worker's HTTP surface, its engine threads, its start and its end."""
+"""The worker's HTTP server: its routes, its engine threads, its start and stop."""

@@ -1,4 +1,4 @@
-"""The HTTP surface: OpenAI's paths over one engine."""
+"""The worker's HTTP surface: OpenAI's paths over one engine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Answer = Response | Reply[Any]
 
 
 class Worker:
-    """One engine behind its paths. `ready` is set once the engine has loaded."""
+    """The routes of one engine. `ready` is set once the engine has loaded."""
 
     def __init__(self, engine: Engine, served_name: str) -> None:
         self.ready = False
@@ -50,18 +50,18 @@ class Worker:
         self._created = int(time.time())
 
     async def health(self, request: Request) -> Answer:
-        """200 once the engine can answer."""
+        """Answer `/health`: 200 once the engine has loaded, 503 before."""
         if not self.ready:
             return _loading()
         return JSONResponse({"status": "ok"})
 
     async def metrics(self, request: Request) -> Answer:
-        """Prometheus' text format."""
+        """Answer `/metrics` in Prometheus' text format."""
         text = prometheus_text(self.counters.read_figures())
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def models(self, request: Request) -> Answer:
-        """The one model; how long its requests may be is told as llama-server does."""
+        """Answer `/v1/models` with the one model. `meta.n_ctx` holds its context length, as in llama-server."""
         model: openai_objects.Object = {
             "id": self._name,
             "object": "model",
@@ -73,7 +73,7 @@ class Worker:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def chat(self, request: Request) -> Answer:
-        """`/v1/chat/completions`."""
+        """Answer `/v1/chat/completions`."""
         if refusal := self._refusal("chat"):
             return refusal
         chat_request = await _read(request, ChatRequest)
@@ -81,7 +81,7 @@ class Worker:
         return self._generate(chat_request, shape, lambda job: self.engine.stream_chat(chat_request, job))
 
     async def completions(self, request: Request) -> Answer:
-        """`/v1/completions`."""
+        """Answer `/v1/completions`."""
         if refusal := self._refusal("completions"):
             return refusal
         completion_request = await _read(request, CompletionRequest)
@@ -93,7 +93,7 @@ class Worker:
         )
 
     async def embeddings(self, request: Request) -> Answer:
-        """`/v1/embeddings`."""
+        """Answer `/v1/embeddings`."""
         if refusal := self._refusal("embeddings"):
             return refusal
         embedding_request = await _read(request, EmbeddingRequest)
@@ -136,7 +136,7 @@ class Worker:
 
 
 def create_app(worker: Worker, token: str | None) -> Starlette:
-    """The ASGI app. With a token, everything but `/health` needs it as a bearer token."""
+    """Return the ASGI app. With a token, all paths but `/health` require it as a bearer token."""
     routes = [
         Route("/health", worker.health),
         Route("/metrics", worker.metrics),
@@ -155,14 +155,14 @@ def create_app(worker: Worker, token: str | None) -> Starlette:
 
 
 class BearerToken:
-    """Refuses requests without the worker's token."""
+    """Middleware that refuses requests without the worker's token."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
         self._expected = f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on, or answer 401."""
+        """Pass the request on, or answer 401."""
         authorization = dict(scope["headers"]).get(b"authorization", b"")
         if scope["path"] == "/health" or hmac.compare_digest(authorization, self._expected):
             await self._app(scope, receive, send)

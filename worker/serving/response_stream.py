@@ -1,4 +1,4 @@
-"""An answer on its way: one job, one client, whichever of them ends first."""
+"""Sends the answer of one job to one client, and ends when the first of the two does."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _STOPPING = "This engine is stopping."
 
 
 def error_response(message: str, code: str, status: int, param: str | None = None) -> Response:
-    """An error as a whole response."""
+    """Return a whole response that holds an error."""
     headers = {503: {"retry-after": "5"}, 501: {"x-should-retry": "false"}}.get(status)
     content = openai_objects.encode_json(openai_objects.error_object(message, code, status, param))
     return Response(content, status, headers, media_type="application/json")
 
 
 def describe_failure(error: Exception) -> Failure:
-    """Message, code, HTTP status and parameter of what ended a run early."""
+    """Return message, code, HTTP status and request field of an error that ended a run early."""
     if isinstance(error, RequestError):
         return str(error), error.code, _STATUS.get(error.code, 400), error.param
     if isinstance(error, JobCancelledError):
@@ -42,11 +42,11 @@ def describe_failure(error: Exception) -> Failure:
 
 
 class Reply(abc.ABC, Generic[T]):
-    """An ASGI response that runs one job while it watches the client.
+    """An ASGI response that runs one job and watches the client.
 
-    A client that leaves cancels the job, whether its answer streams or not: uvicorn's `send()` says nothing of a
-    closed connection, so `receive()` is watched. The headers wait for the first piece, so that what goes wrong
-    before it has a status of its own.
+    A client that leaves cancels the job, whether its answer streams or not. uvicorn's `send()` does not report a closed
+    connection, so `receive()` is watched. The headers wait for the first piece, so that an error before it has its own
+    status.
     """
 
     def __init__(self, runner: Runner, work: Work[T]) -> None:
@@ -77,7 +77,7 @@ async def _cancel_when_gone(receive: Receive, run: Run[Any]) -> None:
 
 
 class WholeReply(Reply[T]):
-    """All pieces, then one JSON object, or the error in its place."""
+    """Sends one JSON object made of all pieces, or an error in its place."""
 
     def __init__(self, runner: Runner, work: Work[T], build: Callable[[list[T], Job], Object]) -> None:
         super().__init__(runner, work)
@@ -94,7 +94,7 @@ class WholeReply(Reply[T]):
 
 
 class StreamReply(Reply[Piece]):
-    """Server-sent events, one for each piece. An error after the first one is the stream's last event."""
+    """Sends one server-sent event for each piece. An error after the first piece is the stream's last event."""
 
     def __init__(self, runner: Runner, work: Work[Piece], shape: Shape, request: GenerationRequest) -> None:
         super().__init__(runner, work)

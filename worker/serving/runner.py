@@ -1,4 +1,4 @@
-"""Engine threads on one side, the event loop on the other."""
+"""Runs engine jobs in threads and hands their results to the event loop."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ log = logging.getLogger("worker")
 
 
 class Run(Generic[T]):
-    """One job: an asynchronous iterator over what an engine thread makes.
+    """One job, as an asynchronous iterator over what an engine thread makes.
 
-    Iterating raises RequestError, JobCancelledError or EngineFailedError. Made by `Runner.start_run`, in the event
-    loop.
+    Iterating raises RequestError, JobCancelledError or EngineFailedError. Create it with `Runner.start_run`, in the
+    event loop.
     """
 
     def __init__(self, work: Work[T], counters: Counters) -> None:
@@ -40,7 +40,7 @@ class Run(Generic[T]):
         self._future = threads.submit(self._execute)
 
     def cancel(self) -> None:
-        """Stop: iterating ends with JobCancelledError at once, the engine ends at its next token."""
+        """Stop the job. Iterating ends with JobCancelledError at once; the engine stops at its next token."""
         if self._cancelled:
             return
         self._cancelled = True
@@ -55,7 +55,7 @@ class Run(Generic[T]):
     async def __anext__(self) -> T:
         item = await self._items.get()
         if isinstance(item, Exception):
-            self._items.put_nowait(item)  # an end stays the end, however often it is asked for
+            self._items.put_nowait(item)  # further calls raise the same end
             raise item
         return item
 
@@ -79,7 +79,7 @@ class Run(Generic[T]):
 
 
 class Runner:
-    """Runs jobs in as many threads as the engine has slots; more jobs wait in order of arrival."""
+    """Runs jobs in as many threads as the engine has slots. Further jobs wait in order of arrival."""
 
     def __init__(self, slots: int, counters: Counters) -> None:
         self._threads = ThreadPoolExecutor(slots, thread_name_prefix="engine")
@@ -88,23 +88,24 @@ class Runner:
         self.stopping = False
 
     def start_run(self, work: Work[T]) -> Run[T]:
-        """Queue a job. The caller cancels the run when it no longer listens, and calls `forget_run` at the end."""
+        """Queue a job and return its run. Cancel the run when you no longer listen, and call `forget_run` at the
+        end."""
         run = Run(work, self._counters)
         self._runs.add(run)
         run.submit_job(self._threads)
         return run
 
     def forget_run(self, run: Run[T]) -> None:
-        """The run is over for its caller; what is left of it is cancelled."""
+        """Drop a run that its caller is done with. What is left of it is cancelled."""
         run.cancel()
         self._runs.discard(run)
 
     async def call_function(self, function: Callable[[], None]) -> None:
-        """Run a function in an engine thread, outside the figures (loading)."""
+        """Run a function in an engine thread, without counting it in the metrics. Used to load the model."""
         await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
     def stop_runs(self) -> None:
-        """Cancel every job; none may be started afterwards."""
+        """Cancel every job and set `stopping`: no job may be started afterwards."""
         self.stopping = True
         for run in tuple(self._runs):
             run.cancel()

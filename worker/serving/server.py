@@ -1,4 +1,4 @@
-"""One worker process: listen, load, serve, stop."""
+"""The life of a worker process: listen, load, serve, stop."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from worker.serving.app import Worker, create_app
 
 TOKEN_ENV = "ROUNDHOUSE_ENGINE_TOKEN"  # noqa: S105 - the variable's name, not its value
 KEEP_ALIVE_SECONDS = 75
-"""Longer than clients keep idle connections, so that it is they who close them and no request meets a closed one."""
+"""Longer than clients keep idle connections. So the clients close them, and no request meets a closed one."""
 STOP_SECONDS = 1
-"""How long answers may take to end after SIGTERM, once their jobs are cancelled."""
+"""Seconds that answers have to end after SIGTERM, once their jobs are cancelled."""
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, with two differences: when it stops, answers are cancelled (it would wait for them), and a signal that
-    stopped it is not raised again afterwards (the worker exits 0)."""
+    """uvicorn with two differences. When it stops, running answers are cancelled, for which uvicorn would wait. A
+    signal that stopped it is not raised again afterwards, so that the worker exits 0."""
 
     def __init__(self, config: uvicorn.Config, worker: Worker) -> None:
         super().__init__(config)
@@ -69,9 +69,9 @@ async def _serve(worker: Worker, listener: socket.socket, token: str | None) -> 
 
 
 def run_server(engine: Engine, args: Namespace) -> None:
-    """Serve until a signal; `args` has `host`, `port` and `served_name`. Raises LoadError or PortTakenError.
+    """Serve until a signal. `args` has `host`, `port` and `served_name`. Raises LoadError or PortTakenError.
 
-    Listens before it loads, so that `/health` answers meanwhile and a taken port is seen first.
+    Listens before it loads, so that `/health` answers meanwhile and a taken port is noticed first.
     """
     token = os.environ.get(TOKEN_ENV)
     if token == "":

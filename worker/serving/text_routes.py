@@ -1,4 +1,4 @@
-"""What texts and conversations are to the model: llama-server's own routes, in its shapes. They take no slot."""
+"""Routes for tokens and prompts, in llama-server's shapes. They take no slot."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from worker.text.openai_objects import Object
 
 
 class TextRoutes:
-    """Of one engine. `refusal` gives the answer where it cannot serve an API now."""
+    """The routes of one engine. `refusal` returns the error for an API that the engine cannot serve now, else None."""
 
     def __init__(self, engine: Engine, refusal: Callable[[Api], Response | None]) -> None:
         self._engine = engine
         self._refusal = refusal
 
     async def tokenize(self, request: Request) -> Response:
-        """`/tokenize`."""
+        """Answer `/tokenize`: the tokens of a text."""
         return await self._answer("tokens", request, self._tokenize)
 
     async def detokenize(self, request: Request) -> Response:
-        """`/detokenize`."""
+        """Answer `/detokenize`: the text of tokens."""
         return await self._answer("tokens", request, self._detokenize)
 
     async def apply_template(self, request: Request) -> Response:
-        """`/apply-template`."""
+        """Answer `/apply-template`: the prompt of a conversation."""
         return await self._answer("prompts", request, self._apply_template)
 
     async def input_tokens(self, request: Request) -> Response:
-        """`/v1/chat/completions/input_tokens`."""
+        """Answer `/v1/chat/completions/input_tokens`: the number of tokens in a conversation's prompt."""
         return await self._answer("prompts", request, self._input_tokens)
 
     async def _answer(self, api: Api, request: Request, make: Callable[[bytes], Object]) -> Response:

@@ -1,1 +1,1 @@
-"""What the worker reads and writes of texts: prompts, answers, calls of tools. Pure."""
+"""Text before and after generation: prompts, answer objects, thoughts, tool calls, grammars. Pure."""

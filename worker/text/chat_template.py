@@ -1,4 +1,4 @@
-"""What a chat template is given: messages in the form that templates know, and variables. Pure."""
+"""The input of a chat template: messages in the form that templates know, and variables. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ RESERVED: Final = frozenset(
     {"messages", "tools", "tool_choice", "functions", "function_call", "add_generation_prompt"}
     | {"bos_token", "eos_token", "raise_exception", "strftime_now"}
 )
-"""Variables that are not the client's to set."""
+"""Template variables that a client must not set."""
 
 
 def build_variables(request: ChatRequest) -> dict[str, Any]:
-    """The client's own, and those that say how much to think. Raises RequestError."""
+    """Return the client's template variables and those that control thinking. Raises RequestError for a reserved
+    one."""
     client_variables = request.chat_template_kwargs or {}
     if reserved_names := sorted(RESERVED & client_variables.keys()):
         place = f"chat_template_kwargs.{reserved_names[0]}"
@@ -33,7 +34,8 @@ def build_variables(request: ChatRequest) -> dict[str, Any]:
 
 
 def messages_for(request: ChatRequest, template: str) -> list[dict[str, Any]]:
-    """The conversation for this template. Raises RequestError."""
+    """Return the conversation as this template takes it: `developer` becomes `system` unless the template mentions it.
+    Raises RequestError."""
     messages = [plain_message(message, number) for number, message in enumerate(request.messages)]
     if "developer" not in template:
         for message in messages:
@@ -42,8 +44,11 @@ def messages_for(request: ChatRequest, template: str) -> list[dict[str, Any]]:
 
 
 def plain_message(message: Message, number: int = 0) -> dict[str, Any]:
-    """A message with one text as its content, calls whose arguments are objects (templates write them as JSON), and
-    its thoughts, whatever their name, as `reasoning_content`. Raises RequestError for images and the like."""
+    """Return a message in the form that templates know. Raises RequestError for content other than text.
+
+    Its content is one text. Arguments of calls are objects, because templates write them as JSON themselves. Thoughts
+    are `reasoning_content`, whichever name the client used.
+    """
     fields = message.model_dump(exclude_unset=True)
     fields["content"] = _text(message, number)
     thought = fields.pop("reasoning", None) or fields.get("reasoning_content")

@@ -1,4 +1,4 @@
-"""Gemma 4's calls of tools: `call:name{key:<|"|>text<|"|>,other:[1,{deep:true}]}`. Pure."""
+"""Parses Gemma 4's tool calls: `call:name{key:<|"|>text<|"|>,other:[1,{deep:true}]}`. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _KEY: Final = re.compile(r"\s*([^:{}\[\],]+?)\s*:")
 _BARE: Final = re.compile(r"[^,{}\[\]]+")
 _SPACE: Final = re.compile(r"\s*")
 DEPTH: Final = 64
-"""Deepest nesting that is read."""
+"""Maximum nesting that is read."""
 
 
 def gemma_call(text: str) -> tuple[str, dict[str, Any]]:
-    """Name and arguments. Raises ValueError: it is no call."""
+    """Return the name and the arguments of a call. Raises ValueError if the text is no call."""
     head = _HEAD.match(text)
     if head is None:
         raise ValueError("no `call:name{`")
@@ -27,7 +27,7 @@ def gemma_call(text: str) -> tuple[str, dict[str, Any]]:
 
 
 class _ValueReader:
-    """Reads values from a place in a text on."""
+    """Reads values of a text from a position on."""
 
     def __init__(self, text: str, position: int) -> None:
         self._text = text

@@ -1,4 +1,4 @@
-"""What an answer must be, as a grammar of llama.cpp's (GBNF). Pure."""
+"""Grammars (llama.cpp's GBNF) that an answer must follow. Pure."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ from worker.text.reasoning import Marks
 
 ANY_OBJECT: Final[dict[str, Any]] = {"type": "object"}
 MOST_REPETITIONS: Final = 2000
-"""As llama.cpp has it; the library writes each one out."""
+"""llama.cpp's limit. The library writes each repetition out."""
 
 _COUNTS: Final = ("minItems", "maxItems", "minLength", "maxLength")
 _BRACES: Final = re.compile(r"\{(\d*),?(\d*)\}")
 _ROOT: Final = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*|(?<![\w-])root(?![\w-])')
-"""A text, a class of characters or a comment of a grammar, or the name of its root."""
+"""Matches a string, a character class or a comment of a grammar, or the name of its root rule."""
 _ANY: Final = re.compile(r'(?<=^char ::= )\[\^"\\\\\]|(?<=^dot ::= ).*', re.MULTILINE)
-"""What the library takes for a character of a string; a JSON text has no raw control characters there."""
+"""Matches the library's rule for a character of a string. It permits raw control characters, which JSON forbids
+there."""
 _CHARACTER: Final = r'[^"\\\x00-\x1F\x7F]'
 
 
 def schema_asked(response_format: Mapping[str, Any] | None) -> tuple[dict[str, Any] | None, str]:
-    """The JSON Schema that an answer is asked to follow, or None, and where it stands. Raises RequestError."""
+    """Return the JSON Schema that `response_format` asks for, or None, and its place in the request. Raises
+    RequestError."""
     kind = response_format.get("type") if response_format is not None else "text"
     if response_format is None or kind == "text":
         return None, "response_format"
-    if kind == "json_object":  # llama.cpp takes a schema here too
+    if kind == "json_object":  # llama.cpp accepts a schema here too
         return _object(response_format.get("schema", ANY_OBJECT), "response_format.schema")
     if kind == "json_schema":
         outer, place = _object(response_format.get("json_schema"), "response_format.json_schema")
@@ -43,8 +45,8 @@ def schema_asked(response_format: Mapping[str, Any] | None) -> tuple[dict[str, A
 
 
 def constraint_asked(request: GenerationRequest) -> tuple[dict[str, Any] | None, str | None, str]:
-    """The JSON Schema that an answer is asked to follow, or the grammar, or neither, and the field that says it.
-    Raises RequestError: two of them."""
+    """Return the JSON Schema and the grammar that the answer must follow, at most one of them not None, and the field
+    that asks for it. Raises RequestError if the request asks for two."""
     schema, place = schema_asked(request.response_format)
     asked: list[tuple[dict[str, Any] | None, str | None, str]] = []
     if schema is not None:
@@ -60,8 +62,8 @@ def constraint_asked(request: GenerationRequest) -> tuple[dict[str, Any] | None,
 
 
 def check_unconstrained(request: GenerationRequest, engine: str) -> None:
-    """Refuse what would be overlooked by an engine that holds answers to nothing. `engine`: as refusals call it. Raises
-    RequestError."""
+    """Refuse what an engine without grammars would ignore: a schema, a grammar, `ignore_eos`. `engine` is its name in
+    the error. Raises RequestError."""
     schema, grammar, place = constraint_asked(request)
     if schema is not None or grammar is not None:
         message = f"{engine} holds answers to no schema or grammar: ask for the form in words."
@@ -77,8 +79,8 @@ def _object(value: Any, place: str) -> tuple[dict[str, Any], str]:
 
 
 def gbnf_of(schema: Mapping[str, Any], place: str, convert: Callable[[str], str]) -> str:
-    """The grammar of a JSON Schema. `convert` makes it of the schema's text; a schema that it cannot read, or that
-    would make a grammar beyond all bounds, is refused with RequestError."""
+    """Return the grammar of a JSON Schema. `convert` makes it from the schema's JSON. Raises RequestError if `convert`
+    cannot read the schema, or if its grammar would be too large."""
     try:
         _check_counts(schema)
         return _ANY.sub(lambda any_: _CHARACTER, convert(json.dumps(_share_references(schema))))
@@ -100,8 +102,11 @@ def _check_counts(value: Any) -> None:
 
 
 def _share_references(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same schema, with all that local references lead to as definitions of unique names: the library knows a
-    definition by the last part of its place, whatever else has that name, and none beside a reference at the root."""
+    """Return the schema with the target of each local reference as a definition of a unique name.
+
+    The library knows a definition by the last part of its path, even if another one has the same, and finds no
+    definitions beside a reference at the root.
+    """
     name = _free_name("shared", json.dumps(schema))
     names: dict[str, str] = {}
     definitions: dict[str, Any] = {}
@@ -117,7 +122,7 @@ def _share_references(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _rebuild_schema(value: Any, change: Callable[[str], str]) -> Any:
-    """The same, with every local reference changed."""
+    """Return the schema with every local reference changed."""
     if isinstance(value, list):
         return [_rebuild_schema(inner, change) for inner in value]
     if not isinstance(value, dict):
@@ -128,7 +133,7 @@ def _rebuild_schema(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _target(schema: Any, ref: str) -> Any:
-    """What a JSON pointer in a fragment leads to. Raises ValueError: nothing."""
+    """Return what a JSON pointer in a fragment refers to. Raises ValueError if there is nothing."""
     anchor, *parts = unquote(ref).split("/")
     try:
         for part in parts:
@@ -142,7 +147,8 @@ def _target(schema: Any, ref: str) -> Any:
 
 
 def any_call_schema(schemas: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The schema of `{"name": TOOL, "arguments": {...}}` for any of these tools."""
+    """Return the schema of `{"name": TOOL, "arguments": {...}}` for any of these tools. `schemas` are those of their
+    arguments."""
     calls, definitions = [], dict[str, Any]()
     for name, schema in schemas.items():
         place = f"#/$defs/{len(definitions)}"
@@ -157,19 +163,21 @@ def _move_reference(place: str, ref: str) -> str:
 
 
 def allow_call(gbnf: str, begin: str) -> str:
-    """The same grammar for an answer in whose place there may be calls. What they hold, it leaves open."""
+    """Return the grammar extended by tool calls in place of the answer. It does not constrain what follows `begin`, the
+    mark of a call."""
     answer, inner = _rename_root(gbnf)
     return f"root ::= {answer} | {_literal(begin)} .*\n{inner}"
 
 
 def _rename_root(gbnf: str) -> tuple[str, str]:
-    """A new name of its root, and the grammar with it."""
+    """Return a new name for the grammar's root rule, and the grammar with that name."""
     answer = _free_name("answer", gbnf)
     return answer, _ROOT.sub(lambda found: answer if found[0] == "root" else found[0], gbnf)
 
 
 def allow_reasoning(gbnf: str, marks: Marks, *, is_thinking: bool) -> str:
-    """The same grammar for an answer that may begin with a thought; where the prompt opened one, it goes on with it."""
+    """Return the grammar extended by a thought before the answer. `is_thinking`: the prompt opened a thought, so the
+    answer begins inside it."""
     (answer, inner), thought = _rename_root(gbnf), _free_name("thought", gbnf)
     thinking = f'{thought}-0 "\\n"? "\\n"? {answer}'
     root = thinking if is_thinking else f"{_literal(marks.begin)} {thinking} | {answer}"
@@ -183,7 +191,8 @@ def _free_name(name: str, gbnf: str) -> str:
 
 
 def _rules_through(end: str, name: str) -> list[str]:
-    """Rules for any text with `end` at its end and nowhere before. Rule N has seen the first N characters of `end`."""
+    """Return rules for any text that ends with the first occurrence of `end`. Rule N has seen the first N characters of
+    `end`."""
     alphabet = dict.fromkeys(end)
     rules = []
     for seen_count in range(len(end)):

@@ -1,4 +1,4 @@
-"""OpenAI's answer objects, made from an engine's pieces."""
+"""Makes OpenAI's answer objects from an engine's pieces."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ DONE = b"data: [DONE]\n\n"
 
 
 def encode_event(content: Object) -> bytes:
-    """One server-sent event."""
+    """Return one server-sent event."""
     return b"data: " + encode_json(content) + b"\n\n"
 
 
 def encode_json(content: Object) -> bytes:
-    """Compact JSON, UTF-8. What that cannot hold (half of a surrogate pair) becomes `?`."""
+    """Return compact JSON in UTF-8. Half of a surrogate pair, which UTF-8 cannot encode, becomes `?`."""
     return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
 
 
 def usage_object(job: Job) -> Object:
-    """Tokens as the engine counted them."""
+    """Return the token counts of a job."""
     total = job.prompt_tokens + job.completion_tokens
     return {"prompt_tokens": job.prompt_tokens, "completion_tokens": job.completion_tokens, "total_tokens": total}
 
 
 def error_object(message: str, code: str, status: int, param: str | None = None) -> Object:
-    """OpenAI's error form."""
+    """Return an error in OpenAI's form."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return {"error": {"message": message, "type": kind, "code": code, "param": param}}
 
 
 def merge_tool_calls(deltas: Iterable[Object]) -> list[Object]:
-    """Whole tool calls from a stream's parts, in the order of their index."""
+    """Return whole tool calls from the deltas of a stream, in the order of their index."""
     calls: dict[int, Object] = {}
     for delta in deltas:
         call = calls.setdefault(
@@ -51,19 +51,19 @@ def merge_tool_calls(deltas: Iterable[Object]) -> list[Object]:
 
 
 class Shape(Protocol):
-    """How one API words its answers."""
+    """How one API writes its answers."""
 
     def opening_event(self) -> Object | None:
-        """The event before the first piece, if there is one."""
+        """Return the event before the first piece; None if the API has none."""
 
     def chunk_event(self, piece: Piece) -> Object:
-        """A stream's event for one piece."""
+        """Return the event of a stream for one piece."""
 
     def counts_event(self, job: Job) -> Object:
-        """A stream's last event, which holds token counts and no choice."""
+        """Return the last event of a stream, which holds token counts and no choice."""
 
     def whole_answer(self, pieces: Sequence[Piece], job: Job) -> Object:
-        """The answer to a request that does not stream."""
+        """Return the answer to a request that does not stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +88,14 @@ class _Envelope:
 
 @dataclass(frozen=True, slots=True)
 class ChatShape(_Envelope):
-    """`chat.completion` and `chat.completion.chunk`."""
+    """Writes `chat.completion` and `chat.completion.chunk` objects."""
 
     def opening_event(self) -> Object | None:
-        """The role comes first."""
+        """Return the chunk that states the role."""
         return self._chunk({"role": "assistant", "content": ""}, None)
 
     def chunk_event(self, piece: Piece) -> Object:
-        """Text as `delta.content`."""
+        """Return a chunk with text, thoughts and tool calls in `delta`."""
         delta = _thought(piece.thought)
         if piece.text:
             delta["content"] = piece.text
@@ -104,11 +104,11 @@ class ChatShape(_Envelope):
         return self._chunk(delta, piece.finish_reason, piece.stop_reason)
 
     def counts_event(self, job: Job) -> Object:
-        """After the last chunk."""
+        """Return the last chunk, which holds token counts."""
         return {**self.wrap("chat.completion.chunk", []), "usage": usage_object(job)}
 
     def whole_answer(self, pieces: Sequence[Piece], job: Job) -> Object:
-        """One message."""
+        """Return the `chat.completion` object with one message."""
         message: Object = {"role": "assistant", "content": "".join(piece.text for piece in pieces)}
         message |= _thought("".join(piece.thought for piece in pieces))
         calls = merge_tool_calls(delta for piece in pieces for delta in piece.tool_calls)
@@ -124,23 +124,23 @@ class ChatShape(_Envelope):
 
 @dataclass(frozen=True, slots=True)
 class CompletionShape(_Envelope):
-    """`text_completion`, streaming or not."""
+    """Writes `text_completion` objects, for streams too."""
 
     def opening_event(self) -> Object | None:
-        """Nothing."""
+        """Return None: streams start with the first text."""
         return None
 
     def chunk_event(self, piece: Piece) -> Object:
-        """Text as `text`."""
+        """Return a chunk with the text."""
         choice = _text_choice(piece.text, piece.finish_reason, piece.stop_reason)
         return self.wrap("text_completion", [choice])
 
     def counts_event(self, job: Job) -> Object:
-        """After the last chunk."""
+        """Return the last chunk, which holds token counts."""
         return {**self.wrap("text_completion", []), "usage": usage_object(job)}
 
     def whole_answer(self, pieces: Sequence[Piece], job: Job) -> Object:
-        """One text."""
+        """Return the `text_completion` object with one choice."""
         text = "".join(piece.text for piece in pieces)
         return {**self.wrap("text_completion", [_text_choice(text, *_end_of(pieces))]), "usage": usage_object(job)}
 
@@ -150,7 +150,7 @@ def _text_choice(text: str, finish_reason: FinishReason | None, stop_reason: str
 
 
 def _end(finish_reason: FinishReason | None, stop_reason: str | None) -> Object:
-    """Why a choice ended. The stop string that ended it is told as vLLM tells it."""
+    """Return the fields that say why a choice ended. `stop_reason` is vLLM's field for the stop string."""
     stop = {} if stop_reason is None else {"stop_reason": stop_reason}
     return {"finish_reason": finish_reason, **stop}
 
@@ -161,12 +161,12 @@ def _end_of(pieces: Sequence[Piece]) -> tuple[FinishReason, str | None]:
 
 
 def _thought(text: str) -> Object:
-    """Under both names that clients read."""
+    """Return the fields of a thought, under both names that clients read."""
     return {"reasoning_content": text, "reasoning": text} if text else {}
 
 
 def embeddings_object(vectors: list[list[float]], model: str, encoding: Literal["float", "base64"], job: Job) -> Object:
-    """`/v1/embeddings`: float32, little-endian, where base64 is asked for."""
+    """Return the answer of `/v1/embeddings`. Base64 is of float32, little-endian."""
     data = [
         {"object": "embedding", "index": index, "embedding": vector if encoding == "float" else _base64(vector)}
         for index, vector in enumerate(vectors)

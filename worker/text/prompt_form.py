@@ -1,4 +1,4 @@
-"""How a conversation becomes a prompt, and what is read in the answer to it. Pure."""
+"""How a conversation becomes a prompt, and how the answer to it is read. Pure."""
 
 from __future__ import annotations
 
@@ -23,40 +23,42 @@ CHAT_FORMATS: Final = (GENERIC, "mistral_template", "qwen3_template", "gemma4_te
 """Prompt formats that take a conversation."""
 PROMPT_FORMATS: Final = (*CHAT_FORMATS, TRANSLATEGEMMA)
 RAISED: Final = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What code that was written for other conversations raises."""
+"""Exceptions of template code that meets a conversation it was not written for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A conversation as the model sees it."""
+    """The prompt of a conversation."""
 
     text: str
     tokens: list[int]
     stops: tuple[str, ...] = ()
-    """Texts that end the answer, beside the model's own end tokens."""
+    """Strings that end the answer, beside the model's own end tokens."""
 
 
 class Form(Protocol):
-    """One way to make prompts, and how the answers to them are to be read."""
+    """One way to make prompts and to read the answers to them."""
 
     marks: Marks | None
+    """Marks around thoughts; None: not known."""
     markup: Markup | None
+    """Markup of tool calls; None: not known."""
     tells_tools: bool
-    """The model learns which tools there are."""
+    """Whether the prompt tells the model which tools there are."""
 
     def render_prompt(self, request: ChatRequest) -> Prompt:
-        """Raises RequestError."""
+        """Return the prompt of a conversation. Raises RequestError."""
 
 
 class Tokenizer(Protocol):
-    """A vocabulary, as far as a prompt needs it."""
+    """The part of a vocabulary that a prompt needs."""
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """The tokens of a text."""
+        """Return the tokens of a text."""
 
 
 class TemplateForm:
-    """A Jinja template that came with the model. `render` raises `raised`, beside `RAISED`, where it cannot."""
+    """A Jinja template that came with the model. `render` may raise the exceptions in `raised` and in `RAISED`."""
 
     def __init__(
         self,
@@ -76,7 +78,7 @@ class TemplateForm:
         self.tells_tools = "tools" in template or self.markup is not None
 
     def render_prompt(self, request: ChatRequest) -> Prompt:
-        """See Form."""
+        """Return the prompt that the template makes of a conversation. Raises RequestError."""
         messages = structure_messages(request) if self._is_translategemma else messages_for(request, self._template)
         template_variables = build_variables(request)
         try:
@@ -89,20 +91,20 @@ class TemplateForm:
 
 
 def check_tools(request: ChatRequest, form: Form) -> None:
-    """Raises RequestError where tools are offered that the model would learn nothing of."""
+    """Raise RequestError if the request offers tools that the prompt would not tell the model of."""
     if request.offered_tools and not form.tells_tools:
         message = "The model's chat template knows no tools: name the one to call in `tool_choice`, or send none."
         raise RequestError(message, code="tools_unsupported", param="tools")
 
 
 def shown_texts(request: ChatRequest, form: Form) -> tuple[str, ...]:
-    """Texts whose tokens must be told as text, even those that vocabularies hide."""
+    """Return the texts whose tokens must appear in the answer's text, even if the vocabulary hides them."""
     texts = (form.marks.begin, form.marks.end) if form.marks else ()
     return (*texts, *form.markup.tokens) if request.offered_tools and form.markup else texts
 
 
 def separate_reasoning(pieces: Generator[Piece], form: Form, prompt: Prompt) -> Generator[Piece]:
-    """What the model made, up to the form's own stops, with thoughts apart from text."""
+    """Return the pieces up to the form's own stop strings, with thoughts separated from text."""
     if prompt.stops:
         pieces = _without_stop_reason(until_stop(pieces, prompt.stops))
     return split_reasoning(pieces, form.marks, is_thinking=is_open(prompt.text, form.marks)) if form.marks else pieces
@@ -111,7 +113,7 @@ def separate_reasoning(pieces: Generator[Piece], form: Form, prompt: Prompt) -> 
 def separate_calls(
     pieces: Generator[Piece], request: ChatRequest, form: Form, new_id: Callable[[], str]
 ) -> Generator[Piece]:
-    """The pieces, with calls of tools apart from text where the request offers some."""
+    """Return the pieces with tool calls separated from text, if the request offers tools."""
     if not request.offered_tools or not form.markup:
         return pieces
     schemas = tool_calls.schemas_of(request.offered_tools)
@@ -121,7 +123,7 @@ def separate_calls(
 
 
 def _without_stop_reason(pieces: Generator[Piece]) -> Generator[Piece]:
-    """A chat format's own stops are no news to a client."""
+    """Yield the pieces without stop reason: a client does not know a chat format's own stop strings."""
     with closing(pieces):
         for piece in pieces:
             yield replace(piece, stop_reason=None)

@@ -1,4 +1,4 @@
-"""What a model thinks, told from what it says: by the marks that its family puts around thoughts. Pure."""
+"""Separates what a model thinks from what it says, by the marks that its family puts around thoughts. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from worker.text.stop_strings import StopStringFinder
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What stands before and behind a thought. A thought comes first in an answer, or not at all."""
+    """The marks before and after a thought. A thought comes first in an answer, or not at all."""
 
     begin: str
     end: str
@@ -27,31 +27,32 @@ _OF_FORMAT: Final = {"qwen3_template": QWEN, "gemma4_template": GEMMA}
 
 
 def marks_of(prompt_format: str | None, template: str) -> Marks | None:
-    """By the prompt format where it tells, else those that the chat template knows: every template that takes thoughts
-    out of earlier answers names the end mark."""
+    """Return the marks of the prompt format, else those that the chat template mentions; None if there are none. Every
+    template that removes thoughts from earlier answers mentions the end mark."""
     if prompt_format in _OF_FORMAT:
         return _OF_FORMAT[prompt_format]
     return next((marks for marks in (QWEN, GEMMA, MISTRAL) if marks.end in template), None)
 
 
 def is_open(prompt: str, marks: Marks) -> bool:
-    """Whether the prompt ends inside a thought, so that the answer begins there."""
+    """Return whether the prompt ends inside a thought, so that the answer begins there."""
     return prompt.rstrip().endswith(marks.begin)
 
 
 class ReasoningSplitter:
-    """Tells thought from text, piece by piece. White space around a thought is nobody's."""
+    """Separates thought from text, piece by piece. White space around a thought is dropped."""
 
     def __init__(self, marks: Marks, *, is_thinking: bool) -> None:
         self._marks = marks
         self._at: Literal["begin", "thought", "gap", "text"] = "thought" if is_thinking else "begin"
         self._end = StopStringFinder(marks.end)
         self._held = ""
-        """What may be a part of the begin mark, or white space before it; white space that may be a thought's last."""
+        """Text that may be a part of the begin mark, with white space before it; or white space that may be the last of
+        a thought."""
         self._is_empty = True
 
     def feed_text(self, text: str) -> tuple[str, str]:
-        """The next parts of the thought and of the text, either of which may be empty."""
+        """Return the next parts of the thought and of the text, either of which may be empty."""
         thought = ""
         if self._at == "begin":
             text = self._begin(text)
@@ -66,7 +67,7 @@ class ReasoningSplitter:
         return thought, text
 
     def flush_text(self) -> tuple[str, str]:
-        """What was held back, where no more text comes."""
+        """Return the held part of the thought and of the text. Call once, after the last text."""
         if self._at == "thought":
             return self._trim_text(self._end.flush_text()), ""
         held_text, self._held = self._held, ""
@@ -96,7 +97,7 @@ class ReasoningSplitter:
 
 
 def split_reasoning(pieces: Generator[Piece], marks: Marks, *, is_thinking: bool) -> Generator[Piece]:
-    """The pieces of an answer, with what the model thinks in `thought` and without the marks."""
+    """Yield the pieces of an answer with thoughts in `thought`, without the marks."""
     splitter = ReasoningSplitter(marks, is_thinking=is_thinking)
     with closing(pieces):
         for piece in pieces:

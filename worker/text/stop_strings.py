@@ -1,4 +1,4 @@
-"""Stop strings: where an answer's text ends, however it was cut into pieces. Pure."""
+"""Finds stop strings in an answer, however it is cut into pieces. Pure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from worker.engine import Piece
 
 
 class StopStringFinder:
-    """Looks for some strings in a text that comes in pieces. The one whose end comes first is found; of several that
-    end there, the longest."""
+    """Searches a text that comes in pieces for strings. Finds the string that ends first; of several that end at the
+    same place, the longest."""
 
     def __init__(self, *strings: str) -> None:
         self._strings = strings
         self._held = ""
-        """The end of the text so far, as far as it may be the beginning of one of them."""
+        """End of the text so far that may be the start of one of the strings."""
 
     def feed_text(self, text: str) -> tuple[str, str | None, str]:
-        """Text before the find, and what was found, and text behind it; or text that is part of no find, None, ''."""
+        """Return the text before the string that was found, that string, and the text after it. If none was found,
+        return the text that is certainly no part of one, None and ''."""
         text = self._held + text
         match = min(self._find_all(text), default=None)
         if match is not None:
@@ -31,7 +32,7 @@ class StopStringFinder:
         return text[: len(text) - held_length], None, ""
 
     def flush_text(self) -> str:
-        """What was held back, where no more text comes."""
+        """Return the held text. Call once, after the last text."""
         held_text, self._held = self._held, ""
         return held_text
 
@@ -43,14 +44,14 @@ class StopStringFinder:
 
 
 def _overlap(text: str, wanted: str) -> int:
-    """Length of the longest end of `text` that `wanted` begins with, without being all of it."""
+    """Return the length of the longest end of `text` that is a start of `wanted`, but not all of it."""
     longest = min(len(text), len(wanted) - 1)
     return next((length for length in range(longest, 0, -1) if text.endswith(wanted[:length])), 0)
 
 
 def until_stop(pieces: Generator[Piece], stops: Sequence[str]) -> Generator[Piece]:
-    """The pieces up to the first stop string in their text, which is left out and named by the last of them. Then
-    `pieces` is closed, so that the engine works no further."""
+    """Yield the pieces up to the first stop string in their text. The string is removed, and named by the last piece.
+    Then `pieces` is closed, so that the engine stops."""
     if not stops:
         yield from pieces
         return

@@ -1,4 +1,4 @@
-"""Calls of tools, read from the text of an answer: each family of models writes them in its own way. Pure."""
+"""Reads tool calls from the text of an answer; each family of models writes them in its own way. Pure."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ from worker.text.stop_strings import StopStringFinder
 Call = tuple[str, Any]
 """A tool's name and its arguments."""
 Schemas = Mapping[str, Mapping[str, Any]]
-"""Tools' names to the JSON Schemas of their arguments."""
+"""Names of tools to the JSON Schemas of their arguments."""
 
 _PARAMETER: Final = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Markup:
-    """How calls stand in a text."""
+    """How calls are written in a text."""
 
     begin: str
+    """The mark before a call."""
     end: str | None
-    """None: a call goes on to the next one, or to the end of the answer."""
+    """The mark after a call; None: a call ends at the next one, or with the answer."""
     read_calls: Callable[[str, Schemas], list[Call]]
-    """The calls between the marks. Raises ValueError: there are none."""
+    """Returns the calls in a text between the marks. Raises ValueError if there are none."""
     tokens: tuple[str, ...]
-    """Texts whose tokens must be told as text: some vocabularies hide them."""
+    """Texts whose tokens must appear in the answer's text; some vocabularies hide them."""
 
 
 def _qwen(body: str, schemas: Schemas) -> list[Call]:
@@ -65,7 +66,7 @@ def _gemma(body: str, schemas: Schemas) -> list[Call]:
 
 
 QWEN: Final = Markup("<tool_call>", "</tool_call>", _qwen, ("<tool_call>", "</tool_call>"))
-"""Of Qwen and Hermes: JSON, and of later Qwens XML."""
+"""Markup of Qwen and Hermes: JSON, and XML in later Qwens."""
 MISTRAL: Final = Markup("[TOOL_CALLS]", None, _mistral, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"))
 GEMMA: Final = Markup("<|tool_call>", "<tool_call|>", _gemma, ("<|tool_call>", "<tool_call|>", '<|"|>'))
 
@@ -73,7 +74,8 @@ _OF_FORMAT: Final = {"qwen3_template": QWEN, "gemma4_template": GEMMA, "mistral_
 
 
 def markup_of(prompt_format: str | None, template: str) -> Markup | None:
-    """By the prompt format where it tells, else what the chat template writes earlier calls with."""
+    """Return the markup of the prompt format, else the one in which the chat template writes earlier calls; None if
+    there is none."""
     if prompt_format in _OF_FORMAT:
         return _OF_FORMAT[prompt_format]
     return next((markup for markup in (QWEN, MISTRAL, GEMMA) if markup.begin in template), None)
@@ -121,7 +123,7 @@ def _refuse(constant: str) -> None:
 
 
 class _CallReader:
-    """The text and the calls of one answer, piece by piece."""
+    """Separates text and calls of one answer, piece by piece."""
 
     def __init__(self, markup: Markup, schemas: Schemas, new_id: Callable[[], str], most: int | None) -> None:
         self._markup = markup
@@ -131,13 +133,14 @@ class _CallReader:
         self._begin = StopStringFinder(markup.begin)
         self._end = StopStringFinder(markup.end or markup.begin)
         self._body: list[str] | None = None
-        """Of the call that is being read."""
+        """Parts of the call that is being read; None outside of calls."""
         self._gap = ""
-        """White space that belongs to the text only if more of it follows."""
+        """White space that belongs to the text only if more text follows."""
         self._is_after_call = False
         self.count = 0
 
     def feed_text(self, text: str) -> tuple[str, list[dict[str, Any]]]:
+        """Return the next text and the calls that are complete now."""
         plain_text, calls = "", list[dict[str, Any]]()
         while text and not self.is_full:
             if self._body is None:
@@ -155,11 +158,11 @@ class _CallReader:
 
     @property
     def is_full(self) -> bool:
-        """No more calls may follow."""
+        """Whether no more calls may follow."""
         return self._most is not None and self.count >= self._most
 
     def flush_text(self) -> tuple[str, list[dict[str, Any]]]:
-        """What was held back, where no more text comes. A call need not be closed."""
+        """Return the held text and the last calls. Call once, after the last text. A call may lack its end mark."""
         calls: list[dict[str, Any]] = []
         if self._body is None:
             plain_text = self._trim_text(self._begin.flush_text())
@@ -194,8 +197,11 @@ class _CallReader:
 def split_calls(
     pieces: Generator[Piece], markup: Markup, schemas: Schemas, new_id: Callable[[], str], *, several: bool
 ) -> Generator[Piece]:
-    """The pieces of an answer, with calls in `tool_calls` instead of in the text, each in one part when it is complete.
-    What looks like a call and is none stays text. Unless there may be several, the answer ends with the first."""
+    """Yield the pieces of an answer with calls in `tool_calls` instead of in the text, each in one part when it is
+    complete.
+
+    Text that looks like a call and is none stays text. Unless `several`, the answer ends after its first call.
+    """
     reader = _CallReader(markup, schemas, new_id, None if several else 1)
     with closing(pieces):
         for piece in pieces:
@@ -214,7 +220,7 @@ def split_calls(
 
 
 def split_forced_call(pieces: Generator[Piece], name: str, new_id: Callable[[], str]) -> Generator[Piece]:
-    """The pieces of an answer whose whole text is the arguments of a call of this tool."""
+    """Yield the pieces of an answer whose whole text is the arguments of a call of the tool `name`."""
     part: dict[str, Any] = {"index": 0, "id": new_id(), "type": "function", "function": {"name": name, "arguments": ""}}
     with closing(pieces):
         for piece in pieces:
@@ -227,7 +233,8 @@ def split_forced_call(pieces: Generator[Piece], name: str, new_id: Callable[[], 
 
 
 def split_json_calls(pieces: Generator[Piece], new_id: Callable[[], str]) -> Generator[Piece]:
-    """The pieces of an answer whose whole text is `{"name": ..., "arguments": ...}`. What was cut short stays text."""
+    """Yield the pieces of an answer whose whole text is a call, as `{"name": ..., "arguments": ...}`. A text that was
+    cut short stays text."""
     parts = []
     with closing(pieces):
         for piece in pieces:
@@ -248,7 +255,8 @@ def split_json_calls(pieces: Generator[Piece], new_id: Callable[[], str]) -> Gen
 
 
 def forced_tools(request: ChatRequest) -> dict[str, dict[str, Any]]:
-    """The tools of which one must be called, with the schemas of their arguments. Raises RequestError."""
+    """Return the tools of which the model must call one, with the schemas of their arguments; none if it need not.
+    Raises RequestError if `tool_choice` cannot be met."""
     tools = schemas_of(request.offered_tools)
     choice = request.tool_choice
     if isinstance(choice, NamedTool):
@@ -262,11 +270,11 @@ def forced_tools(request: ChatRequest) -> dict[str, dict[str, Any]]:
 
 
 def encode_arguments(arguments: Any) -> str:
-    """Arguments as the JSON text that clients get. Raises ValueError: a number is beyond all bounds."""
+    """Return arguments as the JSON text that clients get. Raises ValueError for a number that JSON cannot express."""
     return json.dumps(arguments, ensure_ascii=False, allow_nan=False)
 
 
 def schemas_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Schemas of the arguments by name; a tool without one takes nothing."""
+    """Return the schemas of the tools' arguments by name. A tool without a schema takes no arguments."""
     nothing = {"type": "object", "properties": {}}
     return {tool["function"]["name"]: tool["function"].get("parameters") or nothing for tool in tools}

@@ -1,4 +1,4 @@
-"""TranslateGemma's own shape of a request: one user message with one part, which names both languages. Pure.
+"""TranslateGemma's own form of a request: one user message with one part, which names both languages. Pure.
 
 Its chat template (google/translategemma-*-it) takes nothing else: no system message, no list of several parts.
 """
@@ -13,15 +13,15 @@ from worker.schema import ChatRequest
 SOURCE: Final = "source_lang_code"
 TARGET: Final = "target_lang_code"
 MIXED: Final = frozenset({"auto", "mixed"})
-"""Values of the source language that leave it to the model."""
+"""Source languages that let the model detect the language."""
 DETECT: Final = (
     "The text may be in several languages: detect the source language of each segment, and translate all of them.\n\n"
 )
-"""Goes before a text whose source language is left to the model."""
+"""Text before a text whose language the model must detect."""
 
 
 def structure_messages(request: ChatRequest) -> list[dict[str, Any]]:
-    """The messages for the template. The languages are those of the text part, else those of the request.
+    """Return the messages for the template. The languages are those of the text part, else those of the request.
 
     Raises:
         RequestError: `multi_turn_unsupported`, `tools_unsupported` or `invalid_request`, with the place.
@@ -77,5 +77,5 @@ def _code(part: dict[str, Any], request: ChatRequest, name: str) -> str | None:
 
 
 def _fallback(target: str) -> str:
-    """A language that the template knows, and that is not the one to translate into."""
+    """Return a language that the template knows and that is not the target."""
     return "es" if target.lower().startswith("en") else "en"
