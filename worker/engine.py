@@ -39,7 +39,7 @@ class Piece:
 
 
 def call_id() -> str:
-    """A name for a call of a tool. Nine letters and digits: what Mistral's templates insist on, and others take."""
+    """Return an id for a tool call: nine letters and digits, which Mistral's templates require and others accept."""
     return uuid.uuid4().hex[:9]
 
 

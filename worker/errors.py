@@ -1,18 +1,18 @@
-"""What can go wrong, by whose fault it is."""
+"""The worker's errors, by whose fault they are."""
 
 from __future__ import annotations
 
 
 class LoadError(Exception):
-    """The engine could not start. The text is one plain line, made for the operator."""
+    """The engine could not start. The message is one plain line for the operator."""
 
 
 class PortTakenError(Exception):
-    """Something listens there already. The text is one plain line, made for the operator."""
+    """Another process listens on the port. The message is one plain line for the operator."""
 
 
 class RequestError(Exception):
-    """A request that cannot be served as it stands. The text says what is wrong, `param` where."""
+    """A request that cannot be served as it is. The message says what is wrong, `param` names the field."""
 
     def __init__(self, message: str, *, code: str = "invalid_request", param: str | None = None) -> None:
         super().__init__(message)
@@ -21,8 +21,8 @@ class RequestError(Exception):
 
 
 class JobCancelledError(Exception):
-    """Nobody waits for this answer any more: the client left, or the worker stops."""
+    """The answer is no longer wanted: the client left, or the worker stops."""
 
 
 class EngineFailedError(Exception):
-    """The engine raised something that is not the request's fault; the log has the details."""
+    """The engine raised an error that is not the request's fault; the log has the details."""

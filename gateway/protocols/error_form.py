@@ -1,4 +1,4 @@
-"""Which API family's form an error has, by the path that was asked for. Pure."""
+"""Chooses the form of an error by the path that the client asked for. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ _MESSAGES = "/v1/messages/"
 
 
 def error_body(path: str, error: RoundhouseError, request_id: str) -> bytes:
-    """The JSON that tells a client of `path` of the error."""
+    """Return the JSON of `error` in the form of the path's API family: Anthropic's for `/v1/messages` and paths below
+    it, else ours."""
     if f"{path}/".startswith(_MESSAGES):
         return MESSAGES.error_body(error, request_id)
     return error.json_bytes(request_id)

@@ -103,12 +103,12 @@ def adapt_thinking(fields: Fields, route: ModelRoute) -> Fields:
 
 
 def apply_thinking(fields: Fields, mode: Asked | None, control: ThinkingControl | None) -> Fields:
-    """Chat completion fields that ask an engine to think or not; `fields` themselves where nothing is asked.
+    """Return chat completion fields that turn thinking on or off; the same object if `mode` or `control` is None.
 
-    - `chat_template_kwargs`: `enable_thinking` of the chat template, as llama-server and vLLM take it;
-    - `thinking`: the word itself, as our worker takes it;
-    - `reasoning_effort`: `none`, or as much as the request says, at least `medium`;
-    - None: the engine has no switch, and such a model advertises none.
+    - `chat_template_kwargs`: sets `enable_thinking` for the chat template, as llama-server and vLLM take it.
+    - `thinking`: sets the word itself, as our worker takes it.
+    - `reasoning_effort`: sets `none`, or for thinking the request's effort, at least `medium`.
+    - None: the engine has no switch, and its models advertise no thinking modes.
     """
     if mode is None or control is None:
         return fields

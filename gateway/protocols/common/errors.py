@@ -45,7 +45,8 @@ _UNSEEN: Final = re.compile(r"(?is)<(script|style|head)\b.*?</\1>|<[^>]*>")
 
 
 def client_status(engine_status: int) -> int:
-    """The status that the client gets. A redirect is not followed, because it would carry the prompt elsewhere."""
+    """Return the status that the client gets. A redirect becomes an engine error: following it would send the prompt
+    elsewhere."""
     return engine_status if engine_status >= 400 or 200 <= engine_status < 300 else ENGINE_ERROR.status
 
 

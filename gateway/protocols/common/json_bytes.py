@@ -1,4 +1,4 @@
-"""Values and texts as compact JSON. Pure."""
+"""Encodes values and texts as compact JSON. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import orjson
 
 
 def json_bytes(value: Any) -> bytes:
-    """UTF-8; ASCII where a string holds half a surrogate pair, which only that can write.
+    """Return JSON in UTF-8, or in ASCII if a string holds half a surrogate pair, which only an escape can express.
 
     Raises:
-        RecursionError: it is nested too deeply.
+        RecursionError: the value is nested too deeply.
     """
     try:
         return orjson.dumps(value)
@@ -23,7 +23,8 @@ def json_bytes(value: Any) -> bytes:
 
 
 def quote_text(text: str) -> bytes:
-    """A string as JSON. UTF-8, unless it holds half a surrogate pair: then ASCII, which can write that."""
+    """Return a string as JSON: in UTF-8, or in ASCII if it holds half a surrogate pair, which only an escape can
+    express."""
     try:
         return encode_basestring(text).encode()
     except UnicodeEncodeError:

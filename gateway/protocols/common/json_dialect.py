@@ -1,4 +1,4 @@
-"""APIs whose answers are one JSON body and never a stream: embeddings, rerank, tokens, and an engine's state."""
+"""APIs that answer with one JSON body and never with a stream: embeddings, rerank, tokens, and an engine's state."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from gateway.protocols.common.request import InferenceRequest
 
 
 class JsonDialect(EnvelopeDialect):
-    """One body there, one back."""
+    """Dialect of APIs with one JSON body for the request and one for the answer."""
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
-        """See Dialect."""
+        """Return the body under the engine's name for the model."""
         return bodies.as_named(request, route.served_name)
 
     def open_stream(self, request: InferenceRequest) -> EventStream:
-        """See Dialect. For an engine that streams where none is known to: it passes."""
+        """Return a stream that passes events on, for an engine that streams although these APIs have no streams."""
         return OpenAIStream(request.id, strip_usage=False)
 
     def open_collector(self, request: InferenceRequest) -> StreamCollector | None:
-        """Never: there are no streams."""
+        """Return None: there are no streams to collect."""
         return None
 
     def error_as_events(self, body: bytes, request: InferenceRequest | None = None) -> bytes:
-        """See Dialect."""
+        """Return the error as a `data:` event and `[DONE]`."""
         return as_events(body)
 
 

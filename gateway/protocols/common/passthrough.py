@@ -1,4 +1,5 @@
-"""What an engine speaks itself: the request goes as it is, and so does the answer. Pure."""
+"""The base of dialects for engines that serve the client's API themselves: requests and answers pass unchanged.
+Pure."""
 
 from __future__ import annotations
 
@@ -13,42 +14,42 @@ from gateway.protocols.common.request import InferenceRequest
 
 
 class PassthroughDialect:
-    """Their part of a `Dialect`."""
+    """Default methods of a `Dialect` that passes requests and answers through."""
 
     id_header: bytes | None = None
 
     may_flow: bool = False
 
     def can_serve(self, request: InferenceRequest) -> bool:
-        """See Dialect."""
+        """Return True: the engine serves its whole API."""
         return True
 
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
-        """See Dialect."""
+        """Refuse what the model's capabilities do not include."""
         check_capabilities(request.outline_fields, route.capabilities, route.name)
 
     def get_body_converter(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
-        """See Dialect."""
+        """Return None: blocking answers pass unchanged."""
         return None
 
     def is_told_by_events(self, error: bytes) -> bool:
-        """See Dialect."""
+        """Return False: an error before a stream begins is answered with its own status."""
         return False
 
 
 class EnvelopeDialect(PassthroughDialect):
-    """A `PassthroughDialect` whose errors have OpenAI's envelope and whose silence is broken by a comment."""
+    """A `PassthroughDialect` whose errors have OpenAI's envelope and whose heartbeat is a comment."""
 
     heartbeat: bytes = b": ka\n\n"
 
     def find_usage(self, body: bytes) -> Usage | None:
-        """See Dialect."""
+        """Return the token counts in a blocking answer; None if it has none."""
         return usage.usage_in(body)
 
     def error_body(self, error: RoundhouseError, request_id: str) -> bytes:
-        """See Dialect."""
+        """Return an error of Roundhouse as the JSON of our envelope."""
         return errors.own_body(error, request_id)
 
     def engine_error_body(self, status: int, body: bytes, request_id: str) -> bytes:
-        """See Dialect."""
+        """Return an engine's error as the JSON of our envelope."""
         return errors.engine_body(status, body, request_id)

@@ -1,4 +1,4 @@
-"""Completions, of engines that speak chat alone."""
+"""OpenAI's completions, translated for engines that serve chat completions alone."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gateway.protocols.via_chat.dialect import ViaChatDialect
 
 
 class CompletionsViaChat(ViaChatDialect, OpenAIDialect):
-    """The prompt is what a user says."""
+    """Dialect of `/v1/completions`, translated into chat completions: the prompt becomes a user message."""
 
     def read_request(self, request: InferenceRequest) -> Prompt:
-        """See ViaChat."""
+        """Return what the request asks for, as a conversation of one user message."""
         return codec.read_prompt(request.outline_fields)
 
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:
-        """See ViaChat."""
+        """Return a `CompletionWriter` for one answer."""
         completion_id = f"cmpl-{request.id.removeprefix('req-')}"
         return CompletionWriter(completion_id, int(request.received_at), request.model, wants_usage=request.wants_usage)
 

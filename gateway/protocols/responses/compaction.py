@@ -1,8 +1,8 @@
 """Compaction of a conversation: the model writes a summary that replaces all but the instructions and user messages.
 Pure.
 
-As OpenAI's: the output is every message of the user, the system and the developer, and then one item, `compaction`,
-which a later request sends back. Its `encrypted_content` is opaque to clients (`encode_summary`).
+As in OpenAI's API, the output is every user, system and developer message, followed by one `compaction` item, which a
+later request sends back. Its `encrypted_content` is opaque to clients (`encode_summary`).
 """
 
 from __future__ import annotations

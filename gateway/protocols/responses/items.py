@@ -305,15 +305,16 @@ def _part_text(part: Any, kinds: tuple[str, ...]) -> str | None:
 
 
 def encode_summary(summary: str) -> str:
-    """Encode a summary as the `encrypted_content` of a `compaction` item, which clients keep between requests.
+    """Return a summary as the `encrypted_content` of a `compaction` item, which clients keep between requests.
 
-    It is encoded, not encrypted: it says nothing that its client has not sent or been told.
+    It is encoded, not encrypted: it holds nothing that its client did not send or get.
     """
     return _MARK + base64.b64encode(summary.encode(errors="replace")).decode()
 
 
 def decode_summary(content: Any, place: str) -> str:
-    """The summary in an item's `encrypted_content`. Raises RoundhouseError `invalid_request`: it was not made here."""
+    """Return the summary in an item's `encrypted_content`. Raises RoundhouseError `invalid_request` if it was not made
+    by `encode_summary`."""
     encoded = require_text(content, place)
     try:
         if encoded.startswith(_MARK):

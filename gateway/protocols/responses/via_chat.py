@@ -18,18 +18,19 @@ from gateway.protocols.via_chat.token_count import TokenCountDialect
 
 
 class ResponsesDialect(EnvelopeDialect):
-    """Their part of a `Dialect`."""
+    """The part of the dialects of responses that answers errors."""
 
     def error_as_events(self, body: bytes, request: InferenceRequest | None = None) -> bytes:
-        """See Dialect. Of a request that was read it is a whole stream, which tells of a response that failed."""
+        """Return the error as an event and `[DONE]`; for a request that was read, as the whole stream of a failed
+        response."""
         error = errors.decode_json(body)["error"]
         if request is None or request.prompt is None:
             return error_event(error, 0) + DONE
         return ResponseWriter(request.outline_fields, request.state).fail_answer(error)
 
     def is_told_by_events(self, error: bytes) -> bool:
-        """See Dialect. OpenAI begins a response before its prompt is counted, so Codex looks for this code in
-        `response.failed` alone: status 400 is an error like any other to it."""
+        """Return True for a context overflow. OpenAI counts a prompt only after it began the response, so Codex looks
+        for this code in `response.failed` alone and takes status 400 for any other error."""
         return bool(errors.decode_json(error)["error"]["code"] == context_overflow.CODE)
 
 
