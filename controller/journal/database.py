@@ -1,8 +1,8 @@
 """The journal's SQLite file. Every method may raise sqlite3.Error.
 
-One writer: the controller that holds the state folder's lock. Others may read (`sqlite3 state/journal.db`): the
-write-ahead log keeps them out of its way. A power cut may cost the last entries (`synchronous` is NORMAL) and never
-the file.
+The only writer is the controller that holds the state folder's lock. Other processes may read the file at any time
+(`sqlite3 state/journal.db`): with SQLite's write-ahead log, readers do not block the writer. A power cut may lose the
+newest entries (`synchronous` is NORMAL) but never damages the file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from controller.schema.status import SCHEMA_VERSION
 log = logging.getLogger(__name__)
 
 BUSY_S: Final = 0.05
-"""Longest wait for somebody else's lock: the event loop waits with it."""
+"""Seconds that SQLite waits at most for another process's lock. The wait blocks the event loop."""
 
 _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -41,16 +41,16 @@ _HISTORY: Final = f"kind IN ({', '.join(map(repr, HISTORY_KINDS))})"
 
 
 class JournalBounds(NamedTuple):
-    """Ids; 0: there is none."""
+    """The ids between which a journal file has entries. 0 means that there is no such entry."""
 
     oldest_id: int = 0
     newest_id: int = 0
     lost_id: int = 0
-    """The newest that was there and is no longer."""
+    """Id of the newest entry that the journal once had and no longer has."""
 
 
 class JournalDatabase:
-    """An opened journal file."""
+    """An open journal file."""
 
     def __init__(self, path: Path) -> None:
         """Open the file, and make it if it is missing. Raises OSError too, and NewerDatabaseError."""
@@ -78,7 +78,7 @@ class JournalDatabase:
         return self._db.is_in_place()
 
     def read_bounds(self) -> JournalBounds:
-        """Between which ids entries are."""
+        """Return the oldest, the newest and the newest lost id."""
         row = self._db.execute(
             "SELECT (SELECT min(id) FROM entries), (SELECT max(id) FROM entries),"
             " (SELECT value FROM meta WHERE key = 'lost')"
@@ -86,9 +86,10 @@ class JournalDatabase:
         return JournalBounds(*(each or 0 for each in row))
 
     def insert_entries(self, entries: Iterable[JournalEntry], *, keep: int | None, lost: int) -> None:
-        """Write entries, all or none, and `lost` of the bounds.
+        """Write the entries in one transaction, and raise `JournalBounds.lost_id` to at least `lost`.
 
-        `keep`: so many stay of history, and so many of the rest, counted from the newest; None: all of them.
+        With `keep`, delete all but the newest `keep` entries of history (`HISTORY_KINDS`) and all but the newest
+        `keep` entries of other kinds; None deletes nothing.
         """
         rows = [_to_row(entry) for entry in entries]
         with transaction(self._db):
@@ -103,7 +104,7 @@ class JournalDatabase:
                 )
 
     def _prune_entries(self, condition: str, keep: int) -> int:
-        """The newest id that went; 0: none did."""
+        """Delete all but the newest `keep` entries that match. Return the newest deleted id; 0 means none was."""
         row = self._db.execute(
             f"SELECT id FROM entries WHERE {condition} ORDER BY id DESC LIMIT 1 OFFSET ?",  # noqa: S608
             (keep,),
@@ -114,7 +115,7 @@ class JournalDatabase:
         return int(row[0])
 
     def read_after(self, entry_id: int, limit: int) -> list[JournalEntry]:
-        """Entries newer than that one, the oldest first."""
+        """Return at most `limit` entries with ids above `entry_id`, oldest first."""
         rows = self._db.execute(
             f"SELECT {_COLUMNS} FROM entries WHERE id > ? ORDER BY id LIMIT ?",  # noqa: S608
             (entry_id, limit),
@@ -122,7 +123,11 @@ class JournalDatabase:
         return list(_parse_rows(rows))
 
     def read_page(self, kinds: Sequence[str], model: str | None, before: int | None, limit: int) -> list[JournalEntry]:
-        """The newest entries of these kinds (none: of all), the newest first."""
+        """Return at most `limit` entries, newest first.
+
+        `kinds` and `model` select entries; an empty `kinds` and a `model` of None select all. `before` is an id: only
+        older entries are returned.
+        """
         conditions, values = ["TRUE"], list[Any]()
         if kinds:
             conditions.append(f"kind IN ({', '.join('?' * len(kinds))})")
@@ -140,7 +145,7 @@ class JournalDatabase:
         return list(_parse_rows(rows))
 
     def close(self) -> None:
-        """Close it; what was written is then in the one file."""
+        """Close the file. SQLite then merges its write-ahead log into it."""
         self._db.close()
 
 

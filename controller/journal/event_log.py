@@ -1,12 +1,12 @@
-"""What happened, in order: kept over restarts, followed while it happens.
+"""The journal: an ordered log of what happened. It survives restarts, and clients can follow it live.
 
-Ids grow for ever. An entry's id is the Unix time in milliseconds, or one more than the newest id where that is
-greater; so ids do not go back when the file is lost, damaged, or could not be written for a while, and a client that
-resumes after an id misses nothing that there still is.
+Ids only grow. An entry's id is the Unix time in milliseconds, or the newest id plus one where that is greater. So ids
+never go back, even if the file is lost, damaged or unwritable for a while, and a client that resumes after an id
+misses no entry that still exists.
 
-The journal never takes the controller down. Entries that cannot be written (a full disk, a read-only one) stay in
-memory, bounded, and are written when that is possible again. A damaged file is moved aside and a new one begun; so it
-is where the file was deleted while it was open.
+A journal that fails never stops the controller. Entries that cannot be written (the disk is full or read-only) stay in
+memory, up to a limit, and are written once that works again. A damaged file is moved aside and a new one is started; a
+new one is also started if the file is deleted while it is open.
 """
 
 from __future__ import annotations
@@ -31,17 +31,21 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 KEEP: Final = 10_000
+"""Entries of history, and as many entries of other kinds, that the journal file keeps."""
 UNWRITTEN: Final = 1_000
-"""Entries of history, and of the rest, kept in memory while the file cannot be written."""
+"""Entries of history, and as many entries of other kinds, that stay in memory while the file cannot be written."""
 PRUNE_EVERY: Final = 100
+"""New entries between two deletions of the oldest ones."""
 RETRY_S: Final = 30.0
+"""Seconds between a failed write and the next try."""
 FOLLOWED_AT_ONCE: Final = 500
+"""Entries that `wait_for_entries` returns at most."""
 
 
 class EventLog:
-    """The newest entries: `keep` of history, and as many of the rest, which come more often.
+    """The journal's newest entries: `keep` of history (`HISTORY_KINDS`), and `keep` of the more frequent other kinds.
 
-    Used on one event loop; every call but `following` returns in well below a millisecond.
+    Use it on one event loop only. Every call except `wait_for_entries` returns in well below a millisecond.
     """
 
     def __init__(self, path: Path, *, keep: int = KEEP) -> None:
@@ -49,7 +53,7 @@ class EventLog:
         self._keep = keep
         self._unwritten: list[JournalEntry] = []
         self._is_failing = False
-        """Whether the last write failed, which was said in the log."""
+        """Whether the last write failed. The program's log has a warning then, and gets no second one."""
         self._retry_at = 0.0
         self._is_abandoned = False
         self._unpruned_count = PRUNE_EVERY
@@ -57,17 +61,17 @@ class EventLog:
         self._file = DatabaseFile(path, lambda: JournalDatabase(path), self._note_lost_file)
         self._newest_id = 0
         self._lost_id = 0
-        """The newest id that went without the file's knowledge; 0: none did."""
+        """Id of the newest entry that was lost without a note in the file; 0 means none was."""
         self._newest_id = self._read_bounds().newest_id
 
     @property
     def newest_id(self) -> int:
-        """The id of the newest entry; 0 before the first."""
+        """Id of the newest entry; 0 before the first one."""
         return self._newest_id
 
     @property
     def oldest_id(self) -> int:
-        """The id of the oldest entry that there still is; 0: there is none."""
+        """Id of the oldest entry that still exists; 0 means there is none."""
         return self._read_bounds().oldest_id or (self._unwritten[0].id if self._unwritten else 0)
 
     @property
@@ -76,15 +80,19 @@ class EventLog:
         return not self._unwritten
 
     def lacks_after(self, entry_id: int) -> bool:
-        """Whether entries newer than that one were there and are no longer, or the id is none of this journal's."""
+        """Return whether a client that resumes after `entry_id` misses entries.
+
+        True if newer entries once existed and no longer do, or if `entry_id` does not belong to this journal.
+        """
         lost_id = max(self._lost_id, self._read_bounds().lost_id)
         # Before its first entry there may have been another journal.
         return entry_id > self._newest_id or entry_id < (lost_id or self.oldest_id - 1)
 
     def record_entries(self, entries: Iterable[NewEntry], now: float) -> list[JournalEntry]:
-        """Write down what happened at `now` (Unix time), in this order, and wake who follows.
+        """Append entries that happened at `now` (Unix time in seconds), and wake every `wait_for_entries`.
 
-        What could not be written before is tried again, also where nothing new happened.
+        Return the entries with their ids. Entries that could not be written earlier are written too if that works
+        now; call it with no entries just to retry.
         """
         new_entries = [self._make_entry(entry, now) for entry in entries]
         self._unwritten.extend(new_entries)
@@ -109,7 +117,7 @@ class EventLog:
         )
 
     def read_after(self, entry_id: int, limit: int) -> list[JournalEntry]:
-        """Entries newer than that one, the oldest first."""
+        """Return at most `limit` entries with ids above `entry_id`, oldest first."""
         if entry_id >= self._newest_id:
             return []
         file_entries = self._try_file(lambda file: file.read_after(entry_id, limit), list[JournalEntry]())
@@ -118,9 +126,10 @@ class EventLog:
     def read_page(
         self, kinds: Collection[str], model: str | None, before: int | None, limit: int
     ) -> list[JournalEntry]:
-        """Entries of these kinds (none named: of all) and of this model (None: of all), the newest first.
+        """Return at most `limit` entries, newest first.
 
-        `before`: only those older than the entry of this id.
+        `kinds` and `model` select entries; an empty `kinds` and a `model` of None select all. `before` is an id: only
+        older entries are returned.
         """
         entries = [
             entry
@@ -133,13 +142,13 @@ class EventLog:
         return entries[:limit]
 
     async def wait_for_entries(self, after_id: int) -> list[JournalEntry]:
-        """The entries newer than that one, the oldest first, as soon as there is one. At most `FOLLOWED_AT_ONCE`."""
+        """Wait for entries with ids above `after_id`; return at most `FOLLOWED_AT_ONCE` of them, oldest first."""
         while not (entries := self.read_after(after_id, FOLLOWED_AT_ONCE)):
             await self._changed.wait()
         return entries
 
     def close(self) -> None:
-        """Close the file. What is recorded later stays in memory."""
+        """Close the file for good. Entries recorded afterwards stay in memory."""
         self._is_abandoned = True
         self._file.close()
 
@@ -198,12 +207,12 @@ class EventLog:
 
 
 def _clean(text: str) -> str:
-    """Text that is valid Unicode: an engine's log may hold halves of characters."""
+    """Replace what is not valid Unicode: an engine's log may hold halves of characters."""
     return text.encode("utf-8", "replace").decode()
 
 
 def _clean_value(value: Any) -> JsonValue:
-    """A value that is valid JSON."""
+    """Convert a value to valid JSON: containers element by element, NaN, infinity and other objects to text."""
     if isinstance(value, str):
         return _clean(value)
     if isinstance(value, Mapping):

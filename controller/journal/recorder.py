@@ -1,4 +1,4 @@
-"""Writes the journal: what rounds, edits, statements and gateways come to, as it happens."""
+"""Writes the controller's journal entries: rounds, edits of files, operators' statements, gateways' links."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from controller.status.reconcile_round import Round
 
 
 class Recorder:
-    """One controller's hand in the journal."""
+    """Turns what the controller does and sees into journal entries, stamped with the clock's time."""
 
     def __init__(self, journal: EventLog, clock: Callable[[], float], redact: Redact) -> None:
         self._redact = redact
@@ -28,21 +28,21 @@ class Recorder:
         self._trouble = Trouble()
 
     def record_start(self, version: str, instance: str) -> None:
-        """A controller came up."""
+        """Record that the controller started."""
         self._record_entry(
             NewEntry("controller", "controller", f"the controller of {instance} started (version {version})")
         )
 
     def record_end(self) -> None:
-        """It goes down in order."""
+        """Record that the controller stopped in order; after a crash the entry is missing."""
         self._record_entry(NewEntry("controller", "controller", "the controller stopped"))
 
     def record_statement(self, message: str, actor: str, details: Mapping[str, JsonValue]) -> None:
-        """Somebody said something about all models."""
+        """Record an order about all models, such as pausing. `actor` is who gave it, `message` the entry's text."""
         self._record_entry(NewEntry("statement", actor, message, details=details))
 
     def record_gateway(self, gateway_id: str, is_connected: bool) -> None:
-        """A gateway came or went."""
+        """Record that a gateway connected (True) or disconnected (False)."""
         word = "connected" if is_connected else "disconnected"
         self._record_entry(
             NewEntry("gateway", gateway_id, f"gateway {gateway_id} is {word}", details={"connected": is_connected})
@@ -51,7 +51,11 @@ class Recorder:
     def record_edits(
         self, before: DebouncedState | None, after: DebouncedState, ended_by_model: Mapping[str, Sequence[str]]
     ) -> None:
-        """The files say something else; `ended_by_model`: model to what that ended of its runtime statement."""
+        """Record one entry for each model and each API key whose declaration in the files changed.
+
+        `before` None (the controller's first reading) records nothing. `ended_by_model` maps a model to the fields of
+        its runtime statement that the edit ended.
+        """
         if before is None:
             return
         model_edits = diff_models(before.declared_models, after.declared_models)
@@ -60,7 +64,10 @@ class Recorder:
         self._journal.record_entries(entries, self._clock())
 
     def record_round(self, before: Round | None, after: Round, gateways: Iterable[GatewayView]) -> None:
-        """A round was complete."""
+        """Record what changed between two complete rounds. `before` None means that `after` is the first.
+
+        `gateways` name the running requests that hold up an overdue unload.
+        """
         leaving_requests: dict[str, dict[str, float]] = {}
         for view in gateways:
             for replica, requests in view.report.leaving.items():
@@ -68,7 +75,7 @@ class Recorder:
         self._journal.record_entries(round_events(before, after, leaving_requests, self._redact), self._clock())
 
     def record_trouble(self, trouble: Trouble) -> None:
-        """What keeps the controller from its work now."""
+        """Record where this trouble began, changed or ended, compared with the previous call."""
         entries = trouble_events(self._trouble, trouble)
         self._trouble = trouble
         self._journal.record_entries(entries, self._clock())

@@ -1,7 +1,7 @@
-"""What happened between two rounds, as entries of the journal. Pure.
+"""Compares two rounds of reconciling and makes journal entries of the differences. Pure.
 
-Levels, not events, are compared, so nothing is told twice and nothing that lasts is missed; what came and went between
-two rounds is not told. Texts are without secrets, and short: `CHARS` per line.
+It compares states, not events: nothing is recorded twice, and nothing that lasts is missed, but what came and went
+between two rounds leaves no entry. Secrets are masked in all texts, and each line has at most `CHARS` characters.
 """
 
 from __future__ import annotations
@@ -29,18 +29,20 @@ from controller.state import (
 from controller.status.reconcile_round import Round
 
 CHARS: Final = 500
+"""Characters of one line of an entry at most."""
 HOLDERS: Final = 100
-"""Requests named of those that an unload waits for."""
+"""Requests that an entry about an overdue unload names at most."""
 _TAIL: Final = " Last log lines:"
 
 Leaving = Mapping[str, Mapping[str, float]]
-"""Replica that leaves, to its requests, each with the Unix time since when: every gateway's `leaving`."""
+"""Name of a draining replica to its running requests (request id to Unix time of its start), of all gateways."""
 
 
 def round_events(before: Round | None, after: Round, leaving_requests: Leaving, redact: Redact) -> list[NewEntry]:
-    """Entries in the order in which one reads them: failures, what was done about them, the states that this gave.
+    """Return the entries in reading order: failures, then the actions taken, then the changes of state, then the rest.
 
-    `before` None: the controller's first round. Then no state is a change.
+    `before` is None for the controller's first round; then no state counts as changed. `leaving_requests` names the
+    requests that an overdue unload waits for. `redact(model, text)` masks the secrets of a model in a text.
     """
     texts = _TextRedactor(redact)
     return [
@@ -55,19 +57,19 @@ def round_events(before: Round | None, after: Round, leaving_requests: Leaving, 
 
 @dataclass(frozen=True, slots=True)
 class _TextRedactor:
-    """Texts as they may be shown."""
+    """Masks the secrets in texts of engines and runtimes, and shortens the texts."""
 
     redact: Redact
 
     def redact_first_line(self, model: str, text: str | None) -> str | None:
-        """The first line of an error: the plain words."""
+        """Return the first line of an error, which says what happened in plain words. None for None."""
         if text is None:
             return None
         first_line = self.redact(model, text).strip().partition("\n")[0]
         return first_line.removesuffix(_TAIL).removesuffix(".")[:CHARS]
 
     def redact_tail(self, model: str, text: str) -> list[JsonValue]:
-        """The lines after the first: the engine's last log lines."""
+        """Return the other lines of an error, which are the engine's last log lines."""
         return [line[:CHARS] for line in self.redact(model, text).strip().splitlines()[1:]]
 
 
@@ -104,7 +106,7 @@ def _state_words(old_state: ModelState | None, new_state: ModelState | None, err
 
 
 def _action_events(before: Round | None, after: Round, texts: _TextRedactor) -> Iterator[NewEntry]:
-    """An end that the runtime refuses is issued again and again, and told once."""
+    """Report each action once, although rounds repeat it: a stop that the runtime refuses is issued in every round."""
     reported_actions = {_action_identity(action) for action in _issued_actions(before)} if before is not None else set()
     pending_operations = before.observed.pending if before is not None else {}
     for action in _issued_actions(after):
@@ -124,7 +126,7 @@ def _issued_actions(finished_round: Round) -> tuple[Action, ...]:
 
 
 def _action_identity(action: Action) -> tuple[object, ...]:
-    """What makes it the same action as one of the round before."""
+    """Return a key that is equal for the same action in two rounds."""
     match action:
         case Preflight():
             return action.kind, action.model, action.spec_hash, action.reason
@@ -135,7 +137,10 @@ def _action_identity(action: Action) -> tuple[object, ...]:
 
 
 def _is_under_way(pending: PendingOp | None, action: Stop | Remove) -> bool:
-    """Whether it was under way, which was told: between two tries there may be rounds that have nothing to do."""
+    """Return whether this stop or removal was already under way, and so already reported.
+
+    Rounds between two tries of it may issue no action, so the previous round's actions alone do not tell.
+    """
     return pending is not None and pending.kind is (OpKind.STOP if isinstance(action, Stop) else OpKind.REMOVE)
 
 
@@ -157,7 +162,7 @@ def _target_fields(action: Action) -> dict[str, JsonValue]:
 
 
 def _failure_events(before: Round | None, after: Round, texts: _TextRedactor) -> Iterator[NewEntry]:
-    """Engines that ended or never became ready, and starts that the runtime refused."""
+    """Report engines that exited or never became ready, and starts that the runtime refused."""
     known_failures = before.observed.failures if before is not None else {}
     observed_replicas = [*after.observed.replicas, *(before.observed.replicas if before is not None else ())]
     for key, failure in sorted(after.observed.failures.items()):
@@ -175,7 +180,7 @@ def _failure_events(before: Round | None, after: Round, texts: _TextRedactor) ->
             "was_ready": _was_ready(key, failure, observed_replicas),
             "log": tail,
         }
-        # What an engine says last is mostly why.
+        # The last line of an engine's log mostly says why it failed.
         yield NewEntry("failure", "engine", f"{words}: {tail[-1]}" if tail else words, key.model, details)
 
 
@@ -184,7 +189,7 @@ def _is_new(known_failure: Failure | None, failure: Failure) -> bool:
 
 
 def _was_ready(key: ReplicaKey, failure: Failure, observed_replicas: Collection[ObservedReplica]) -> bool:
-    """True: an engine that served crashed; False: a load failed."""
+    """Return True where an engine that had been ready crashed, False where a load failed."""
     return any(
         each.id.key == key and each.id.attempt == failure.attempt and each.ready_since is not None
         for each in observed_replicas
@@ -192,8 +197,8 @@ def _was_ready(key: ReplicaKey, failure: Failure, observed_replicas: Collection[
 
 
 def _refusal_events(before: Round | None, after: Round, texts: _TextRedactor) -> Iterator[NewEntry]:
-    """Models that cannot be started as they are declared, and images that cannot be pulled. Looked at again and again,
-    told once.
+    """Report models that cannot start as declared, and images that cannot be pulled. Every round checks these again;
+    each failure is reported once.
     """
     known_preflights = before.observed.preflights if before is not None else {}
     for (model, spec_hash), result in sorted(after.observed.preflights.items(), key=lambda item: item[0]):
@@ -220,7 +225,7 @@ def _refusal_events(before: Round | None, after: Round, texts: _TextRedactor) ->
 
 
 def _overdue_events(before: Round | None, after: Round, leaving_requests: Leaving) -> Iterator[NewEntry]:
-    """Operators' unloads whose drain deadline has passed. It only reports: requests are never cut off by it."""
+    """Report operators' unloads whose drain deadline has passed. Nothing else follows: no request is cut off."""
     reported_names = {replica.name for replica in _late_replicas(before)} if before is not None else set()
     overdue_replicas: dict[str, list[str]] = {}
     for replica in _late_replicas(after):
@@ -255,7 +260,9 @@ def _late_replicas(finished_round: Round) -> Iterator[ObservedReplica]:
 
 
 def _gpu_events(before: ObservedState | None, after: ObservedState) -> Iterator[NewEntry]:
-    """A GPU that is left out is told once, whatever its reason becomes, and that it is read again."""
+    """Report each GPU that cannot be read once, even if the reason changes later, and once more when it can be read
+    again.
+    """
     known_gpus = {gpu.label: gpu for gpu in before.unread_gpus} if before is not None else {}
     for gpu in after.unread_gpus:
         if gpu.label not in known_gpus:
@@ -272,19 +279,21 @@ def _gpu_events(before: ObservedState | None, after: ObservedState) -> Iterator[
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What keeps the controller from its work, beside models."""
+    """What keeps the controller from its work, other than failures of models."""
 
     problems: tuple[Problem, ...] = ()
-    """Of the files, which show no secrets: what was last good rules."""
+    """Errors in the desired files, without secrets. The last good version of the files stays in force meanwhile."""
     error: str | None = None
-    """Of the last observation: nothing is changed meanwhile."""
+    """Why the last observation failed. Nothing is changed until one succeeds; None means that it succeeded."""
     unsaved: tuple[str, ...] = ()
-    """What the state folder did not take."""
+    """Names of the data that could not be written to the state folder."""
 
 
 def trouble_events(before: Trouble, after: Trouble) -> list[NewEntry]:
-    """Entries for files that became broken, otherwise broken, or good again; for observations that began to fail, or to
-    succeed; for a state folder that began to take nothing, or everything.
+    """Return entries for what changed between two states of trouble.
+
+    There is an entry if the files get problems, get other problems or are good again; if observations begin to fail or
+    to succeed; and if writing to the state folder begins to fail or to succeed.
     """
     entries = []
     if after.problems and after.problems != before.problems:
