@@ -35,7 +35,8 @@ HOLDERS: Final = 100
 _TAIL: Final = " Last log lines:"
 
 Leaving = Mapping[str, Mapping[str, float]]
-"""Name of a draining replica to its running requests (request id to Unix time of its start), of all gateways."""
+"""Name of a replica that is no longer routed to, to the requests still running on it at any gateway: request id to
+Unix time since which it runs there."""
 
 
 def round_events(before: Round | None, after: Round, leaving_requests: Leaving, redact: Redact) -> list[NewEntry]:

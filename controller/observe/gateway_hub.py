@@ -1,4 +1,4 @@
-"""The gateways that are, or were, connected: tables go down to them, their reports come up."""
+"""Keeps track of the gateways that are or were connected: publishes routing tables to them, collects their reports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ class GatewayHub:
         clock: Callable[[], float],
         on_link: Callable[[str, bool], None] = lambda *_: None,
     ) -> None:
-        """`on_link` is given each gateway that connected (True) or is gone (False)."""
+        """Start without a table and without gateways.
+
+        `instance` and `epoch` go into every table; the epoch must be greater than that of any earlier controller.
+        `wake` wakes the reconciler. `on_link(gateway_id, connected)` is called when a gateway connects or disconnects.
+        """
         self._on_link = on_link
         self._instance = instance
         self._epoch = epoch
@@ -46,7 +50,7 @@ class GatewayHub:
 
     @property
     def last_used(self) -> Mapping[str, float]:
-        """Model of the current table to Unix time of its last use, by every gateway that ever told."""
+        """Unix time of the last use of each model, over the reports of all gateways, including lost ones."""
         return self._last_used
 
     @property
@@ -56,12 +60,15 @@ class GatewayHub:
 
     @property
     def addresses(self) -> list[str]:
-        """URLs that the gateways whose link is up listen on, each once."""
+        """URLs on which the connected gateways listen, without duplicates."""
         reports = [self._views[gateway].report for gateway in self.connected_ids if gateway in self._views]
         return list(dict.fromkeys(address for report in reports for address in report.addresses))
 
     def publish_table(self, models: tuple[ModelRoute, ...], keys: tuple[Key, ...] = ()) -> Stamp:
-        """Make these routes and keys the current table, if they differ from it. The stamp of the current table."""
+        """Make these routes and keys the current table, and return the current table's stamp.
+
+        If they equal the current table, it stays in force with its stamp, and nothing is sent to gateways.
+        """
         names = {route.name for route in models}
         self._last_used = {name: at for name, at in self._last_used.items() if name in names}
         if self.table is not None and (self.table.models, self.table.keys) == (models, keys):
@@ -74,18 +81,18 @@ class GatewayHub:
         return self.table.stamp
 
     def replace_keys(self, keys: tuple[Key, ...]) -> None:
-        """The current table with these keys: what is known of models is what was. Nothing where there is no table."""
+        """Publish the current routes with other keys. Does nothing before the first table."""
         if self.table is not None:
             self.publish_table(self.table.models, keys)
 
     async def wait_for_table(self, after: Stamp | None) -> RoutingTable:
-        """The current table as soon as it is newer than `after`."""
+        """Wait until the current table is newer than the stamp `after`, and return it. None returns any table."""
         while self.table is None or (after is not None and self.table.stamp <= after):
             await self._table_changed.wait()
         return self.table
 
     async def wait_until_applied(self) -> None:
-        """Return once every connected gateway works by the current table, or a newer one."""
+        """Wait until every connected gateway reports that it routes by the current table or a newer one."""
         while not self._is_applied():
             await self._report_received.wait()
 
@@ -96,12 +103,15 @@ class GatewayHub:
         return all(report.stamp is not None and self.table.stamp <= report.stamp for report in reports)
 
     def take_report(self, report: GatewayReport) -> None:
-        """Take a report. The first one of a link announces its gateway."""
+        """Store a gateway's report, which replaces its previous one.
+
+        Wakes the reconciler if the gateway is new or was lost, or if the report changes what is decided.
+        """
         previous_view = self._views.get(report.gateway_id)
         self._views[report.gateway_id] = GatewayView(report)
         now = self._clock()
         for name, at in report.last_used.items():
-            # No later than now: a clock may have been set back.
+            # Never in the future: a clock may have been set back.
             self._last_used[name] = min(now, max(at, self._last_used.get(name, at)))
         self._report_received.set()
         self._report_received = asyncio.Event()
@@ -113,14 +123,17 @@ class GatewayHub:
             self._wake()
 
     def open_link(self, gateway_id: str) -> None:
-        """A gateway opened a link."""
+        """Count a link that a gateway opened. Call `close_link` once for it."""
         self._links[gateway_id] = self._links.get(gateway_id, 0) + 1
         log.info("gateway %s is connected", gateway_id)
         if self._links[gateway_id] == 1:
             self._on_link(gateway_id, True)
 
     def close_link(self, gateway_id: str) -> None:
-        """A link ended: from now on this gateway's counts are unknown."""
+        """Uncount a link that ended. After a gateway's last one its request counts are unknown.
+
+        A gateway that reported that it ends is forgotten; any other one counts as lost from now on.
+        """
         self._links[gateway_id] -= 1
         if self._links[gateway_id]:
             return
@@ -135,7 +148,7 @@ class GatewayHub:
         self._wake()
 
     def forget_lost(self) -> None:
-        """Drop gateways that have been gone for so long that they hold no request any more."""
+        """Forget gateways that were lost `FORGET_S` ago or earlier: they no longer hold requests."""
         now = self._clock()
         for gateway_id, view in list(self._views.items()):
             if view.lost_at is not None and now - view.lost_at >= FORGET_S:
@@ -143,7 +156,10 @@ class GatewayHub:
 
 
 def _changes_decision(previous: GatewayReport, report: GatewayReport) -> bool:
-    """Whether a report changes what is decided: who holds what, under which table, and what is asked for."""
+    """Return whether the next plan may depend on the difference between two reports of one gateway.
+
+    It may if the gateway applied another table, saw demand or a failed connection, or if a replica there became empty.
+    """
     return (previous.stamp, previous.demand, previous.failed) != (report.stamp, report.demand, report.failed) or any(
         name not in report.inflight for name in previous.inflight
     )

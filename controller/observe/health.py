@@ -1,8 +1,8 @@
-"""From probe outcomes to an engine's health. Pure.
+"""Derives an engine's health from the outcomes of its probes. Pure.
 
-Ready: the health path answers, then one token (or one embedding) came. A failed probe only unroutes. A restart takes
-an exit, an engine that says it is dead, or 120 s without progress while it is busy, or takes connections and does
-not answer.
+An engine is ready once its health path answers and it has generated one token (or one embedding). A failed probe only
+stops routing to the engine. An engine is restarted only if it exits, if it reports that it is dead, or if for 120 s it
+makes no progress while it is busy or while it accepts connections without answering.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from controller.state import Health, IdleSpan
 
 STALL_S = 120.0
+"""Seconds without progress after which a busy engine counts as stalled."""
 PREEMPTION_PROBES = 2
-"""Probes in a row that see preemptions before an engine counts as preempting: one burst is none."""
+"""Consecutive probes with new preemptions after which an engine counts as preempting. A single burst does not count."""
 PREEMPTION_HOLD_S = 600.0
-"""So long it counts as preempting after the last one."""
+"""Seconds for which an engine counts as preempting after the last preemption that a probe saw."""
 
 
 _NUMBER_LABEL = re.compile(r'(\w+)="(\d+)"')
@@ -26,71 +27,78 @@ _NUMBER_LABEL = re.compile(r'(\w+)="(\d+)"')
 
 @dataclass(frozen=True, slots=True)
 class ProbeOutcome:
-    """One probe of one engine."""
+    """What one probe of one engine found."""
 
     healthy: bool
+    """Whether the health path answered with 200."""
     reached: bool = True
-    """False: no connection came about, which tells of the way to the engine rather than of the engine."""
+    """False: no connection was made, which says something about the network rather than about the engine."""
     dead: bool = False
-    """The engine answered that it cannot go on."""
+    """Whether the engine answered that it is dead and cannot continue."""
     generated: bool = False
-    """It gave the one token (asked for only until it is ready)."""
+    """Whether the engine has generated its first token. Always True in healthy probes of an engine that is ready."""
     busy_requests: float | None = None
-    """Requests inside by its own figure; None: it has none, or did not tell."""
+    """Requests inside the engine, by the engine's own metrics; None: unknown."""
     progress: float | None = None
-    """A figure that grows with its work."""
+    """A metric that grows while the engine works, such as tokens generated; None: unknown."""
     error: str | None = None
+    """Why the probe failed; None: it succeeded."""
     context_length: int | None = None
-    """Tokens of one request, where it was asked and told."""
+    """The engine's limit of tokens per request, prompt and answer together; None: not asked this time, or unknown."""
     system_first: bool | None = None
-    """The model's chat template takes system messages at the beginning alone; None: not asked, or not told."""
+    """Whether the model's chat template accepts system messages only at the beginning of a conversation; None: not
+    asked this time, or unknown."""
     kv_cache_tokens: int | None = None
-    """Tokens that its KV cache holds; None: it does not tell."""
+    """Tokens that the engine's KV cache holds; None: unknown."""
     preemptions: float | None = None
-    """How often it has taken its cache from a request that it had begun; None: it does not tell."""
+    """How often the engine has ever preempted a running request, taking back its KV cache; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbedHealth:
-    """What the probes of one engine add up to."""
+    """What all probes of one engine so far add up to. Times are Unix times in seconds."""
 
     health: Health = Health.STARTING
     ready_since: float | None = None
+    """When the engine first became ready; None: it never was."""
     progress: float | None = None
+    """The last known `ProbeOutcome.progress`; None: unknown so far."""
     progressed_at: float | None = None
+    """When the engine last made progress, had nothing to do, or could not be reached; None: never probed."""
     idle: bool | None = None
-    """By the engine's own figure, at the last probe; None: unknown."""
+    """Whether the engine had no request inside at the last probe, by its own metrics; None: unknown."""
     idle_span: IdleSpan | None = None
-    """None: at the last probe it was not idle, or that is unknown."""
+    """The unbroken run of probes that found the engine idle; None: the last probe did not."""
     probed_at: float | None = None
-    """When the last probe began: what it heard is no older."""
+    """When the last probe began; what it found is no older than that. None: never probed."""
     error: str | None = None
+    """Why the last probe failed; None: it succeeded."""
     context_length: int | None = None
-    """The last that it told; None: it has not, or does not."""
+    """The last known `ProbeOutcome.context_length`; None: unknown so far."""
     system_first: bool | None = None
-    """The same of `ProbeOutcome.system_first`."""
+    """The last known `ProbeOutcome.system_first`; None: unknown so far."""
     kv_cache_tokens: int | None = None
-    """The same of `ProbeOutcome.kv_cache_tokens`."""
+    """The last known `ProbeOutcome.kv_cache_tokens`; None: unknown so far."""
     preemptions: float | None = None
-    """The same of `ProbeOutcome.preemptions`."""
+    """The last known `ProbeOutcome.preemptions`; None: unknown so far."""
     preempting_probes: int = 0
-    """The last probes in a row that saw new preemptions."""
+    """How many consecutive probes, up to the last one, saw new preemptions."""
     preempting_until: float | None = None
-    """Until when it counts as preempting; None: it does not."""
+    """Until when the engine counts as preempting; None: it does not."""
 
     @property
     def is_preempting(self) -> bool:
-        """Whether it takes its cache from requests that it has begun, again and again."""
+        """Whether the engine keeps preempting running requests because its KV cache is full."""
         return self.preempting_until is not None
 
 
 def apply_outcome(
     probed_health: ProbedHealth, outcome: ProbeOutcome, now: float, *, began_at: float | None = None
 ) -> ProbedHealth:
-    """The health after one more probe, which ended `now`. `began_at` None: it took no time."""
+    """Return the health after one more probe, which began at `began_at` (None: at `now`) and ended at `now`."""
     began_at = now if began_at is None else began_at
     has_progressed = outcome.progress is not None and outcome.progress != probed_health.progress
-    # An engine with nothing to do need not move; one that takes a connection and does not answer gets no such benefit.
+    # An idle or unreachable engine need not make progress; one that accepts connections and does not answer must.
     is_resting = not outcome.reached or (outcome.healthy and outcome.busy_requests in (0, None))
     progressed_at = (
         now if has_progressed or is_resting or probed_health.progressed_at is None else probed_health.progressed_at
@@ -119,7 +127,7 @@ def apply_outcome(
 
 
 def _note_preemptions(probed_health: ProbedHealth, preemptions: float | None, now: float) -> ProbedHealth:
-    """The health with what a probe that ended `now` told of preemptions; None: it told nothing."""
+    """Return the health with the preemption count of a probe that ended at `now`; None: the probe found no count."""
     probes, until = probed_health.preempting_probes, probed_health.preempting_until
     if preemptions is not None:
         has_preempted = probed_health.preemptions is not None and preemptions > probed_health.preemptions
@@ -140,7 +148,7 @@ def _extend_idle_span(probed_health: ProbedHealth, outcome: ProbeOutcome, began_
     if outcome.busy_requests != 0:
         return None
     span = probed_health.idle_span
-    # A figure of its work that is not what it was: a request came and went between two probes.
+    # If the progress metric changed, a request came and went between two probes.
     has_worked = outcome.progress != probed_health.progress
     if span is None or has_worked or began_at < span.until:  # the last: the clock was set back
         return IdleSpan(began_at, began_at)
@@ -148,7 +156,7 @@ def _extend_idle_span(probed_health: ProbedHealth, outcome: ProbeOutcome, began_
 
 
 def metric_sum(text: str, names: Iterable[str]) -> float | None:
-    """The sum of some metrics, over all labels, in Prometheus text; None when none of them is there."""
+    """Return the sum of the named metrics, over all labels, in a Prometheus text; None if it holds none of them."""
     wanted_names = set(names)
     sample = re.compile(r"([A-Za-z_:][\w:]*)(?:\{[^}]*\})? ([-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)(?:\s|$)")
     values = [
@@ -158,8 +166,11 @@ def metric_sum(text: str, names: Iterable[str]) -> float | None:
 
 
 def parse_cache_tokens(text: str, metric: str) -> int | None:
-    """Tokens that the KV cache holds, by the labels of an info metric of vLLM in Prometheus text, one for each of its
-    engines: `kv_cache_size_tokens`, or `num_gpu_blocks` of `block_size` tokens; None: it does not tell."""
+    """Return how many tokens the KV cache of a vLLM server holds, by its Prometheus text; None if the text lacks it.
+
+    `metric` names vLLM's info metric about the cache. Each engine of the server has a sample of it, whose labels hold
+    `kv_cache_size_tokens`, or else `num_gpu_blocks` and `block_size` (tokens per block). The result is their sum.
+    """
     total = 0
     for line in text.splitlines():
         if line.startswith(metric + "{"):
@@ -170,8 +181,11 @@ def parse_cache_tokens(text: str, metric: str) -> int | None:
 
 
 def parse_context_length(text: str) -> int | None:
-    """Tokens of one request, by an engine's list of its one model: `max_model_len` (vLLM), or `meta.n_ctx`
-    (llama-server, which has counted slots and training context in; our worker)."""
+    """Return the engine's limit of tokens per request, by its answer to `/v1/models`; None if the answer lacks it.
+
+    It is the first model's `max_model_len` (vLLM), or its `meta.n_ctx` (our worker, and llama-server, whose figure is
+    already per slot and no more than the model's training context).
+    """
     try:
         model = json.loads(text)["data"][0]
         context_length = model.get("max_model_len") or model["meta"]["n_ctx"]

@@ -1,4 +1,4 @@
-"""Reads from their logs how far engines are that load."""
+"""Follows how far engines are with loading their models, by reading their logs."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from controller.engines.base import Engine
 from controller.runtimes.base import RuntimeUnavailableError
 
 INTERVAL_S: Final = 1.0
+"""Seconds between two readings of the logs."""
 STEPS: Final = 20
-"""Progress is told in twentieths: finer news would wake the loop for nothing."""
+"""Progress is rounded down to twentieths, since finer steps would wake the reconciler for nothing."""
 
 log = logging.getLogger(__name__)
 
 
 class LogTailSource(Protocol):
-    """The part of a runtime that has logs."""
+    """The part of a runtime that reads logs."""
 
     async def read_log_tail(self, name: str, lines: int = 50) -> str:
-        """The engine's last log lines."""
+        """Return the last log lines of the replica of this name. Raises RuntimeUnavailableError."""
 
 
 class LoadProgress:
-    """How far replicas are, as far as their engines tell; calls `wake` when that changes."""
+    """The load progress of replicas that are starting, as their logs tell. Calls `wake` whenever it changes."""
 
     def __init__(self, logs: LogTailSource, *, wake: Callable[[], None], interval_s: float = INTERVAL_S) -> None:
         self._logs = logs
@@ -38,18 +39,20 @@ class LoadProgress:
 
     @property
     def fractions(self) -> Mapping[str, float]:
-        """Replica name to 0..1, rounded down to a twentieth; those that said nothing are not in it. It never falls."""
+        """Replica name to loaded fraction, 0 to 1 in steps of 1/20. It never falls. Replicas without a figure are
+        left out.
+        """
         return self._fractions
 
     def track_engines(self, engines: Mapping[str, Engine]) -> None:
-        """Read the logs of exactly these replicas from now on: those that are starting, by name."""
+        """Follow exactly these replicas from now on. `engines` maps the names of starting replicas to backends."""
         self._engines = dict(engines)
         self._fractions = {name: each for name, each in self._fractions.items() if name in engines}
         if engines and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._run(), name="load progress")
 
     async def close(self) -> None:
-        """Stop reading."""
+        """Stop reading logs."""
         self._engines = {}
         if self._task is not None:
             self._task.cancel()
@@ -71,7 +74,7 @@ class LoadProgress:
             log.debug("how far %s is cannot be read: %s", name, error)
             return False
         except Exception:
-            # Whatever one engine writes must not end the reading of the others.
+            # A log that one backend cannot parse must not end the reading of the others.
             log.exception("the progress of %s cannot be read", name)
             return False
         if reported_fraction is None or name not in self._engines:  # it became ready meanwhile

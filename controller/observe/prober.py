@@ -1,4 +1,4 @@
-"""Asks engines how they are. One task per replica; what the answers mean is `controller.observe.health`."""
+"""Probes the health of engines, one task per replica. `controller.observe.health` decides what the answers mean."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ from controller.observe.template_probe import BUSY_STATUSES, LATE_SYSTEM, LEADIN
 log = logging.getLogger(__name__)
 
 STARTING_INTERVAL_S = 0.05
+"""Seconds between the first probes of an engine that is starting."""
 SLOWEST_STARTING_INTERVAL_S = 1.0
+"""Seconds between two probes of an engine that is starting, at most."""
 STARTING_GROWTH = 1.05
-"""From probe to probe of an engine that starts: each pause is a twentieth of what the start has taken so far, so that a
-ready engine waits no longer for being seen."""
+"""Factor by which the pause between probes grows while an engine is starting. So each pause is about a twentieth of
+the time since the start, and a ready engine is noticed at most that much later."""
 FIRST_TOKEN_TIMEOUT_S = 300.0
-"""The first token may compile kernels."""
+"""Seconds that the first token may take. It is long because the engine may compile kernels for it."""
 MODELS_PATH = "/v1/models"
-"""Every engine lists its one model there."""
+"""Path under which every engine lists its one model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,8 @@ class ProbeTarget:
     probe: Probe
     token: str | None = field(default=None, repr=False)
     ready_since: float | None = field(default=None, compare=False)
-    """Known from an earlier controller: an adopted engine need not give a first token again, which could queue behind
-    the requests that it serves."""
+    """When an earlier controller saw the engine ready; None: not known. An engine that was ready is not asked for a
+    first token again, since that could queue behind the requests that the engine serves."""
 
 
 @dataclass(slots=True)
@@ -52,17 +54,20 @@ class _TargetState:
     task: asyncio.Task[None]
     probe_requested: asyncio.Event = field(default_factory=asyncio.Event)
     has_waiter: bool = False
-    """Somebody waits for the next probe to end, whatever it says."""
+    """Whether the end of the next probe wakes the reconciler, whatever the probe finds."""
     probed: asyncio.Event = field(default_factory=asyncio.Event)
     has_listed_models: bool = False
-    """The engine was asked what it serves, and answered."""
+    """Whether the engine has answered which models it serves. It is not asked again then."""
     has_told_template: bool = False
-    """The engine was asked what its chat template takes, and answered."""
+    """Whether the engine has answered what its chat template accepts. It is not asked again then."""
     probed_health: ProbedHealth = field(default_factory=ProbedHealth)
 
 
 class Prober:
-    """Keeps the probed health of all targets; wakes the reconciler when one's health or idleness changes."""
+    """Probes all targets again and again, and keeps their health.
+
+    Calls `wake` when the health, the idleness, the preempting state or a model fact of a target changes.
+    """
 
     def __init__(
         self,
@@ -81,7 +86,11 @@ class Prober:
         self._target_states: dict[str, _TargetState] = {}
 
     def track_targets(self, targets: Mapping[str, ProbeTarget], kept_names: Collection[str] = ()) -> None:
-        """Probe exactly these from now on, and go on with `kept_names`. One whose address changed is a new one."""
+        """Probe exactly `targets` (by replica name) from now on, and go on probing those named in `kept_names`.
+
+        A target that differs from the one tracked under its name, say in its address, starts with fresh health, unless
+        its name is in `kept_names`.
+        """
         for name, target_state in list(self._target_states.items()):
             if targets.get(name) != target_state.target and name not in kept_names:
                 target_state.task.cancel()
@@ -94,7 +103,7 @@ class Prober:
                 )
 
     async def wait_for_first_round(self) -> None:
-        """Wait until every target was probed once. Bounded: an engine that hangs is not waited for."""
+        """Wait until every target was probed once, but no longer than one probe's timeout: an engine may hang."""
         wait_tasks = [
             asyncio.ensure_future(target_state.probed.wait()) for target_state in self._target_states.values()
         ]
@@ -104,21 +113,23 @@ class Prober:
                 wait_task.cancel()
 
     def get_health(self, name: str) -> ProbedHealth:
-        """What is known of one target; fresh health for one that is not tracked."""
+        """Return the probed health of one target; for a name that is not tracked, the health before any probe."""
         target_state = self._target_states.get(name)
         return target_state.probed_health if target_state else ProbedHealth()
 
     def probe_now(self, name: str, *, then_wake: bool = False) -> None:
-        """Probe one target now: a gateway could not reach it, or somebody wants to know whether it is idle.
-        `then_wake`: the reconciler is woken by the end of a probe that begins from now on, whether or not it says
-        anything new."""
+        """Probe one target without waiting for its interval. Does nothing for a name that is not tracked.
+
+        Call it when a gateway could not reach the engine, or when a decision needs to know whether the engine is idle.
+        With `then_wake`, the end of that probe wakes the reconciler even if it finds nothing new.
+        """
         target_state = self._target_states.get(name)
         if target_state is not None:
             target_state.has_waiter |= then_wake
             target_state.probe_requested.set()
 
     async def close(self) -> None:
-        """Stop probing."""
+        """Stop probing, and forget all targets."""
         tasks = [target_state.task for target_state in self._target_states.values()]
         for task in tasks:
             task.cancel()
@@ -135,7 +146,7 @@ class Prober:
             try:
                 outcome = await self._probe(target_state)
             except Exception as fault:
-                # Whatever one engine answers must not end its own probing.
+                # An answer that nobody foresaw must not end the probing of its engine.
                 log.exception("the probe of %s failed", name)
                 outcome = ProbeOutcome(healthy=False, error=f"internal error: {fault!r}")
             previous_health = target_state.probed_health
@@ -177,7 +188,7 @@ class Prober:
         return await self._add_model_facts(outcome, target_state)
 
     async def _add_model_facts(self, outcome: ProbeOutcome, target_state: _TargetState) -> ProbeOutcome:
-        """What holds for an engine's life, and is asked once."""
+        """Add the facts that stay the same for an engine's life, and that are asked only until the engine answers."""
         return replace(
             outcome,
             context_length=await self._read_context_length(target_state),
@@ -185,8 +196,11 @@ class Prober:
         )
 
     async def _read_system_first(self, target_state: _TargetState) -> bool | None:
-        """Whether the model's chat template takes system messages at the beginning alone. One that takes none at all,
-        or cannot be asked, is left to refuse."""
+        """Return whether the model's chat template accepts system messages only at the beginning of a conversation.
+
+        False also for a template that accepts no system message at all: the engine itself refuses those requests. None
+        if the engine was asked before, or does not answer.
+        """
         target = target_state.target
         if target_state.has_told_template or target.probe.template_path is None:
             return None
@@ -223,7 +237,7 @@ class Prober:
             return f"first token: {error or type(error).__name__}"
 
     async def _add_figures(self, outcome: ProbeOutcome, target: ProbeTarget) -> ProbeOutcome:
-        """What the engine's metrics say, where it has any and they can be had."""
+        """Add the figures of the engine's metrics. Without metrics, return the outcome as it is."""
         probe = target.probe
         if probe.metrics_path is None:
             return outcome
@@ -253,7 +267,7 @@ class Prober:
 
 
 def _published_part(probed_health: ProbedHealth) -> tuple[object, ...]:
-    """What somebody waits for."""
+    """Return the part of the health whose change wakes the reconciler."""
     model_facts = probed_health.context_length, probed_health.system_first
     return probed_health.health, probed_health.idle, model_facts, probed_health.is_preempting
 

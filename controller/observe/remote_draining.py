@@ -1,7 +1,7 @@
-"""Remotes that were routed to and are no longer: their requests finish, though there is no engine to look at.
+"""Drains of remote models: their requests finish after routing to them has ended. There is no engine to observe.
 
-Nothing is stopped at the end of such a drain, so that it ends nobody's request. It waits for the gateways that are
-there; one that is lost is given as long as one that only lost its link takes to come back.
+The end of such a drain stops nothing, so it cannot cut off a request. The drain waits for the reports of connected
+gateways, and for a lost gateway only as long as a gateway that merely lost its link takes to come back (`ARRIVAL_S`).
 """
 
 from __future__ import annotations
@@ -14,18 +14,23 @@ from controller.state import DesiredState
 
 
 class RemoteDraining:
-    """The drains under way, by model. A controller that restarts forgets them; nothing is ended by them."""
+    """The drains of remote models that are under way. They are not stored: a restart of the controller forgets them,
+    which is harmless because nothing is stopped at their end.
+    """
 
     def __init__(self) -> None:
         self._drains: dict[str, DrainState] = {}
 
     @property
     def models(self) -> frozenset[str]:
-        """Those that may still hold requests."""
+        """Names of the draining remote models, which may still have requests running."""
         return frozenset(self._drains)
 
     def follow_desired(self, previous_desired: DesiredState | None, desired: DesiredState, now: float) -> None:
-        """Begin where a remote is wanted no longer; forget where it is wanted again."""
+        """Begin the drain of each remote model that has become unwanted, and end that of each that is wanted again.
+
+        `previous_desired` is the last round's desired state; None in the first round, which begins no drain.
+        """
         previous_models = previous_desired.models if previous_desired is not None else {}
         for name, model in desired.models.items():
             previous_model = previous_models.get(name)
@@ -36,13 +41,16 @@ class RemoteDraining:
         self._drains = {name: drain for name, drain in self._drains.items() if name in desired.models}
 
     def note_published(self, stamp: Stamp) -> None:
-        """From this table on nothing new is sent to them."""
+        """Note the stamp of the published table, from which on gateways send draining models no new requests."""
         self._drains = {
             name: DrainState(drain.since, drain.unrouted_stamp or stamp) for name, drain in self._drains.items()
         }
 
     def forget_empty(self, gateways: Iterable[GatewayView], now: float) -> None:
-        """Forget those that are empty by all gateways that are there, and that no lost one may still come back to."""
+        """End the drains of models without running requests.
+
+        Every connected gateway must report none; a lost one is waited for until `ARRIVAL_S` after its loss.
+        """
         views = present_gateways(gateways, now)
         loss_times = [view.lost_at for view in views if view.lost_at is not None]
         kept_drains = {}

@@ -1,7 +1,7 @@
-"""Models that are served elsewhere: their keys, and whether they answer, as gateways see it.
+"""Health and API keys of remote models, which somebody else's server serves.
 
-The controller has no way out of its host and asks no remote itself: the routing table tells gateways what to ask, and
-their reports say what came of it.
+The controller has no network access beyond its host, so it probes no remote itself. The routing table tells gateways
+what to probe, and their reports bring the results.
 """
 
 from __future__ import annotations
@@ -29,28 +29,32 @@ from controller.state import DesiredModel
 log = logging.getLogger(__name__)
 
 KEPT_S: Final = 60.0
-"""What the last gateway said counts for so long after it has gone: enough for a gateway to be started again."""
+"""Seconds for which the results of the last gateway still count after its loss: enough for a restart of a gateway."""
 _KEY: Final = re.compile(r"[!-~]+(?: [!-~]+)*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayResult:
-    """How one gateway last found a remote model. Times are Unix times in seconds: `at` and `retry_at` by the gateway's
-    clock, `heard_at` by the controller's. `error` None: the remote is well. `retry_at`: when it is asked again; None:
-    it is well, or only another key helps."""
+    """How one gateway last found a remote model. Times are Unix times in seconds."""
 
     error: str | None
+    """What is wrong with the remote; None: it is healthy."""
     at: float
+    """When the remote answered, by the gateway's clock."""
     heard_at: float
+    """When the controller got this result, by the controller's clock."""
     retry_at: float | None = None
+    """When the gateway probes again after a failure, by its clock; None: the remote is healthy, or a probe is useless
+    before the API key changes."""
 
 
 def judge_remote(results: Mapping[str, GatewayResult], connected: Collection[str], now: float) -> GatewayResult | None:
-    """Combine the results of all gateways for one remote model; None: no gateway has a result that counts.
+    """Combine the results of all gateways for one remote model; None if no gateway has a result that counts.
 
-    It is well if any gateway finds it so. One table routes for all gateways: a gateway that alone cannot reach the
-    remote fails the requests of its own clients, and without a route everybody's would fail. Connected gateways rule;
-    what others said counts while none has said anything, for `KEPT_S`.
+    `results` is by gateway id. A remote is healthy if any gateway finds it healthy: all gateways share one routing
+    table, and while a gateway that alone cannot reach the remote fails only its own clients, removing the route would
+    fail everybody's. The results of connected gateways count; if there are none, those of lost gateways count for
+    `KEPT_S`.
     """
     known_results = [result for gateway, result in results.items() if gateway in connected] or [
         result for result in results.values() if now - result.heard_at < KEPT_S
@@ -63,18 +67,18 @@ class _RemoteState:
     spec: str
     key: str | None = None
     probe: RemoteProbe | None = None
-    """None: its key cannot be read."""
+    """What gateways probe; None: the model's API key cannot be read."""
     problem: str | None = None
-    """What is wrong with its key."""
+    """Why the API key cannot be read; None: it can, or the remote needs none."""
     results: dict[str, GatewayResult] = field(default_factory=dict)
-    """By gateway."""
+    """The last result of each gateway, by gateway id."""
     reset_count: int = 0
     void_results: dict[str, float] = field(default_factory=dict)
-    """Gateway to the time `at` of the result that counts no more."""
+    """Gateway id to the time `at` of a result from before a reset, which no longer counts."""
 
 
 class RemoteHealth:
-    """What is known of each remote model. Reads its key afresh in each round of the controller."""
+    """The health of each remote model, by the gateways' reports. Reads the API keys again in every round."""
 
     def __init__(
         self,
@@ -85,7 +89,7 @@ class RemoteHealth:
         wake: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
-        """`interval_s` and `timeout_s` are those of the gateways' questions."""
+        """Start without models. Gateways probe every `interval_s` seconds, and give up after `timeout_s` seconds."""
         self._hub = hub
         self._interval_s = interval_s
         self._timeout_s = timeout_s
@@ -97,7 +101,7 @@ class RemoteHealth:
         self._report_received = asyncio.Event()
 
     def track_models(self, models: Iterable[DesiredModel]) -> None:
-        """Have exactly these asked from now on, with the keys that they have now."""
+        """Have gateways probe exactly the remote ones of these models from now on, with their current API keys."""
         tracked_states: dict[str, _RemoteState] = {}
         for model in models:
             remote = ENGINES[model.backend].describe_remote(model.definition)
@@ -111,8 +115,11 @@ class RemoteHealth:
         self._remote_states = tracked_states
 
     async def wait_for_first_round(self, loaded_before: Collection[str]) -> None:
-        """Wait until a gateway has told of remotes that were served before this controller, so that its first table
-        does not take them away. Bounded: there may be no gateway."""
+        """Wait for the first report of a gateway, but no longer than `ARRIVAL_S`, since there may be no gateway.
+
+        Without it, a new controller's first table would drop remote models that the previous controller routed to.
+        `loaded_before` names the models loaded then; if no remote model is among them, there is no wait.
+        """
         if not any(name in loaded_before for name in self._remote_states):
             return
         with suppress(TimeoutError):
@@ -120,7 +127,7 @@ class RemoteHealth:
                 await self._report_received.wait()
 
     def take_report(self, report: GatewayReport) -> None:
-        """Take what a gateway says of remotes; wake the loop where that changes what is known."""
+        """Store the results in a gateway's report; wake the reconciler if a remote's error or retry time changes."""
         now = self._clock()
         for name, remote_state in self._remote_states.items():
             _take_result(remote_state, report.gateway_id, report.remotes.get(name), now)
@@ -134,7 +141,9 @@ class RemoteHealth:
             self._wake()
 
     def list_errors(self) -> dict[str, str | None]:
-        """Remote model to its last error; None: it is well; absent: no gateway has told yet."""
+        """Return each remote model's error by name. None: healthy. A model that no gateway has reported on is absent,
+        unless its API key cannot be read.
+        """
         errors: dict[str, str | None] = {name: result.error for name, result in self._judge_all().items()}
         for name, remote_state in self._remote_states.items():
             if remote_state.problem is not None:
@@ -142,11 +151,14 @@ class RemoteHealth:
         return errors
 
     def list_retries(self) -> dict[str, float]:
-        """Remote model that has failed to Unix time when it is asked again; absent: only another key helps."""
+        """Return the Unix time of the next probe of each failed remote model, by name.
+
+        Healthy models are absent, and models whose probes are useless before their API key changes.
+        """
         return {name: result.retry_at for name, result in self._judge_all().items() if result.retry_at is not None}
 
     def _judge_all(self) -> dict[str, GatewayResult]:
-        """Of those whose keys can be read, and that some gateway has told of."""
+        """Return the combined result of each model whose API key can be read and that a gateway has reported on."""
         connected, now = self._hub.connected_ids, self._clock()
         judged_results = {
             name: judge_remote(remote_state.results, connected, now)
@@ -156,26 +168,29 @@ class RemoteHealth:
         return {name: result for name, result in judged_results.items() if result is not None}
 
     def list_probes(self) -> dict[str, RemoteProbe]:
-        """Remote model to what gateways shall ask."""
+        """Return what gateways are to probe, by name of the remote model. A model without a readable key is absent."""
         return {name: each.probe for name, each in self._remote_states.items() if each.probe is not None}
 
     def reset_health(self, name: str) -> None:
-        """Forget what gateways last said of a remote, and have them ask it at once: their next answers count."""
+        """Forget the results of one remote model and have gateways probe it at once. Only new results count then."""
         if remote_state := self._remote_states.get(name):
             remote_state.reset_count += 1
             remote_state.void_results |= {gateway: result.at for gateway, result in remote_state.results.items()}
             remote_state.results.clear()
 
     def knows_model(self, name: str) -> bool:
-        """Whether this name is a remote model's."""
+        """Return whether this is the name of a tracked remote model."""
         return name in self._remote_states
 
     def read_token(self, name: str) -> str | None:
-        """The key for a remote model; None: it needs none, or it cannot be read."""
+        """Return the API key for a remote model; None if the remote needs none, or if the key cannot be read.
+
+        Raises KeyError for a name that is not tracked.
+        """
         return self._remote_states[name].key
 
     def _new_state(self, model: DesiredModel) -> _RemoteState:
-        """With what gateways have reported before anybody asked for it."""
+        """Return the state of a newly tracked model, with the results that gateways have already reported."""
         remote_state = _RemoteState(model.spec_hash)
         now = self._clock()
         for view in self._hub.views:
@@ -206,7 +221,7 @@ def _take_result(remote_state: _RemoteState, gateway: str, result: RemoteResult 
     if result is None or result.spec != remote_state.spec or remote_state.void_results.get(gateway) == result.at:
         remote_state.results.pop(gateway, None)
         return
-    # Gateways mask what they say; what is published does not depend on that.
+    # Gateways mask secrets in their reports too, but what is published here must not depend on that.
     error = result.error if result.error is None else mask_text(result.error)
     if error is not None and remote_state.key:
         error = replace_secrets(error, {remote_state.key})
@@ -214,7 +229,7 @@ def _take_result(remote_state: _RemoteState, gateway: str, result: RemoteResult 
 
 
 def _find_key(remote: Remote) -> tuple[str | None, str | None]:
-    """The key, or what is wrong with it."""
+    """Return the API key and None, or None and what is wrong with the key; (None, None) if the remote needs none."""
     if remote.api_key_env is not None:
         key, place = os.environ.get(remote.api_key_env, "").strip(), f"environment variable {remote.api_key_env}"
         if not key:

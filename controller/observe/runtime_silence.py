@@ -1,4 +1,4 @@
-"""How long the runtime has not answered, and what follows from that. Pure."""
+"""How long the runtime (say, the Docker Engine) has not answered, and what follows from it. Pure."""
 
 from __future__ import annotations
 
@@ -10,26 +10,31 @@ UNHEALTHY_AFTER_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class RuntimeSilence:
-    """A runtime that does not answer. Times are Unix times in seconds."""
+    """A period in which the runtime has not answered. Times are Unix times in seconds."""
 
     since: float
     gone_since: float | None
-    """Since when nobody listens at the runtime's address. None: somebody does, or it is not known."""
+    """Since when nothing listens at the runtime's address. None: something does, or it is not known."""
 
     def is_unhealthy(self, now: float) -> bool:
         """Return whether the silence has lasted so long that the health check must fail."""
         return now - self.since >= UNHEALTHY_AFTER_S
 
     def ends_controller(self, now: float, limit_s: float) -> bool:
-        """Whether the controller should end, so that its own restart gives it the runtime's new address.
+        """Return whether the controller should exit, because only its own restart gives it the runtime's new address.
 
-        `limit_s` 0: never. A runtime that hangs does not end the controller: a restart would find it hanging still.
+        True once nothing has listened at the runtime's address for `limit_s` seconds; 0 means never. A runtime that
+        listens but hangs does not count, since it would still hang after a restart of the controller.
         """
         return limit_s > 0 and self.gone_since is not None and now - self.gone_since >= limit_s
 
 
 def extend_silence(silence: RuntimeSilence | None, *, is_gone: bool, now: float) -> RuntimeSilence:
-    """The silence after one more observation failed at `now`. `is_gone`: nobody listens there."""
+    """Return the silence after one more failed observation at `now`.
+
+    `silence` is the one so far; None if the previous observation succeeded. `is_gone`: nothing listens at the
+    runtime's address.
+    """
     since = now if silence is None else silence.since
     if not is_gone:
         return RuntimeSilence(since, None)

@@ -1,8 +1,8 @@
-"""Whether a model's chat template takes a system message behind the first user message. Pure.
+"""Tests whether a model's chat template accepts a system message after the first user message. Pure.
 
-Many templates raise on one (`System message must be at the beginning.`), others leave it out without a word. The engine
-itself is asked, with conversations that it renders and does not answer, because what it makes of messages before its
-template sees them (other roles, merged messages) is its own.
+Many templates raise an error on one (`System message must be at the beginning.`), others drop it silently. The engine
+itself renders test conversations without answering them, because each engine changes messages in its own way (other
+roles, merged messages) before its template sees them.
 """
 
 from __future__ import annotations
@@ -11,25 +11,30 @@ import json
 from typing import Any, Final, Literal
 
 _MARK: Final = "7351"
-"""Digits: tokenizers that mark the beginning of a word do not mark one between them."""
+"""Text to find in the rendered prompt. Digits, because tokens of digits join to this very text: tokenizers that mark
+where a word begins put no mark between digits."""
 _SYSTEM: Final = {"role": "system", "content": _MARK}
 _USER: Final = {"role": "user", "content": "a"}
 _ANSWERED: Final = ({"role": "assistant", "content": "b"}, {"role": "user", "content": "c"})
 LATE_SYSTEM: Final[dict[str, Any]] = {"messages": [_USER, _SYSTEM, *_ANSWERED], "return_token_strs": True}
-"""The system message is behind the first user message. `return_token_strs`: for vLLM, which answers with tokens."""
+"""Request with the system message after the first user message. `return_token_strs` is for vLLM, which answers with
+tokens."""
 LEADING_SYSTEM: Final[dict[str, Any]] = {"messages": [_SYSTEM, _USER, *_ANSWERED], "return_token_strs": True}
-"""The same conversation with its system message first: it tells whether the place was what was refused."""
+"""The same conversation with the system message first. It shows whether the template refused the message's position
+or system messages as such."""
 Rendering = Literal["taken", "refused", "untold"]
-"""What became of a system message. `untold`: the engine does not say, or cannot now."""
+"""What the template did with the system message. `untold`: the engine does not tell, or not now."""
 BUSY_STATUSES: Final = frozenset({429, 503})
-"""Of an engine that may tell later."""
+"""HTTP statuses of an engine that may answer later."""
 _UNTOLD_STATUSES: Final = BUSY_STATUSES | {401, 403, 404, 405, 501}
-"""The others are of one that refuses whoever asks, or has no such path."""
+"""HTTP statuses that say nothing about the template: a busy engine, missing permission, or no such path."""
 
 
 def judge_rendering(status: int, text: str) -> Rendering:
-    """What the engine's answer to one of these conversations tells. llama-server and our worker answer with the
-    prompt, vLLM with its tokens."""
+    """Return what the template did with the system message, by the engine's answer to one of these conversations.
+
+    llama-server and our worker answer with the prompt, vLLM with the strings of its tokens.
+    """
     if status in _UNTOLD_STATUSES:
         return "untold"
     if status != 200:
