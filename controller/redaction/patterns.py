@@ -1,17 +1,17 @@
-"""What of a definition is secret, and how it is hidden. Pure.
+"""Decides which parts of a model definition are secret, and masks them. Pure.
 
-Secret are: every value of `env`; what stands under a name that speaks of keys, tokens, passwords and the like (a flag
-of `extra_args`, a key of a nested mapping, `name=value` or `--name value` within a text); the user part of a URL; what
-follows `Bearer`.
+These are secret: every value of `env`; a value whose name suggests a secret (it contains `key`, `token`, `passw` and
+the like), be it the value of a flag in `extra_args`, of a key in a nested mapping, or of `name=value` or
+`--name value` within a text; the user part of a URL; and what follows `Bearer` or `Basic`.
 
-Three things under such a name are shown, because they are known to be none: null, true and false; a count or a time
-(`--image-max-tokens 512`); where a secret lies (`api_key_env: OPENAI_KEY`, `--api-key-file /run/key`). Tokenizers are
-no tokens.
+Three kinds of values are shown although their names suggest a secret: null, true, false and empty values; counts and
+times (`--image-max-tokens 512`); and places of secrets (`api_key_env: OPENAI_KEY`, `--api-key-file /run/key`). Names of
+tokenizers do not suggest a secret.
 
-Rows hide all of it. In logs and messages, where only the text can be looked for, three kinds are left alone, since
-hiding them would hide what is no secret: texts shorter than `SHORTEST`; values of `env` whose name says nothing and
-which look like a path, a number or a plain word (random are: twelve characters or more, letters and digits, no blank);
-and those that the definition itself shows elsewhere, such as a model's name.
+Where a definition itself is shown, all secrets are masked. In logs and messages, secrets can only be searched for as
+texts. There, three kinds are not masked, since a search would also hit texts that are no secrets: secrets shorter than
+`SHORTEST`; values of `env` whose names suggest no secret and which do not look random (12 characters or more, letters
+and digits, no blank, no path, no URL); and such values that the definition also shows elsewhere, say as a model's name.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from pydantic import JsonValue
 from controller.schema.admin import MASKED
 
 SHORTEST: Final = 4
-"""Characters of a secret that is looked for in texts."""
+"""Characters that a secret must have at least to be searched for in logs and messages."""
 _SURE: Final = 8
-"""Characters of a secret that is also looked for in the rest of its definition."""
+"""Characters that a secret must have at least to be searched for in the other fields of its definition."""
 _RANDOM: Final = 12
+"""Characters that a value must have at least to look random."""
 
 _WORDS: Final = "key|token|secret|passw|passphrase|(?<![a-z])pass(?![a-z])|pwd|auth|credential"
 _SECRET_NAME: Final = re.compile(f"{_WORDS}|^-?hft$", re.IGNORECASE)
@@ -37,7 +38,7 @@ _TOKENIZER: Final = re.compile(r"tokeni[sz]\w*", re.IGNORECASE)
 _COUNT_NAME: Final = re.compile(r"(tokens|_(ms|s|mib|bytes))$", re.IGNORECASE)
 _PLACE_NAME: Final = re.compile(r"[-_.](env|file|path|dir)$", re.IGNORECASE)
 _PLACE: Final = re.compile(r"[A-Z_][A-Z0-9_]*|[./~].*")
-"""A variable's name, or a path."""
+"""The name of an environment variable, or a path."""
 _CONSTANT: Final = re.compile(r"[A-Z]+(_[A-Z0-9]+)+")
 _NUMBER: Final = re.compile(r"[+-]?[0-9][0-9.,:]*")
 
@@ -45,7 +46,7 @@ _FLAG: Final = re.compile(r"(--?[A-Za-z][\w.-]*)(?:(\s*=\s*|\s+)(.*))?", re.DOTA
 _URL_USER: Final = re.compile(
     r"(://)(?!\[)([^\s/?#]{0,999}@(?:\S{0,999}@)?|[^\s/?#:]{0,999}:(?!\d*(?:[/?#\s]|$))\S{0,999}@)"
 )
-"""What stands before the last `@`; also where a password holds a `/` that should have been escaped."""
+"""The user part of a URL: all up to the last `@`, even if a password holds a `/` that should have been escaped."""
 _BEARER: Final = re.compile(r"(\b(?:Bearer|Basic)\s+)([^\s\"',;]+)", re.IGNORECASE)
 _PAIR: Final = re.compile(
     rf"((?:{_WORDS})[\w.-]{{0,64}})"
@@ -59,11 +60,15 @@ _SPOKEN_FLAG: Final = re.compile(
     r"(?!-)(\"(?:[^\"\\]|\\.)*\"|'[^']*'|\S+?(?=`?(?:\s|$)))",
     re.IGNORECASE,
 )
-"""A flag and its value within a text. A backtick that follows is the sentence's own."""
+"""A flag and its value within a text. A backtick after the value belongs to the text, not to the value."""
 
 
 def mask_fields(fields: Mapping[str, Any], known_secrets: Iterable[str] = ()) -> dict[str, JsonValue]:
-    """A definition's fields as they may be shown. `known_secrets`: further secrets that may lie in them."""
+    """Return a definition's fields with all secrets masked, to show them to a user.
+
+    A secret that is found in one field is also masked where another field contains it. `known_secrets` are further
+    secrets to mask in all fields.
+    """
     walk = _Masker()
     shown_fields = {name: walk.mask_field(name, value) for name, value in fields.items()}
     long_secrets = {text for text in (*walk.secrets, *known_secrets) if len(text) >= _SURE}
@@ -76,19 +81,24 @@ def mask_fields(fields: Mapping[str, Any], known_secrets: Iterable[str] = ()) ->
 
 
 def mask_field(name: str, value: Any) -> JsonValue:
-    """One field as it may be shown. Knows less than `mask_fields`: not the secrets that other fields hold."""
+    """Return the value of one field with its secrets masked. Prefer `mask_fields`, which also masks the secrets of one
+    field where another field contains them.
+    """
     return mask_fields({name: value})[name]
 
 
 def mask_text(text: str) -> str:
-    """A text of unknown origin, without what it marks as a secret itself: URLs' users, `name=value`, `--name value`,
-    `Bearer`.
+    """Mask what a text of unknown origin itself marks as secret: the user part of a URL, what follows `Bearer`, and
+    `name=value` and `--name value` where the name suggests a secret.
     """
     return _Masker().mask_text(text)
 
 
 def collect_secrets(fields: Mapping[str, Any]) -> frozenset[str]:
-    """Texts of a definition that must not show in a log or a message, each of at least `SHORTEST` characters."""
+    """Return the secrets of a definition that logs and messages must not show, each at least `SHORTEST` long.
+
+    A secret of several lines is contained as a whole, and each of its lines of 8 characters or more on its own.
+    """
     walk = _Masker()
     shown_values = [walk.mask_field(name, value) for name, value in fields.items()]
     random_texts = [text for text in walk.env_values if _looks_random(text)]
@@ -102,11 +112,15 @@ def collect_secrets(fields: Mapping[str, Any]) -> frozenset[str]:
 
 
 def replace_secrets(text: str, secrets: Iterable[str]) -> str:
-    """The text with every secret masked; of two that overlap, both as one. Secrets are not empty."""
+    """Return the text with every secret masked. Secrets that overlap in the text become one mask.
+
+    No secret may be empty.
+    """
     sought_secrets = list(secrets)
     while present_secrets := [secret for secret in sought_secrets if secret in text]:
         text = _mask_spans(text, present_secrets)
-        # What was masked may have brought about another one, by chance. Each of these rounds shortens the text.
+        # A mask may join with the text around it to another secret, by chance: search again. Only secrets longer than
+        # the mask take part, so each of these rounds shortens the text.
         sought_secrets = [secret for secret in sought_secrets if len(secret) > len(MASKED)]
     return text
 
@@ -130,26 +144,26 @@ def _find_starts(text: str, secret: str) -> Iterator[int]:
 
 
 def names_secret(name: str) -> bool:
-    """Whether what stands under this name is taken for a secret."""
+    """Return whether a name suggests that its value is a secret, as `api_key` or `--hf-token` do."""
     return _SECRET_NAME.search(name) is not None and _SECRET_NAME.search(_TOKENIZER.sub("", name)) is not None
 
 
 def is_secret(name: str, value: Any) -> bool:
-    """Whether a value that stands under this name is taken for a secret."""
+    """Return whether a value is treated as a secret: its name suggests one, and it is not known to be harmless."""
     return names_secret(name) and not _is_harmless(name, value)
 
 
 class _Masker:
-    """One way through a definition: what it shows, and what it hid on the way."""
+    """Masks one definition, and collects the secrets that it masked."""
 
     def __init__(self) -> None:
         self.secrets: set[str] = set()
-        """Secrets by their place; and texts that are too short to be looked for."""
+        """Secrets found by their name or place, however short, including such in values of `env`."""
         self.env_values: set[str] = set()
-        """Values of `env` whose names say nothing."""
+        """Values of `env` whose names suggest no secret."""
 
     def mask_field(self, name: str, value: Any) -> JsonValue:
-        """A field of the definition, or a key of a mapping within."""
+        """Mask the value of a field of the definition, or of a key in a nested mapping."""
         if name == "env" and isinstance(value, Mapping):
             return {key: self._mask_variable(key, each) for key, each in value.items()}
         if is_secret(name, value):
@@ -162,7 +176,7 @@ class _Masker:
         return self.mask_text(value) if isinstance(value, str) else value
 
     def mask_text(self, text: str) -> str:
-        """A text that may hold secrets."""
+        """Mask the secrets that the text itself marks as such."""
         if "://" in text:
             text = _URL_USER.sub(self._mask_user, text)
         if "=" in text or ":" in text:
@@ -178,7 +192,7 @@ class _Masker:
         return MASKED
 
     def _mask_arguments(self, items: Iterable[Any]) -> list[JsonValue]:
-        """Like a command line: what follows a flag is its value, up to the next flag."""
+        """Mask a list like a command line: what follows a flag, up to the next flag, is the flag's value."""
         shown_items: list[JsonValue] = []
         flag = ""
         expects_value = False
@@ -234,7 +248,7 @@ class _Masker:
 
 
 def _is_harmless(name: str, value: Any) -> bool:
-    """Whether a value is none of a secret, though its name speaks of one."""
+    """Return whether a value is known to be no secret although its name suggests one."""
     if value is None or isinstance(value, bool) or value in ("", [], {}):
         return True
     if _COUNT_NAME.search(name) and _NUMBER.fullmatch(str(value)):
@@ -251,7 +265,7 @@ def _looks_random(text: str) -> bool:
 
 
 def _iterate_texts(value: Any) -> Iterator[str]:
-    """The leaves of a value as texts. Null and booleans say nothing."""
+    """Yield the leaves of a value as texts, without nulls and booleans."""
     if isinstance(value, Mapping):
         for each in value.values():
             yield from _iterate_texts(each)

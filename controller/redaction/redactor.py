@@ -1,7 +1,7 @@
-"""Keeps secrets of definitions and loads out of what is said of models: the one place that knows what is secret.
+"""Masks the secrets of model definitions and loads in logs and messages. Only this place knows all secrets.
 
-An engine may print what it was started with long after the files say something else, so secrets of earlier definitions
-are remembered as long as the controller lives.
+An engine may print the secrets it was started with long after the files have changed, so the secrets of earlier
+definitions are remembered as long as the controller lives.
 """
 
 from __future__ import annotations
@@ -12,31 +12,32 @@ from typing import Any, Final, Protocol
 from controller.redaction.patterns import collect_secrets, replace_secrets
 
 REMEMBERED: Final = 200
-"""Secrets per model; the oldest are forgotten first."""
+"""Secrets remembered per model. The oldest are forgotten first; those of the current definition always stay."""
 
 
 class Redact(Protocol):
-    """Hides secrets in a text about a model; `replica` names the engine that wrote it, if one did."""
+    """Masks a model's secrets in a text. `replica` names the replica whose engine wrote the text; None: no engine."""
 
     def __call__(self, model: str, text: str, replica: str | None = None) -> str:
-        """The text as it may be shown."""
+        """Return the text with the secrets masked."""
 
 
 def redact_nothing(model: str, text: str, replica: str | None = None) -> str:
-    """For hosts whose engines know no secrets."""
+    """Return the text unchanged. Use it where engines know no secrets, as in tests."""
     del model, replica
     return text
 
 
 class Redactor:
-    """What one controller knows to be secret. `token` gives a replica's own."""
+    """Knows the secrets of one controller's models, and masks them."""
 
     def __init__(self, token: Callable[[str], str]) -> None:
+        """`token` returns the bearer token of a replica, by the replica's name."""
         self._token = token
         self._secrets_by_model: dict[str, dict[str, None]] = {}
 
     def learn_secrets(self, fields_by_model: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take note of the secrets of fields, by model: what the files declare, or what a load sets."""
+        """Remember the secrets in `fields_by_model`: each model's declared fields, or those that a load sets."""
         for model, fields in fields_by_model.items():
             known_secrets = self._secrets_by_model.setdefault(model, {})
             current_secrets = collect_secrets(fields)
@@ -47,7 +48,7 @@ class Redactor:
                 del known_secrets[oldest_secret]
 
     def redact_text(self, model: str, text: str, replica: str | None = None) -> str:
-        """The text as it may be shown."""
+        """Return the text with the model's secrets masked, and with the bearer token of `replica` if it is given."""
         return replace_secrets(text, self._known_secrets(model, replica))
 
     def _known_secrets(self, model: str, replica: str | None) -> frozenset[str]:
@@ -55,7 +56,10 @@ class Redactor:
         return secrets if replica is None else secrets | {self._token(replica)}
 
     def with_proposed(self, fields_by_model: Mapping[str, Mapping[str, Any]]) -> Redact:
-        """The same, and the secrets of what somebody only proposes, which are not remembered."""
+        """Return a function like `redact_text` that also masks the secrets in these fields, without remembering them.
+
+        Use it for definitions that somebody only proposes, as in a dry run.
+        """
         proposed_secrets = {model: collect_secrets(fields) for model, fields in fields_by_model.items()}
 
         def redact_text(model: str, text: str, replica: str | None = None) -> str:
