@@ -1,4 +1,4 @@
-"""Actions carried out: each becomes a task that is started and never awaited by the loop."""
+"""Carries out the plan's actions. Each becomes a task that the reconciler starts and never awaits."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ log = logging.getLogger(__name__)
 Clock = Callable[[], float]
 
 REFUSED_PAUSE_S = 2.0
-"""An end that the runtime refused stays under way this long, so that it is not issued again at once."""
+"""Seconds for which a stop or removal that the runtime refused still counts as under way, so that the next round does
+not issue it again at once."""
 
 
 class Executor:
-    """Issues actions against one runtime and remembers, in `memory`, what is under way and what failed."""
+    """Issues actions to one runtime, and records in `memory` which operations are under way and which failed."""
 
     def __init__(
         self,
@@ -56,16 +57,16 @@ class Executor:
         self._issued_counts: Counter[str] = Counter()
 
     def count_issued(self) -> dict[str, int]:
-        """How many actions of each kind were begun."""
+        """Return how many actions were issued since the start, by kind."""
         return dict(self._issued_counts)
 
     def replica_token(self, name: str) -> str:
-        """A replica's own token."""
+        """Return the bearer token that only this replica accepts. It is derived from the name, not stored."""
         return replica_token(self._secret, name)
 
     def issue_action(self, action: Action, desired: DesiredState, replicas: dict[str, ObservedReplica]) -> None:
-        """Begin one action of a plan for `desired`; `replicas` are the observed ones by name."""
-        # A preflight is told by its outcome.
+        """Begin one action of a plan for `desired`, without waiting for it. `replicas`: those observed, by name."""
+        # A preflight repeats often; only its outcome is worth the operator's log.
         level = logging.DEBUG if isinstance(action, Preflight) else logging.INFO
         log.log(
             level, "%s %s: %s", action.kind, getattr(action, "name", None) or _action_subject(action), action.reason
@@ -86,12 +87,12 @@ class Executor:
                 self._end(action, replicas[action.name])
 
     async def wait_until_idle(self) -> None:
-        """Wait until nothing is under way."""
+        """Wait until no operation, preflight or image pull is under way."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     def cancel_pulls(self) -> None:
-        """Wait for no image any more: the controller ends."""
+        """Cancel all image pulls. Call it when the controller ends, before `wait_until_idle`."""
         for task in self._pulls:
             task.cancel()
 
@@ -136,7 +137,7 @@ class Executor:
     def _pull(self, action: PullImage) -> None:
         previous_failure = self._memory.pulls.get(action.image)
         if action.image in self._memory.pulls and previous_failure is None:
-            return  # asked for by another model, and under way
+            return  # under way for another model
         self._memory.pulls[action.image] = None
 
         async def work() -> None:
@@ -193,7 +194,7 @@ class Executor:
         self._memory.record_failure(action.id, Verdict(message, permanent), self._clock())
 
     def _end(self, action: Stop | Remove, replica: ObservedReplica) -> None:
-        """A failure counts from the moment its end is issued, so that it counts once."""
+        """Stop or remove a replica. A failed one counts as a failure when its end is first issued, and only once."""
         now = self._clock()
         kind = OpKind.STOP if isinstance(action, Stop) else OpKind.REMOVE
         if action.failure is not None and action.name not in self._memory.counted_failures:
@@ -202,7 +203,7 @@ class Executor:
             ready_for_s = None if ready_since is None else now - ready_since
             self._memory.record_failure(action.id, action.failure, now, ready_for_s=ready_for_s)
             log.warning("%s failed: %s", action.name, action.failure.message)
-            # The next plan knows when to try again, which can be now.
+            # The next plan decides when to start again, which may be at once.
             self._wake()
         self._memory.begin_operation(action.name, PendingOp(kind, action.id, replica.claims, now))
 
@@ -226,7 +227,7 @@ class Executor:
         self._spawn(work())
 
     async def _add_log_tail(self, action: Stop) -> None:
-        """Add the engine's last log lines to the failure that ended it, before they are gone."""
+        """Add the engine's last log lines to its recorded failure. Must run before the stop, which may delete them."""
         failure = self._memory.failures.get(action.id.key)
         if action.failure is None or failure is None or failure.error != action.failure.message:
             return

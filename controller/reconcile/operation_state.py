@@ -1,7 +1,7 @@
 """What the controller knows beyond what it can observe: operations under way, failures, drains.
 
-All of it is lost when the controller dies, except what `controller.storage.state_dir.StoredState` keeps; the plan of
-a new controller then finds the same replicas and goes on.
+It is lost when the controller dies, except what `controller.storage.state_dir.StoredState` keeps. The plan of a new
+controller then finds the same replicas and goes on.
 """
 
 from __future__ import annotations
@@ -30,32 +30,39 @@ from controller.state import (
 )
 
 CLOCK_SLACK_S = 60.0
-"""An end this far in the future was written before the clock was set back."""
+"""An operation whose end lies more than this many seconds in the future ended before the clock was set back."""
 
 
 @dataclass(slots=True)
 class OperationState:
-    """One controller's own state. Changed on its event loop only."""
+    """The operations, results and failures of one controller. Use it on the controller's event loop only."""
 
     pending: dict[str, PendingOp] = field(default_factory=dict)
+    """The operation of each replica, by replica name, until an observation that began after its end."""
     preflights: dict[tuple[str, str], PreflightResult] = field(default_factory=dict)
+    """The last result by (model, spec hash)."""
     preflighting: dict[tuple[str, str], object] = field(default_factory=dict)
-    """Those under way, each with a mark of its own: what is asked anew while it runs takes no answer of the old one."""
+    """Preflights under way, by (model, spec hash), each with a unique mark. A result whose mark is no longer here is
+    dropped, because its preflight was forgotten or issued again meanwhile."""
     refusals: dict[tuple[str, str], Refusal] = field(default_factory=dict)
-    """What the log said of the definitions whose preflights fail."""
+    """What the log last said about failing preflights, by (model, spec hash)."""
     pulls: dict[str, Failure | None] = field(default_factory=dict)
+    """Image to its failed pull; None: its pull is under way."""
     failures: dict[ReplicaKey, Failure] = field(default_factory=dict)
+    """Consecutive failures by replica key, which decide when the next start may be tried."""
     attempts: AttemptNumbers = field(default_factory=AttemptNumbers)
-    """Of every replica that was ever started, also by earlier controllers."""
+    """The highest attempt number of every replica ever started, also by earlier controllers."""
     drains: dict[str, DrainState] = field(default_factory=dict)
+    """Drains under way, by replica name."""
     loaded_once: set[str] = field(default_factory=set)
+    """Models that were `loaded` since they were last wanted. Such a model stays `loaded` with one ready replica."""
     left_at: dict[str, float] = field(default_factory=dict)
-    """GPU uuid to when a replica was last seen to be gone from it."""
+    """GPU uuid to Unix time at which a replica on that GPU was last found gone."""
     counted_failures: set[str] = field(default_factory=set)
-    """Replicas whose failure was counted: an end that is refused is issued again, and is no second failure."""
+    """Names of replicas whose failure was counted. A stop that is issued again must not count it a second time."""
 
     def with_operations(self, observed: ObservedState) -> ObservedState:
-        """An observation, and what is known here."""
+        """Return the observation with the state known here added to it."""
         return replace(
             observed,
             pending=dict(self.pending),
@@ -71,19 +78,19 @@ class OperationState:
     def note_released_gpus(
         self, previous_replicas: Iterable[ObservedReplica], replicas: Iterable[ObservedReplica], now: float
     ) -> None:
-        """Of two observations, which GPUs something has left in between."""
+        """Note the GPUs of replicas that ran in the previous observation and no longer run in this one."""
         remaining_names = {replica.name for replica in replicas if replica.phase is not Phase.EXITED}
         for replica in previous_replicas:
             if replica.phase is not Phase.EXITED and replica.name not in remaining_names:
                 self.left_at.update(dict.fromkeys((uuid for uuid in replica.claims if uuid != HOST), now))
 
     def note_attempts(self, replicas: Iterable[ReplicaId]) -> None:
-        """These attempts are made, or were seen: none of their names may come again."""
+        """Note the attempt numbers of replicas that are being started or were seen, so that no name is used twice."""
         for replica in replicas:
             self.attempts = self.attempts.with_attempt(replica.key.text, replica.attempt)
 
     def begin_operation(self, name: str, operation: PendingOp) -> None:
-        """Remember an operation that is being issued. At most one per replica."""
+        """Record an operation that is being issued. A replica has at most one under way at a time."""
         previous_operation = self.pending.get(name)
         assert previous_operation is None or previous_operation.finished_at is not None, (
             f"{name} has an operation under way"
@@ -91,11 +98,11 @@ class OperationState:
         self.pending[name] = operation
 
     def finish_operation(self, name: str, now: float) -> None:
-        """The operation ended, well or not; it still counts until an observation that begins later."""
+        """Record that an operation ended, successfully or not. It stays known until `forget_finished` drops it."""
         self.pending[name] = replace(self.pending[name], finished_at=now)
 
     def forget_finished(self, began_at: float) -> None:
-        """Drop the operations that had ended before an observation began: it has seen what they did."""
+        """Drop the operations that ended before `began_at`, when an observation began: it shows their effects."""
         finished_names = [
             name
             for name, operation in self.pending.items()
@@ -108,17 +115,24 @@ class OperationState:
     def record_failure(
         self, replica: ReplicaId, verdict: Verdict, now: float, *, ready_for_s: float | None = None
     ) -> Failure:
-        """Count a failure towards the replica key's backoff."""
+        """Count a failure of a replica towards the backoff of its key, and return the key's failures so far.
+
+        `ready_for_s` says how long the replica had been ready; None: never.
+        """
         failure = next_failure(self.failures.get(replica.key), verdict, replica.attempt, now, ready_for_s=ready_for_s)
         self.failures[replica.key] = failure
         return failure
 
     def prune_state(self, desired: DesiredState, replicas: Iterable[ObservedReplica], now: float) -> None:
-        """Forget what no longer matters: failures of edited or proven definitions, drains of replicas that are gone, or
-        that are to serve on while the controller is paused."""
+        """Forget what no longer matters.
+
+        That is: failures and preflights of definitions that are no longer wanted as they were, failures of replicas
+        that have recovered, failed pulls of images that no model uses, drains of replicas that are gone, and drains of
+        wanted replicas while the controller is paused.
+        """
         replicas = list(replicas)
         wanted_models = {name for name, model in desired.models.items() if model.replicas}
-        # One that is evicted is the same when a request wants it again.
+        # An evicted model keeps its failures: they count again when a request loads it.
         current_specs = {
             (name, model.spec_hash) for name, model in desired.models.items() if model.replicas or model.demand_replicas
         }
@@ -140,17 +154,17 @@ class OperationState:
             for image, failure_state in self.pulls.items()
             if failure_state is None or image in images
         }
-        # One that is revoked while it drains serves on with what is left.
+        # A model whose unload is revoked during the drain goes on serving with the replicas that are left.
         serving_models = {replica.id.model for replica in replicas if replica.ready_since is not None}
         self.loaded_once &= wanted_models | serving_models
 
     def reset_failures(self, model: DesiredModel) -> None:
-        """Forget what went wrong with a model, for somebody asks for it anew: its replicas come all or not at all."""
+        """Forget a model's failures because it is loaded anew. It counts as loaded only once all replicas are ready."""
         self.forget_failures(model)
         self.loaded_once.discard(model.name)
 
     def forget_failures(self, model: DesiredModel) -> None:
-        """Forget what went wrong with a model that serves: what is tried next need not wait."""
+        """Forget a model's failures, preflights and failed pull, so that the next try need not wait for a backoff."""
         self.failures = {key: failure for key, failure in self.failures.items() if key.model != model.name}
         self.preflights = {key: result for key, result in self.preflights.items() if key[0] != model.name}
         self.preflighting = {key: mark for key, mark in self.preflighting.items() if key[0] != model.name}
@@ -159,7 +173,7 @@ class OperationState:
             del self.pulls[model.image]
 
     def is_stopping(self, name: str) -> bool:
-        """Whether the replica is being stopped or removed."""
+        """Return whether a stop or removal of the replica of this name is under way, or just ended."""
         operation = self.pending.get(name)
         return operation is not None and operation.kind is not OpKind.START
 

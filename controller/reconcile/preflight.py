@@ -1,4 +1,4 @@
-"""Whether a model could be started as it is defined, and when the log says again that it cannot. Reads only."""
+"""Checks whether a model could be started as defined, and decides when the log repeats that it cannot. Reads only."""
 
 from __future__ import annotations
 
@@ -14,31 +14,34 @@ from controller.state import DesiredModel, PreflightResult
 log = logging.getLogger(__name__)
 
 FIRST_REMINDER_S: Final = 60.0
+"""Seconds until the log first repeats an error that stays the same. Each later pause is twice as long."""
 LONGEST_REMINDER_S: Final = 3600.0
+"""Seconds between two repetitions at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A definition whose preflights fail, one after the other, with the same error."""
+    """A run of failed preflights of one definition with the same error. Times are Unix times in seconds."""
 
     error: str
     since: float
+    """When the log first had this error."""
     mentioned_at: float
-    """When the log last said so."""
+    """When the log last had this error."""
     mentions: int = 1
-    """How often the log has said so."""
+    """How often the log had this error."""
 
 
 def decide_mention(known: Refusal | None, error: str, now: float) -> Refusal | None:
-    """Whether the log says now that a preflight failed: the refusal to remember then; None: the log says nothing.
+    """Decide whether the log mentions a failed preflight now. Return what to remember of it; None: do not mention it.
 
-    Another error is said at once, the same one after 60 s, and then after twice as long each time, up to an hour.
-    `known`: what the log last said of this definition; None: nothing since a preflight succeeded. Pure.
+    A new error is logged at once; the same error again after 60 s, then after pauses that double up to an hour.
+    `known` is what this function last returned for the definition; None: nothing since a preflight succeeded. Pure.
     """
     if known is None or known.error != error:
         return Refusal(error, since=now, mentioned_at=now)
     wait_s = min(LONGEST_REMINDER_S, FIRST_REMINDER_S * 2.0 ** min(known.mentions - 1, 20))
-    # Before `mentioned_at`: the clock was set back.
+    # If `now` is before `mentioned_at`, the clock was set back.
     if known.mentioned_at <= now < known.mentioned_at + wait_s:
         return None
     return replace(known, mentioned_at=now, mentions=known.mentions + 1)
@@ -47,7 +50,9 @@ def decide_mention(known: Refusal | None, error: str, now: float) -> Refusal | N
 async def run_preflight(
     runtime: Runtime, model: DesiredModel, *, redact: Redact, clock: Callable[[], float]
 ) -> PreflightResult:
-    """What the host says. Every failure is an answer, and shows no secret."""
+    """Check on the host whether the model could start, and return the result, with secrets masked. Never raises: an
+    exception becomes a failed result.
+    """
     try:
         result = await runtime.check_preflight(model.name, model.definition, model.image)
     except RuntimeUnavailableError as error:

@@ -1,7 +1,8 @@
-"""observe -> plan -> apply -> publish, level-triggered.
+"""The controller's loop: observe, plan, apply, publish. Level-triggered.
 
-Every source only wakes the loop; the whole state is read and planned again. The resync timer is the correctness path,
-events are the fast path. An observation that failed yields no plan, and nothing is published before one was complete.
+Events (changed files, runtime events, gateway reports) only wake the loop; each round reads and plans the whole state
+again. Correctness rests on the resync timer; events only make the loop faster. An observation that failed yields no
+plan, and nothing is published before the first complete one.
 """
 
 from __future__ import annotations
@@ -59,8 +60,9 @@ from controller.status.state_machine import publishable_statuses
 log = logging.getLogger(__name__)
 
 SHORTEST_ROUND_S = 0.01
+"""Seconds between two rounds at least."""
 RETRY_S = 1.0
-"""Pause after a round that saw nothing, or failed."""
+"""Seconds between a round that failed or had no complete observation and the next one, at most."""
 
 
 class DesiredSource(Protocol):
@@ -89,7 +91,7 @@ class DesiredSource(Protocol):
 
 
 class Reconciler:
-    """The controller's loop."""
+    """Runs rounds of reconciling: when woken, when the plan asks for a round, and every `resync_s` seconds at least."""
 
     def __init__(
         self,
@@ -114,10 +116,17 @@ class Reconciler:
         get_longest_tokens: Callable[[Iterable[DesiredModel]], Mapping[str, int]] = lambda _: {},
         get_held_memory: Callable[[str], HeldMemory | None] = lambda _: None,
     ) -> None:
-        """`on_round` is given each round (None: it was not complete) and the one before. `host_mib`: main memory that
-        engines may take; None: not bounded. `get_gpu_use`: what ready replicas hold of their GPUs, as
-        `ObservedState.gpu_use` has it; `get_held_memory`: the most that a replica was seen to hold, by its name.
-        `get_longest_tokens`: as `build_routes` has them."""
+        """Connect the parts; `run` starts the loop.
+
+        Args:
+            ready_before: Replica name to Unix time since which an earlier controller saw the replica ready.
+            on_round: Called after each round with the last complete round before it (None: there was none) and with
+                this one (None: it was not complete).
+            host_mib: Main memory, in MiB, that all engines may take together. None: no limit.
+            get_gpu_use: Returns what ready replicas hold of their GPUs, as in `ObservedState.gpu_use`.
+            get_longest_tokens: Returns the `longest_tokens` of `build_routes`.
+            get_held_memory: Returns the most memory that a replica was seen to hold, by the replica's name.
+        """
         self._on_round = on_round
         self._redact = redact
         self._progress = progress
@@ -142,14 +151,16 @@ class Reconciler:
         self._remote_drains = RemoteDraining()
         self._gpus: tuple[Gpu, ...] | None = ()
         self._unified_gpus: frozenset[str] = frozenset()
-        """Uuids of those that were ever seen to have main memory in place of their own."""
+        """Uuids of the GPUs that were ever seen to use main memory instead of memory of their own."""
         self._idle_proof_due_at: float | None = None
-        """When the first engine may have said for long enough that it is idle; None: nobody waits for that."""
+        """When the next probe of an idle engine can prove that it holds no request of a lost gateway. None: no engine
+        is waiting for that."""
         self.round: Round | None = None
+        """The last complete round; None before the first."""
         self.error: str | None = None
-        """Why the last observation failed; None: it did not."""
+        """Why the last round failed or had no complete observation; None: it succeeded."""
         self.silence: RuntimeSilence | None = None
-        """Since when the runtime does not answer; None: it does."""
+        """How long the runtime has not answered; None: it answers."""
 
     async def run(self) -> None:
         """Reconcile until cancelled."""
@@ -158,7 +169,7 @@ class Reconciler:
             try:
                 await self.run_round()
             except Exception as error:
-                # A bug that one model brings out must not take the others' controller away: say so, and look again.
+                # A bug that one model triggers must not end the controller of all others: report it and go on.
                 log.exception("this round failed")
                 self.error = mask_text(f"internal error: {error!r}")
             if self.error is not None:
@@ -172,7 +183,7 @@ class Reconciler:
             await asyncio.sleep(SHORTEST_ROUND_S)
 
     async def run_round(self) -> Round | None:
-        """One round; None when there was no complete observation."""
+        """Run one round and return it. None means that there was no complete observation, so nothing was changed."""
         try:
             desired, observed = await self._observe()
         except RuntimeUnavailableError as error:
@@ -191,7 +202,7 @@ class Reconciler:
         desired = round_plan.apply_evictions(desired)
         starts = () if desired.paused else (each for each in round_plan.actions if isinstance(each, Start))
         self._memory.note_attempts(start.id for start in starts)
-        # Before any engine starts: a controller that dies meanwhile must not leave its name to another.
+        # Stored before any engine starts: if the controller dies meanwhile, the next one must not reuse the name.
         self._desired.remember_attempts(self._memory.attempts)
         if not desired.paused:
             replicas = {replica.name: replica for replica in observed.replicas}
@@ -203,13 +214,13 @@ class Reconciler:
         return self.round
 
     def _publish_keys(self) -> None:
-        """A key that was revoked is revoked, whether or not engines can be seen."""
+        """Publish the current API keys alone: a revoked key must stop working even while engines cannot be observed."""
         desired = self._desired.desired_state(self._clock())
         if desired is not None:
             self._hub.replace_keys(build_keys(desired.keys))
 
     def _publish_round(self, desired: DesiredState, observed: ObservedState, round_plan: Plan) -> None:
-        """Assess and publish what holds now that the plan was issued."""
+        """Assess the models after the plan's actions were issued, and publish their statuses and routes."""
         self._remote_drains.follow_desired(self.round.desired if self.round is not None else None, desired, observed.at)
         issued_state = self._with_issued(observed)
         true_statuses = assess_models(desired, issued_state, round_plan)
@@ -233,7 +244,7 @@ class Reconciler:
         for name, drain in self._memory.drains.items():
             if drain.unrouted_stamp is None:
                 self._memory.drains[name] = DrainUnderWay(drain.since, stamp)
-                # With a lost gateway the engine's own word decides, and no report may come that wakes this loop.
+                # If a gateway is lost, the engine's own idle figure decides, and perhaps no report wakes this loop.
                 self._prober.probe_now(name, then_wake=True)
         self._ready_since = {each.name: each.ready_since for each in observed.replicas if each.ready_since is not None}
         self._desired.remember_loaded(frozenset(self._memory.loaded_once), self._ready_since)
@@ -245,7 +256,10 @@ class Reconciler:
         return {status.name: status.state for status in self.round.statuses} if self.round is not None else {}
 
     def preview_round(self, desired: DesiredState, now: float) -> Round | None:
-        """The next round as far as it can be told without looking; None: nothing was ever observed. Changes nothing."""
+        """Return the round that `desired` would yield with the last observation. Changes nothing, observes nothing.
+
+        None means that no round was complete yet.
+        """
         if self.round is None:
             return None
         observed = self._with_issued(self.round.observed)
@@ -259,11 +273,13 @@ class Reconciler:
         )
 
     async def wait_for_round(self) -> None:
-        """Wait until another round is complete."""
+        """Wait until the next complete round."""
         await self._round_finished.wait()
 
     def _with_issued(self, observed: ObservedState) -> ObservedState:
-        """The observation with the drains and operations of this round: what is leaving is routed to no more."""
+        """Return the observation with this round's drains and operations added, so that leaving replicas lose their
+        routes at once.
+        """
         replicas = []
         for replica in observed.replicas:
             drain = self._memory.drains.get(replica.name)
@@ -345,7 +361,8 @@ class Reconciler:
             if replica.phase is not Phase.RUNNING or replica.base_url is None:
                 continue
             if model is None or not model.runs or replica.id.spec_hash != model.spec_hash:
-                # How this one is probed is no longer declared; whether it serves and is idle still matters.
+                # The replica's own definition is no longer declared, so its probes go on as they were: whether it
+                # serves and is idle still matters.
                 kept_names.add(replica.name)
             if model is not None and model.runs:
                 probe = ENGINES[model.backend].describe_probe(model.definition)
@@ -389,8 +406,10 @@ class Reconciler:
         )
 
     def _seek_idle_proofs(self, replicas: Sequence[ObservedReplica], now: float) -> float | None:
-        """While some gateway's counts are unknown, have engines that are idle asked once more when that proves it.
-        When the first of those comes that is not due yet; None: there is none."""
+        """Probe idle engines once more when that probe can prove them empty, while some gateway's counts are unknown.
+
+        Return the time at which the next such probe is due; None if none is.
+        """
         unknown_since = counts_unknown_since(self._hub.views, now)
         due_times = []
         for replica in replicas:
@@ -404,7 +423,7 @@ class Reconciler:
         return min(due_times, default=None)
 
     def _is_unsure(self, replica: SeenReplica | ObservedReplica, now: float) -> bool:
-        """Whether gateways that an earlier controller told of it may not be back yet."""
+        """Return whether gateways that know the replica from an earlier controller may not have reconnected yet."""
         return replica.created_at < self._up_since and gateways_may_reconnect(now, self._up_since)
 
     def _load_fractions(self, desired: DesiredState | None, replicas: Sequence[ObservedReplica]) -> Mapping[str, float]:

@@ -1,6 +1,6 @@
-"""Everything that wakes the loop: desired-state files, runtime events.
+"""Watches desired-state files and runtime events, and wakes the reconciler.
 
-Events are the fast path only: the reconciler's resync timer reads the files again whether or not anything was seen.
+This only makes it faster: the reconciler's resync timer reads everything again whether or not an event was seen.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from controller.runtimes.base import Runtime, RuntimeUnavailableError
 log = logging.getLogger(__name__)
 
 DEBOUNCE_MS = 50
+"""Milliseconds for which changes of files are collected into one event."""
 RETRY_S = 1.0
+"""Seconds until watching is tried again after it failed or ended."""
 
 
 async def follow_files(files: DesiredStateSource, folder: Path, wake: Callable[[], None], stop: asyncio.Event) -> None:
-    """Read the files whenever something in the folder changes."""
+    """Read the desired files and call `wake` whenever something in the folder changes, until `stop` is set."""
     while not stop.is_set():
         try:
             async for _ in awatch(folder, debounce=DEBOUNCE_MS, step=10, stop_event=stop, recursive=False):
@@ -34,7 +36,7 @@ async def follow_files(files: DesiredStateSource, folder: Path, wake: Callable[[
 
 
 async def follow_runtime(runtime: Runtime, wake: Callable[[], None]) -> None:
-    """Wake whenever an engine may have changed."""
+    """Call `wake` whenever the runtime reports that an engine may have changed, until cancelled."""
     while True:
         try:
             async for _ in runtime.watch_events():
