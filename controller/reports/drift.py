@@ -1,7 +1,8 @@
-"""What runs differently from what the files declare. Pure.
+"""Finds what runs differently from what the files declare. Pure.
 
-Differences of definition, override, statement, image and arguments, what is missing, and what is too much. What a
-replica would be started with now (`Rendered`) is asked of the runtime elsewhere (`controller.reports.drift_detector`).
+It compares definitions, fields that a load overrides, replica counts that an operator changed, images and arguments,
+and finds missing and undeclared replicas. `controller.reports.drift_detector` asks the runtime what each replica would
+be started with now (`Rendered`).
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ def find_drift(
     blocked: Iterable[Blocked] = (),
     now: float,
 ) -> list[DriftItem]:
-    """Every difference, in name order. Replicas that have ended run nothing, and are left out.
+    """Return every difference, in order of model names. Replicas that have ended are left out.
 
-    `rendered`: by replica name; absent: not known, and then neither image nor arguments are compared.
-    `file_since`: model to Unix time since when the files say what they say. `since` of an item that no statement or
-    file dates is `now`.
+    `rendered` is by replica name; the image and the arguments of an absent replica are not compared. `file_since` maps
+    a model to the Unix time of its last edit in the files. `blocked` says why replicas are missing. The `since` of an
+    item is the time of the edit or of the operator's statement that caused it; where neither did, it is `now`.
     """
     replicas: dict[str, list[ObservedReplica]] = defaultdict(list)
     for replica in observed.replicas:
@@ -65,7 +66,7 @@ def find_drift(
 def _assign_places(
     model: DesiredModel, alive_replicas: Sequence[ObservedReplica]
 ) -> Iterator[tuple[ObservedReplica, str | None]]:
-    """Each replica, with why it is too much, or None where it stands at a wanted place."""
+    """Yield each replica with the reason why it is surplus; None means that it fills one of the wanted indices."""
     taken_indices: set[int] = set()
     for replica in sorted(alive_replicas, key=lambda each: each.id.spec_hash != model.spec_hash):
         index = replica.id.index
@@ -83,7 +84,7 @@ def _assign_places(
 
 
 def _statement_items(model: DesiredModel) -> Iterator[DriftItem]:
-    """What a runtime statement changes of the files."""
+    """Yield what an operator's load or unload changes: the replica count, and each overridden field."""
     statement, declared = model.statement, model.declared_definition
     if statement.kind not in ("load", "unload"):
         return
@@ -166,10 +167,10 @@ def _replica_items(
     redact: Redact,
     now: float,
 ) -> Iterator[DriftItem]:
-    """One replica at a wanted place: what it runs, against what it would be started with."""
+    """Compare what one wanted replica runs with what it would be started with now."""
     name = replica.name
     if replica.id.spec_hash != model.spec_hash:
-        # A load has parameters of its own, and rules since it was said.
+        # A load changes the definition too, so the difference exists since the later of the edit and the load.
         since = max(file_since, model.statement.since) if model.statement.kind == "load" else file_since
         yield DriftItem(
             model=model.name,
@@ -225,7 +226,8 @@ def _undeclared_item(replica: ObservedReplica, reason: str, now: float) -> Drift
 def _differing_words(
     declared: Sequence[str], running: Sequence[str], redact: Callable[[str], str]
 ) -> tuple[list[JsonValue], list[JsonValue]]:
-    """The words of each command line that the other one does not have there, each with its flag; secrets are masked."""
+    """Return the words of each command line that differ from the other one, with their flags and with secrets masked.
+    """
     kept_places: tuple[set[int], set[int]] = (set(), set())
     for tag, a, b, c, d in difflib.SequenceMatcher(None, declared, running, autojunk=False).get_opcodes():
         if tag == "equal":
@@ -233,14 +235,14 @@ def _differing_words(
         for words, places, begin, end in ((declared, kept_places[0], a, b), (running, kept_places[1], c, d)):
             if begin < end:
                 places.update(range(begin, end))
-                # A value alone says little: the flag before it comes along.
+                # A value alone says little: add the flag before it.
                 if begin and not words[begin].startswith("-") and words[begin - 1].startswith("-"):
                     places.add(begin - 1)
     return _masked_words(declared, kept_places[0], redact), _masked_words(running, kept_places[1], redact)
 
 
 def _masked_words(words: Sequence[str], places: set[int], redact: Callable[[str], str]) -> list[JsonValue]:
-    # Masked as a whole: whether a word is secret may depend on the one before it.
+    # Mask the whole list at once: whether a word is secret may depend on the word before it.
     safe = mask_field("argv", list(words))
     assert isinstance(safe, list)
     return [redact(str(safe[place])) for place in sorted(places)]

@@ -1,4 +1,4 @@
-"""Looks for drift: asks the runtime what replicas would be started with now, and remembers since when they differ."""
+"""Detects drift: asks the runtime what replicas would be started with now, and remembers since when they differ."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from controller.state import DesiredModel, ObservedReplica, Phase
 from controller.status.reconcile_round import Round
 
 AT_A_TIME: Final = 4
-"""Questions to the runtime at a time: looking for drift must not hold up what matters more."""
+"""Concurrent requests to the runtime at most, so that drift detection does not delay more important ones."""
 
 Key: TypeAlias = tuple[str, str | None, str, str | None]
-"""Model, replica, kind and field: what stays the same of a difference while it lasts."""
+"""Model, replica, kind and field of a drift item. It identifies the same difference in two checks."""
 
 log = logging.getLogger(__name__)
 
 
 class DriftDetector:
-    """One controller's memory of what differs. `file_since`: model to Unix time since when the files say what they say.
+    """Checks for drift, and remembers when it first saw each difference.
 
-    Times that neither a file nor a statement gives are those of the first check that saw the difference.
+    An item that neither an edit of the files nor an operator's statement dates has existed since the first check that
+    saw it.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class DriftDetector:
         self._slots = asyncio.Semaphore(AT_A_TIME)
 
     async def check_drift(self, last_round: Round) -> Drift:
-        """What differs at the end of a round. Callers that come together wait for one another."""
+        """Compare what runs at the end of a round with what is declared. Concurrent calls run one after another."""
         async with self._check_lock:
             self._rendered = await self._render_replicas(last_round)
             now = self._clock()
@@ -60,7 +61,7 @@ class DriftDetector:
                 blocked=last_round.plan.blocked,
                 now=now,
             )
-            # What is gone is forgotten: should it come back, it is new.
+            # Differences that are gone are forgotten: one that comes back counts as new.
             self._first_seen = {_item_key(item): self._first_seen.get(_item_key(item), item.since) for item in items}
             return Drift(items=[self._with_first_seen(item) for item in items], checked_at=now)
 
@@ -90,7 +91,7 @@ class DriftDetector:
                 return await self._runtime.render_replica(_to_seen_replica(replica), model.definition, model.image)
             except RuntimeUnavailableError as error:
                 log.debug("whether %s has drifted is not known: %s", replica.name, error)
-                # Unknown is not the same as equal: what was known last stands.
+                # Unknown does not mean equal: go on with the last known answer.
                 return self._rendered.get(replica.name)
 
 

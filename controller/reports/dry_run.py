@@ -1,4 +1,4 @@
-"""What proposed desired-state files would do: the differences, the restarts, the first steps. Nothing is changed."""
+"""Dry runs: what proposed desired files would change, restart and do first. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -25,19 +25,22 @@ from controller.state import DesiredModel, DesiredState, ObservedReplica, Observ
 from controller.status.reconcile_round import Round
 
 AT_ONCE: Final = 4
-"""Preflights at a time."""
+"""Concurrent preflights of a dry run at most."""
 
 DeclaredState = Mapping[str, Mapping[str, Any]]
-"""Per model, or per key, what the files say."""
+"""Name of a model (or of an API key) to its fields in the files."""
 Effect = Literal["none", "start", "stop", "restart", "scale"]
+"""What a change of files does to a model. A remote model, which has no engines, starts or stops for its clients."""
 
 
 @dataclass(frozen=True, slots=True)
 class DryRunStage:
-    """What is declared, and what that comes to with the runtime's statements."""
+    """One side of the comparison: the current files or the proposed ones."""
 
     declared: DeclaredState
+    """What the files declare."""
     desired: DesiredState
+    """What is wanted, after operators' overrides and demand are applied to what the files declare."""
 
 
 async def run_dry_run(
@@ -57,14 +60,17 @@ async def run_dry_run(
     redactor: Redactor,
     now: float,
 ) -> DryRun:
-    """What these files would do in place of those of the same name in `folder`. `roots` are absolute.
+    """Tell what the proposed files would do if they replaced those of the same names in `folder`.
 
-    Raises RoundhouseError: a name that no desired-state file has, a file too large, the removal of one that is not
-    there. Problems of the files are an answer.
+    `declared_now` (models) and `keys_now` (API keys) are what the current files declare, `desired_now` is what follows
+    from them with `overrides`, `demand` and `rested` (models that were evicted). `roots` must be absolute.
+
+    Raises RoundhouseError (`invalid_request`) if a name is not that of a desired file, a file is too large or not valid
+    Unicode, or a file to remove does not exist. Errors in the files' content do not raise; the result lists them.
     """
     contents = _check_contents(proposed)
     snapshot = await asyncio.to_thread(read_folder, folder)
-    # A large file takes seconds to parse.
+    # In a thread, since a large file takes seconds to parse.
     parsed = await asyncio.to_thread(parse_folder, _merge_files(snapshot, contents), roots)
     if not parsed.is_valid:
         return DryRun(ok=False, problems=list(parsed.problems), changes=[], plan=None)
@@ -113,7 +119,7 @@ def _check_contents(proposed: ProposedFiles) -> dict[str, bytes | None]:
 
 
 def _merge_files(snapshot: FolderSnapshot, contents: Mapping[str, bytes | None]) -> FolderSnapshot:
-    """The folder as it would be. What could not be read and is replaced is no problem any more."""
+    """Return the folder with the proposed contents. A file that could not be read is no problem once it is replaced."""
     replaced_paths = {snapshot.path_of(name) for name in contents}
     known_paths = snapshot.files.keys() | {problem.file for problem in snapshot.problems}
     for name, content in contents.items():
@@ -169,7 +175,7 @@ def _resolve_proposed(
 def compare_stages(
     current_stage: DryRunStage, proposed_stage: DryRunStage, observed: ObservedState, overrides: Mapping[str, Override]
 ) -> list[ModelChange]:
-    """What becomes of each model that would be declared otherwise, in name order."""
+    """Return the effect on each model whose declaration differs between the two stages, in name order."""
     return [
         _model_change(edit, current_stage, proposed_stage, observed, overrides.get(edit.model))
         for edit in diff_models(current_stage.declared, proposed_stage.declared)
@@ -210,7 +216,7 @@ def _engine_count(model: DesiredModel | None) -> int:
 def _restarted_names(
     current_model: DesiredModel | None, proposed_model: DesiredModel | None, alive_replicas: Collection[ObservedReplica]
 ) -> list[str]:
-    """Engines that run something else than what would be declared, and would be wanted. By name."""
+    """Return the names of the replicas that stay wanted but would have to restart with the proposed definition."""
     if proposed_model is None or (current_model is not None and current_model.spec_hash == proposed_model.spec_hash):
         return []
     wanted_indices = range(_engine_count(proposed_model))
@@ -241,7 +247,9 @@ def _effect(
 
 
 def _remote_effect(current_model: DesiredModel | None, proposed_model: DesiredModel | None) -> Effect:
-    """The effect where no engine runs or will: a remote counts as one, which clients gain or lose."""
+    """Return the effect on a model without engines before and after. A remote model that clients gain or lose counts as
+    started or stopped.
+    """
     had_remote, will_have_remote = (
         model is not None and not model.runs and model.replicas > 0 for model in (current_model, proposed_model)
     )
@@ -266,13 +274,13 @@ def _ended_fields(current_override: Override | None, proposed_override: Override
 async def _run_preflights(
     runtime: Runtime, models: Iterable[DesiredModel], redact: Redact, now: float
 ) -> dict[tuple[str, str], PreflightResult]:
-    """Whether each model could be started as it would be declared: reads only."""
+    """Check whether each model could be started as proposed. Returns results by (model, spec hash). Reads only."""
     slots = asyncio.Semaphore(AT_ONCE)
 
     async def look(model: DesiredModel) -> PreflightResult:
         async with slots:
             result = await run_preflight(runtime, model, redact=redact, clock=lambda: now)
-        # Of the same moment as the plan, which trusts no result from later.
+        # Dated like the plan, which does not trust results from after its own time.
         return replace(result, at=now)
 
     async with asyncio.TaskGroup() as group:

@@ -1,4 +1,4 @@
-"""The controller's Prometheus metrics, read from its last round when they are scraped."""
+"""The controller's Prometheus metrics. Each scrape reads the reconciler's last round."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from controller.state import Gpu
 
 
 class RoundCollector(Collector):
-    """Gauges of the last complete round, and counters of actions issued."""
+    """Collects gauges of the last complete round, and counters of issued actions."""
 
     def __init__(self, reconciler: Reconciler, actions: Callable[[], dict[str, int]]) -> None:
+        """`actions` returns how many actions were issued so far, by kind."""
         self._reconciler = reconciler
         self._actions = actions
 
     def collect(self) -> Iterator[Metric]:
-        """Called by each scrape."""
+        """Yield the metric families. prometheus_client calls this at each scrape."""
         yield self._counter("roundhouse_controller_actions", "Actions issued, by kind.", self._actions())
         observation_gauge = GaugeMetricFamily(
             "roundhouse_controller_observation_ok", "1 while the last observation was complete."
@@ -71,7 +72,7 @@ class RoundCollector(Collector):
 
 
 def _gpu_metrics(gpus: Iterable[Gpu], models: Mapping[str, str]) -> Iterator[Metric]:
-    """`models`: replica to model. What is not known has no sample."""
+    """Yield the GPUs' metrics. `models` maps replica names to models. An unknown figure has no sample."""
     used_gauge = GaugeMetricFamily("roundhouse_gpu_used_mib", "GPU memory in use, MiB.", labels=["gpu", "uuid"])
     total_gauge = GaugeMetricFamily("roundhouse_gpu_total_mib", "GPU memory, MiB.", labels=["gpu", "uuid"])
     busy_gauge = GaugeMetricFamily(
@@ -99,7 +100,10 @@ def _gpu_metrics(gpus: Iterable[Gpu], models: Mapping[str, str]) -> Iterator[Met
 
 
 def create_registry(reconciler: Reconciler, actions: Callable[[], dict[str, int]]) -> CollectorRegistry:
-    """A registry of this controller's metrics, its process's among them, alone."""
+    """Create a registry of its own with the controller's metrics and those of its process.
+
+    `actions` returns how many actions were issued so far, by kind.
+    """
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     registry.register(RoundCollector(reconciler, actions))

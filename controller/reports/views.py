@@ -1,4 +1,4 @@
-"""Rounds as operators read them. Pure."""
+"""Converts rounds into the answers of the admin API. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,12 @@ def status_view(
     now: float,
     unsaved: list[str],
 ) -> ControllerStatus:
-    """The answer of `roundhouse status` at Unix time `now`. `keys`: those that gateways are told of."""
+    """Return what `roundhouse status` shows at Unix time `now`.
+
+    `last_round` None: no round was complete yet, so models and GPUs are missing. `problems` are those of the desired
+    files, `error` is why the last observation failed, `keys` are the API keys that gateways check, expired ones
+    included, and `unsaved` names what could not be written to the state folder.
+    """
     expired_keys = sorted(key.name for key in keys if key.expires_at is not None and key.expires_at <= now)
     status = ControllerStatus(
         instance=instance,
@@ -65,7 +70,7 @@ def status_view(
 
 
 def gpu_statuses(observed: ObservedState) -> list[GpuStatus] | None:
-    """The GPUs' figures; None: unknown."""
+    """Return the figures of all GPUs that can be read; None if GPUs could be read before and now cannot."""
     if observed.gpus is None:
         return None
     claimed_mib = _sum_claims(observed)
@@ -87,7 +92,7 @@ def gpu_statuses(observed: ObservedState) -> list[GpuStatus] | None:
 
 
 def unread_gpu_statuses(observed: ObservedState) -> list[UnreadGpuStatus]:
-    """The GPUs that cannot be read, and why."""
+    """Return the GPUs that cannot be read, each with the reason."""
     claimed_mib = _sum_claims(observed)
     return [
         UnreadGpuStatus(
@@ -104,7 +109,7 @@ def unread_gpu_statuses(observed: ObservedState) -> list[UnreadGpuStatus]:
 
 
 def _sum_claims(observed: ObservedState) -> dict[str, int]:
-    """GPU uuid, or HOST, to the MiB that replicas claim there."""
+    """Return the MiB that replicas that have not ended claim, by GPU uuid, and under HOST for main memory."""
     claimed_mib: dict[str, int] = {}
     for replica in observed.replicas:
         if replica.phase is Phase.EXITED:
@@ -123,10 +128,10 @@ def _processes(gpu: Gpu) -> list[GpuProcessView] | None:
 
 
 def plan_view(last_round: Round, now: float) -> PlanView:
-    """The answer of `roundhouse plan`: what is left to do after the last round.
+    """Return what `roundhouse plan` shows: the actions that are left to do after the last round.
 
-    A definition that was not looked at yet counts as startable, for otherwise all that one would see of an edit is that
-    it will be looked at.
+    A definition whose preflight has not run yet counts as startable. Otherwise the preflight would be the only visible
+    action after an edit.
     """
     model_keys = [
         (model.name, model.spec_hash) for model in last_round.desired.models.values() if model.runs and model.replicas
