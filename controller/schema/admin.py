@@ -1,6 +1,6 @@
-"""What the admin API answers (seed 001, "suggested response shapes"), and what it accepts beside a load's parameters.
+"""Requests and answers of the admin API (seed 001, "suggested response shapes"), except the parameters of a load.
 
-Fields that the seed does not have are additions, and say so nowhere else: a client of the seed ignores them.
+Some fields are additions to seed 001. They are not marked; a client that was written for the seed ignores them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from controller.schema.status import (
 )
 
 MASKED = "***"
-"""Stands wherever a secret would."""
+"""The text that replaces secrets."""
 
 ConstraintKind = Literal["integer", "float", "enum", "integer_or_null", "string_or_null"]
 # `declared` and `predicted` are ours: seed 001 knows no `vram_mib`, and estimates by the files' size alone.
@@ -40,7 +40,9 @@ Modality = Literal["text", "image", "audio"]
 
 
 class Sparse(BaseModel):
-    """Written without what was not set: a default of null and no default are two things."""
+    """Base of models that are serialized without fields that were not set. So a client can tell a value of null from
+    no value.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -50,13 +52,13 @@ class Sparse(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        # Of the fields, not of what the serializer may return, which is anything.
+        # Describe the fields, not the return value of the serializer, which may be anything.
         fields: Any = {key: value for key, value in core_schema.items() if key != "serialization"}
         return handler(fields)
 
 
 class LoadConstraint(Sparse):
-    """What one live-load field takes, for a UI's control. Only what applies is there."""
+    """The values that one field of a load accepts, for a control in a UI. Only attributes that apply are present."""
 
     kind: ConstraintKind = Field(description="Which control: a number, a choice, a text, perhaps with null.")
     minimum: int | float | None = Field(default=None, description="Least value, inclusive.")
@@ -74,7 +76,7 @@ class LoadConstraint(Sparse):
 
 
 class PairPresets(Sparse):
-    """Recommended values of fields that belong together. Conveniences, not all that is allowed."""
+    """Recommended values of fields that belong together. Other allowed values may be used too."""
 
     kind: Literal["pair_presets"] = Field(description="What sort of presets.")
     fields: list[str] = Field(description="The fields of each pair.")
@@ -83,7 +85,7 @@ class PairPresets(Sparse):
 
 
 class Capabilities(Wire):
-    """What requests a model takes. The gateway refuses the others."""
+    """The kinds of requests that a model accepts. The gateway refuses others."""
 
     modalities: tuple[Modality, ...] = Field(default=("text",), description="Kinds of input.")
     multi_turn: bool = Field(default=True, description="Whether it takes a conversation of several turns.")
@@ -107,7 +109,7 @@ class HeldBy(Wire):
 
 
 class ModelConfigured(BaseModel):
-    """The part of a row that only an edit or a load changes."""
+    """The part of a model's row that only an edit of the files or a load changes."""
 
     name: str = Field(description="Public model name.")
     resolved_backend: str = Field(description="The backend that serves it, declared or resolved from its artifact.")
@@ -125,7 +127,7 @@ class ModelConfigured(BaseModel):
 
 
 class ModelEstimate(BaseModel):
-    """A model's state, and the GPU memory that it is estimated to take."""
+    """A model's state and the estimate of its GPU memory."""
 
     runtime_state: ModelState = Field(description="unloaded, loading, loaded, unloading or failed.")
     is_loaded: bool = Field(description="Whether runtime_state is loaded.")
@@ -144,7 +146,7 @@ class ModelEstimate(BaseModel):
 
 
 class ModelLive(ModelEstimate):
-    """The part of a row that changes while the model runs."""
+    """The part of a model's row that changes while the model runs."""
 
     replicas: int = Field(description="Replicas in force: of this load, or what a load would take.")
     loaded_replicas: int = Field(description="Replicas that serve now.")
@@ -168,11 +170,11 @@ class ModelLive(ModelEstimate):
 
 
 class AdminModel(ModelLive, ModelConfigured):
-    """One model: configured, wanted, running."""
+    """One model's row: its configuration, its wanted state and its running state."""
 
 
 class ListContext(BaseModel):
-    """How far the list can be believed, and where it stands."""
+    """How current a list of models is, and from which event on a client can follow changes to it."""
 
     last_event_id: int = Field(description="The newest event when this was made: follow `events` from here.")
     observed_at: float = Field(description="Unix time of the last complete look at the engines.")
@@ -192,7 +194,7 @@ class AdminModels(ListContext):
 
 
 class UnloadRequest(BaseModel):
-    """Body of an unload; may be left out."""
+    """Body of a request to unload a model. It may be left out."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -224,7 +226,7 @@ class GpuMemory(BaseModel):
 
 
 class GpuModel(ModelEstimate):
-    """One model's share, estimated."""
+    """One model's estimated GPU memory."""
 
     name: str = Field(description="Public model name.")
     configured_target_inflight: int = Field(description="Requests per replica at a time, as configured.")
@@ -232,7 +234,7 @@ class GpuModel(ModelEstimate):
 
 
 class GpuMemoryAnswer(BaseModel):
-    """GPU memory now, and what models are estimated to take."""
+    """Current GPU memory, and the estimates for all models."""
 
     gpus: list[GpuMemory] = Field(description="The host's GPUs.")
     unread_gpus: list[UnreadGpuStatus] = Field(
@@ -250,7 +252,7 @@ class GpuMemoryAnswer(BaseModel):
 
 
 class ProposedFiles(BaseModel):
-    """Body of a dry run: desired-state files as they would be. The folder's other files stay as they are."""
+    """Body of a dry run: the desired files to add, replace or remove. All other files count as unchanged."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -262,7 +264,7 @@ class ProposedFiles(BaseModel):
 
 
 class FieldChange(BaseModel):
-    """One field of a definition. Secrets are masked; null: not declared."""
+    """The change of one field of a definition. Secrets are masked; null means not declared."""
 
     field: str = Field(description="The field; a key of a mapping as env.HF_TOKEN.")
     before: JsonValue = Field(description="As the files say now.")
@@ -270,7 +272,7 @@ class FieldChange(BaseModel):
 
 
 class ModelChange(BaseModel):
-    """What the proposed files would mean for one model."""
+    """What the proposed files would change of one model."""
 
     model: str = Field(description="The model.")
     change: Literal["added", "removed", "edited"] = Field(description="What happens to its declaration.")
@@ -284,7 +286,7 @@ class ModelChange(BaseModel):
 
 
 class KeyChange(BaseModel):
-    """What the proposed files would mean for one key. Only gateways are told; nothing is restarted."""
+    """What the proposed files would change of one API key. It affects only gateways; no engine is restarted."""
 
     key: str = Field(description="The key's name.")
     change: Literal["added", "removed", "edited"] = Field(description="What happens to its declaration.")
@@ -292,7 +294,7 @@ class KeyChange(BaseModel):
 
 
 class DryRun(BaseModel):
-    """What the proposed files would do. Nothing was changed."""
+    """What the proposed files would do. A dry run changes nothing."""
 
     ok: bool = Field(description="false: the files have problems, so what is in force would stay.")
     problems: list[Problem] = Field(description="What is wrong with the files.")
@@ -304,7 +306,7 @@ class DryRun(BaseModel):
 
 
 class DriftItem(BaseModel):
-    """One thing that runs differently from what the files declare."""
+    """One difference between what runs and what the files declare."""
 
     model: str = Field(description="The model.")
     replica: str | None = Field(description="The replica, where it is about one.")
@@ -319,7 +321,7 @@ class DriftItem(BaseModel):
 
 
 class Drift(BaseModel):
-    """Everything that runs differently from what is declared. Empty: nothing does."""
+    """All differences between what runs and what the files declare. Empty if there are none."""
 
     items: list[DriftItem] = Field(description="In no particular order.")
     checked_at: float = Field(description="Unix time.")
@@ -329,11 +331,12 @@ class Drift(BaseModel):
 
 EventKind = Literal["state", "action", "failure", "statement", "file", "problem", "overdue", "controller", "gateway"]
 HISTORY_KINDS: tuple[EventKind, ...] = ("failure", "statement", "file", "problem", "overdue", "controller")
-"""Kinds of entries that say who or what changed something."""
+"""Kinds of journal entries that say who or what changed something. The other kinds are more frequent, and are kept for
+a shorter time."""
 
 
 class JournalEntry(Wire):
-    """Something that happened."""
+    """One event of the journal."""
 
     id: int = Field(description="Grows, also over restarts of the controller.")
     at: float = Field(description="Unix time in seconds.")
@@ -345,7 +348,7 @@ class JournalEntry(Wire):
 
 
 class History(BaseModel):
-    """Entries, the newest first."""
+    """One page of the journal's entries, newest first."""
 
     entries: list[JournalEntry] = Field(description="The newest first.")
     next_before: int | None = Field(description="`before` of the next page; null: there is none.")

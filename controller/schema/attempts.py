@@ -1,4 +1,4 @@
-"""How often each replica was started: what makes its name one attempt's for ever."""
+"""Attempt numbers of replicas, which make sure that no two starts ever get the same replica name."""
 
 from __future__ import annotations
 
@@ -7,23 +7,27 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict
 
 MOST_KEYS: Final = 1000
-"""Replicas whose own numbers are kept: each edit of a model makes another."""
+"""Replica keys whose own numbers are kept. It is bounded because each edit of a model creates new replica keys."""
 
 
 class AttemptNumbers(BaseModel):
-    """The highest attempt of each replica, by what `ReplicaKey.text` says. Never changed; a change makes another.
+    """The highest attempt number of each replica key (`ReplicaKey.text`). Immutable; `with_attempt` returns a copy.
 
-    A replica whose number was dropped counts on from the highest number that was ever dropped.
+    A replica key whose number was dropped goes on from the highest number that was ever dropped.
     """
 
     model_config = ConfigDict(frozen=True)
 
     highest: dict[str, int] = {}
-    """The replica that was started last is the last one."""
+    """Replica key to its highest attempt number, in the order of the last starts, oldest first."""
     dropped: int = 0
+    """The highest number that was dropped to keep at most `MOST_KEYS`; 0: none was."""
 
     def highest_of(self, key: str) -> int:
-        """A number that no attempt of the replica exceeded; 0: it was never started."""
+        """Return a number that no attempt of the replica key has exceeded, so that the next number is free.
+
+        It is the highest attempt number of a known key, `dropped` for any other. 0 means that it was never started.
+        """
         return self.highest.get(key, self.dropped)
 
     def with_attempt(self, key: str, attempt: int) -> AttemptNumbers:

@@ -1,8 +1,8 @@
-"""The fields that every model's definition has, whatever its backend.
+"""The fields that every model definition may have, whatever its backend.
 
 Field names are those of the settings files that operators already write (seed 001). A backend adds its own fields in
-`controller/engines/<backend>.py`; nothing unknown is accepted. Descriptions end up in the JSON Schema that editors
-show, and in docs/models.md.
+`controller/engines/<backend>.py`; unknown fields are rejected. The descriptions appear in the JSON Schema that editors
+use, and in docs/models.md.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from controller.schema.admin import Modality, ThinkingMode
 
 ModelName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$")]
-"""What a client sends in `"model"`. May hold `/` and `:`."""
+"""The name that a client sends in `"model"`. It may contain `/` and `:`."""
 
 
 def _index_as_name(value: object) -> object:
@@ -22,13 +22,13 @@ def _index_as_name(value: object) -> object:
 
 
 GpuName = Annotated[str, BeforeValidator(_index_as_name, json_schema_input_type=str | int)]
-"""A GPU's uuid, or its index in PCI order, which may be written as a number."""
+"""A GPU's uuid, or its index in PCI order. The file may have the index as a number."""
 
 Gpus = Annotated[int, Field(ge=0, le=64)] | Annotated[list[GpuName], Field(min_length=1)]
 
 
 class Definition(BaseModel):
-    """One model as declared. Immutable; validated strictly, so that `"4"` is not a number."""
+    """One model as the files declare it. Immutable. Validation is strict: `"4"` is not accepted as a number."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
 
@@ -136,7 +136,7 @@ class Definition(BaseModel):
 
     @property
     def gpu_count(self) -> int | None:
-        """GPUs of one replica; None: nothing is said, so it gets none."""
+        """Number of GPUs of one replica; None: neither `gpus` nor `device` is declared, so the replica gets none."""
         if isinstance(self.gpus, list):
             return len(self.gpus)
         if self.gpus is None and self.device in ("cuda", "cpu"):

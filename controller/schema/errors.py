@@ -1,4 +1,4 @@
-"""The one envelope that errors travel in: OpenAI's, extended (DESIGN.md §4), and every code that it may have."""
+"""Error answers: OpenAI's error envelope with additional fields (DESIGN.md §4), and all codes that may appear in it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from controller.schema.service_errors import SERVICE_ERRORS
 __all__ = ["DEFAULT_RETRY_AFTER_S", "ERROR_CODES", "ErrorBody", "ErrorCode", "ErrorEnvelope", "RoundhouseError"]
 
 ERROR_CODES: Final[dict[str, ErrorCode]] = {entry.code: entry for entry in (*REQUEST_ERRORS, *SERVICE_ERRORS)}
-"""Every error code of Roundhouse."""
+"""Every error code of Roundhouse, by its name."""
 
 DEFAULT_RETRY_AFTER_S: Final = 5
-"""Seconds named in `Retry-After` when nothing better is known."""
+"""Seconds in `Retry-After` if the error itself names none."""
 
 
 class ErrorBody(BaseModel):
-    """The inner object of the envelope."""
+    """The value of `error` in an error answer."""
 
     message: str = Field(description="What happened, for people.")
     type: str = Field(description="OpenAI's error type.")
@@ -34,17 +34,22 @@ class ErrorBody(BaseModel):
 
 
 class ErrorEnvelope(BaseModel):
-    """What every error answer of Roundhouse holds."""
+    """The body of every error answer of Roundhouse."""
 
     error: ErrorBody = Field(description="The error.")
 
 
 class RoundhouseError(Exception):
-    """An error that a client may see: a code of the table, a message of its own, perhaps the field at fault."""
+    """An error that is answered to the client, with one of the error codes and a message of its own."""
 
     def __init__(
         self, code: str, message: str, *, param: str | None = None, retry_after_s: float | None = None
     ) -> None:
+        """Raises KeyError if `code` is not in `ERROR_CODES`.
+
+        `param` names the field or parameter at fault. `retry_after_s` is when a retry makes sense; None means
+        `DEFAULT_RETRY_AFTER_S`. It counts only for codes that ask for a retry.
+        """
         super().__init__(message)
         self.entry = ERROR_CODES[code]
         self.message = message
@@ -52,7 +57,7 @@ class RoundhouseError(Exception):
         self.retry_after_s = retry_after_s
 
     def build_envelope(self, request_id: str | None = None) -> ErrorEnvelope:
-        """The envelope for this error."""
+        """Return the body of the error answer."""
         entry = self.entry
         body = ErrorBody(
             message=self.message,
@@ -67,12 +72,14 @@ class RoundhouseError(Exception):
         return ErrorEnvelope(error=body)
 
     def json_bytes(self, request_id: str | None = None) -> bytes:
-        """The envelope as UTF-8 JSON."""
-        # A message may quote half a surrogate pair, which JSON can write and UTF-8 cannot.
+        """Return the body of the error answer as UTF-8 JSON."""
+        # A message may quote half a surrogate pair, which UTF-8 cannot encode.
         return json.dumps(self.build_envelope(request_id).model_dump(), ensure_ascii=False).encode(errors="replace")
 
     def build_headers(self) -> dict[str, str]:
-        """`Retry-After` or `x-should-retry`, as the table says."""
+        """Return the header that tells clients whether to retry: `retry-after` (seconds), `x-should-retry: false`, or
+        none, by the error code.
+        """
         if self.entry.retry is True:
             seconds = DEFAULT_RETRY_AFTER_S if self.retry_after_s is None else self.retry_after_s
             return {"retry-after": str(max(1, round(seconds)))}

@@ -1,7 +1,7 @@
-"""Keys: what a desired-state file declares of one, and what a gateway is told of it.
+"""API keys: as a desired file declares them, and as the controller passes them to gateways.
 
-Nobody stores a secret: files and tables hold its SHA-256. That is enough, and fast, because a secret is 256 random bits
-and not a password that somebody chose.
+The secret itself is never stored; files and routing tables hold its SHA-256. A fast hash is safe here, because a secret
+is 256 random bits and not a password that somebody chose.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from controller.schema.status import Wire
 
 KeyScope = Literal["inference", "admin"]
-"""`inference`: every model route. `admin`: /v1/admin/*, and the routes into an engine's inner state. Neither holds the
-other."""
+"""What a key gives access to. `inference`: all model routes. `admin`: /v1/admin/*, and the routes that change or reveal
+an engine's inner state. `admin` does not include `inference`."""
 
 ServiceTier = Literal["priority", "default", "flex"]
-"""Who of a tenant goes first: `priority` before `default` before `flex`."""
+"""Order among the waiting requests of one tenant: `priority` before `default` before `flex`."""
 
 KeyName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]*$")]
-"""Shown in headers, logs and metrics, so it holds nothing that these could not."""
+"""Name of a key or a tenant, in characters that headers, logs and metrics can all show."""
 
 ANONYMOUS_TENANT = "anonymous"
-"""The one tenant of a gateway without keys."""
+"""The tenant of all requests while no keys are declared."""
 
 
 def _moment(value: object) -> object:
-    """YAML 1.2 has no dates: a date stands in a file as text, and a bare one means its end."""
+    """Convert a date without a time to the end of that day in UTC. YAML 1.2 has no dates, so a date comes as text."""
     if isinstance(value, str) and len(value) == len("2027-01-31"):
         return f"{value}T23:59:59Z"
     return value
 
 
 class KeyDefinition(BaseModel):
-    """One key as declared under `keys`."""
+    """One API key as a desired file declares it under `keys`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -76,7 +76,7 @@ class KeyDefinition(BaseModel):
 
 
 class Key(Wire):
-    """One key as a gateway knows it."""
+    """One API key as gateways know it."""
 
     name: str
     sha256: str

@@ -1,8 +1,8 @@
-"""Runtime statements of an operator: load, unload, with sparse parameters. Never written back to the files.
+"""Overrides: an operator's load or unload of a model at runtime, with parameters. Never written back to the files.
 
-A statement holds the digest of every definition field that it speaks over. When the file later says something else
-there, the file speaks last: an edit of a parameter ends that parameter, an edit of `enabled` or `replicas` ends the
-statement (DESIGN.md §3, "What is wanted").
+An override holds a digest of each definition field that it replaces, as declared at that time. If the field is edited
+in the files later, the files win: an edit of a parameter ends that parameter, an edit of `enabled` or `replicas` ends
+the whole override (DESIGN.md §3, "What is wanted").
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 STATEMENT_FIELDS = ("enabled", "replicas")
-"""Definition fields whose edit ends a load or unload statement as a whole."""
+"""Definition fields whose edit ends an override as a whole."""
 
 
 def field_digest(value: object) -> str:
-    """A short digest of one field's declared value, stable across processes."""
+    """Return a short digest of a field's declared value (16 hex digits). It is the same in every process."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class Override(BaseModel):
-    """One model's runtime statement."""
+    """An operator's load or unload of one model, in force until the next one or until an edit ends it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -42,12 +42,18 @@ class Override(BaseModel):
 
     @classmethod
     def from_statement(cls, declared_fields: Mapping[str, Any], **statement: Any) -> Override:
-        """An override that remembers what `declared_fields` (the definition's fields) says now."""
+        """Create an override with the fields in `statement`, and with digests of the fields that it replaces.
+
+        `declared_fields` are the fields of the model's definition as the files declare them now.
+        """
         digest_names = [*STATEMENT_FIELDS, *statement.get("params", {})]
         return cls(digests={name: field_digest(declared_fields.get(name)) for name in digest_names}, **statement)
 
     def drop_edited_fields(self, declared_fields: Mapping[str, Any]) -> Override | None:
-        """What is left of the statement under the definition as it is now; None when an edit ended it."""
+        """Return the override without the parameters whose fields were edited since; None if an edit ended it all.
+
+        `declared_fields` are the fields of the model's definition as the files declare them now.
+        """
         if any(self._is_edited(declared_fields, name) for name in STATEMENT_FIELDS):
             return None
         kept_params = {name: value for name, value in self.params.items() if not self._is_edited(declared_fields, name)}
@@ -58,7 +64,7 @@ class Override(BaseModel):
 
 
 class Evicted(BaseModel):
-    """An `autoload` model that was unloaded for others' sake, or for want of use, until the next request for it."""
+    """Why and when an `autoload` model was evicted: to make room, or because it was idle. The next request ends it."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -67,19 +73,24 @@ class Evicted(BaseModel):
 
 
 def restate_override(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> bool:
-    """Whether an edit changes whether, or how often, a declared model runs: that ends what somebody asked for."""
+    """Return whether an edit changes `enabled` or `replicas` of a model that is declared before and after.
+
+    Such an edit ends the model's override, demand and eviction. None: the model is not declared.
+    """
     if before is None or after is None:
         return False
     return any(before.get(field) != after.get(field) for field in STATEMENT_FIELDS)
 
 
 def ended_fields(before: Override, remainder: Override | None) -> list[str]:
-    """What is gone of a statement of which `remainder` is left: `load` or `unload`, all of it; or fields of a load,
-    sorted.
+    """Return what an edit ended of an override.
+
+    `remainder` is what is left of it; None means that all of it ended, and the result is `["load"]` or `["unload"]`.
+    Otherwise the result names the parameters of the load that ended, sorted.
     """
     return [before.action] if remainder is None else sorted(before.params.keys() - remainder.params.keys())
 
 
 def is_whole_statement(ended_names: Sequence[str]) -> bool:
-    """Whether what `ended` says is a whole statement."""
+    """Return whether a result of `ended_fields` stands for a whole override."""
     return list(ended_names) in (["load"], ["unload"])

@@ -1,7 +1,7 @@
-"""What the controller and the gateways tell each other over the link.
+"""Messages between the controller and the gateways.
 
-Down: `RoutingTable`s, always whole, on change. Up: `GatewayReport`s. Each report names the table it was made
-under, so that the controller knows which replicas could still have been given new requests.
+The controller sends a whole `RoutingTable` on every change; gateways send `GatewayReport`s. Each report names the table
+in force at the gateway, so that the controller knows which replicas may still get new requests.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from controller.schema.keys import Key
 from controller.schema.status import SCHEMA_VERSION, ModelState, Wire
 
 ThinkingControl = Literal["chat_template_kwargs", "thinking", "reasoning_effort"]
-"""How an engine is told to think or not: which field of a chat completion request says it."""
+"""The field of a chat completion request that switches an engine's thinking on or off."""
 MaxTokensField = Literal["max_tokens", "max_completion_tokens"]
+"""The field of a chat completion request that limits the tokens of the answer."""
 
 
 def _reveal_secret(secret: SecretStr) -> str:
     return secret.get_secret_value()
 
 
-# The link is the one place where the token itself must travel; repr and logs stay masked.
+# Only the link between controller and gateways transports the token itself; repr and logs mask it.
 Token = Annotated[SecretStr, PlainSerializer(_reveal_secret, when_used="json")]
-"""A secret that is written out as JSON only."""
+"""A bearer token. JSON holds it in plain text; `repr` and `str` mask it."""
 
 
 class Stamp(Wire):
-    """Orders tables: a newer controller has a greater epoch, a newer table of one controller a greater seq."""
+    """Version of a routing table. A newer controller has a greater `epoch`, its newer table a greater `seq`."""
 
     epoch: int
     seq: int
@@ -42,7 +43,7 @@ class Stamp(Wire):
 
 
 class Endpoint(Wire):
-    """Where one replica listens."""
+    """The address of one replica, or of a remote model, and how to send requests to it."""
 
     replica: str
     base_url: str = Field(description="Scheme, host, port and perhaps a path, without a trailing slash.")
@@ -65,7 +66,7 @@ class Endpoint(Wire):
 
 
 class RemoteProbe(Wire):
-    """How gateways ask a model that somebody else serves whether it is well."""
+    """How gateways probe the health of a remote model, which somebody else's server serves."""
 
     url: str = Field(description="Answers a GET with 200 when all is well.")
     spec: str = Field(
@@ -80,7 +81,7 @@ class RemoteProbe(Wire):
 
 
 class ModelRoute(Wire):
-    """One model as the gateway sees it."""
+    """One model in the routing table: its state, its endpoints, and what requests its engine takes."""
 
     name: str
     backend: str
@@ -149,7 +150,7 @@ class ModelRoute(Wire):
 
 
 class RoutingTable(Wire):
-    """The immutable snapshot that a gateway works by."""
+    """All models and API keys as a gateway routes by them. An immutable snapshot, replaced as a whole."""
 
     kind: Literal["table"] = "table"
     schema_version: int = SCHEMA_VERSION
@@ -160,7 +161,7 @@ class RoutingTable(Wire):
 
 
 class RemoteResult(Wire):
-    """How a gateway finds a remote model, by its probes and its requests."""
+    """Health of a remote model as one gateway finds it by probes and requests."""
 
     spec: str = Field(description="That of the `RemoteProbe`.")
     at: float = Field(
@@ -174,7 +175,7 @@ class RemoteResult(Wire):
 
 
 class GatewayReport(Wire):
-    """What one gateway saw, sent on change (at most a few times a second) and every few seconds."""
+    """The state of one gateway's requests. Sent on change, at most a few times a second, and every few seconds."""
 
     kind: Literal["report"] = "report"
     schema_version: int = SCHEMA_VERSION

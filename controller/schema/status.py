@@ -1,4 +1,4 @@
-"""What is running, as operators and clients are told."""
+"""Status of models, replicas, GPUs and the controller, as the admin API and the command line show them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 SCHEMA_VERSION: Final = 1
-"""Stamped on labels, tables and state files. Raised when an older reader would misread what is written."""
+"""Version of the format of labels, routing tables and state files, written into each. Increase it when an older reader
+would misread the new format."""
 
 
 class ModelState(StrEnum):
-    """A model's life as clients see it (DESIGN.md §4)."""
+    """State of a model as clients see it (DESIGN.md §4)."""
 
     UNLOADED = "unloaded"
     LOADING = "loading"
@@ -22,13 +23,13 @@ class ModelState(StrEnum):
 
 
 class Wire(BaseModel):
-    """Base of what crosses the link. Unknown fields are ignored, so that an older reader survives a newer writer."""
+    """Base of messages between programs. Unknown fields are ignored, so that an older reader accepts a newer writer."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class StatementView(Wire):
-    """Which statement rules a model, and since when."""
+    """Who decided whether the model is loaded, and since when: the files, a request (autoload), or an operator."""
 
     kind: Literal["file", "autoload", "load", "unload"] = Field(
         description="file: `enabled`; autoload: on demand; load, unload: an operator's."
@@ -38,7 +39,7 @@ class StatementView(Wire):
 
 
 class ReplicaStatus(Wire):
-    """One engine, as it was last seen."""
+    """One replica of a model, as last observed."""
 
     name: str = Field(description="Its container's or process's name.")
     index: int = Field(description="Its place among the model's replicas, from 0.")
@@ -57,7 +58,7 @@ class ReplicaStatus(Wire):
 
 
 class ModelStatus(Wire):
-    """One model: what is wanted, what there is, and why they differ."""
+    """One model: its wanted and its actual state, and why they differ."""
 
     name: str
     backend: str
@@ -77,7 +78,7 @@ class ModelStatus(Wire):
 
 
 class GpuProcessView(Wire):
-    """One process that has memory of a GPU."""
+    """One process that uses memory of a GPU."""
 
     pid: int = Field(description="The host's number.")
     name: str | None = Field(description="Name of its program; null: not known.")
@@ -86,7 +87,7 @@ class GpuProcessView(Wire):
 
 
 class GpuStatus(Wire):
-    """One GPU, or one MIG instance of a GPU, memory in MiB."""
+    """One GPU, or one MIG instance of a GPU. Memory is in MiB."""
 
     uuid: str
     index: int
@@ -101,7 +102,7 @@ class GpuStatus(Wire):
 
 
 class UnreadGpuStatus(Wire):
-    """A GPU, or one MIG instance, of which nothing can be read now: nothing is started on it."""
+    """A GPU, or one MIG instance of a GPU, whose state cannot be read. Nothing is started on it meanwhile."""
 
     index: int = Field(description="As in `gpus`: the others keep their own.")
     mig: int | None = Field(default=None, description="Which instance of its GPU it is; null: the whole GPU.")
@@ -113,7 +114,7 @@ class UnreadGpuStatus(Wire):
 
 
 class Problem(Wire):
-    """One fault in the desired state: where it is, what is wrong, what to do."""
+    """One error in the desired files: where it is, what is wrong, and what to do."""
 
     file: str = Field(description="The file.")
     line: int | None = Field(default=None, description="From 1; null: not of one line.")
@@ -126,7 +127,7 @@ class Problem(Wire):
 
 
 class ControllerStatus(Wire):
-    """The whole answer of `roundhouse status`."""
+    """What `roundhouse status` shows."""
 
     schema_version: int = SCHEMA_VERSION
     instance: str
@@ -166,7 +167,7 @@ class ActionView(Wire):
 
 
 class BlockedView(Wire):
-    """What is wanted and cannot be done yet."""
+    """A wanted change that the plan cannot make yet."""
 
     model: str = Field(description="The model.")
     index: int | None = Field(description="Which of its replicas; null: all.")
@@ -174,7 +175,7 @@ class BlockedView(Wire):
 
 
 class PlanView(Wire):
-    """The answer of `roundhouse plan`."""
+    """What `roundhouse plan` shows: the next actions, and what cannot be done yet."""
 
     schema_version: int = Field(default=SCHEMA_VERSION, description="Version of this shape.")
     generation: int = Field(description="Counts edits of the files.")
