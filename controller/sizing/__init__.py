@@ -1,1 +1,1 @@
-"""Memory in MiB: what replicas are predicted to take, and what they were seen to take."""
+"""Memory of replicas in MiB: predicted from model files, and observed while they run."""

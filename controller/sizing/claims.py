@@ -1,4 +1,4 @@
-"""Claims of replicas that run: what each claimed at its start, or what it was seen to hold where that is more. Pure."""
+"""Claims of running replicas: the claim at the start, or the observed memory where that is more. Pure."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from controller.state import HOST
 
 @dataclass(frozen=True, slots=True)
 class HeldMemory:
-    """The most MiB that one replica was seen to hold. None: nobody could tell."""
+    """The most memory, in MiB, that one replica was ever observed to hold. None: it could not be measured."""
 
     per_gpu_mib: int | None = None
-    """Of that of its GPUs of which it holds the most."""
+    """Memory of one GPU, the one of which the replica holds the most."""
     host_mib: int | None = None
-    """Of main memory, mapped model files included."""
+    """Main memory, including mapped model files."""
 
     def largest_of(self, other: HeldMemory) -> HeldMemory:
-        """The larger figure of each."""
+        """Return the larger value of each of the two figures. A known figure beats None."""
         return HeldMemory(_larger(self.per_gpu_mib, other.per_gpu_mib), _larger(self.host_mib, other.host_mib))
 
 
 def raise_claims(claims: Mapping[str, int], held: HeldMemory | None) -> Mapping[str, int]:
-    """The claims of a replica that was seen to hold `held` (None: it was not looked at): never less than it holds.
+    """Return a replica's claims, raised to the memory that it was observed to hold (None: it was not observed).
 
-    So nothing else is placed where its memory is. Each of its GPUs is claimed as the fullest, as a next load would
-    claim them; main memory that nobody could predict is claimed once it is seen.
+    So the plan places nothing else into that memory. `claims` and the result map GPU uuids, and HOST for main memory,
+    to MiB. Every GPU of the replica is raised to the figure of its fullest one, as in the claim of the next load. Main
+    memory is claimed even if the replica started without a claim of it.
     """
     if held is None:
         return claims

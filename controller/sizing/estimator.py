@@ -1,4 +1,4 @@
-"""What memory a replica takes, predicted before it is loaded: by its model's files, and its backend's formulas."""
+"""Predicts a replica's memory before it is loaded, from the heads of its model files and its backend's formulas."""
 
 from __future__ import annotations
 
@@ -18,39 +18,43 @@ from controller.schema.admin import EstimateSource
 from controller.state import DesiredModel, Gpu, Requirement
 
 FRESH_S: Final = 30.0
-"""How long a file is believed to be as it was last seen."""
+"""Seconds after which a file is checked for changes again."""
 MOST_TOLD: Final = 10_000
-"""Estimates that are remembered."""
+"""Estimates in the cache at most."""
 KEPT_S: Final = 3600.0
-"""How long a file is remembered that no model names any more."""
+"""Seconds after which the facts of a file that no model uses any more are forgotten."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What one replica is thought to take, in MiB."""
+    """The estimated memory of one replica, in MiB."""
 
     per_gpu_mib: int
-    """On each of its GPUs; 0: it has none."""
+    """Memory of each of the replica's GPUs; 0 if it has none."""
     host_mib: int
-    """Of main memory."""
+    """Main memory."""
     source: EstimateSource
+    """`predicted`, or `model_artifact_size` where only the size of the files is known."""
     gpus: int = 0
+    """Number of the replica's GPUs."""
     gpu_share: float | None = None
-    """Set: it takes this share of each of its GPUs, and `per_gpu_mib` at least."""
+    """Share of each GPU's memory, 0 to 1, that the replica takes, but no less than `per_gpu_mib`. None: no share."""
     reason: str | None = None
-    """Why it is not `predicted`."""
+    """Why the backend could not predict the memory; None if it did, or if it has no formula."""
     host_grows: bool = False
     """See `Prediction`."""
 
     def mib_on_gpu(self, gpu_mib: int) -> int:
-        """What it takes of a GPU of this size."""
+        """Return the MiB that the replica takes of one GPU with `gpu_mib` of memory."""
         return self.per_gpu_mib if self.gpu_share is None else max(self.per_gpu_mib, ceil(self.gpu_share * gpu_mib))
 
     def replica_mib(self, gpu_mib: int | None) -> int | None:
-        """On all its GPUs, each of this size, or in main memory where it has none; None: `gpu_mib` is not known, and
-        it takes a share of that."""
+        """Return the MiB of all the replica's GPUs, each with `gpu_mib` of memory, or of main memory without GPUs.
+
+        None if the replica takes a share of its GPUs and `gpu_mib` is None (unknown).
+        """
         if not self.gpus:
             return self.host_mib
         if self.gpu_share is not None and gpu_mib is None:
@@ -66,9 +70,11 @@ def estimate_replicas(
     observed_mib: int | None = None,
     gpu_mib: int | None = None,
 ) -> tuple[int | None, int, EstimateSource]:
-    """Of so many replicas on GPUs of this size: MiB of all, how many they are, and where that is known from.
+    """Return the MiB of `replicas` replicas together, their number, and the source of the estimate.
 
-    What is declared of one beats what was observed, and that beats what is predicted (DESIGN.md §3).
+    `declared_mib` and `observed_mib` are for one replica. A declared figure has precedence over an observed one, and
+    that over `file_estimate` (DESIGN.md §3); None: there is none. `gpu_mib` is the memory of one GPU. The MiB are None
+    if there is no estimate.
     """
     if declared_mib is not None:
         return declared_mib * replicas, replicas, "declared"
@@ -81,7 +87,7 @@ def estimate_replicas(
 
 
 def largest_mib(model: DesiredModel, gpus: Iterable[Gpu] | None) -> int | None:
-    """Size of the largest GPU that the model may use; None: none is known."""
+    """Return the memory, in MiB, of the largest GPU that the model may use; None if no such GPU is known."""
     allowed_gpus = [gpu for gpu in gpus or () if not model.gpu_choice or {gpu.uuid, gpu.label} & set(model.gpu_choice)]
     return max((gpu.total_mib for gpu in allowed_gpus), default=None)
 
@@ -90,15 +96,15 @@ def largest_mib(model: DesiredModel, gpus: Iterable[Gpu] | None) -> int | None:
 class _ReadArtifact:
     artifact: Artifact
     stamp: Stamp | None
-    """None: its files cannot even be looked at."""
+    """None: the files cannot be found or listed."""
     seen_at: float
 
 
 class Estimator:
-    """What is known of the files in the models folders.
+    """Reads model files, and estimates the memory of models from them.
 
-    Reads in a thread, each path once for all who ask meanwhile, and a file's head again only when its size or time of
-    change is another.
+    Files are read in a thread. Concurrent callers share one reading of a path, and a file's head is read again only if
+    its size or modification time has changed.
     """
 
     def __init__(self, roots: ModelRoots, clock: Callable[[], float]) -> None:
@@ -109,14 +115,18 @@ class Estimator:
         self._cached_estimates: dict[str, _CachedEstimate] = {}
 
     def known_estimates(self, models: Iterable[DesiredModel]) -> Mapping[str, Estimate]:
-        """Model to what a replica takes, by what was read so far. Never waits."""
+        """Return the estimate for one replica of each model, by name, from the files read so far. Never waits.
+
+        A model without an estimate is absent.
+        """
         estimates = {model.name: self._estimate(model) for model in models}
         return {name: each for name, each in estimates.items() if each is not None}
 
     def predict_requirements(self, models: Iterable[DesiredModel]) -> Mapping[str, Requirement]:
-        """Model to what is to be set aside for a replica, of what was read so far. Never waits.
+        """Return the memory to set aside for one replica of each model, by name, from the files read so far.
 
-        Only what is predicted: a file's size alone promises too much room.
+        Models whose backend could not predict are absent: the size of the files alone is too low an estimate. Never
+        waits.
         """
         return {
             name: Requirement(
@@ -130,7 +140,7 @@ class Estimator:
         }
 
     def longest_tokens(self, models: Iterable[DesiredModel]) -> Mapping[str, int]:
-        """Model to the bytes that a token of its vocabulary stands for at most, by what was read so far."""
+        """Return the length in bytes of the longest token in each model's vocabulary, by name, where it is known."""
         longest_tokens = {
             model.name: ENGINES[model.backend].longest_token(model.definition, self._known_artifacts(model))
             for model in models
@@ -138,11 +148,14 @@ class Estimator:
         return {name: each for name, each in longest_tokens.items() if each is not None}
 
     def has_seen(self, model: DesiredModel) -> bool:
-        """Whether its files were looked at, ever."""
+        """Return whether all files of the model were looked at at least once, even if they were missing."""
         return all(path in self._read_artifacts for path in ENGINES[model.backend].list_artifacts(model.definition))
 
     async def refresh_artifacts(self, models: Iterable[DesiredModel]) -> bool:
-        """Look at these models' files that were not looked at lately. Whether one is not as it was before."""
+        """Look again at those files of the models that were not checked for `FRESH_S`.
+
+        Return whether one of them has changed.
+        """
         now = self._clock()
         paths = {path for model in models for path in ENGINES[model.backend].list_artifacts(model.definition)}
         stale_paths = [path for path in paths if not self._is_fresh(path, now)]
@@ -150,21 +163,21 @@ class Estimator:
         if new_paths:
             task = asyncio.create_task(self._read_all(new_paths), name="heads of model files")
             self._read_tasks.update(dict.fromkeys(new_paths, task))
-        # Shielded: who no longer waits must not take the answer from the others.
+        # Shielded: a caller that is cancelled must not cancel the reading for the others.
         changes = await asyncio.gather(
             *(asyncio.shield(task) for task in {self._read_tasks[path] for path in stale_paths})
         )
         return any(changes)
 
     async def estimate_models(self, models: Iterable[DesiredModel]) -> Mapping[str, Estimate]:
-        """As `known`, after a refresh."""
+        """Read the models' files where needed, then return `known_estimates`."""
         model_list = list(models)
         await self.refresh_artifacts(model_list)
         return self.known_estimates(model_list)
 
     def _is_fresh(self, path: str, now: float) -> bool:
         entry = self._read_artifacts.get(path)
-        # Before `seen_at`: the clock was set back.
+        # If `now` is before `seen_at`, the clock was set back.
         return entry is not None and entry.seen_at <= now < entry.seen_at + FRESH_S
 
     async def _read_all(self, paths: list[str]) -> bool:
@@ -200,14 +213,14 @@ class Estimator:
 
 @dataclass(frozen=True, slots=True)
 class _CachedEstimate:
-    """An estimate with all that it follows from: the sums take 0.4 ms, and are asked for in every round."""
+    """An estimate with its inputs. Cached because one estimate takes 0.4 ms and every round needs all of them."""
 
     model: DesiredModel
     artifacts: Mapping[str, Artifact]
     estimate: Estimate | None
 
     def is_current(self, model: DesiredModel, artifacts: Mapping[str, Artifact]) -> bool:
-        """Whether nothing of that changed."""
+        """Return whether the inputs are still the same."""
         return (
             self.model.definition == model.definition
             and self.model.gpu_count == model.gpu_count
@@ -228,7 +241,7 @@ def _estimate(model: DesiredModel, artifacts: Mapping[str, Artifact]) -> Estimat
                 on_gpu if gpus else 0, on_host, "predicted", gpus, gpu_share, host_grows=forecast.host_grows
             )
     except Exception as error:
-        # Files are anybody's: absurd numbers in one must not stop the rounds.
+        # Model files are untrusted: absurd numbers in one must not stop the rounds.
         log.exception("what %s takes cannot be predicted", model.name)
         forecast = Unpredicted(f"the sums over what its files say fail: {type(error).__name__}: {error}")
     sizes = [artifact.size for artifact in artifacts.values() if artifact.size is not None]
@@ -255,7 +268,7 @@ def _look_at_files(roots: ModelRoots, path: str, previous_entry: _ReadArtifact |
     try:
         artifact = read_artifact(path, files)
     except Exception as error:
-        # One file must not hide what the others say.
+        # One broken file must not prevent the reading of the others.
         log.exception("%s cannot be read", path)
         artifact = UnreadArtifact(
             f"{path} cannot be read: {type(error).__name__}: {error}", sum(size for _, size, _ in stamp)

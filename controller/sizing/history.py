@@ -1,7 +1,7 @@
-"""What replicas were seen to take, remembered over restarts: by model, parameters, replica count and kind of GPU.
+"""Observed memory of replicas, kept over restarts: by model, parameters, replica count and GPU type.
 
-`<state>/observed-memory.json` holds it. It is no more than a better guess, so a file that is damaged, or of a newer
-Roundhouse, is begun anew.
+It is stored in `<state>/observed-memory.json`. It only improves estimates, so a file that is damaged, or that a newer
+Roundhouse wrote, is replaced by an empty one.
 """
 
 from __future__ import annotations
@@ -24,36 +24,38 @@ from controller.storage.state_dir import OBSERVED_MEMORY_NAME
 FILE_NAME: Final = OBSERVED_MEMORY_NAME
 SCHEMA_VERSION: Final = 1
 LOADS_KEPT: Final = 3
-"""Of each kind. What the largest of them took is believed: one took less perhaps because it served less."""
+"""Newest loads that are kept per kind. The largest of them counts: another one may have held less because it served
+less."""
 KINDS_KEPT: Final = 16
-"""Of each model."""
+"""Kinds (parameters, replica count, GPU type) that are kept per model."""
 CPU: Final = "cpu"
+"""GPU type of replicas without GPUs."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedSample:
-    """What one replica takes."""
+    """The memory that one replica of a model was observed to hold at most."""
 
     per_gpu_mib: int | None
-    """On each of its GPUs at most; None: it has none, or nobody could tell."""
+    """MiB of one GPU, the one of which it held the most; None: it has no GPU, or it could not be measured."""
     host_mib: int | None
-    """Of main memory, mapped model files included."""
+    """MiB of main memory, including mapped model files; None: it could not be measured."""
     replicas: int
-    """How many the model had then."""
+    """Number of replicas that the model had at that time."""
     at: float
-    """Unix time of the last look."""
+    """Unix time of the last measurement."""
 
     def of_replica(self, gpus: int) -> int | None:
-        """MiB on so many GPUs together; of none: of main memory."""
+        """Return the MiB of `gpus` GPUs together, or the MiB of main memory if `gpus` is 0. None: not known."""
         if gpus == 0:
             return self.host_mib
         return None if self.per_gpu_mib is None else self.per_gpu_mib * gpus
 
 
 class _Load(BaseModel):
-    """The most that one replica was seen to take."""
+    """The most memory that one replica was observed to hold."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -64,7 +66,7 @@ class _Load(BaseModel):
 
 
 class _Kind(BaseModel):
-    """The last loads of a model with the same parameters, replica count and kind of GPU, the oldest first."""
+    """The last loads of a model with the same parameters, replica count and GPU type, oldest first."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -83,17 +85,17 @@ class _File(BaseModel):
 
 
 class MemoryHistory:
-    """What is known of all models. Looking up is pure; nothing is written before `saved` is asked for."""
+    """Observed memory of all models, in memory. To store it, pass `file_content` to `save_history`."""
 
     def __init__(self, kinds: Iterable[_Kind] = ()) -> None:
         self._kinds = list(kinds)
-        """The one that was seen last comes last."""
+        """Ordered by last measurement, newest last."""
         self.revision = 0
-        """Counts changes."""
+        """Counts changes, so that a caller knows when to store the history again."""
 
     @classmethod
     def load_history(cls, folder: Path) -> MemoryHistory:
-        """What an earlier controller left in its state folder."""
+        """Read the history from the state folder. A file that is missing or unusable yields an empty history."""
         path = folder / FILE_NAME
         try:
             content = json.loads(path.read_bytes())
@@ -109,13 +111,14 @@ class MemoryHistory:
             return cls()
 
     def file_content(self) -> bytes:
-        """The file, as it is to be."""
+        """Return the content of the file to store."""
         return _File(kinds=self._kinds).model_dump_json().encode()
 
     def observed_requirement(self, model: DesiredModel, gpu_type: str | None) -> ObservedSample | None:
-        """What one replica took on such a GPU (its name; None: without one). None: that was never seen.
+        """Return the memory that one replica was observed to hold on GPUs of this type; None if it never was.
 
-        Seen with as many replicas as now, else with another number.
+        `gpu_type` is the GPU's name; None means without GPUs. Only loads with the model's present parameters count;
+        those with the present number of replicas have precedence over others.
         """
         replicas = model.replicas or model.declared_definition.replicas
         digest = _digest(model)
@@ -124,7 +127,10 @@ class MemoryHistory:
         return _largest_sample(kind) if kind is not None else None
 
     def largest_observed(self, model: DesiredModel, gpus: tuple[Gpu, ...] | None) -> ObservedSample | None:
-        """What one replica took on that of the GPUs that it may use on which it took the most."""
+        """Return the largest observation for one replica over the types of GPUs that the model may use.
+
+        For a model without GPUs, return its observation without GPUs. None if there is none.
+        """
         if model.gpu_count == 0:
             return self.observed_requirement(model, None)
         allowed_gpus = [
@@ -140,7 +146,7 @@ class MemoryHistory:
     def observed_requirements(
         self, models: Iterable[DesiredModel], gpus: tuple[Gpu, ...] | None
     ) -> Mapping[str, Requirement]:
-        """Model to what a replica of it was seen to take, of those that were seen at all."""
+        """Return the observed memory of one replica of each model, by name. Models never observed are absent."""
         samples = {model.name: self.largest_observed(model, gpus) for model in models if model.runs}
         return {
             name: Requirement(each.per_gpu_mib, each.host_mib, observed_per_gpu_mib=each.per_gpu_mib)
@@ -149,7 +155,10 @@ class MemoryHistory:
         }
 
     def held_memory(self, replica: str) -> HeldMemory | None:
-        """The most that the replica was seen to hold; None: it was never seen, or later loads have taken its place."""
+        """Return the most memory that the replica of this name was observed to hold.
+
+        None if it was never observed, or if its record was dropped in favour of later loads.
+        """
         loads = [load for kind in self._kinds for load in kind.loads if load.replica == replica]
         held = HeldMemory()
         for load in loads:
@@ -157,7 +166,7 @@ class MemoryHistory:
         return held if loads else None
 
     def last_sampled_at(self, replica: str) -> float | None:
-        """Unix time at which the replica was last looked at; None: it was not."""
+        """Return the Unix time at which the replica's memory was last measured; None if it never was."""
         return max((load.at for kind in self._kinds for load in kind.loads if load.replica == replica), default=None)
 
     def record_sample(
@@ -170,7 +179,10 @@ class MemoryHistory:
         host_mib: int | None,
         at: float,
     ) -> None:
-        """Remember what a replica of such a definition holds now; the most of its looks counts."""
+        """Record the memory that a replica of `model` holds now. Of all measurements of a replica, the largest counts.
+
+        `replica` is its name, `gpu_type` the name of its GPUs (None: without GPUs), `at` a Unix time in seconds.
+        """
         digest, replicas = _digest(model), max(1, model.replicas)
         previous_kind = next(
             (
@@ -197,7 +209,7 @@ class MemoryHistory:
         self.revision += 1
 
     def keep_only(self, models: Collection[str]) -> None:
-        """Forget models that are declared no longer."""
+        """Forget all models that are not among `models`."""
         kept_kinds = [each for each in self._kinds if each.model in models]
         if len(kept_kinds) != len(self._kinds):
             self._kinds = kept_kinds
@@ -205,13 +217,13 @@ class MemoryHistory:
 
 
 def save_history(folder: Path, content: bytes) -> None:
-    """Replace the file. Raises OSError."""
-    # Not worth a wait for the disk: what is lost by a power cut is seen again.
+    """Replace the stored history in the state folder by `content`. Raises OSError."""
+    # Without fsync: what a power cut loses will be measured again.
     write_atomic(folder / FILE_NAME, content, durable=False)
 
 
 def _digest(model: DesiredModel) -> str:
-    # As for engines, without the image that settings name: an upgrade does not make what is known worthless.
+    # The spec hash, without the image that settings name, so that what is known survives an upgrade.
     return spec_hash(model.definition, None, model.name)
 
 

@@ -1,4 +1,7 @@
-"""What a replica of each model takes, for the plan: as observed, else as predicted. What is declared beats both."""
+"""The memory that the plan sets aside for a replica of each model: as observed, else as predicted.
+
+A declared figure has precedence over both; the plan itself sees to that.
+"""
 
 from __future__ import annotations
 
@@ -12,40 +15,41 @@ from controller.engines import ENGINES
 from controller.state import DesiredModel, Gpu, Requirement
 
 FIRST_LOOK_S: Final = 5.0
-"""How long one round waits for a look at files of models that nobody has looked at yet; it delays no other round."""
+"""Seconds that one round waits for the first look at the files of new models. Later rounds do not wait for it."""
 
 log = logging.getLogger(__name__)
 
 
 class PredictionSource(Protocol):
-    """What model files tell."""
+    """Predicts memory from model files (see `Estimator`)."""
 
     def has_seen(self, model: DesiredModel) -> bool:
-        """Whether its files were looked at."""
+        """Return whether all files of the model were looked at."""
 
     async def refresh_artifacts(self, models: Iterable[DesiredModel]) -> bool:
-        """Look at files. Whether one is not as it was."""
+        """Look at the models' files again. Return whether one has changed."""
 
     def predict_requirements(self, models: Iterable[DesiredModel]) -> Mapping[str, Requirement]:
-        """By what was seen so far."""
+        """Return the predicted memory of one replica by model, from the files read so far."""
 
 
 class ObservationSource(Protocol):
-    """What replicas were seen to take."""
+    """Knows the memory that replicas were observed to hold (see `MemoryHistory`)."""
 
     def observed_requirements(
         self, models: Iterable[DesiredModel], gpus: tuple[Gpu, ...] | None
     ) -> Mapping[str, Requirement]:
-        """Of those that were seen at all."""
+        """Return the observed memory of one replica by model. Models never observed are absent."""
 
 
 def combine_requirements(
     observation: Requirement, prediction: Requirement | None, *, is_held_to_claim: bool
 ) -> Requirement:
-    """What to set aside for a replica whose like was observed. `prediction` None: nothing is predicted.
+    """Return the memory to set aside for a replica, from an observation of its model and the prediction, if any.
 
-    `is_held_to_claim`: the engine took what an earlier claim let it take. Were the next claim made of that, each load
-    would get less than the one before, until it failed.
+    `is_held_to_claim` says that the engine takes no more than its claim allows. A claim taken from such an observation
+    would shrink with each load until a load failed, so then the GPU memory is at least the predicted one, and unknown
+    (None) without a prediction.
     """
     if is_held_to_claim:
         predicted_mib = prediction.per_gpu_mib if prediction is not None else None
@@ -56,12 +60,12 @@ def combine_requirements(
     if prediction.host_grows:
         host_mib = max(prediction.host_mib or 0, observation.host_mib or 0)
         observation = replace(observation, host_mib=host_mib, host_grows=True)
-    # A share has to be free when it starts, however little it was seen to take then.
+    # The engine needs its share of the GPU free at its start, however little it was observed to hold then.
     return replace(observation, gpu_share=prediction.gpu_share)
 
 
 class Requirements:
-    """Both, and a look at the files that goes on beside the rounds."""
+    """Combines predictions and observations, and has the model files checked in the background of the rounds."""
 
     def __init__(
         self, predictions: PredictionSource, observations: ObservationSource, wake: Callable[[], None]
@@ -71,12 +75,16 @@ class Requirements:
         self._wake = wake
         self._look_task: asyncio.Task[None] | None = None
         self._awaited_look: asyncio.Task[None] | None = None
-        """The look that a round has waited for."""
+        """The look at the files that a round has already waited for. No round waits for it again."""
 
     async def requirements_of(
         self, models: Iterable[DesiredModel], gpus: tuple[Gpu, ...] | None
     ) -> Mapping[str, Requirement]:
-        """Model to what a replica takes on these GPUs, as far as it is known."""
+        """Return the memory to set aside for one replica of each model on these GPUs, by name, where it is known.
+
+        Starts a look at the models' files in the background. Waits for it, up to `FIRST_LOOK_S`, only if the files of
+        a model were never looked at.
+        """
         engine_models = [model for model in models if model.runs]
         if self._look_task is None or self._look_task.done():
             self._look_task = asyncio.create_task(self._refresh_predictions(engine_models), name="heads of model files")
@@ -94,7 +102,7 @@ class Requirements:
         return requirements
 
     async def close(self) -> None:
-        """Look no more."""
+        """Stop looking at files."""
         if self._look_task is not None:
             self._look_task.cancel()
             await asyncio.wait({self._look_task})

@@ -1,8 +1,8 @@
-"""Looks at what replicas take: when each is ready, every ten minutes from then on, for it grows with use, and when the
-driver shows that it has grown.
+"""Measures the memory of ready replicas: once ready, every ten minutes from then on, and when the driver shows growth.
 
-On a GPU that is what its processes hold, where the driver tells; else by how much more of the GPU was in use once it
-was ready than before it was started, which no other replica can have changed: one per GPU loads or stops at a time.
+A replica's memory of a GPU is that of its processes, where the driver reports it. Otherwise it is the growth of the
+GPU's used memory from before the start until the replica was ready. No other replica interferes with that, because
+only one replica at a time loads or stops on a GPU.
 """
 
 from __future__ import annotations
@@ -22,33 +22,38 @@ from controller.state import HOST, DesiredModel, Gpu, Health, ObservedReplica, O
 from controller.status.reconcile_round import Round
 
 AGAIN_S: Final = 600.0
+"""Seconds between two measurements of a replica."""
 GROWN_MIB: Final = 64
-"""A replica that holds this much more of a GPU than was seen is looked at again at once."""
+"""A replica that holds this many MiB more of a GPU than last recorded is measured again at once."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Growth:
-    """Of one replica's GPUs, by uuid: what was in use before its start, and how much more was since."""
+    """Growth of the used memory of one replica's GPUs since its start. All figures are MiB by GPU uuid."""
 
     baseline_mib: dict[str, int]
+    """Memory in use before the start."""
     largest_mib: dict[str, int] = field(default_factory=dict)
+    """The largest growth over the baseline so far."""
     is_final: bool = False
-    """It was read once it was ready, or another one begins to load or to stop there: more may be somebody else's."""
+    """Whether `largest_mib` no longer changes, because the GPUs were read after the replica was ready, or because
+    another replica began to load or stop there, so that further growth may not be this one's."""
     is_disturbed: bool = False
-    """Another one began to load or to stop there: from then on both more and less may be somebody else's."""
+    """Whether another replica began to load or stop on these GPUs. From then on, changes may not be this one's."""
     least_used_mib: dict[str, int] = field(default_factory=dict)
-    """What was in use at the least since its start: what an engine before it held may be given back late."""
+    """The least memory in use since the start. It may be below the baseline, since memory of an engine that ended
+    earlier may be freed late."""
     settled_mib: dict[str, int] = field(default_factory=dict)
-    """How much more was in use when it had been ready for a while; empty: it was not read undisturbed by then."""
+    """Growth once the replica had been ready for `SETTLED_S`; empty if it could not be measured undisturbed."""
 
 
 class MemorySampler:
-    """Follows the rounds of one reconciler; nothing that it does holds them up."""
+    """Measures replicas after each round of the reconciler, in the background, and records the results."""
 
     def __init__(self, history: MemoryHistory, folder: Path, runtime: Runtime, clock: Callable[[], float]) -> None:
-        """`folder` is where `history` is kept."""
+        """`folder` is the state folder in which `history` is stored. `clock` returns the Unix time in seconds."""
         self._history = history
         self._folder = folder
         self._runtime = runtime
@@ -56,7 +61,7 @@ class MemorySampler:
         self._growth: dict[str, _Growth] = {}
         self._sampled_at: dict[str, float] = {}
         self._held: dict[str, HeldMemory] = {}
-        """Replica name to the most that it was seen to hold since this controller started."""
+        """Replica name to the most memory observed since this controller started."""
         self._gpu_use: dict[str, dict[str, int]] = {}
         self._round_at = 0.0
         self._saved_revision = history.revision
@@ -65,7 +70,7 @@ class MemorySampler:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def follow_round(self, last_round: Round) -> None:
-        """Take note of a round, and look at the replicas whose time has come."""
+        """Note the GPU memory in a complete round, and start to measure the replicas that are due. Does not wait."""
         self._note_growth(last_round)
         self._gpu_use = self._measure_gpu_use(last_round.observed)
         names = {replica.name for replica in last_round.observed.replicas}
@@ -86,20 +91,25 @@ class MemorySampler:
             self._spawn("save", self._save())
 
     def get_gpu_use(self) -> Mapping[str, Mapping[str, int]]:
-        """Replica name to MiB that it holds of its GPUs, by uuid, as the last round read it; absent: not known."""
+        """Return the MiB that each replica held of its GPUs at the last round: replica name to GPU uuid to MiB.
+
+        Replicas whose use is not known are absent.
+        """
         return self._gpu_use
 
     def get_held_memory(self, name: str) -> HeldMemory | None:
-        """The most that a replica was seen to hold, also by an earlier controller; None: it was not looked at."""
+        """Return the most memory that a replica was observed to hold, also by an earlier controller; None: never
+        measured.
+        """
         return self._held.get(name) or self._history.held_memory(name)
 
     @property
     def is_saved(self) -> bool:
-        """Whether everything that was seen is in the file, or about to be."""
+        """Whether all results are stored or being stored. False after a write failed."""
         return not self._is_failing
 
     async def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for measurements under way, then store the results."""
         await asyncio.gather(*self._tasks.values())
         await self._save()
 
@@ -183,7 +193,7 @@ class MemorySampler:
         return replica.ready_since is not None and replica.ready_since <= self._round_at
 
     def _has_grown(self, replica: ObservedReplica, gpus: tuple[Gpu, ...]) -> bool:
-        """Whether it holds more of a GPU than when it was last looked at."""
+        """Return whether the replica holds at least `GROWN_MIB` more of a GPU than was last recorded."""
         if replica.name in self._tasks or replica.name not in self._sampled_at:
             return False
         held = self.get_held_memory(replica.name)
@@ -192,7 +202,9 @@ class MemorySampler:
         return per_gpu_mib is not None and per_gpu_mib >= (known_mib or 0) + GROWN_MIB
 
     def _per_gpu_mib(self, replica: ObservedReplica, gpus: tuple[Gpu, ...]) -> int | None:
-        """What it holds of that of its GPUs of which it holds the most; None: it has none, or nobody can tell."""
+        """Return the MiB of the GPU of which the replica holds the most; None if it has no GPU, or if the use of one of
+        them is not known.
+        """
         held_mib = [self._held_mib(gpu, replica.name) for gpu in gpus if gpu.uuid in replica.claims]
         return max((mib for mib in held_mib if mib is not None), default=None) if None not in held_mib else None
 
@@ -261,6 +273,8 @@ class MemorySampler:
 
 
 def _is_serving(replica: ObservedReplica, model: DesiredModel) -> bool:
-    """Whether it is ready, and is what `model` says: of another one the parameters are not known any more."""
+    """Return whether the replica is ready and runs the model's present definition. The parameters of an older one are
+    no longer known, so its memory could not be attributed to them.
+    """
     is_ready = replica.phase is Phase.RUNNING and replica.health is Health.READY
     return model.runs and model.replicas > 0 and is_ready and replica.id.spec_hash == model.spec_hash
