@@ -1,1 +1,1 @@
-"""The journal: what happened, in order, kept over restarts."""
+"""The journal: an ordered log of what happened, kept over restarts."""

@@ -1,1 +1,1 @@
-"""What is seen from outside of engines and gateways, and what gateways say of remote models."""
+"""Observes engines by probes and logs, gateways by their links and reports, and remote models through gateways."""

@@ -1,1 +1,1 @@
-"""The loop, the actions that it starts, and the operations that are under way."""
+"""The controller's loop, the actions that it starts, and the operations that are under way."""

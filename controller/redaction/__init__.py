@@ -1,1 +1,1 @@
-"""Secrets: which fields hold them, and how they are kept out of texts."""
+"""Finds the secrets in model definitions, and masks them in texts."""

@@ -1,1 +1,1 @@
-"""What operators can ask for beside the rows of models: drift, dry runs, rounds, metrics."""
+"""Reports for operators: drift, dry runs, views of rounds, metrics."""

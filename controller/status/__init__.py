@@ -1,1 +1,1 @@
-"""What operators and gateways are told of models: states, loads, the routing table. Pure."""
+"""Derives what operators and gateways see of models: states, load progress, the routing table. Pure."""

@@ -1,4 +1,4 @@
-"""(desired, observed, plan) -> what operators and clients are told of each model. Pure."""
+"""Derives the status of each model from desired state, observed state and plan. Pure."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ VRAM_TOLERANCE: Final = 0.1
 
 
 def assess_models(desired: DesiredState, observed: ObservedState, plan: Plan) -> tuple[ModelStatus, ...]:
-    """The status of every declared model, and of every model that still has replicas, in name order.
+    """Return the status of every declared model, and of every other model that still has replicas, in name order.
 
-    `plan` is the plan of the same desired and observed state: what it could not do is the reason of a failure.
+    `plan` must be the plan for the same desired and observed state: what it could not do becomes a model's error.
     """
     replicas: dict[str, list[ObservedReplica]] = defaultdict(list)
     for replica in observed.replicas:
@@ -101,7 +101,7 @@ def _vram_warning(model: DesiredModel, observed: ObservedState) -> str | None:
 
 
 def _all_run_again(model: DesiredModel, replicas: list[ObservedReplica]) -> bool:
-    """Whether every wanted replica serves as declared: what went wrong before is over."""
+    """Return whether every wanted replica serves with the declared definition, so that earlier failures are over."""
     serving_replicas = [
         replica for replica in replicas if is_routable(replica) and replica.id.spec_hash == model.spec_hash
     ]
@@ -109,7 +109,7 @@ def _all_run_again(model: DesiredModel, replicas: list[ObservedReplica]) -> bool
 
 
 def is_routable(replica: ObservedReplica) -> bool:
-    """Whether new requests are routed to it."""
+    """Return whether gateways may send new requests to the replica."""
     return (
         replica.phase is Phase.RUNNING
         and replica.health is Health.READY
@@ -132,7 +132,7 @@ def _model_state(
         return ModelState.UNLOADING if is_leaving else ModelState.UNLOADED
     if ready_count >= model.replicas or (ready_count > 0 and model.name in observed.loaded_once):
         return ModelState.LOADED
-    # `loading` only during an attempt: an engine that is coming up, or a start that nothing stands in the way of.
+    # With a failure, the state is `loading` only during an attempt: a start under way, or an engine coming up.
     is_attempted = OpKind.START in pending or any(
         replica.phase is Phase.RUNNING and replica.id.spec_hash == model.spec_hash and replica.ready_since is None
         for replica in replicas

@@ -1,4 +1,4 @@
-"""The routing table's models, from what is desired, observed and assessed, and its keys. Pure."""
+"""Builds the models and API keys of the routing table from desired state, observed state and statuses. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from controller.state import DesiredModel, DesiredState, ObservedReplica, Observ
 from controller.status.model_status import is_routable
 
 Tokens = Callable[[str], str | None]
-"""Replica name (or a remote model's name) to the secret that its endpoint expects."""
+"""Maps the name of a replica or of a remote model to the bearer token that its endpoint expects; None: no token."""
 
 
 def build_routes(
@@ -28,10 +28,10 @@ def build_routes(
     remote_probes: Mapping[str, RemoteProbe] = MappingProxyType({}),
     longest_tokens: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[ModelRoute, ...]:
-    """One route per declared model, in name order; a model that is no longer declared is not routed to.
+    """Return one route per declared model, in the order of `statuses`. Models that are no longer declared get none.
 
-    `remote_probes`: remote model to what gateways shall ask it. `longest_tokens`: model to the bytes that a token of
-    its vocabulary stands for at most.
+    `remote_probes` maps remote models to what gateways probe, `longest_tokens` models to the length in bytes of the
+    longest token in their vocabulary.
     """
     serving: dict[str, list[ObservedReplica]] = defaultdict(list)
     for replica in observed.replicas:
@@ -89,7 +89,7 @@ def _route(
         notices_leaving=engine.notices_leaving,
         apis=engine.list_apis(model.definition),
         extra_fields=engine.list_extra_fields(model.definition),
-        # Nobody waits for a model that an operator is unloading, also if the next request may load it again.
+        # No request waits for a model that an operator is unloading, even if a request may load it afterwards.
         autoload=model.autoload and not (status.state is ModelState.UNLOADING and model.statement.kind == "unload"),
         reason=_unloaded_reason(model) if status.state is ModelState.UNLOADED else None,
         last_error=status.last_error,
@@ -107,20 +107,22 @@ def _route(
 
 
 def _context_length(engine: Engine, model: DesiredModel, replicas: list[ObservedReplica]) -> int | None:
-    """What every engine that serves takes; while none has told, as declared."""
+    """Return the smallest context length that a serving engine reports; if none reports one, the declared one."""
     context_lengths = [replica.context_length for replica in replicas if replica.context_length is not None]
     return min(context_lengths) if context_lengths else engine.context_length(model.definition)
 
 
 def _are_alike(model: DesiredModel, replicas: list[ObservedReplica]) -> bool:
-    """Whether every engine that serves is as declared and has told its context, and all the same: else one may take
-    what another does not, or more than is declared."""
+    """Return whether all serving engines run the declared definition and report the same context length.
+
+    Otherwise, one may accept prompts that another refuses, or more than is declared.
+    """
     told = {replica.context_length if replica.id.spec_hash == model.spec_hash else None for replica in replicas}
     return len(told) == 1 and None not in told
 
 
 def _unloaded_reason(model: DesiredModel) -> str:
-    """Why it is not loaded, as clients are told; who unloaded it is not their business."""
+    """Return why the model is not loaded, for clients. They are not told which operator unloaded it."""
     return "an operator unloaded it" if model.statement.kind == "unload" else model.statement.reason
 
 
@@ -138,7 +140,7 @@ def _endpoint(engine: Engine, model: DesiredModel, replica: ObservedReplica, tok
 
 
 def build_keys(keys: Mapping[str, KeyDefinition]) -> tuple[Key, ...]:
-    """The keys as gateways are told them, in name order."""
+    """Return the API keys for the routing table, in name order."""
     return tuple(_key(name, keys[name]) for name in sorted(keys))
 
 

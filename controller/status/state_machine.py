@@ -1,7 +1,7 @@
-"""Which state may follow which. Pure.
+"""The legal transitions between published model states. Pure.
 
-What is observed may jump: between two looks an engine can fail, or a drain be revoked. What is published never does:
-each round publishes at most one legal step towards what is true, and the next round the next step.
+The true state may jump between two observations: an engine fails, or a drain is revoked. The published state never
+jumps; each round publishes at most one legal step towards the true state.
 """
 
 from __future__ import annotations
@@ -14,24 +14,27 @@ from controller.schema.status import ModelState, ModelStatus
 
 LEGAL: Final[Mapping[ModelState, frozenset[ModelState]]] = MappingProxyType(
     {
-        # An engine that nobody wants can come to light, such as one whose start was under way when it was called off.
+        # To unloading: an unwanted engine can appear, such as one whose start was under way when it was called off.
         ModelState.UNLOADED: frozenset({ModelState.LOADING, ModelState.UNLOADING}),
         ModelState.LOADING: frozenset({ModelState.LOADED, ModelState.FAILED, ModelState.UNLOADING}),
-        # A model whose engines were lost loads again, or has failed.
+        # To loading or failed: the model's engines were lost.
         ModelState.LOADED: frozenset({ModelState.UNLOADING, ModelState.LOADING, ModelState.FAILED}),
-        # An edit, or the way back to the files, can revoke an unload while engines still drain.
+        # To loaded or loading: an edit or a return to the files revokes an unload while engines still drain.
         ModelState.UNLOADING: frozenset({ModelState.UNLOADED, ModelState.LOADED, ModelState.LOADING}),
         ModelState.FAILED: frozenset({ModelState.LOADING, ModelState.UNLOADING, ModelState.UNLOADED}),
     }
 )
-"""By state, those that may be published next (seed 001, DESIGN.md §3)."""
+"""Published state to the states that may be published after it (seed 001, DESIGN.md §3)."""
 
 PASSING: Final = frozenset({ModelState.LOADING, ModelState.UNLOADING})
-"""States that may be shown on the way to another. Nothing is called loaded, unloaded or failed that is not."""
+"""States that may be published as a step towards another. The other states are published only while they are true."""
 
 
 def next_state(published: ModelState | None, true_state: ModelState) -> ModelState:
-    """The next state to publish on the shortest legal way to the true one; nothing published yet: the true one."""
+    """Return the state to publish next: the first step of the shortest legal path from `published` to `true_state`.
+
+    `published` None means that nothing was published yet; then the result is the true state.
+    """
     if published is None or published is true_state or true_state in LEGAL[published]:
         return true_state
     first_steps: dict[ModelState, ModelState] = {}
@@ -52,7 +55,10 @@ def next_state(published: ModelState | None, true_state: ModelState) -> ModelSta
 def publishable_statuses(
     published: Mapping[str, ModelState], statuses: Iterable[ModelStatus]
 ) -> tuple[ModelStatus, ...]:
-    """The statuses with the states that may be published now."""
+    """Return the statuses with each state replaced by the one that may be published now.
+
+    `published` maps models to their published states; a model that is missing there was never published.
+    """
     return tuple(
         status
         if (state := next_state(published.get(status.name), status.state)) is status.state

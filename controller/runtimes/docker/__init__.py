@@ -1,1 +1,1 @@
-"""Replicas as containers of a Docker daemon."""
+"""The runtime that runs replicas as containers of a Docker Engine."""

@@ -1,1 +1,1 @@
-"""Replicas as processes of this host."""
+"""The runtime that runs replicas as processes of this host."""
