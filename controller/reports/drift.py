@@ -226,8 +226,7 @@ def _undeclared_item(replica: ObservedReplica, reason: str, now: float) -> Drift
 def _differing_words(
     declared: Sequence[str], running: Sequence[str], redact: Callable[[str], str]
 ) -> tuple[list[JsonValue], list[JsonValue]]:
-    """Return the words of each command line that differ from the other one, with their flags and with secrets masked.
-    """
+    """Return the words of each command line that the other one lacks, with their flags and with secrets masked."""
     kept_places: tuple[set[int], set[int]] = (set(), set())
     for tag, a, b, c, d in difflib.SequenceMatcher(None, declared, running, autojunk=False).get_opcodes():
         if tag == "equal":

@@ -1,4 +1,4 @@
-"""The runtimes, and which one to use."""
+"""Runtimes: where replicas run, as containers or as processes. `open_runtime` chooses one by the settings."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ log = logging.getLogger(__name__)
 
 
 async def open_runtime(settings: ControllerSettings, instance: str) -> Runtime:
-    """The runtime that the settings name; `auto` is docker where a Docker Engine answers, else process.
+    """Open the runtime that the settings name. `auto` is docker if a Docker Engine answers, else process.
 
-    Raises RuntimeUnavailableError when docker is named and does not answer.
+    Raises RuntimeUnavailableError if docker is named and no Docker Engine answers.
     """
     if settings.runtime != "process":
-        # The Docker client costs 60 ms and 20 MB to import: only who uses it pays.
+        # Imported only where it is used: the Docker client takes 60 ms and 20 MB.
         from controller.runtimes.docker.runtime import open_docker
 
         try:

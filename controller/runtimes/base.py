@@ -1,4 +1,4 @@
-"""Where replicas run. The two implementations are the only files with side effects on engines."""
+"""The protocol of runtimes, which run replicas. Only its two implementations have side effects on engines."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from controller.state import HOST, Exit, Gpu, GpuDriver, Phase, PreflightResult,
 
 
 class RuntimeUnavailableError(Exception):
-    """The runtime itself does not answer (the Docker daemon is down). Its state is then unknown, not empty."""
+    """The runtime does not answer, say because the Docker daemon is down. What runs there is unknown, not empty."""
 
 
 class RuntimeGoneError(RuntimeUnavailableError):
-    """Nobody listens at the runtime's address: the runtime is not running, or it created a new socket under the same
+    """Nothing listens at the runtime's address: the runtime is not running, or it created a new socket under the same
     path."""
 
 
 class StartError(Exception):
-    """A start that failed before there was an engine to watch. The message is for the operator."""
+    """A start failed before an engine ran. The message is written for operators."""
 
     def __init__(self, message: str, *, permanent: bool = False) -> None:
+        """`permanent`: another start of the same definition cannot succeed."""
         super().__init__(message)
         self.permanent = permanent
 
 
 @dataclass(frozen=True, slots=True)
 class StartRequest:
-    """All that a runtime needs to start one replica."""
+    """Everything that a runtime needs to start one replica."""
 
     id: ReplicaId
     name: str
@@ -39,19 +40,19 @@ class StartRequest:
     served_name: str
     image: str | None
     token: str
-    """The replica's own; set in the engine's environment, never in labels, argv or logs."""
+    """The replica's own bearer token. It is set in the engine's environment, never in labels, argv or logs."""
     claims: Mapping[str, int] = field(default_factory=dict)
     """GPU uuid to MiB, and HOST to MiB of main memory."""
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """Uuids of the GPUs that the engine sees, and no others."""
+        """Uuids of the claimed GPUs. The engine must see these and no others."""
         return tuple(uuid for uuid in self.claims if uuid != HOST)
 
 
 @dataclass(frozen=True, slots=True)
 class SeenReplica:
-    """One replica of ours as the runtime sees it."""
+    """One replica of this instance as the runtime sees it. Times are Unix times in seconds."""
 
     id: ReplicaId
     name: str
@@ -59,93 +60,108 @@ class SeenReplica:
     created_at: float
     started_at: float | None = None
     base_url: str | None = None
-    """Where the controller and the gateway reach the engine; None until it has an address."""
+    """URL at which the controller and the gateways reach the engine; None until it has an address."""
     claims: Mapping[str, int] = field(default_factory=dict)
+    """The claims that the replica was started with: GPU uuid to MiB, and HOST to MiB of main memory."""
     exit: Exit | None = None
-    """Set when EXITED, with the engine's last log lines."""
+    """How the replica ended, with the engine's last log lines. Set if and only if the phase is EXITED."""
     image_id: str | None = None
     argv: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """What a replica would be started with now, to be compared with what it runs with."""
+    """What a running replica would be started with now, for comparison with what it was started with."""
 
     argv: tuple[str, ...]
     image_id: str | None = None
-    """Of the image that the reference names now; None: no image, or none is there."""
+    """Id of the image that the image reference names now. None: the runtime has no images, or the image is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogPart:
-    """Lines of a log, and where to go on. `cursor` means something to the runtime that made it only."""
+    """Some lines of a replica's log, and the position after them."""
 
     lines: tuple[str, ...]
     cursor: str
+    """Position to pass to the next `read_log_after`. Only the runtime that made it can interpret it."""
     running: bool
-    """False: nothing will follow."""
+    """False: the log has ended, and no more lines will follow."""
 
 
 class Runtime(Protocol):
-    """Starts, sees and ends replicas. Every method may raise RuntimeUnavailableError.
+    """Starts, lists and stops replicas. Every method may raise RuntimeUnavailableError.
 
-    Methods are idempotent: starting a name that exists, or stopping one that is gone, is no error. Replicas are
-    known by labels (docker) or records (process), never by what this process remembers; what does not carry this
-    instance's id is never listed, stopped or removed.
+    Methods are idempotent: it is no error to start a name that exists, or to stop one that is gone. A runtime finds
+    replicas by their labels (docker) or records (process), not from memory, so they survive a restart of the
+    controller. It never lists, stops or removes anything without this instance's id.
     """
 
     kind: str
+    """`docker` or `process`."""
 
     async def list_replicas(self) -> list[SeenReplica]:
-        """Every replica of this instance, in any phase."""
+        """Return every replica of this instance, in any phase."""
 
     async def check_preflight(self, model: str, definition: Definition, image: str | None) -> PreflightResult:
-        """Whether a replica could be started: files and image are there, the program exists. Starts nothing."""
+        """Check whether a replica could be started: model files, image and program exist. Starts nothing.
+
+        A check that fails does not raise; the result says why.
+        """
 
     async def pull_image(self, image: str) -> None:
-        """Fetch an image. Raises StartError with the registry's own reason."""
+        """Pull an image from its registry. Raises StartError with the registry's own reason."""
 
     async def start_replica(self, request: StartRequest) -> None:
-        """Start one replica; returns when the engine's process was started, long before it is ready."""
+        """Start one replica. Returns once the engine's process runs, long before the engine is ready.
+
+        Raises StartError, after which nothing of the replica is left.
+        """
 
     async def stop_replica(self, name: str, grace_s: float) -> None:
-        """End a replica (SIGTERM, after `grace_s` SIGKILL), its whole process group, and forget it."""
+        """End a replica and remove it: SIGTERM to its whole process group, SIGKILL after `grace_s` seconds."""
 
     async def remove_replica(self, name: str) -> None:
-        """Forget a replica that has ended or was never started; its log tail is kept on disk."""
+        """Remove a replica that has ended or was never started. The end of its log stays on disk."""
 
     async def read_log_tail(self, name: str, lines: int = 50) -> str:
-        """The engine's last log lines; empty when there are none."""
+        """Return the engine's last log lines; empty if there are none."""
 
     async def list_ended_logs(self, model: str) -> builtins.list[str]:
-        """Names of the model's replicas that are gone and whose logs are kept, the newest first."""
+        """Return the names of the model's removed replicas whose logs are kept, newest first."""
 
     async def read_log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
-        """What the engine wrote after `cursor`; at first (None) its last lines. None: no log of that name is known."""
+        """Return what the engine wrote after `cursor`. With None, return its last `lines` lines.
+
+        Returns None if no log of that replica is known.
+        """
 
     async def render_replica(self, replica: SeenReplica, definition: Definition, image: str | None) -> Rendered | None:
-        """What this replica would be started with now, on its own address; None: that cannot be said."""
+        """Return what a running replica would be started with now, at its present address; None if that is unknown."""
 
     async def read_gpus(self) -> tuple[Gpu, ...] | None:
-        """The host's GPUs that can be read, their processes with the replicas that they belong to.
+        """Return the host's GPUs that can be read. Their processes name the replicas that they belong to.
 
-        Empty: there are none; None: unknown (they were seen before and cannot be read now).
+        Empty: the host has none. None: unknown, since GPUs were read before and cannot be read now.
         """
 
     async def read_host_mib(self, name: str) -> int | None:
-        """Main memory that a running replica holds, in MiB, mapped model files included; None: that is not known."""
+        """Return the MiB of main memory that a running replica holds, including mapped model files; None: unknown."""
 
     def get_gpu_error(self) -> str | None:
-        """Why the last `gpus` was empty or unknown, as a sentence; None: there are figures, or nobody has asked yet."""
+        """Return why the last `read_gpus` found no GPU or failed, as a sentence.
+
+        None if it found GPUs, or was never called.
+        """
 
     def get_gpu_driver(self) -> GpuDriver | None:
-        """The NVIDIA driver by the last `gpus`; None: there is none, or it is not known."""
+        """Return the NVIDIA driver that the last `read_gpus` found; None: there is none, or it is not known."""
 
     def list_unread_gpus(self) -> tuple[UnreadGpu, ...]:
-        """The GPUs that the last reading left out, since nothing can be read of them. Each says why."""
+        """Return the GPUs that the last `read_gpus` left out because they cannot be read, each with the reason."""
 
     def watch_events(self) -> AsyncIterator[None]:
-        """Yields whenever something may have changed. Only a wakeup: what changed is read by `list`."""
+        """Yield whenever replicas may have changed. What has changed must be read by `list_replicas`."""
 
     async def close(self) -> None:
-        """Release connections. Engines run on."""
+        """Release connections. Engines go on running."""

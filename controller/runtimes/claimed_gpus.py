@@ -1,4 +1,4 @@
-"""Which GPUs a replica's claims name, as its engine sees them. Pure."""
+"""Finds the GPUs that a replica claims, and describes them for its engine. Pure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ def find_claimed_gpus(
     unread_reason: str | None,
     unread_gpus: tuple[UnreadGpu, ...] = (),
 ) -> tuple[Gpu, ...]:
-    """The GPUs of `gpus` that `claims` names, in PCI order, MIG instances of one GPU by their number.
+    """Return the GPUs that `claims` names, in PCI order, MIG instances of one GPU by their number.
 
-    `gpus` None: they cannot be read now, for `unread_reason`. `unread_gpus`: those that the reading left out.
+    `gpus` None means that no GPU can be read now, because of `unread_reason`. `unread_gpus` are those that the reading
+    left out.
 
     Raises:
-        StartError: A claimed GPU is not there, or nobody knows.
+        StartError: A claimed GPU does not exist, or cannot be read.
     """
     uuids = claims.keys() - {HOST}
     if not uuids:
@@ -35,14 +36,15 @@ def find_claimed_gpus(
 
 
 def describe_claims(claims: Mapping[str, int], claimed_gpus: tuple[Gpu, ...]) -> tuple[ClaimedGpu, ...]:
-    """The same GPUs in the words of an engine's command line."""
+    """Return the claimed GPUs, each with its claim and its memory in MiB, as command lines of engines need them."""
     return tuple(ClaimedGpu(gpu.uuid, claims[gpu.uuid], gpu.total_mib) for gpu in claimed_gpus)
 
 
 def visible_gpus(gpus: Sequence[Gpu], *, by_uuid: bool = False) -> dict[str, str]:
-    """CUDA sees these GPUs (by index, in PCI order) and MIG instances (by uuid) and no others; none hides all.
+    """Return the environment variables that make CUDA see exactly these GPUs, in PCI order. Empty `gpus` hides all.
 
-    `by_uuid`: their indices may be others to CUDA.
+    Whole GPUs are named by index, MIG instances by uuid. `by_uuid` names all by uuid; use it where CUDA may number GPUs
+    differently.
     """
     in_order = sorted(gpus, key=lambda gpu: (gpu.index, gpu.mig or 0))
     names = [str(gpu.index) if gpu.mig is None and not by_uuid else gpu.uuid for gpu in in_order]
@@ -50,8 +52,9 @@ def visible_gpus(gpus: Sequence[Gpu], *, by_uuid: bool = False) -> dict[str, str
 
 
 def is_wsl2(kernel_release: str, *, has_dxg: bool) -> bool:
-    """Whether this host is a virtual machine of WSL2, by its kernel, or by the device through which it has GPUs.
+    """Return whether this host is a virtual machine of WSL2, by its kernel's name or by its GPU device `/dev/dxg`.
 
-    There a container sees all GPUs, whichever it was given (docker/for-win#12677, NVIDIA/nvidia-container-toolkit#21).
+    On WSL2 a container sees all GPUs, whichever it was given (docker/for-win#12677,
+    NVIDIA/nvidia-container-toolkit#21).
     """
     return has_dxg or "microsoft" in kernel_release.lower()

@@ -1,4 +1,4 @@
-"""The ends of ended replicas' logs, of both runtimes: `<state>/logs/ended/<name>.log`."""
+"""Keeps the ends of removed replicas' logs, for both runtimes: `<state>/logs/ended/<name>.log`."""
 
 from __future__ import annotations
 
@@ -10,23 +10,26 @@ from controller.runtimes.naming import names_of
 from controller.storage.atomic_write import write_atomic
 
 KEPT_BYTES: Final = 64 * 1024
-"""Of an ended replica's log."""
+"""Bytes at the end of a replica's log that are kept."""
 KEPT_LOGS: Final = 50
-"""How many ended replicas' logs are kept; the oldest go first."""
+"""Number of logs that are kept, over all models. The oldest are deleted first."""
 
 log = logging.getLogger(__name__)
 
 
 class EndedLogs:
-    """The folder, readable by the controller's user alone. Names are not checked here: they are the callers' own."""
+    """The folder of kept logs. Only the controller's user may read it.
+
+    Replica names become file names unchecked, so callers must check names that come from outside.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def save_log(self, name: str, data: bytes) -> None:
-        """Keep the last part, from the start of a line; the oldest files go.
+        """Keep the last `KEPT_BYTES` of a log, from the start of a line, and delete the oldest kept logs.
 
-        Without success when the disk is full: that must not keep a replica from being forgotten.
+        A failed write, say on a full disk, is only logged: it must not prevent the removal of the replica.
         """
         if not data:
             return
@@ -39,24 +42,24 @@ class EndedLogs:
             path.unlink(missing_ok=True)
 
     def read_log(self, name: str) -> bytes | None:
-        """What was kept; None: nothing was."""
+        """Return the kept end of a replica's log; None if none was kept."""
         try:
             return self.log_path(name).read_bytes()
         except FileNotFoundError:
             return None
 
     def list_names(self, instance: str, model: str) -> list[str]:
-        """The model's replicas whose logs are kept, the newest first."""
+        """Return the names of the model's replicas whose logs are kept, newest first."""
         name_pattern = names_of(instance, model)
         return [path.stem for path in self._newest_first() if name_pattern.fullmatch(path.stem)]
 
     def highest_attempt(self) -> int:
-        """The highest number of an attempt whose log is kept; 0: none is."""
+        """Return the highest attempt number among the replicas whose logs are kept; 0 if there are none."""
         numbers = (path.stem.rpartition("-")[2] for path in self._folder.glob("*.log"))
         return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
     def log_path(self, name: str) -> Path:
-        """Where a replica's log is kept."""
+        """Return the path of a replica's kept log, whether or not it exists."""
         return self._folder / f"{name}.log"
 
     def _newest_first(self) -> list[Path]:
@@ -64,7 +67,7 @@ class EndedLogs:
         for path in self._folder.glob("*.log"):
             try:
                 times[path] = path.stat().st_mtime
-            except FileNotFoundError:  # it went meanwhile
+            except FileNotFoundError:  # deleted meanwhile
                 continue
         return sorted(times, key=times.__getitem__, reverse=True)
 

@@ -1,4 +1,4 @@
-"""By which path an engine reaches a model's files, where it sees the models folders elsewhere than the controller."""
+"""Translates model paths into the paths of engines, which may see the models folders at other places (containers)."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from controller.artifacts.read import list_files
 from controller.engines.base import FileCheck
 
 _MOST_LINKS: Final = 40
-"""Symbolic links on the way to one file, as Linux counts them (path_resolution(7))."""
+"""Symbolic links that Linux follows on the way to one file at most (path_resolution(7))."""
 _LOOKED_AT: Final = 10_000
-"""Files of one model that are looked at, at most."""
+"""Files of one model that are checked at most."""
 _OPENED: Final = (".bin", ".gguf", ".json", ".litertlm", ".model", ".onnx", ".safetensors")
-"""Endings of the files of a folder that engines open as a rule. What else a folder holds may lead anywhere."""
+"""Suffixes of the files in a model's folder that engines usually open. Links with other names are not checked."""
 
 Mounts = Mapping[Path, PurePosixPath]
-"""Models folder, without symbolic links, to where engines see it."""
+"""Models folder, with symbolic links resolved, to the path at which engines see it."""
 
 
 def mount_roots(roots: ModelRoots, targets: Sequence[PurePosixPath]) -> Mounts:
-    """Where engines see each of the models folders. `targets` are in the folders' order."""
+    """Return where engines see each models folder. `targets` has one path per folder, in the same order."""
     mounts: dict[Path, PurePosixPath] = {}
     for folder, target in zip(roots.resolve().folders, targets, strict=True):
         mounts.setdefault(folder, target)
@@ -33,10 +33,10 @@ def mount_roots(roots: ModelRoots, targets: Sequence[PurePosixPath]) -> Mounts:
 
 
 def find_engine_paths(roots: ModelRoots, paths: Iterable[str], mounts: Mounts | None = None) -> dict[str, str]:
-    """Model path to the path by which an engine reaches it. `mounts` None: engines see this file system as it is.
+    """Return the path by which an engine reaches each model path. Paths that cannot be located are left out.
 
-    A path that a symbolic link leads on from is the link's own where engines can follow it, for its name may tell
-    something (a set of split files), else its target's. A path that is refused is left out.
+    `mounts` None means that engines see the same file system as the controller. A symbolic link that engines can follow
+    is kept as it is, because its name may matter (a set of split files); for any other link, its target is used.
     """
     engine_paths: dict[str, str] = {}
     for path in paths:
@@ -49,8 +49,11 @@ def find_engine_paths(roots: ModelRoots, paths: Iterable[str], mounts: Mounts | 
 
 
 def find_broken_link(roots: ModelRoots, checks: Iterable[FileCheck], mounts: Mounts) -> str | None:
-    """What is wrong with the first symbolic link that leads the controller to a file, and engines to none: the field,
-    the path, what to do. None: there is none, or what is wrong is for others to say."""
+    """Return a description of the first symbolic link that the controller can follow and engines cannot; None if none.
+
+    The text names the definition's field, the path, and what to do. Files that are missing or unreadable are skipped,
+    since `controller.runtimes.model_files` reports them.
+    """
     for check in checks:
         try:
             located = locate_path(roots, check.path)
@@ -81,8 +84,11 @@ def _path_in_mounts(located: LocatedPath, mounts: Mounts) -> PurePosixPath:
 
 
 def is_reached_alike(path: Path, root: Path, mounts: Mounts) -> bool:
-    """Whether an engine that goes by this path below `root` comes to the same file as the controller: every symbolic
-    link on the way is relative and stays in its models folder, or leads into a folder that both see at one place."""
+    """Return whether a path below the models folder `root` leads an engine to the same file as the controller.
+
+    It does if every symbolic link on the way is relative and stays in its models folder, or leads into a models folder
+    that controller and engines see at the same path.
+    """
     current, remaining, links = root, list(path.relative_to(root).parts), 0
     while remaining:
         part = remaining.pop(0)
@@ -115,8 +121,10 @@ def is_reached_alike(path: Path, root: Path, mounts: Mounts) -> bool:
 
 
 def _enter_shared_root(parts: tuple[str, ...], mounts: Mounts) -> tuple[Path, list[str]] | None:
-    """The models folder that an absolute path leads into, and what is left of the path below it. None: into none that
-    controller and engines see at the same place."""
+    """Return the models folder that contains an absolute path, and the parts of the path below that folder.
+
+    None if no models folder that controller and engines see at the same path contains it.
+    """
     for root, target in mounts.items():
         count = len(root.parts)
         if str(root) == str(target) and parts[:count] == root.parts:
@@ -133,5 +141,5 @@ def _find_broken_file(located: LocatedPath, check: FileCheck, mounts: Mounts) ->
         return next((file for file in files if not is_reached_alike(file, root, mounts)), None)
     files = list_files(located.path)
     if len(files) == 1 and not check.beside:
-        return None  # where the link cannot be followed, the engine is given what it names
+        return None  # an engine that cannot follow the link is given the path of its target
     return next((file for file in files if not is_reached_alike(file, located.root, mounts)), None)

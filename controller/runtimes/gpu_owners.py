@@ -1,4 +1,4 @@
-"""Which processes on GPUs belong to which replica."""
+"""Finds the replicas to which processes on GPUs belong."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ log = logging.getLogger(__name__)
 
 
 class GpuOwners:
-    """Names the replicas of processes. `ask` tells the processes of each replica, by name; it is asked only when there
-    is a process that was not there before.
+    """Remembers the replica of each process that holds GPU memory.
 
-    A process keeps its owner as long as it holds memory, also when its replica is gone.
+    A process keeps its replica as long as it holds memory, even after that replica is gone.
     """
 
     def __init__(self, ask: Callable[[], Awaitable[Mapping[str, Collection[int]]]]) -> None:
+        """`ask` returns the process ids of each replica, by its name. It is called only when a new process appears."""
         self._read_processes = ask
         self._owners: dict[int, str | None] = {}
 
     async def name_owners(self, gpus: tuple[Gpu, ...] | None) -> tuple[Gpu, ...] | None:
-        """The same GPUs, their processes with the replicas that they belong to."""
+        """Return the GPUs with the replica filled in for each process. None for None."""
         if gpus is None:
             return None
         pids = {process.pid for gpu in gpus for process in gpu.processes or ()}

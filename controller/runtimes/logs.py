@@ -1,7 +1,7 @@
-"""Parts of a log for somebody who follows it: whole lines, and where to go on. Pure.
+"""Cuts logs into parts for clients that follow them: whole lines, and the position after them. Pure.
 
-A place is known by its offset while the log stays where it is. Once it was cut or moved, only its content tells where
-one was: a digest of the last bytes that were given.
+While a log file stays in place, an offset is enough as the position. Once the file was truncated or moved, the position
+is found by content: by a digest of the last bytes that the client was given.
 """
 
 from __future__ import annotations
@@ -14,15 +14,20 @@ from typing import Final
 from controller.runtimes.base import LogPart
 
 PART_BYTES: Final = 256 * 1024
-"""Most that is given at a time."""
+"""Bytes of a log that one part holds at most."""
 TAIL_BYTES: Final = 8 * 1024
+"""Bytes that the tail of a log may always have, however few its lines are."""
 TAIL_LINES: Final = 50
+"""Lines in the tail of a log if the caller does not say how many."""
 EXIT_LINES: Final = 400
-"""Lines that tell of an end: vLLM repeats the traceback of a child in each of its processes."""
+"""Lines in the tail of an ended engine's log. Many, because vLLM repeats a child's traceback in each process."""
 _LINE_BYTES: Final = 160
+"""Bytes that a line of a tail may have on average."""
 
 _CONTEXT_BYTES: Final = 256
+"""Bytes at the end of a part that a `LogMark` remembers."""
 _LONGEST_CONTEXT: Final = 1024
+"""Bytes that a `LogMark` remembers at most, over several short parts."""
 _CONTROL: Final = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
     r"|\x1b\][^\x07\x1b]*(\x07|\x1b\\)"  # OSC: titles, links
@@ -32,14 +37,14 @@ _CONTROL: Final = re.compile(
 
 
 def plain_lines(data: bytes) -> list[str]:
-    """Lines as text: no terminal codes, a progress bar as its last state."""
+    """Decode the lines of a log, without terminal control codes. Of a progress bar, only the last state remains."""
     text = _CONTROL.sub("", data.decode(errors="replace").replace("\r\n", "\n"))
     lines = text.removesuffix("\n").split("\n") if text else []
     return [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in lines]
 
 
 def last_lines(data: bytes, count: int) -> tuple[str, ...]:
-    """The last lines as text, without the empty ones at the end."""
+    """Return the last `count` lines as `plain_lines`, not counting empty lines at the end."""
     lines = plain_lines(data)
     while lines and not lines[-1]:
         lines.pop()
@@ -47,21 +52,20 @@ def last_lines(data: bytes, count: int) -> tuple[str, ...]:
 
 
 def plain_tail(data: bytes, lines: int = TAIL_LINES) -> str:
-    """The last lines as text: no terminal codes, a progress bar as its last state, and not much longer than lines
-    usually are."""
+    """Return the last `lines` lines as one text, cleaned as by `plain_lines` and at most `tail_bytes(lines)` long."""
     tail = "\n".join(last_lines(data, lines)).encode()[-tail_bytes(lines) :]
     return tail.decode(errors="ignore")
 
 
 def tail_bytes(lines: int) -> int:
-    """How long so many lines may be together."""
+    """Return how many bytes a tail of `lines` lines may have."""
     return max(TAIL_BYTES, lines * _LINE_BYTES)
 
 
 def whole_lines(data: bytes, *, has_ended: bool, max_bytes: int = PART_BYTES) -> bytes:
-    """The first `max_bytes`, up to the end of a line.
+    """Return at most the first `max_bytes` of a log, up to the end of a line. A longer line is cut.
 
-    What follows it is given later, unless the log has ended (`has_ended`). A line longer than `max_bytes` is cut.
+    An unfinished last line is left for a later part, unless the log has ended (`has_ended`).
     """
     part = data[:max_bytes]
     if has_ended and len(part) == len(data):
@@ -72,43 +76,48 @@ def whole_lines(data: bytes, *, has_ended: bool, max_bytes: int = PART_BYTES) ->
 
 @dataclass(frozen=True, slots=True)
 class LineDigest:
-    """So many bytes, with this checksum."""
+    """Length and CRC-32 of some bytes of a log, by which they are recognized later."""
 
     size: int = 0
     checksum: int = 0
 
     @classmethod
     def of(cls, data: bytes) -> LineDigest:
-        """Of these bytes."""
+        """Return the digest of these bytes."""
         return cls(len(data), zlib.crc32(data))
 
     def ends_at(self, data: bytes, end: int) -> bool:
-        """Whether these are the bytes before a place."""
+        """Return whether the digested bytes are those in `data` that end at offset `end`."""
         return end >= self.size and zlib.crc32(data[end - self.size : end]) == self.checksum
 
 
 @dataclass(frozen=True, slots=True)
 class LogMark:
-    """What was given last: some of it, and its last line."""
+    """A position in a log, recognized by the content before it. The default is the position before the first byte."""
 
     context: LineDigest = field(default_factory=LineDigest)
+    """Digest of the last bytes before the position."""
     last_line: LineDigest = field(default_factory=LineDigest)
+    """Digest of the last line before the position."""
 
     @classmethod
     def of(cls, data: bytes) -> LogMark:
-        """The mark after these bytes."""
+        """Return the position after these bytes."""
         return cls(LineDigest.of(data[-_CONTEXT_BYTES:]), LineDigest.of(_last_line(data)))
 
     @classmethod
     def parse(cls, text: str) -> LogMark | None:
-        """None: it is no mark."""
+        """Parse the text that `str` made of a mark; None if it is not such a text."""
         match = re.fullmatch(r"(\d{1,4})-([0-9a-f]{1,8})-(\d{1,9})-([0-9a-f]{1,8})", text, re.ASCII)
         if match is None:
             return None
         return cls(LineDigest(int(match[1]), int(match[2], 16)), LineDigest(int(match[3]), int(match[4], 16)))
 
     def mark_after(self, data: bytes) -> LogMark:
-        """The mark after these bytes more: short parts are remembered together, since one alone may occur twice."""
+        """Return the position after `data`, the bytes that follow this position.
+
+        A short part is digested together with the context before it, since a short part may occur twice in a log.
+        """
         size = self.context.size + len(data)
         if not data:
             return self
@@ -120,15 +129,16 @@ class LogMark:
         return "-".join(f"{each.size}-{each.checksum:x}" for each in (self.context, self.last_line))
 
     def rest_of(self, data: bytes) -> bytes:
-        """What comes after what was given last; all of it where that is not in it any more, or nothing was given.
+        """Return the part of `data` after this position; all of it if the position is not found in it.
 
-        `data` begins with a whole line. Where it is not certain, something is left out rather than repeated.
+        `data` must begin with a whole line. If the position may be at several places, the last one counts, so that
+        lines may be skipped but never repeated.
         """
         if not self.context.size:
             return data
         line_ends = sorted({len(data), *(match.end() for match in re.finditer(b"\n", data))}, reverse=True)
         for end in line_ends:
-            # The data may begin in the middle of what is remembered: then the last line must do.
+            # If the data begins in the middle of the context, the last line alone must identify the position.
             is_context_known = end < self.context.size or self.context.ends_at(data, end)
             if is_context_known and self.last_line.ends_at(data, end):
                 return data[end:]
@@ -140,6 +150,9 @@ def _last_line(data: bytes) -> bytes:
 
 
 def ended_log_part(data: bytes, mark: LogMark | None, lines: int, cursor: str) -> LogPart:
-    """What is left to give of an ended replica's kept log, all at once. `mark` None: its last lines."""
+    """Return all that follows `mark` in the kept log of a removed replica. With None, return the last `lines` lines.
+
+    `cursor` becomes the part's cursor.
+    """
     text_lines = last_lines(data, lines) if mark is None else tuple(plain_lines(mark.rest_of(data)))
     return LogPart(text_lines, cursor, running=False)

@@ -1,4 +1,4 @@
-"""A model's files, looked at before an engine is: engines' own words for a wrong file are terse."""
+"""Checks a model's files before its engine starts, since engines' own messages about wrong files are terse."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ from controller.schema.desired import Definition
 GGUF_MAGIC: Final = b"GGUF"
 _LFS_POINTER: Final = b"version https://git-lfs"
 _LOOKED_AT: Final = 10_000
-"""Files that are searched at most for a name to suggest."""
+"""Files that are searched at most for a similar name to suggest."""
 
 
 def check_model(roots: ModelRoots, engine: Engine, definition: Definition) -> str | None:
-    """Return why a model must not start: files that are missing or unreadable, or code that its folder brings along.
-    None: it may start."""
+    """Return why a model must not start; None if it may.
+
+    Reasons are files that are missing, unreadable or of a wrong kind, and code in the model's folder that the
+    definition does not allow.
+    """
     problem = check_files(roots, engine.list_files(definition))
     return problem or _check_code(roots, engine.list_code_checks(definition))
 
@@ -49,7 +52,7 @@ def _check_code(roots: ModelRoots, checks: Sequence[CodeCheck]) -> str | None:
 
 
 def check_files(roots: ModelRoots, checks: Sequence[FileCheck]) -> str | None:
-    """What is wrong with the first file that is wrong: which field, which path, what to do. None: nothing is."""
+    """Return what is wrong with the first file that fails its check: field, path and what to do; None if all pass."""
     if checks and not any(folder.is_dir() for folder in roots.folders):
         return _describe_missing_roots(roots)
     for check in checks:
@@ -99,7 +102,8 @@ def _check(roots: ModelRoots, located: LocatedPath, check: FileCheck) -> str | N
 
 def _missing(located: LocatedPath, check: FileCheck) -> str:
     if located.path.is_symlink():
-        return f"is a symbolic link to {os.readlink(located.path)}, which does not exist"  # noqa: PTH115 - as it is written
+        # The link's text as it is written, which `Path.readlink` may change.
+        return f"is a symbolic link to {os.readlink(located.path)}, which does not exist"  # noqa: PTH115
     suggestion = _nearest(located, check)
     folders = (f"{root}{'' if root.is_dir() else ' (which does not exist)'}" for root in located.searched_roots)
     return f"is missing from {' and '.join(folders)}" + (f'; did you mean "{suggestion}"?' if suggestion else "")

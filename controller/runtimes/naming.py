@@ -10,7 +10,7 @@ from typing import Final
 from controller.state import ReplicaId
 
 LONGEST_NAME: Final = 63
-"""A DNS label (RFC 1035), which a container's name is on its network."""
+"""Characters of a replica's name at most. A container's name is a DNS label on its network (RFC 1035)."""
 
 _INSTANCE: Final = re.compile(r"[a-z0-9]{1,16}")
 _NAME: Final = re.compile(r"rh-[a-z0-9]{1,16}(-[a-z0-9]+)+")
@@ -21,9 +21,11 @@ _ATTEMPT_DIGITS: Final = 6
 
 
 def replica_name(instance: str, replica: ReplicaId) -> str:
-    """`rh-<instance>-<slug>-<index>-<hash8>-<attempt>`: a DNS label and a valid container name, at most 63 characters.
+    """Return `rh-<instance>-<slug>-<index>-<hash8>-<attempt>`, a DNS label and valid container name.
 
-    Where the slug does not hold the whole model name, it ends with a digest of it, so that `a.b` and `a-b` differ.
+    The slug is the model's name. If that is too long or has characters that a DNS label may not have, the slug is
+    changed and ends with a digest of the name, so that `a.b` and `a-b` differ. Raises ValueError for an invalid
+    instance.
     """
     if not _INSTANCE.fullmatch(instance):
         raise ValueError(f"instance {instance!r} is not 1 to 16 lower case letters and digits")
@@ -36,13 +38,16 @@ def replica_name(instance: str, replica: ReplicaId) -> str:
 
 
 def is_replica_name(instance: str, name: str) -> bool:
-    """Whether a text that somebody sent has the form of a name of this instance's replicas: no path, nothing long."""
+    """Return whether a text from outside has the form of a replica name of this instance.
+
+    Such a text is short and contains no path, so it can be used as a file name.
+    """
     has_prefix = name.startswith(f"rh-{instance}-") and len(name) <= LONGEST_NAME
     return has_prefix and _NAME.fullmatch(name) is not None
 
 
 def names_of(instance: str, model: str) -> re.Pattern[str]:
-    """Matches whole names of a model's replicas, whatever their index, spec hash and attempt."""
+    """Return a pattern that fully matches the names of a model's replicas, of any index, spec hash and attempt."""
     sample = replica_name(instance, ReplicaId(model, 0, "0" * 8, 0))
     return re.compile(re.escape(sample.removesuffix("-0-00000000-0")) + r"-\d+-[0-9a-f]{8}-\d+")
 
@@ -57,5 +62,5 @@ def _slug(model: str, max_length: int) -> str:
 
 
 def replica_token(secret: bytes, name: str) -> str:
-    """The replica's own bearer token, hex: HMAC-SHA256 of its name. Nothing needs to store it."""
+    """Return the replica's own bearer token, the HMAC-SHA256 of its name in hex. It can always be derived again."""
     return hmac.new(secret, name.encode(), hashlib.sha256).hexdigest()

@@ -1,7 +1,7 @@
-"""The host's GPUs, read through NVIDIA's management library.
+"""Reads the host's GPUs through NVIDIA's management library (NVML).
 
-`python -m controller.runtimes.nvml [--interval S]` prints one JSON line per reading: the probe container runs it where
-the library does not load in the controller.
+`python -m controller.runtimes.nvml [--interval S]` prints each reading as one JSON line. Where the library does not
+load in the controller, a probe container runs this command.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ import pynvml
 from controller.state import Gpu, GpuDriver, GpuProcess, UnreadGpu
 
 LINE_BYTES: Final = 8192
-"""Longest reading that is printed with its processes: Docker's log breaks longer lines than 16 KiB."""
+"""Characters up to which a reading is printed with its processes. Docker's log splits lines longer than 16 KiB."""
 
 _OWN_PIDS: Final = Path("/proc/self/ns/pid")
 _HOST_PIDS_INODE: Final = 0xEFFFFFFC
-"""PROC_PID_INIT_INO of include/linux/proc_ns.h: the name space in which the driver numbers processes."""
+"""Inode of the host's PID namespace, in which the driver numbers processes (PROC_PID_INIT_INO of
+include/linux/proc_ns.h)."""
 _WORDS: Final = {
     "LibRmVersionMismatch": "the NVIDIA driver's library and its kernel module are of different versions, as after an "
     "update: reboot, or reload the module",
@@ -38,7 +39,7 @@ _WORDS: Final = {
     "ResetRequired": "it must be reset, or the host rebooted",
     "NoPermission": "the driver does not let this user ask",
 }
-"""What an error of NVML means for who looks after the host."""
+"""Name of an NVML error to its meaning for the host's administrator."""
 _BRANDS: Final = {
     pynvml.NVML_BRAND_UNKNOWN: "unknown",
     pynvml.NVML_BRAND_QUADRO: "quadro",
@@ -58,19 +59,19 @@ _BRANDS: Final = {
     pynvml.NVML_BRAND_GEFORCE_RTX: "geforcertx",
     pynvml.NVML_BRAND_TITAN_RTX: "titanrtx",
 }
-"""A GPU's brand, as NVIDIA's container toolkit and the requirements of CUDA's images call it."""
+"""NVML's brand of a GPU to the name that NVIDIA's container toolkit and the requirements of CUDA images use."""
 _DRIVER_ERRORS: Final = ("Uninitialized", "DriverNotLoaded", "LibraryNotFound", "LibRmVersionMismatch")
-"""Errors of NVML that are about the whole driver, whichever GPU was asked about."""
+"""NVML errors that concern the whole driver, even if a single GPU was queried."""
 
 log = logging.getLogger(__name__)
 
 _PciAddress = tuple[int, int, int]
-"""Domain, bus, device."""
+"""PCI domain, bus and device."""
 
 
 @dataclass(frozen=True, slots=True)
 class _GpuNames:
-    """What a GPU is known by, also when it does not answer any more. None: not known."""
+    """Address and uuid of a GPU, remembered for when it no longer answers. None: not known."""
 
     pci: _PciAddress | None = None
     uuid: str | None = None
@@ -82,14 +83,14 @@ class _GpuNames:
 
 @dataclass(frozen=True, slots=True)
 class _GpuFailure:
-    """A GPU that a reading leaves out, and NVML's own error."""
+    """A GPU that a reading leaves out, with NVML's error."""
 
     gpu: UnreadGpu
     error: Exception
 
 
 def _sort_by_pci(names: Mapping[int, _GpuNames]) -> list[int]:
-    """NVML's numbers of GPUs in PCI order. A GPU whose address is not known stays where NVML has it."""
+    """Return NVML's numbers of the GPUs in PCI order. A GPU whose address is not known keeps NVML's position."""
     addresses = {number: each.pci for number, each in names.items() if each.pci is not None}
     numbers = sorted(addresses, key=addresses.__getitem__)
     for number in sorted(names.keys() - addresses.keys()):
@@ -98,7 +99,7 @@ def _sort_by_pci(names: Mapping[int, _GpuNames]) -> list[int]:
 
 
 def sees_host_pids() -> bool:
-    """Whether a process has the same number here as for the driver."""
+    """Return whether this process is in the host's PID namespace, so that process ids of the driver are valid here."""
     try:
         return _OWN_PIDS.stat().st_ino == _HOST_PIDS_INODE
     except OSError:
@@ -106,11 +107,10 @@ def sees_host_pids() -> bool:
 
 
 class NvmlReader:
-    """Reads GPUs; remembers whether it ever could, since only then a failure means "unknown". Thread-safe.
+    """Reads the host's GPUs. Thread-safe.
 
-    `library` is pynvml (nvidia-ml-py), or what offers the same functions and errors. `host_pids`: whether the process
-    numbers that it tells are those of this process's surroundings; None: found out. `read_host_memory` gives `total`
-    and `available` of main memory in bytes.
+    It remembers whether a reading ever succeeded: only then a failure means that the GPUs are unknown, and not that
+    there are none.
     """
 
     def __init__(
@@ -120,6 +120,13 @@ class NvmlReader:
         host_pids: bool | None = None,
         read_host_memory: Callable[[], Any] = psutil.virtual_memory,
     ) -> None:
+        """Create a reader; it loads the library at the first reading.
+
+        Args:
+            library: pynvml (nvidia-ml-py), or an object with the same functions and errors.
+            host_pids: Whether process ids of the driver are valid in this process; None: find out.
+            read_host_memory: Returns `total` and `available` of main memory in bytes.
+        """
         self._nvml = library
         self._read_host_memory = read_host_memory
         self._host_pids = sees_host_pids() if host_pids is None else host_pids
@@ -127,18 +134,18 @@ class NvmlReader:
         self._is_open = False
         self._has_worked = False
         self._names: dict[int, _GpuNames] = {}
-        """By NVML's own number of a GPU."""
+        """The GPUs' names, by NVML's own number."""
         self.unread_gpus: tuple[UnreadGpu, ...] = ()
-        """The GPUs that the last reading left out; those of a failed reading, if it failed for them."""
+        """The GPUs that the last reading left out because they cannot be read. If none could be read, all of them."""
         self.error: str | None = None
-        """Why the last reading failed; None: it did not."""
+        """Why the last reading failed; None: it succeeded."""
         self.absence: str | None = None
         """Why the last reading found no GPU; None: it found one, or failed."""
         self.driver: GpuDriver | None = None
         """The driver that the last reading found; None: it found none, or failed."""
 
     def read_gpus(self) -> tuple[Gpu, ...] | None:
-        """The GPUs in PCI order, whose `index` is CUDA's with CUDA_DEVICE_ORDER=PCI_BUS_ID.
+        """Return the GPUs in PCI order. Their `index` is CUDA's with CUDA_DEVICE_ORDER=PCI_BUS_ID.
 
         A GPU in MIG mode is represented by its instances. One that cannot be read is left out, and is among
         `unread_gpus`; the indices of the others stay as they are. Empty: there is no driver, or no GPU. None: there
@@ -156,14 +163,14 @@ class NvmlReader:
             if failures and not gpus:
                 return self._record_failure(failures[0].error)
             if failures:
-                # A GPU that is held open cannot be reset, and a library that begins anew sees one that was.
+                # Close the library: a GPU that is held open cannot be reset, and only a new session sees a reset one.
                 self._shut()
             self._has_worked, self.error, self.absence = True, None, absence
             return gpus
 
     @property
     def reason(self) -> str | None:
-        """Why the last reading has no figures, as a sentence; None: it has, or there was none."""
+        """Why the last reading found no GPU or failed, as a sentence; None: it found GPUs, or there was no reading."""
         return self.absence if self.error is None else f"the GPUs cannot be read now: {self.error}"
 
     def close(self) -> None:
@@ -172,13 +179,13 @@ class NvmlReader:
             self._shut()
 
     def _read(self) -> tuple[tuple[Gpu, ...], list[_GpuFailure]]:
-        """The GPUs that can be read, and those that cannot. Raises NVMLError where the driver does not answer."""
+        """Return the GPUs that can be read, and those that cannot. Raises NVMLError if the driver does not answer."""
         if not self._is_open:
             self._nvml.nvmlInit()
             self._is_open = True
         count = self._nvml.nvmlDeviceGetCount()
         if count != len(self._names):
-            # NVML numbers GPUs anew when there are more or fewer of them.
+            # NVML renumbers GPUs when their number changes.
             self._names = dict.fromkeys(range(count), _GpuNames())
         handles, errors = self._open_gpus()
         gpus: list[Gpu] = []
@@ -195,7 +202,7 @@ class NvmlReader:
         return tuple(gpus), failures
 
     def _open_gpus(self) -> tuple[dict[int, Any], dict[int, Exception]]:
-        """By NVML's own number: the handles, and the errors of the GPUs that have none. Learns the GPUs' names."""
+        """Open all GPUs and learn their names. Return handles, and errors of those that fail, by NVML's own number."""
         handles: dict[int, Any] = {}
         errors: dict[int, Exception] = {}
         for number in self._names:
@@ -211,13 +218,13 @@ class NvmlReader:
     def _read_whole_or_instances(
         self, index: int, handle: Any, names: _GpuNames
     ) -> tuple[list[Gpu], list[_GpuFailure]]:
-        # Nothing runs on a GPU in MIG mode itself.
+        # In MIG mode, engines run only on the GPU's instances.
         if self._in_mig_mode(handle):
             return self._read_instances(index, handle, names.pci)
         return [self._read_gpu(index, handle)], []
 
     def _leave_out(self, index: int, names: _GpuNames, error: Exception, mig: int | None = None) -> _GpuFailure:
-        """What is told of a GPU that cannot be read. Raises `error` where it is about the whole driver."""
+        """Return the record of a GPU that cannot be read. Raises `error` if it concerns the whole driver."""
         if isinstance(error, tuple(getattr(self._nvml, f"NVMLError_{name}") for name in _DRIVER_ERRORS)):
             raise error
         return _GpuFailure(UnreadGpu(index, self._explain_error(error), names.uuid, names.pci_address, mig), error)
@@ -294,7 +301,7 @@ class NvmlReader:
             index=index,
             name=self._nvml.nvmlDeviceGetName(handle),
             total_mib=total // 2**20,
-            # What is not free is used: drivers disagree about where the part that they reserve is counted.
+            # Total minus free, because drivers disagree on whether the memory they reserve counts as used.
             used_mib=(total - free) // 2**20,
             utilization_percent=self._read_utilization(handle),
             processes=self._read_processes(handle),
@@ -334,14 +341,14 @@ class NvmlReader:
             *(nvml.NVMLError_FunctionNotFound, nvml.NVMLError_InsufficientSize),
         )
         try:
-            # By version: without one, the library turns what old drivers lack into an error that is not one of NVML's.
+            # The versioned name: with an old driver, the plain one raises an error that is not one of NVML's.
             running_processes = list(nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle))
         except silent_errors:
             return None
-        with contextlib.suppress(*silent_errors):  # not every GPU draws, nor does a MIG instance
+        with contextlib.suppress(*silent_errors):  # not supported by every GPU, nor by MIG instances
             running_processes += nvml.nvmlDeviceGetGraphicsRunningProcesses_v3(handle)
         mib_by_pid: dict[int, int | None] = {}
-        for each in running_processes:  # one that computes and draws is in both, with all that it has
+        for each in running_processes:  # a process in both lists has all its memory in each
             mib = None if each.usedGpuMemory is None else each.usedGpuMemory // 2**20
             mib_by_pid[each.pid] = max(
                 (known_mib for known_mib in (mib, mib_by_pid.get(each.pid)) if known_mib is not None), default=None
@@ -350,7 +357,7 @@ class NvmlReader:
         return tuple(GpuProcess(pid, mib, _name_of(pid)) for pid, mib in largest_first)
 
     def _read_own_memory(self, handle: Any) -> Any:
-        """None: the GPU has no memory of its own."""
+        """Return NVML's memory info; None if the GPU has no memory of its own."""
         try:
             memory = self._read_memory(handle)
         except self._nvml.NVMLError_NotSupported:
@@ -364,7 +371,7 @@ class NvmlReader:
             return self._nvml.nvmlDeviceGetMemoryInfo(handle)
 
     def _read_unified_memory(self) -> tuple[int, int]:
-        """Total and available bytes of main memory: the kernel gives a GPU what it could give a process."""
+        """Return total and available bytes of main memory, which such a GPU shares with processes."""
         memory = self._read_host_memory()
         return memory.total, memory.available
 
@@ -378,18 +385,21 @@ class NvmlReader:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One line of the probe. `gpus` None: unknown; empty: there are none. `error` says why.
-
-    `driver` None: there is none, it is unknown, or the probe is of a version that does not tell it.
-    """
+    """One reading of the GPUs, which the probe container prints as one line."""
 
     gpus: tuple[Gpu, ...] | None
+    """Empty: there are none. None: unknown, since they cannot be read now."""
     error: str | None = None
+    """Why `gpus` is empty or None; None: it is neither."""
     driver: GpuDriver | None = None
+    """None: there is no driver, it is unknown, or the probe's version does not report it."""
     unread_gpus: tuple[UnreadGpu, ...] = ()
 
     def to_line(self) -> str:
-        """As the probe prints it, without the line's end. A line that would be too long goes without processes."""
+        """Return the reading as one line of JSON, without a newline.
+
+        A line longer than `LINE_BYTES` is returned without the GPUs' processes.
+        """
         line = json.dumps(asdict(self), separators=(",", ":"))
         if len(line) <= LINE_BYTES or self.gpus is None:
             return line
@@ -398,7 +408,10 @@ class Reading:
 
     @classmethod
     def from_line(cls, line: str) -> Reading:
-        """Raises ValueError when it is no reading. What another version says beyond it is passed over."""
+        """Parse a line of `to_line`. Unknown fields of another version are ignored.
+
+        Raises ValueError if the line is not a reading.
+        """
         try:
             content = json.loads(line)
             gpus = None if content["gpus"] is None else tuple(_gpu_of(each) for each in content["gpus"])
@@ -433,11 +446,11 @@ def _name_of(pid: int) -> str | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print readings until whoever reads them is gone."""
+    """Print one reading, or with `--interval` readings until the pipe's reader closes it. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m controller.runtimes.nvml", description="Read the host's GPUs.")
     parser.add_argument("--interval", type=float, metavar="S", help="seconds between readings; default: read once")
     interval = parser.parse_args(argv).interval
-    # As a container's first process, it would not hear SIGTERM otherwise.
+    # As a container's first process, it would ignore SIGTERM without a handler.
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(0))
     reader = NvmlReader()
     while True:
@@ -447,7 +460,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.write(reading.to_line() + "\n")
             sys.stdout.flush()
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout again at exit
             return 0
         if interval is None:
             return 0

@@ -1,4 +1,4 @@
-"""One Docker daemon, reached through docker-py from threads that nobody else uses."""
+"""The connection to one Docker daemon: docker-py, run in threads of its own."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from docker.utils import kwargs_from_env, version_lt
 from controller.runtimes.base import RuntimeGoneError, RuntimeUnavailableError
 
 OLDEST_API: Final = "1.41"
-"""Docker Engine 20.10."""
+"""Oldest version of the Docker Engine API that is supported, that of Docker Engine 20.10."""
 NEWEST_API: Final = DEFAULT_DOCKER_API_VERSION
-"""What the library was written for."""
+"""Newest version of the API that is spoken, the one that docker-py was written for."""
 DEFAULT_URL: Final = "unix:///var/run/docker.sock"
+"""Address of the daemon if neither the caller nor DOCKER_HOST names one."""
 
 _WORDS: Final[Mapping[int, str]] = {
     errno.ENOENT: "there is no such socket: is Docker installed, and running?",
@@ -40,7 +41,7 @@ log = logging.getLogger(__name__)
 class DaemonRefusedError(RuntimeUnavailableError):
     """The daemon answered with an error. `status` is the HTTP status, `message` the daemon's own sentence.
 
-    Who expects it catches it; uncaught, it means that the daemon does not do its work.
+    Code that expects a refusal catches it. Uncaught, it counts as a daemon that does not work.
     """
 
     def __init__(self, status: int, message: str) -> None:
@@ -50,10 +51,10 @@ class DaemonRefusedError(RuntimeUnavailableError):
 
 
 class Daemon:
-    """A way to one daemon: a client that connects on first use, and a bounded number of threads.
+    """A client of one Docker daemon, which connects at the first call and uses at most `threads` threads.
 
-    Every request has the same timeout, and a call that must wait for a thread waits no longer than that twice over:
-    a daemon that hangs costs its own callers time, nobody else a thread, and the program's end nothing.
+    Every request to the daemon times out after `timeout_s` seconds, and every call, including its wait for a thread,
+    after twice that. So a daemon that hangs delays its own callers only, and never the end of the program.
     """
 
     def __init__(self, url: str | None, *, timeout_s: float, threads: int) -> None:
@@ -67,11 +68,15 @@ class Daemon:
 
     @property
     def url(self) -> str:
-        """Where the daemon is looked for."""
+        """Address of the daemon."""
         return self._url or os.environ.get("DOCKER_HOST") or DEFAULT_URL
 
     async def call(self, work: Callable[[docker.APIClient], T]) -> T:
-        """Run `work` with the client in a thread. Raises RuntimeUnavailableError; RefusedError is one of its kind."""
+        """Run `work` with the client in a thread, and return its result.
+
+        Raises RuntimeUnavailableError if the daemon does not answer, and its subclass DaemonRefusedError if the daemon
+        answers with an error.
+        """
         try:
             async with asyncio.timeout(2 * self._timeout_s):
                 await self._free_threads.acquire()
@@ -80,7 +85,7 @@ class Daemon:
             raise RuntimeUnavailableError(f"the Docker daemon at {self.url} does not answer: it hangs") from None
 
     def run(self, work: Callable[[docker.APIClient], T]) -> T:
-        """Run `work` in this thread, its errors as those of `call`."""
+        """Run `work` with the client in the calling thread. Raises the same errors as `call`."""
         try:
             return work(self._get_client())
         except APIError as error:
@@ -90,7 +95,7 @@ class Daemon:
             raise self._unavailable(error) from error
 
     def connect(self) -> docker.APIClient:
-        """A client of its own for whoever calls; blocks. Errors are the library's."""
+        """Return a new client, which the caller must close. Blocks. Raises the errors of docker-py."""
         settings: dict[str, Any] = {"base_url": self._url} if self._url else dict(kwargs_from_env())
         settings.update(timeout=self._timeout_s, max_pool_size=self._threads)
         client = docker.APIClient(**settings, version=NEWEST_API)
@@ -105,7 +110,7 @@ class Daemon:
         return docker.APIClient(**settings, version=version)
 
     def close(self) -> None:
-        """Release the connections. No call works afterwards."""
+        """Release the connections. Later calls raise RuntimeUnavailableError."""
         self._closed = True
         self._disconnect()
 
@@ -118,7 +123,7 @@ class Daemon:
             return self._client
 
     def _disconnect(self) -> None:
-        # A daemon that comes back may speak another version of the API, so the next call negotiates anew.
+        # A daemon that comes back may speak another version of the API, so the next call negotiates it again.
         with self._lock:
             client, self._client = self._client, None
         if client is not None:
@@ -131,12 +136,15 @@ class Daemon:
 
 
 def refused_error_of(error: APIError) -> DaemonRefusedError:
-    """The daemon's refusal as one of ours."""
+    """Convert docker-py's error about a refused request."""
     return DaemonRefusedError(error.status_code or 0, (error.explanation or str(error)).strip())
 
 
 def negotiate_version(server: Mapping[str, Any]) -> str:
-    """The API version to speak, by what `GET /version` says. Raises RuntimeUnavailableError when there is none."""
+    """Choose the API version to speak with a daemon. `server` is its answer to `GET /version`.
+
+    Raises RuntimeUnavailableError if the daemon is too old, or is no Docker daemon.
+    """
     newest, oldest = str(server.get("ApiVersion", "")), str(server.get("MinAPIVersion") or OLDEST_API)
     if not newest:
         raise RuntimeUnavailableError("what answers is not a Docker daemon: it names no API version")
@@ -150,7 +158,7 @@ def negotiate_version(server: Mapping[str, Any]) -> str:
 
 
 def plain_reason(error: BaseException) -> str:
-    """Why a daemon could not be reached, in plain words where the operating system's reason is a known one."""
+    """Return why a daemon could not be reached, in plain words for the common errors of the operating system."""
     for each in _causes_of(error):
         if isinstance(each, OSError) and each.errno is not None and each.errno in _WORDS:
             return _WORDS[each.errno]
@@ -160,7 +168,7 @@ def plain_reason(error: BaseException) -> str:
 
 
 def _causes_of(error: BaseException) -> Iterator[BaseException]:
-    """`error`, and what it was raised from. The library wraps a reason as a cause, as a context, or as an argument."""
+    """Yield `error` and all errors behind it, which libraries attach as a cause, a context or an argument."""
     seen_ids: set[int] = set()
     pending_errors: list[BaseException] = [error]
     while pending_errors:
@@ -174,9 +182,10 @@ def _causes_of(error: BaseException) -> Iterator[BaseException]:
 
 
 async def copy_detached(work: Callable[[], T], name: str, *, on_end: Callable[[], None] | None = None) -> T:
-    """Run `work` in a thread of its own that does not keep the program from ending.
+    """Run `work` in a new daemon thread, which does not delay the end of the program, and return its result.
 
-    `on_end` is called in the event loop when the thread is done, which is later than this returns if it is cancelled.
+    `on_end` is called in the event loop when the thread is done. If this call is cancelled, the thread goes on, and
+    `on_end` comes later. Raises RuntimeUnavailableError if the system gives no thread.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()

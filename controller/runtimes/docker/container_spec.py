@@ -1,4 +1,4 @@
-"""From a request and a rendered launch to the body of `POST /containers/create`. Pure.
+"""Builds the body of `POST /containers/create` from a start request and a rendered launch. Pure.
 
 Field names are those of the Docker Engine API, 1.41 (https://docs.docker.com/reference/api/engine/version/v1.41/).
 """
@@ -20,47 +20,49 @@ from controller.runtimes.docker.labels import CACHE_ROLE, own_labels, write_labe
 from controller.runtimes.docker.user import UserIdentity
 
 PORT: Final = 8000
-"""Where every engine listens, in its container."""
+"""Port on which every engine listens in its container."""
 MODELS: Final = PurePosixPath("/models")
-"""Where engines see the first models folder."""
+"""Path at which engines see the first models folder."""
 CACHE: Final = PurePosixPath("/cache")
+"""Path at which engines see the cache volume, with one folder per user."""
 PIDS_LIMIT: Final = 4096
-"""Processes and threads of one engine. vLLM on many cores has some hundreds."""
+"""Processes and threads that one engine may have. vLLM on many cores has some hundreds."""
 TMP_BYTES: Final = 2**30
+"""Size of an engine's `/tmp`, which is in memory."""
 
 _RESERVED_ENV: Final = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
-"""Which GPUs an engine sees follows from its claims and from nothing else."""
+"""Variables that a definition cannot set, because only claims decide which GPUs an engine sees."""
 _MIB: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class HostContext:
-    """What all containers of one runtime share."""
+    """What all containers of one runtime have in common."""
 
     instance: str
     network: str
     publishes_ports: bool
-    """True: engines are reached by a port on 127.0.0.1; false: by their container's name on the network."""
+    """True: engines are reached by a port on 127.0.0.1. False: by their container's name on the network."""
     models: Sequence[Mapping[str, Any] | None]
-    """Each models folder, in their order, as the daemon must be told of it: `Type` and `Source` of a mount. None: it is
-    not there now."""
+    """`Type` and `Source` of each models folder's mount, in the folders' order. None: the folder is missing now."""
     log_mib: int
+    """MiB of each engine's output that are kept."""
 
     @property
     def cache_volume(self) -> str:
-        """The volume that keeps what engines compile."""
+        """Name of the volume that keeps what engines compile and download."""
         return f"rh-{self.instance}-cache"
 
 
 def cache_dir(identity: UserIdentity) -> PurePosixPath:
-    """A user's own folder in the cache volume, as its engines see it."""
+    """Return the folder of a user in the cache volume, as the user's engines see it."""
     return CACHE / str(identity.uid)
 
 
 def models_targets(count: int) -> tuple[PurePosixPath, ...]:
-    """Where engines see so many models folders: `/models`, `/models-2`, and so on.
+    """Return the paths at which engines see `count` models folders: `/models`, `/models-2`, and so on.
 
-    Beside each other: inside a mount that is read-only Docker could make no folder for another one.
+    They are not nested, because Docker cannot create a folder for a mount inside a read-only mount.
     """
     return (MODELS, *(MODELS.with_name(f"{MODELS.name}-{number}") for number in range(2, count + 1)))
 
@@ -72,12 +74,12 @@ def render_context(
     gpus: tuple[ClaimedGpu, ...] = (),
     model_paths: Mapping[str, str] = MappingProxyType({}),
 ) -> RenderContext:
-    """The world as an engine in a container sees it."""
+    """Return the context in which an engine's command line is rendered for a container."""
     return RenderContext(
         runtime="docker",
         served_name=served_name,
         models_root=MODELS,
-        host="0.0.0.0",  # noqa: S104 - of the container; who reaches it is decided by its network
+        host="0.0.0.0",  # noqa: S104 - in the container, whose network decides who reaches it
         port=PORT,
         cache_dir=cache_dir(identity),
         images=images,
@@ -94,18 +96,21 @@ def container_config(
     now: float,
     gpu_env: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """The whole container: what it runs, and all that it may not do. `gpu_env` names its GPUs to CUDA, where more than
-    those are in the container."""
+    """Return the whole configuration of a replica's container: its program, and its restrictions.
+
+    `gpu_env` are the variables of `visible_gpus`; pass them where the container sees more GPUs than it may use. `now`
+    is a Unix time for the labels.
+    """
     assert launch.image is not None, "preflight refuses a definition without an image"
     config: dict[str, Any] = {
         "Image": launch.image,
-        # The engine's own program, not an image's wrapper: drift compares it word by word.
+        # The engine's own program, not the image's wrapper: drift compares the command line word by word.
         "Entrypoint": [launch.argv[0]],
         "Cmd": list(launch.argv[1:]),
         "Env": _environment(request, launch, identity, gpu_env),
         "User": identity.user,
         "Labels": write_labels(host.instance, request, now),
-        # The controller probes; an image's own check would run a program in the container every few seconds.
+        # The controller probes engines; the image's own check would run a program in the container every few seconds.
         "Healthcheck": {"Test": ["NONE"]},
         "HostConfig": _host_config(request, launch, identity, host),
     }
@@ -115,7 +120,10 @@ def container_config(
 
 
 def hardened_host_config(cap_add: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The restrictions that every container of ours has, as part of its HostConfig."""
+    """Return the part of HostConfig with the restrictions of every container that Roundhouse creates.
+
+    `cap_add` are capabilities to give back after all were dropped.
+    """
     return {
         "CapDrop": ["ALL"],
         "CapAdd": list(cap_add),
@@ -127,15 +135,15 @@ def hardened_host_config(cap_add: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def bounded_log(mib: int) -> dict[str, Any]:
-    """Two files that together hold at most `mib` MiB (2 at least), whatever the daemon's default driver is."""
+    """Return a LogConfig that keeps at most `mib` MiB (2 at least) in two files, whatever the daemon's default is."""
     return {"Type": "json-file", "Config": {"max-size": f"{max(1, mib // 2)}m", "max-file": "2"}}
 
 
 def cache_folder_archive(uid: int, gid: int) -> bytes:
-    """A tar with one folder, the user's own, to be unpacked in the cache volume.
+    """Return a tar archive that holds one empty folder, the user's own in the cache volume.
 
-    The daemon unpacks it into a container that has not started yet. So a volume that only root may write to serves any
-    user, without running anything as root, and whatever the image has in it.
+    The daemon unpacks the archive into a container that has not started yet. So any user can use a volume that only
+    root may write to, without a program that runs as root, and whatever the image holds.
     """
     folder = tarfile.TarInfo(str(uid))
     folder.type, folder.mode, folder.uid, folder.gid = tarfile.DIRTYPE, 0o700, uid, gid
@@ -152,16 +160,16 @@ def _environment(
     env = {
         "HOME": home,
         "XDG_CACHE_HOME": home,
-        # Libraries ask for the user's name, and /etc/passwd does not know every number.
+        # Libraries ask for the user's name, which /etc/passwd of an image lacks for most user ids.
         "USER": "roundhouse",
         "LOGNAME": "roundhouse",
         **launch.env,
     }
     if launch.token_env is not None:
         env[launch.token_env] = request.token
-    # A word without "=" removes the image's own variable. With claims the daemon's GPU driver sets the other one.
+    # An entry without "=" removes the image's variable. With claims, NVIDIA_VISIBLE_DEVICES is set by the daemon.
     variables = [f"{key}={value}" for key, value in env.items() if key not in _RESERVED_ENV]
-    # CUDA's own order is by speed, and what is rendered by GPU is in the order of PCI.
+    # By default CUDA orders GPUs by speed; command lines are rendered in PCI order.
     gpu_variables = ["CUDA_DEVICE_ORDER=PCI_BUS_ID"] if request.gpus else ["NVIDIA_VISIBLE_DEVICES=void"]
     visible = gpu_env.get("CUDA_VISIBLE_DEVICES")
     return [
@@ -185,12 +193,12 @@ def _host_config(request: StartRequest, launch: Launch, identity: UserIdentity, 
     if launch.shm_bytes is not None:
         config["ShmSize"] = launch.shm_bytes
     if request.definition.memory_mib is not None:
-        # With no swap beyond it: an engine that swaps is slower than one that is started again.
+        # Without swap: an engine that swaps is slower than one that is killed and started again.
         limit = request.definition.memory_mib * _MIB
         config.update(Memory=limit, MemorySwap=limit)
     if request.gpus:
         capabilities = get_engine(request.definition).gpu_capabilities
-        # One list: all of these. A list beside it would be another choice.
+        # The inner list means "all of these"; several inner lists would be alternatives.
         config["DeviceRequests"] = [{"DeviceIDs": sorted(request.gpus), "Capabilities": [["gpu", *capabilities]]}]
     return config
 
@@ -204,6 +212,6 @@ def _models_mounts(host: HostContext) -> list[dict[str, Any]]:
 
 
 def _cache_mount(host: HostContext) -> dict[str, Any]:
-    # NoCopy: else the first image's /cache would decide who may write to the volume.
+    # NoCopy: otherwise the /cache folder of the first image would decide who may write to the volume.
     options = {"NoCopy": True, "Labels": own_labels(host.instance, CACHE_ROLE)}
     return {"Type": "volume", "Source": host.cache_volume, "Target": str(CACHE), "VolumeOptions": options}

@@ -1,4 +1,4 @@
-"""What is done to one container, as blocking functions of a client. Only containers of ours are ever touched."""
+"""Finds, creates, starts and removes containers. Blocking. Only containers of this instance are ever changed."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ log = logging.getLogger(__name__)
 
 
 def labels_of(container: Inspected) -> Mapping[str, str]:
-    """A container's labels."""
+    """Return the labels of an inspected container."""
     return (container.get("Config") or {}).get("Labels") or {}
 
 
 def own_containers(client: docker.APIClient, instance: str) -> list[Inspected]:
-    """All containers of this instance, in any state, helpers among them."""
+    """Return all containers of this instance, in any state, including helpers such as the GPU probe."""
     containers: list[Inspected] = []
     for row in client.containers(all=True, filters={"label": own_filter(instance)}):
-        with suppress(NotFound):  # it went away in between
+        with suppress(NotFound):  # removed since it was listed
             containers.append(client.inspect_container(row["Id"]))
     return containers
 
 
 def find_replica(client: docker.APIClient, instance: str, name: str) -> Inspected | None:
-    """The replica of this name; None when there is none, or when what has the name is not ours to touch."""
+    """Return the replica's container of this name; None if there is none, or if it is no replica of this instance."""
     container = inspect_container(client, name)
     if container is None:
         return None
@@ -49,7 +49,7 @@ def find_replica(client: docker.APIClient, instance: str, name: str) -> Inspecte
 
 
 def inspect_container(client: docker.APIClient, name: str) -> Inspected | None:
-    """A container by its exact name or its id; None when there is none."""
+    """Return a container by its exact name or its id; None if there is none."""
     try:
         container: Inspected = client.inspect_container(name)
     except NotFound:
@@ -58,7 +58,7 @@ def inspect_container(client: docker.APIClient, name: str) -> Inspected | None:
 
 
 def is_own_replica(container: Inspected, instance: str) -> bool:
-    """Whether it is a replica of this instance, with labels that this version understands."""
+    """Return whether a container is a replica of this instance, with labels that this version can read."""
     labels = labels_of(container)
     if not is_own(labels, instance, REPLICA_ROLE):
         return False
@@ -70,15 +70,16 @@ def is_own_replica(container: Inspected, instance: str) -> bool:
 
 
 def create_container(client: docker.APIClient, name: str, config: Mapping[str, Any]) -> str:
-    """Create a container; its id."""
+    """Create a container, without starting it, and return its id."""
     response: Mapping[str, Any] = client.create_container_from_config(dict(config), name)  # type: ignore[no-untyped-call]
     return str(response["Id"])
 
 
 def start_replica(client: docker.APIClient, instance: str, name: str, config: Mapping[str, Any]) -> None:
-    """Create and start a replica; one that was created before is started, one that began is left as it is.
+    """Create and start a replica's container. One that was already created is only started; one that was already
+    started is left as it is.
 
-    Raises StartError, after which nothing of it is left.
+    Raises StartError. A container whose start the daemon refused is removed again.
     """
     container = _create_or_find(client, instance, name, config)
     if phase_of(container) is not Phase.CREATED:
@@ -96,14 +97,14 @@ def start_replica(client: docker.APIClient, instance: str, name: str, config: Ma
 
 
 def _make_cache_folder(client: docker.APIClient, container_id: str, uid: int, gid: int) -> None:
-    """The user's folder on the cache volume, which the instance's containers share."""
+    """Create the user's folder in the cache volume, which all containers of the instance share."""
     archive = cache_folder_archive(uid, gid)
     try:
         client.put_archive(container_id, str(CACHE), archive)
     except APIError as error:
         if "file exists" not in str(error.explanation):
             raise
-        # Another start made the folder between the daemon's look and its mkdir (seen on 20.10). Now it is there.
+        # Another start created the folder between the daemon's check and its mkdir (seen on 20.10). It exists now.
         client.put_archive(container_id, str(CACHE), archive)
 
 
@@ -130,7 +131,7 @@ def _find_by_name(client: docker.APIClient, instance: str, name: str, message: s
 
 
 def remove_container(client: docker.APIClient, container_id: str) -> None:
-    """Remove an ended container and its anonymous volumes. One that is gone, or going, is no error."""
+    """Remove an ended container and its anonymous volumes. Does nothing if it is gone or being removed already."""
     try:
         client.remove_container(container_id, v=True)
     except APIError as error:

@@ -1,11 +1,11 @@
-"""What an image asks of the host's NVIDIA driver, and whether the driver fulfils it. Pure.
+"""Checks whether the host's NVIDIA driver fulfils the requirements of an image. Pure.
 
-CUDA's images say it in `NVIDIA_REQUIRE_CUDA`: conditions such as `driver>=535`, joined by commas (all of them) into
-alternatives, which are separated by spaces (one of them). NVIDIA's container toolkit refuses a start where none of the
-alternatives is fulfilled: libnvidia-container `src/cli/dsl.c` and `configure.c`, and in nvidia-container-toolkit
-`internal/config/image/cuda_image.go` and `internal/requirements/`. A condition is taken as it is written, though CUDA
-itself would run an application of the same major version on an older driver (minor version compatibility). Since
-Docker 29 (moby/moby#50228) the check is left out where the host has CDI devices.
+CUDA images have a requirement in `NVIDIA_REQUIRE_CUDA`: alternatives separated by spaces, of which one must be
+fulfilled, each of conditions such as `driver>=535` joined by commas, which must all hold. NVIDIA's container toolkit
+refuses the start if no alternative is fulfilled: libnvidia-container `src/cli/dsl.c` and `configure.c`, and in
+nvidia-container-toolkit `internal/config/image/cuda_image.go` and `internal/requirements/`. The toolkit takes a
+condition literally, although CUDA could run an application of the same major version on an older driver (minor version
+compatibility). Since Docker 29 (moby/moby#50228) this check is skipped if the host has CDI devices.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _REQUIRE_JETPACK: Final = "NVIDIA_REQUIRE_JETPACK"
 _DISABLE_REQUIRE: Final = "NVIDIA_DISABLE_REQUIRE"
 _CUDA_VERSION: Final = "CUDA_VERSION"
 _TRUE: Final = frozenset({"1", "t", "T", "TRUE", "true", "True"})
-"""What Go's `strconv.ParseBool` takes for true."""
+"""Texts that Go's `strconv.ParseBool` accepts as true."""
 
 _CONDITION: Final = re.compile(r"(?P<property>[^<>=!]+)(?P<operator>[<>=!]+)(?P<value>[^<>=!]+)")
 _VERSION: Final = re.compile(r"\d+(\.\d+)*")
@@ -47,10 +47,10 @@ _ANY_MINOR: Final = 999
 def find_driver_problem(
     image: str, image_env: Sequence[str], own_env: Mapping[str, str], driver: GpuDriver | None
 ) -> str | None:
-    """Why NVIDIA's container toolkit would not start an image of these variables (`KEY=value`), in words.
+    """Return why NVIDIA's container toolkit would refuse to start the image on this host, and what to do.
 
-    None: it would on one kind of the host's GPUs at least, as far as is known. What the definition sets itself
-    (`own_env`) replaces the image's variables.
+    None: no reason is known, for at least one brand of the host's GPUs. `image_env` are the image's variables
+    (`KEY=value`), `own_env` those of the definition, which replace them. `driver` None: not known.
     """
     requirements = list_requirements(image_env, own_env)
     if driver is None or _is_allowed(requirements, driver):
@@ -70,7 +70,10 @@ def find_driver_problem(
 
 
 def list_requirements(image_env: Sequence[str], own_env: Mapping[str, str]) -> list[str]:
-    """All that a container of these variables asks for; empty: nothing, or it is told not to ask."""
+    """Return the driver requirements of a container with these variables.
+
+    Empty if it has none, or if `NVIDIA_DISABLE_REQUIRE` turns them off.
+    """
     variables = {**dict(each.partition("=")[::2] for each in image_env), **own_env}
     if variables.get(_DISABLE_REQUIRE) in _TRUE:
         return []
@@ -79,7 +82,7 @@ def list_requirements(image_env: Sequence[str], own_env: Mapping[str, str]) -> l
         for name, value in variables.items()
         if name.startswith(_REQUIRE_PREFIX) and not name.startswith(_REQUIRE_JETPACK)
     ]
-    # Images from before CUDA 9, and those that set no more than their version.
+    # Images from before CUDA 9, and images that set only CUDA_VERSION.
     if not variables.get(_REQUIRE_CUDA) and (version := _parse_version(variables.get(_CUDA_VERSION, ""))) is not None:
         major, minor = (*version, 0, 0)[:2]
         requirements.append(f"cuda>={major}.{minor}")
@@ -87,10 +90,10 @@ def list_requirements(image_env: Sequence[str], own_env: Mapping[str, str]) -> l
 
 
 def is_fulfilled(requirement: str, driver: GpuDriver, brand: str | None) -> bool | None:
-    """Whether a GPU of this brand, on this driver, fulfils a requirement; None: that is not known.
+    """Return whether a GPU of this brand with this driver fulfils a requirement; None if that is not known.
 
-    The brand's name is the toolkit's; None: the brand is not known. What the driver does not tell, `arch`, properties
-    of other releases and what is no condition are not known either.
+    `brand` is the toolkit's name of the brand; None means unknown. The result may also be None because of a condition
+    on `arch`, on a property that is unknown here or that the driver does not report, or because of a syntax error.
     """
     alternatives = [[each for each in term.split(",") if each] for term in requirement.split(" ")]
     return _any_of(
@@ -99,7 +102,7 @@ def is_fulfilled(requirement: str, driver: GpuDriver, brand: str | None) -> bool
 
 
 def _is_allowed(requirements: Sequence[str], driver: GpuDriver) -> bool:
-    """False only where no kind of the host's GPUs can fulfil all of them."""
+    """Return False only if no brand of the host's GPUs can fulfil all requirements."""
     brands = driver.brands or (None,)
     return any(all(is_fulfilled(each, driver, brand) is not False for each in requirements) for brand in brands)
 
@@ -132,7 +135,7 @@ def _check_condition(condition: str, driver: GpuDriver, brand: str | None) -> bo
 
 
 def _parse_version(text: str) -> tuple[int, ...] | None:
-    """The numbers of `12.8.1`, without zeros at the end, which mean nothing; None: it is no version."""
+    """Return the numbers of a version such as `12.8.1`, without zeros at the end; None if it is no version."""
     if not _VERSION.fullmatch(text) or len(text) > 64:
         return None
     numbers = [int(each) for each in text.split(".")]

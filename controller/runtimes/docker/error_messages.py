@@ -1,6 +1,6 @@
-"""The daemon's refusals in plain words. Pure.
+"""Translates the Docker daemon's error messages into plain words. Pure.
 
-The sentences are those of Docker Engine 20.10 to 29 (moby `daemon/`), runc and NVIDIA's container toolkit (of its
+It knows the messages of Docker Engine 20.10 to 29 (moby `daemon/`), of runc and of NVIDIA's container toolkit (on
 requirements: libnvidia-container `src/cli/dsl.c`, nvidia-container-toolkit `internal/requirements`).
 """
 
@@ -32,8 +32,8 @@ _START: Final[tuple[tuple[str, str, bool], ...]] = (
         True,
     ),
     (
-        # Which of the conditions the toolkit names differs between its releases: where none is fulfilled, the driver
-        # is older than the first of them asks for.
+        # Releases of the toolkit differ in which condition they name. In all of them, the driver is older than the
+        # first condition requires.
         r"unsatisfied condition: (?P<what>\w+ ?[<>=!]+ ?[\w.]+)",
         "this host's NVIDIA driver is too old for image {image}, which asks for {what}: update the driver, or take an "
         "image of an earlier CUDA (docs/images.md)",
@@ -69,12 +69,12 @@ _PULL: Final[tuple[tuple[str, str], ...]] = (
 
 
 def no_gpu_support(message: str) -> bool:
-    """Whether a refusal means that this Docker can give no container a GPU."""
+    """Return whether a refusal means that this Docker Engine cannot give GPUs to any container."""
     return _NO_GPU_SUPPORT.search(message) is not None
 
 
 def start_error(message: str, image: str | None) -> StartError:
-    """A refused create or start: plain words first, then the daemon's own sentence."""
+    """Build the error of a refused create or start: plain words first, then the daemon's own message."""
     if no_gpu_support(message):
         return StartError(f"{NO_NVIDIA} (Docker: {message})", permanent=True)
     for pattern, template, permanent in _START:
@@ -87,7 +87,7 @@ def start_error(message: str, image: str | None) -> StartError:
 
 
 def pull_error(message: str, image: str) -> StartError:
-    """A failed pull: plain words first, then the registry's own reason."""
+    """Build the error of a failed pull: plain words first, then the registry's own message."""
     for pattern, explanation in _PULL:
         if re.search(pattern, message, re.IGNORECASE):
             return StartError(f"image {image} {explanation} ({message})")

@@ -1,4 +1,4 @@
-"""The daemon's events as wakeups: a thread that listens, and listens again when it is cut off."""
+"""Turns the Docker daemon's events into wakeups: a thread listens, and connects again when the connection breaks."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ log = logging.getLogger(__name__)
 
 
 class EventWatch:
-    """Made in the event loop; its thread runs from `watch_wakeups` to `close`. `connect` blocks and gives a client."""
+    """Listens to the events of containers in a thread, which runs from `watch_wakeups` to `close`."""
 
     def __init__(self, connect: Callable[[], docker.APIClient], labels: list[str]) -> None:
+        """Call it in the event loop. `connect` returns a new client and may block; `labels` filter the containers."""
         self._connect = connect
         self._filters = {"type": "container", "label": labels, "event": list(EVENTS)}
         self._loop = asyncio.get_running_loop()
@@ -38,7 +39,10 @@ class EventWatch:
         self._thread = threading.Thread(target=self._listen, name="docker-events", daemon=True)
 
     async def watch_wakeups(self) -> AsyncIterator[None]:
-        """One per event or more, and one whenever the connection was made or lost: what was missed is to be read."""
+        """Yield after events, one wakeup for one or more of them.
+
+        Also yield when the connection was made or lost, since events may have been missed. Call it once.
+        """
         self._thread.start()
         try:
             while not self._stopped.is_set():
@@ -50,7 +54,7 @@ class EventWatch:
             await self.close()
 
     async def close(self) -> None:
-        """End the thread and the iteration."""
+        """End the thread and the iteration of `watch_wakeups`."""
         with self._lock:
             self._stopped.set()
             stream = self._stream
@@ -73,7 +77,7 @@ class EventWatch:
             backoff = min(MAX_BACKOFF_S, 2 * backoff)
 
     def _follow(self) -> bool:
-        """Listen until the connection ends; whether there was one."""
+        """Listen until the connection ends. Return whether there was one."""
         client = self._connect()
         try:
             stream = client.events(filters=self._filters, decode=True)
@@ -96,6 +100,6 @@ class EventWatch:
 
 
 def _shut(stream: CancellableStream[dict[str, Any]]) -> None:
-    # A stream that ends by itself at this moment has no socket left to shut.
+    # A stream that ends by itself at this moment has no socket left to close.
     with contextlib.suppress(OSError, AttributeError, DockerException):
         stream.close()

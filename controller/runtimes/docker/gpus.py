@@ -1,4 +1,4 @@
-"""The host's GPUs for a controller in a container, where NVIDIA's library is not: a small container reads them."""
+"""Reads the host's GPUs for a controller in a container, which lacks NVIDIA's library, by a small probe container."""
 
 from __future__ import annotations
 
@@ -21,19 +21,23 @@ from controller.runtimes.nvml import Reading
 from controller.state import Gpu, GpuDriver, Phase, UnreadGpu
 
 INTERVAL_S: Final = 2
-"""Between two readings."""
+"""Seconds between two readings of the probe."""
 STALE_S: Final = 15.0
-"""A probe that is silent for longer hangs, as the library does with a GPU that fell off the bus."""
+"""Seconds without a new line after which the probe counts as hanging, as the library may with a GPU that fell off the
+bus."""
 ABSENT_RECHECK_S: Final = 600.0
-"""How long "no GPU" is believed."""
+"""Seconds until a probe is tried again after Docker had no GPU support."""
 MAX_BACKOFF_S: Final = 60.0
+"""Seconds between two probe containers at most, after failures."""
 UNREADABLE_READINGS: Final = 5
-"""Readings in a row that fail before the probe is made anew: `systemctl daemon-reload` may take a container's devices
-away for good, and what NVML then says in it, "Unknown Error", may also be of a moment."""
+"""Consecutive failed readings after which the probe container is replaced. `systemctl daemon-reload` may take the
+devices away from a running container for good; NVML then reports "Unknown Error", which may also be transient."""
 FIRST_READING_S: Final = 5.0
-"""How long a new probe's first reading is awaited."""
+"""Seconds for which a new probe's first reading is awaited."""
 COMMAND: Final = ("/opt/roundhouse/bin/python", "-m", "controller.runtimes.nvml", "--interval", str(INTERVAL_S))
+"""The program of the probe container."""
 ALL_GPUS: Final[tuple[Mapping[str, Any], ...]] = ({"Count": -1, "Capabilities": [["gpu", "utility"]]},)
+"""DeviceRequests that give a container all GPUs."""
 
 _MIB: Final = 2**20
 
@@ -41,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 class GpuProbe:
-    """Keeps the probe container going and reads its last line. Its name is `rh-<instance>-gpu-probe`."""
+    """Keeps a probe container running, named `rh-<instance>-gpu-probe`, and reads the last line of its log."""
 
     def __init__(
         self,
@@ -71,22 +75,25 @@ class GpuProbe:
         self._problem: str | None = None
         self._absence: str | None = None
         self.driver: GpuDriver | None = None
-        """The driver by the last reading; None: that found none, failed, or did not tell."""
+        """The driver that the last reading found; None: it found none, failed, or did not report it."""
         self.unread_gpus: tuple[UnreadGpu, ...] = ()
-        """The GPUs that the last reading left out."""
+        """The GPUs that the last reading left out because they cannot be read."""
 
     @property
     def reason(self) -> str | None:
-        """Why the last reading has no figures, as a sentence; None: it has, or there was none."""
+        """Why the last reading found no GPU or failed, as a sentence; None: it found GPUs, or there was no reading."""
         if self._problem is not None:
             return f"the GPUs cannot be read now: {self._problem}"
         return self._absence
 
     async def read_gpus(self) -> tuple[Gpu, ...] | None:
-        """The GPUs; empty: there are none; None: there were some and they cannot be read now."""
+        """Return the host's GPUs. Empty: there are none. None: there were some before, and none can be read now.
+
+        Starts the probe container if it does not run. Raises RuntimeUnavailableError.
+        """
         async with self._lock:
             if not self._is_begun:
-                # What an earlier controller left may be of another image.
+                # The probe of an earlier controller may run another image.
                 await self._daemon.call(self._remove)
                 self._is_begun = True
             if self._clock() < self._not_before:
@@ -97,7 +104,7 @@ class GpuProbe:
             return await self._read_container(container)
 
     async def close(self) -> None:
-        """Remove the probe: without a controller it serves nobody."""
+        """Remove the probe container. Raises RuntimeUnavailableError."""
         async with self._lock:
             if self._is_begun:
                 await self._daemon.call(self._remove)
@@ -170,7 +177,9 @@ class GpuProbe:
         return None if self._has_worked else ()
 
     async def _read_last_line(self, container: Inspected) -> str:
-        """The time that the daemon wrote down, a space, the probe's line; empty before its first."""
+        """Return the time at which the daemon logged the probe's last line, a space, and that line; empty before the
+        first line.
+        """
 
         def work(client: docker.APIClient) -> str:
             data: bytes = client.logs(container["Id"], stdout=True, stderr=False, timestamps=True, tail=1)
@@ -189,7 +198,7 @@ class GpuProbe:
             "HostConfig": {
                 **hardened_host_config(),
                 "NetworkMode": "none",
-                # The library names the processes that use a GPU by the host's numbers.
+                # The library reports the processes on a GPU by their ids in the host's PID namespace.
                 "PidMode": "host",
                 "PidsLimit": 64,
                 "Memory": 256 * _MIB,
@@ -211,9 +220,9 @@ class GpuProbe:
 
 
 def count_unreadable(count: int, reading: Reading, *, is_new: bool) -> int:
-    """How many readings in a row have failed, `reading` among them.
+    """Return the number of consecutive failed readings up to `reading`.
 
-    `count`: those before it. `is_new` False: it was counted when it was looked at before.
+    `count` is the number before it. `is_new` False means that the reading was already counted.
     """
     if reading.gpus is not None:
         return 0

@@ -1,4 +1,4 @@
-"""Images of engines, as blocking functions of a client."""
+"""Inspects and pulls the images of engines. Blocking."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ BUILT_HERE = "roundhouse/"
 
 
 def image_id(client: docker.APIClient, image: str) -> str | None:
-    """Id of the image that a reference names now; None when there is none."""
+    """Return the id of the local image that a reference names now; None if there is none."""
     details = _inspect(client, image)
     return None if details is None else str(details["Id"])
 
 
 def image_environment(client: docker.APIClient, image: str) -> tuple[str, ...] | None:
-    """Variables that an image sets, as `KEY=value`; None when it cannot be run without pulling it."""
+    """Return the variables that a local image sets, as `KEY=value`; None if the image must be pulled first."""
     details = _inspect(client, image)
     return None if details is None else tuple((details.get("Config") or {}).get("Env") or ())
 
@@ -39,18 +39,20 @@ def _inspect(client: docker.APIClient, image: str) -> Mapping[str, Any] | None:
 
 
 def is_built_here(image: str) -> bool:
-    """Whether an image is one of ours, which no registry serves: whoever holds that name there is a stranger."""
+    """Return whether an image is one that `make images` builds. It must not be pulled: no registry has it, and one of
+    that name there would be a stranger's.
+    """
     return image.startswith(BUILT_HERE)
 
 
 def build_command(image: str) -> str:
-    """What builds that image of ours."""
+    """Return the `make` command that builds an image for which `is_built_here` is true."""
     engine = re.match(rf"{BUILT_HERE}worker-(exllamav3|vllm)(?![\w-])", image)
     return "make images" if engine is None else f"make images ENGINES={engine[1]}"
 
 
 def pull_image(client: docker.APIClient, image: str, stop_event: threading.Event) -> None:
-    """Fetch an image until it is there or `stop_event` is set. Raises StartError."""
+    """Pull an image. Returns when it is there, or early when `stop_event` is set. Raises StartError."""
     repository, tag = parse_repository_tag(image)
     try:
         for progress in client.pull(repository, tag=tag or "latest", stream=True, decode=True):
@@ -60,5 +62,5 @@ def pull_image(client: docker.APIClient, image: str, stop_event: threading.Event
                 raise pull_error(str(progress["error"]), image)
     except APIError as error:
         raise pull_error(refused_error_of(error).message, image) from error
-    except DockerException as error:  # of the credentials' store
+    except DockerException as error:  # from the credentials store
         raise pull_error(str(error), image) from error

@@ -1,4 +1,4 @@
-"""What `docker inspect` says of a container, as a replica. Pure."""
+"""Converts the result of `docker inspect` into a replica. Pure."""
 
 from __future__ import annotations
 
@@ -25,14 +25,17 @@ _TIME: Final = re.compile(r"(\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d)(\.\d+)?([Zz]|[+
 
 
 def phase_of(container: Mapping[str, Any]) -> Phase:
-    """Created, running or exited; an unknown status counts by whether the daemon says that it runs."""
+    """Return the phase of a container. For a status that is not known here, its `Running` flag decides."""
     state = container.get("State") or {}
     phase = _PHASES.get(str(state.get("Status", "")).lower())
     return phase or (Phase.RUNNING if state.get("Running") else Phase.EXITED)
 
 
 def seen_replica(container: Mapping[str, Any], log_tail: str, *, publishes_ports: bool) -> SeenReplica:
-    """One container that carries our labels. Raises UnreadableLabelsError."""
+    """Return the replica that a container with Roundhouse's labels runs.
+
+    `log_tail` is used only for an exited one. `publishes_ports`: see `HostContext`. Raises UnreadableLabelsError.
+    """
     labels = read_labels(container["Config"].get("Labels") or {})
     state = container.get("State") or {}
     name = str(container["Name"]).removeprefix("/")
@@ -67,7 +70,10 @@ def _base_url(container: Mapping[str, Any], name: str, *, publishes_ports: bool)
 
 
 def parse_time(text: object) -> float | None:
-    """Unix seconds of an RFC 3339 time, which may have nanoseconds; None for the daemon's zero and for what is none."""
+    """Convert an RFC 3339 time, which may have nanoseconds, to Unix time in seconds.
+
+    None for the daemon's zero time (year 1), and for anything that is not such a time.
+    """
     match = _TIME.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         return None

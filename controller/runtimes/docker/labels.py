@@ -1,4 +1,4 @@
-"""The labels by which containers are known as ours: there is no other record of what runs. Pure."""
+"""The labels by which Roundhouse recognizes its containers. There is no other record of what runs. Pure."""
 
 from __future__ import annotations
 
@@ -32,35 +32,38 @@ _MANAGER: Final = "roundhouse"
 
 
 class UnreadableLabelsError(ValueError):
-    """The labels are ours by name and not by content: of a newer Roundhouse, or damaged."""
+    """A container has labels of Roundhouse that this version cannot read: a newer version wrote them, or they are
+    damaged.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """What a replica's labels say. `claims`: GPU uuid to MiB."""
+    """The content of a replica's labels."""
 
     id: ReplicaId
     claims: Mapping[str, int]
+    """GPU uuid to MiB, and HOST to MiB of main memory."""
 
 
 def own_labels(instance: str, role: str) -> dict[str, str]:
-    """On everything that this instance creates: containers, networks, volumes."""
+    """Return the labels of everything that this instance creates: containers, networks and volumes."""
     return {MANAGED_BY: _MANAGER, INSTANCE: instance, ROLE: role, SCHEMA: str(SCHEMA_VERSION)}
 
 
 def own_filter(instance: str) -> list[str]:
-    """The daemon's label filter for what this instance created."""
+    """Return the label filter, for requests to the daemon, that selects what this instance created."""
     return [f"{MANAGED_BY}={_MANAGER}", f"{INSTANCE}={instance}"]
 
 
 def is_own(labels: Mapping[str, str] | None, instance: str, role: str) -> bool:
-    """Whether this instance created it, for this role. An unknown role is a newer Roundhouse's."""
+    """Return whether labels are those of something that this instance created for this role."""
     label_map = labels or {}
     return label_map.get(MANAGED_BY) == _MANAGER and label_map.get(INSTANCE) == instance and label_map.get(ROLE) == role
 
 
 def write_labels(instance: str, request: StartRequest, now: float) -> dict[str, str]:
-    """A replica's labels. Nothing secret is among them."""
+    """Return the labels of a replica's container. They hold no secret. `now` is a Unix time in seconds."""
     return {
         **own_labels(instance, REPLICA_ROLE),
         MODEL: request.id.model,
@@ -73,7 +76,7 @@ def write_labels(instance: str, request: StartRequest, now: float) -> dict[str, 
 
 
 def read_labels(labels: Mapping[str, str]) -> Labels:
-    """The inverse. Raises UnreadableLabelsError."""
+    """Read the labels that `write_labels` made. Raises UnreadableLabelsError."""
     try:
         _check_version(int(labels[SCHEMA]))
         replica = ReplicaId(

@@ -1,7 +1,7 @@
-"""Variables of the dynamic loader that an image may not bring to a container with GPUs. Pure.
+"""Refuses images that set variables of the dynamic loader, for containers with GPUs. Pure.
 
-NVIDIA's container toolkit runs its hooks on the host, as root, with the container's environment and from its root
-folder. Up to 1.17.7 an image with `LD_PRELOAD=/proc/self/cwd/its.so` so had its own code run there (CVE-2025-23266).
+NVIDIA's container toolkit runs its hooks on the host as root, with the container's environment and in the container's
+root folder. Up to 1.17.7, an image with `LD_PRELOAD=/proc/self/cwd/its.so` could so run code there (CVE-2025-23266).
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from typing import Final
 
 _PREFIX: Final = "LD_"
 _SEARCH_PATH: Final = "LD_LIBRARY_PATH"
-"""CUDA's own images set it, and with them vLLM's and llama.cpp's. Of folders by absolute paths it names the host's to a
-hook; what leads back into the container is refused."""
+"""Variable that the images of CUDA set, and so those of vLLM and llama.cpp. For a hook, its absolute paths are folders
+of the host, which is harmless; paths that lead back into the container are refused."""
 _INTO_CONTAINER: Final = ("/proc", "/dev")
-"""By /proc/self/cwd, and by /dev/fd, which leads there."""
+"""Folders through which a path can lead into the container: /proc/self/cwd, and /dev/fd, a link to /proc."""
 
 
 def find_loader_problem(image: str, image_env: Sequence[str], own_env: Mapping[str, str]) -> str | None:
-    """Why a container with GPUs may not be made of an image of these variables (`KEY=value`), in words; None: it may.
+    """Return why a container with GPUs must not be made of this image, and what to do; None if it may.
 
-    What the definition sets itself (`own_env`) replaces the image's, and is the operator's own.
+    `image_env` are the image's variables (`KEY=value`). Those that the definition sets itself (`own_env`) replace them,
+    and are trusted.
     """
     variables = dict(each.partition("=")[::2] for each in image_env)
     for name, value in variables.items():
@@ -41,7 +42,9 @@ def _leads_into_container(search_path: str) -> bool:
 
 
 def _is_inside(folder: str) -> bool:
-    """An empty one is the current folder, which is the container's."""
+    """Return whether a folder of a search path may lead into the container. A relative or empty one does: it counts
+    from the hook's current folder, which is the container's root.
+    """
     if not folder.startswith("/"):
         return True
     plain = "/" + posixpath.normpath(folder).lstrip("/")

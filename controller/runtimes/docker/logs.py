@@ -1,4 +1,4 @@
-"""What engines wrote: read from the daemon while there is a container, from the state folder afterwards."""
+"""Reads engines' logs: from the daemon while the container exists, from the state folder afterwards."""
 
 from __future__ import annotations
 
@@ -25,15 +25,18 @@ from controller.runtimes.logs import (
 from controller.state import Phase
 
 READ_LINES: Final = 400
-"""Records read for a tail: an engine's line may be several, and a progress bar is many."""
+"""Records that are read for a tail. A line may be several records, and a progress bar is many."""
 
 _RECORD_BYTES: Final = 16 * 1024
-"""The daemon cuts longer lines into several records, and writes the time before each."""
+"""Size of a record. The daemon splits longer lines into several records, and writes a time before each."""
 _TIME: Final = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z) ")
 
 
 def read_log(client: docker.APIClient, container_id: str, records: int = READ_LINES) -> bytes:
-    """The last part of a container's output; empty where the daemon has none (never started, going away). Blocks."""
+    """Return the last records of a container's output, unparsed. Blocks.
+
+    Empty if the daemon has none, since the container never started or is being removed.
+    """
     try:
         data: bytes = client.logs(container_id, stdout=True, stderr=True, stream=False, tail=records)
     except APIError:
@@ -42,36 +45,39 @@ def read_log(client: docker.APIClient, container_id: str, records: int = READ_LI
 
 
 class ExitTails:
-    """Log tails of ended containers, each read once; where two threads meet, twice."""
+    """A cache of the log tails of ended containers. Threads may use it at the same time."""
 
     def __init__(self) -> None:
         self._tails: dict[tuple[str, str], str] = {}
 
     def read_tail(self, client: docker.APIClient, container: Mapping[str, Any]) -> str:
-        """The last lines of an ended container."""
-        # The time of its end is part of the key: somebody may start it again by hand.
+        """Return the last `EXIT_LINES` lines of an ended container's log. Blocks the first time."""
+        # The time of the end is part of the key, because somebody may start the container again by hand.
         key = (str(container["Id"]), str((container.get("State") or {}).get("FinishedAt")))
         if key not in self._tails:
             self._tails[key] = plain_tail(read_log(client, key[0], 2 * EXIT_LINES), EXIT_LINES)
         return self._tails[key]
 
     def keep_only(self, container_ids: set[str]) -> None:
-        """Forget the containers that are gone."""
+        """Forget the tails of all other containers."""
         self._tails = {key: tail for key, tail in self._tails.items() if key[0] in container_ids}
 
 
 @dataclass(frozen=True, slots=True)
 class DockerLogCursor:
-    """Where a follower is: the latest time that the daemon wrote before a line given, and how many with that time."""
+    """A client's position in a container's log. The default is the position before the first record."""
 
     time: str = ""
-    """RFC 3339 with nine digits, which sort as text; empty: nothing was given."""
+    """The latest time of the records that the client was given: RFC 3339 with nine digits, which sorts as text. Empty:
+    it was given none."""
     count: int = 0
+    """How many records with that time the client was given."""
     mark: LogMark = field(default_factory=LogMark)
+    """The same position by content, for the kept log once the container is gone."""
 
     @classmethod
     def parse(cls, cursor: str | None) -> DockerLogCursor | None:
-        """None: at the beginning, or the text is no cursor of ours."""
+        """Parse the text that `str` made of a cursor; None for None and for any other text."""
         match = re.fullmatch(r"([\d:.TZ-]{30}|)_(\d{1,9})_(\S+)", cursor or "", re.ASCII)
         mark = LogMark.parse(match[3]) if match else None
         if match is None or mark is None or (match[1] and parse_time(match[1]) is None):
@@ -82,12 +88,15 @@ class DockerLogCursor:
         return f"{self.time}_{self.count}_{self.mark}"
 
     def filter_since(self) -> float | None:
-        """For the daemon's filter, which includes it: never later than `time`, which has more digits than a float."""
+        """Return the Unix time for the daemon's `since` filter, slightly before `time`; None for the default cursor.
+
+        It must not be after `time`, and a float cannot hold all of its digits.
+        """
         moment = parse_time(f"{self.time[:26]}Z") if self.time else None
         return None if moment is None else moment - 1e-5
 
     def cursor_after(self, records: Sequence[LogRecord]) -> DockerLogCursor:
-        """The place after these records, which were all given."""
+        """Return the position after these records, all of which follow this position."""
         latest = max((each.time for each in records), default="")
         if not latest:
             return self
@@ -96,7 +105,7 @@ class DockerLogCursor:
         return DockerLogCursor(latest, count + (self.count if latest == self.time else 0), mark)
 
     def records_after(self, records: Sequence[LogRecord]) -> list[LogRecord]:
-        """Those of the records that were not given yet."""
+        """Return those of the records that follow this position."""
         new_records, seen_count = [], 0
         for each in records:
             if each.time == self.time and seen_count < self.count:
@@ -108,14 +117,16 @@ class DockerLogCursor:
 
 @dataclass(frozen=True, slots=True)
 class LogRecord:
-    """One line, with its end where it has one."""
+    """One line of a container's output."""
 
     time: str
+    """When the daemon logged the line, as in `DockerLogCursor.time`; empty: not known."""
     data: bytes
+    """The line, with its newline if it has one."""
 
 
 def parse_records(data: bytes) -> list[LogRecord]:
-    """Output with timestamps, as lines with the time of their first record."""
+    """Split output with timestamps into lines. A line of several records gets the time of the first one."""
     return [_parse_record(line) for line in re.findall(rb"[^\n]*\n|[^\n]+", data)]
 
 
@@ -133,19 +144,20 @@ def _parse_record(line: bytes) -> LogRecord:
 def read_log_part(
     client: docker.APIClient, container: Mapping[str, Any], cursor: str | None, lines: int
 ) -> LogPart | None:
-    """What a container wrote after `cursor`, at first its last lines: whole ones, each once. Blocks.
+    """Return the whole lines that a container wrote after `cursor`, each exactly once. Blocks.
 
-    None: it is being removed and nothing was read yet; what it wrote was kept before that.
+    With a `cursor` of None, return the last `lines` lines. Returns None if the container is being removed and there is
+    no cursor yet; its log is then among the kept ones (`read_ended_part`).
     """
     log_cursor = DockerLogCursor.parse(cursor)
     has_ended = phase_of(container) is Phase.EXITED
-    # At first more than was asked for: a long line is several records, and the last one may be unfinished.
+    # Without a cursor, read more records than lines: a long line is several, and the last one may be unfinished.
     limits: dict[str, Any] = {"tail": 2 * lines + 1} if log_cursor is None else {"since": log_cursor.filter_since()}
     try:
         data: bytes = client.logs(
             str(container["Id"]), stdout=True, stderr=True, stream=False, timestamps=True, **limits
         )
-    except APIError:  # it is being removed: the rest comes with the next look
+    except APIError:  # it is being removed: the next call reads the rest from the kept log
         return None if log_cursor is None else LogPart((), cursor or "", running=True)
     new_records = (log_cursor or DockerLogCursor()).records_after(parse_records(data))
     part_records = _fitting_records(
@@ -161,7 +173,7 @@ def read_log_part(
 
 
 def _fitting_records(records: Sequence[LogRecord], *, has_ended: bool, max_bytes: int) -> Sequence[LogRecord]:
-    """The whole lines among the first `max_bytes`; one at least, so that it goes on after a line that is longer."""
+    """Return the whole lines among the first `max_bytes`, but at least one, so that a longer line does not block."""
     if records and not has_ended and not records[-1].data.endswith(b"\n") and len(records[-1].data) < PART_BYTES:
         records = records[:-1]
     size = 0
@@ -173,7 +185,10 @@ def _fitting_records(records: Sequence[LogRecord], *, has_ended: bool, max_bytes
 
 
 def read_ended_part(ended_logs: EndedLogs, name: str, cursor: str | None, lines: int) -> LogPart | None:
-    """The same of a container that is gone; None: nothing is known of it."""
+    """Return what follows `cursor` in the kept log of a removed container, as `read_log_part` does.
+
+    Returns None if no log was kept and there is no cursor.
+    """
     log_cursor, data = DockerLogCursor.parse(cursor), ended_logs.read_log(name)
     if data is None:
         return LogPart((), str(log_cursor), running=False) if log_cursor else None

@@ -1,4 +1,4 @@
-"""What a container's processes are, and the main memory that they hold, as blocking functions of a client."""
+"""Lists a container's processes, and measures their main memory. Blocking."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ log = logging.getLogger(__name__)
 
 
 def pids_of(client: docker.APIClient, container_id: str) -> list[int]:
-    """The host's numbers of a container's processes; empty when it does not run."""
+    """Return the ids of a container's processes in the host's PID namespace; empty if the container does not run."""
     return [pid for pid, _ in _list_processes(client, container_id)]
 
 
 def container_host_mib(client: docker.APIClient, container_id: str) -> int | None:
-    """MiB that a container holds, mapped model files included, what the kernel merely keeps of files not; None: it does
-    not run, or the daemon does not say.
+    """Return the MiB of main memory that a container holds, with mapped model files but without other file cache.
 
-    The control group knows what processes share, but counts a file to whoever read it first, perhaps somebody outside;
-    so it is not less than the largest process holds (RSS).
+    None if the container does not run, or if the daemon does not report it. The figure is that of the control group,
+    which counts memory shared by its processes once. But it counts a file for whoever read it first, which may be a
+    process outside, so the result is at least the memory (RSS) of the largest process.
     """
     largest_rss = max((rss for _, rss in _list_processes(client, container_id)), default=0)
     try:
@@ -37,16 +37,16 @@ def container_host_mib(client: docker.APIClient, container_id: str) -> int | Non
 
 
 def mapped_bytes(stats: Mapping[str, int]) -> int:
-    """Bytes that processes have mapped, by a control group's figures (version 2's names, else version 1's)."""
+    """Return the bytes that processes have mapped, by the `memory_stats.stats` of a control group (version 2 or 1)."""
     if "anon" in stats:
         return stats["anon"] + stats.get("file_mapped", 0)
     return stats.get("total_rss", 0) + stats.get("total_mapped_file", 0)
 
 
 def _list_processes(client: docker.APIClient, container_id: str) -> list[tuple[int, int]]:
-    """Number and bytes of RSS."""
+    """Return the host's pid and the RSS in bytes of each process; empty if the container does not run."""
     try:
-        # The daemon runs the host's ps, and keeps of its lines those of the container.
+        # The daemon runs the host's ps, and returns the lines of the container's processes.
         process_table: Mapping[str, Any] = client.top(container_id, "-eo pid,rss")
     except APIError as error:
         log.debug("the processes of %s are not known: %s", container_id, error)

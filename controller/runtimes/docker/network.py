@@ -1,4 +1,4 @@
-"""The network that engines join, as blocking functions of a client."""
+"""Creates and removes the Docker network that engines join. Blocking."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ log = logging.getLogger(__name__)
 
 
 def ensure_network(client: docker.APIClient, name: str, instance: str, *, publishes_ports: bool) -> None:
-    """The network that engines join. Raises StartError where it is not there and not ours to create.
+    """Create the network that engines join, unless it exists. Call it before each start, one call at a time.
 
-    Ours lets nothing out: no address translation, so an engine's packets find no way back from elsewhere. It is not
-    an internal network, for on those the daemon publishes no ports.
+    A network created here lets nothing out: without address translation, answers to an engine's packets find no way
+    back. It is not an internal network, since Docker publishes no ports on those.
+
+    Raises StartError if the network is missing and compose should have created it (`publishes_ports` is False), or if
+    it exists and is internal although ports must be published.
     """
     networks = _find_networks(client, name)
     if not networks:
@@ -30,11 +33,11 @@ def ensure_network(client: docker.APIClient, name: str, instance: str, *, publis
             raise StartError(f"Docker network {name} is missing: `docker compose up` creates it")
         _create_network(client, name, instance)
         networks = _find_networks(client, name)
-    # The daemon gives two controllers at once two networks of one name, and then starts nothing on either (seen on
-    # 20.10, although it was told to check). All keep the oldest.
+    # Two controllers at once may create two networks of one name, although the daemon was told to check, and then the
+    # daemon starts nothing on either (seen on 20.10). All controllers keep the oldest.
     for extra_network in networks[1:]:
         if is_own(extra_network.get("Labels"), instance, NETWORK_ROLE):
-            with suppress(APIError):  # it is gone, or a container is on it by now
+            with suppress(APIError):  # already removed, or in use by now
                 client.remove_network(str(extra_network["Id"]))
     if publishes_ports and networks and networks[0].get("Internal"):
         raise StartError(
@@ -44,7 +47,7 @@ def ensure_network(client: docker.APIClient, name: str, instance: str, *, publis
 
 
 def remove_network(client: docker.APIClient, name: str, instance: str) -> None:
-    """Remove the network of engines if this instance made it and nobody uses it."""
+    """Remove the network of engines if this instance created it and no container is on it. Never raises."""
     try:
         for network in _find_networks(client, name):
             details: Mapping[str, Any] = client.inspect_network(network["Id"])
@@ -55,7 +58,7 @@ def remove_network(client: docker.APIClient, name: str, instance: str) -> None:
 
 
 def _find_networks(client: docker.APIClient, name: str) -> list[Mapping[str, Any]]:
-    """The networks of exactly this name, the oldest first. The daemon's own filter takes parts of names as well."""
+    """Return the networks of exactly this name, oldest first. The daemon's own filter also matches parts of names."""
     networks: list[Mapping[str, Any]] = client.networks(names=[name])
     return sorted((each for each in networks if each["Name"] == name), key=lambda each: (each["Created"], each["Id"]))
 

@@ -1,4 +1,7 @@
-"""Replicas as containers of one Docker daemon. docs/docker.md tells what each is given and what is kept from it."""
+"""The runtime that runs replicas as containers of one Docker daemon.
+
+docs/docker.md describes what each container is given, and how it is restricted.
+"""
 
 from __future__ import annotations
 
@@ -57,10 +60,12 @@ from controller.state import HOST, Gpu, GpuDriver, Phase, PreflightResult, Unrea
 __all__ = ["DockerRuntime", "DockerSetupError", "open_docker"]
 
 LOOK_TIMEOUT_S: Final = 10
+"""Timeout of requests that only read, in seconds."""
 ACT_TIMEOUT_S: Final = 120
-"""A start with GPUs may take half a minute where the driver does not stay loaded."""
+"""Timeout of requests that change something, in seconds. A start with GPUs may take half a minute on a host whose
+driver does not stay loaded."""
 CLOSE_S: Final = 5.0
-"""How long closing may take to tidy up."""
+"""Seconds that the cleanup on closing may take."""
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +80,10 @@ async def open_docker(
     log_mib: int = 16,
     docker_url: str | None = None,
 ) -> DockerRuntime:
-    """A runtime whose daemon answers. Raises RuntimeUnavailableError, or DockerSetupError as one of its kind."""
+    """Create a Docker runtime, and check that its daemon answers. The arguments are those of `DockerRuntime`.
+
+    Raises RuntimeUnavailableError, or its subclass DockerSetupError.
+    """
     runtime = DockerRuntime(
         instance=instance,
         models=models,
@@ -94,10 +102,7 @@ async def open_docker(
 
 
 class DockerRuntime:
-    """Starts, sees and ends containers. `images`: by kind, `llama-server`, `worker` and `controller`.
-
-    `engines_network`: name of the network that engines join. `log_mib`: most that is kept of each engine's output.
-    """
+    """Starts, lists and stops replicas as containers of one Docker daemon. See `Runtime` for what methods promise."""
 
     kind = "docker"
 
@@ -113,13 +118,24 @@ class DockerRuntime:
         docker_url: str | None = None,
         nvml: NvmlReader | None = None,
     ) -> None:
+        """Create a runtime; it connects to the daemon at the first call.
+
+        Args:
+            models: The models folders.
+            state: The state folder, in which the ends of logs are kept.
+            images: Default images by kind: `llama-server`, `worker` and `controller`.
+            engines_network: Name of the network that engines join.
+            log_mib: MiB of each engine's output that are kept.
+            docker_url: Address of the daemon; None: DOCKER_HOST, else the default socket.
+            nvml: Reads GPUs; None: the NVML library of this process.
+        """
         self._instance = instance
         self._roots = models.absolute()
         self._images = images
         self._network = engines_network
         self._network_lock = asyncio.Lock()
         self._log_mib = log_mib
-        # Looking must not wait behind starting, which may take long: each has its own threads.
+        # Reads must not wait for starts, which may take long: each kind has its own threads.
         self._read_daemon = Daemon(docker_url, timeout_s=LOOK_TIMEOUT_S, threads=4)
         self._write_daemon = Daemon(docker_url, timeout_s=ACT_TIMEOUT_S, threads=12)
         self._nvml = nvml or NvmlReader()
@@ -136,7 +152,7 @@ class DockerRuntime:
         self._surroundings_lock = asyncio.Lock()
 
     async def get_surroundings(self) -> Surroundings:
-        """Where this controller is, as the daemon sees it; asked once."""
+        """Return the place of this controller as the daemon sees it. The daemon is asked once, then it is cached."""
         async with self._surroundings_lock:
             if self._surroundings is None:
                 roots, network = self._roots, self._network
@@ -148,7 +164,7 @@ class DockerRuntime:
     # Seeing
 
     async def list_replicas(self) -> list[SeenReplica]:
-        """Every replica of this instance, in any phase."""
+        """Return every replica of this instance, in any phase. Containers with unreadable labels are left out."""
         publishes_ports = (await self.get_surroundings()).publishes_ports
 
         def look(client: docker.APIClient) -> list[tuple[Inspected, str]]:
@@ -174,7 +190,7 @@ class DockerRuntime:
             log.warning("container %s is left alone, its labels cannot be read: %s", container["Name"], error)
 
     async def read_log_tail(self, name: str, lines: int = 50) -> str:
-        """The engine's last log lines, also of one that was removed; empty when there are none."""
+        """Return the engine's last log lines, also those of a removed replica; empty if there are none."""
 
         def read(client: docker.APIClient) -> bytes | None:
             container = find_replica(client, self._instance, name)
@@ -184,11 +200,11 @@ class DockerRuntime:
         return plain_tail((self._ended_logs.read_log(name) or b"") if data is None else data, lines)
 
     async def list_ended_logs(self, model: str) -> builtins.list[str]:
-        """Names of the model's replicas that are gone and whose logs are kept, the newest first."""
+        """Return the names of the model's removed replicas whose logs are kept, newest first."""
         return await asyncio.to_thread(self._ended_logs.list_names, self._instance, model)
 
     async def read_log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
-        """What the engine wrote after `cursor`; a cursor that cannot be read counts as none."""
+        """Return what the engine wrote after `cursor`. An invalid cursor counts as None."""
         if not is_replica_name(self._instance, name):
             return None
 
@@ -200,7 +216,7 @@ class DockerRuntime:
         return part or await asyncio.to_thread(read_ended_part, self._ended_logs, name, cursor, lines)
 
     async def render_replica(self, replica: SeenReplica, definition: Definition, image: str | None) -> Rendered | None:
-        """What it would be started with now; an image that is not there has no id."""
+        """Return what a running replica would be started with now. `image_id` is None if the image is missing."""
         try:
             gpus = describe_claims(replica.claims, await self._claimed_gpus(replica.claims))
             launch, _ = await self._render_launch(replica.id.model, definition, image, gpus)
@@ -212,7 +228,7 @@ class DockerRuntime:
         )
 
     async def read_gpus(self) -> tuple[Gpu, ...] | None:
-        """The host's GPUs: by NVIDIA's library, or by the probe where a container keeps the library from us."""
+        """Return the host's GPUs, read by NVIDIA's library, or by a probe container if this container lacks it."""
         return await self._owners.name_owners(await self._read_host_gpus())
 
     async def _read_host_gpus(self) -> tuple[Gpu, ...] | None:
@@ -236,7 +252,10 @@ class DockerRuntime:
         return await self._read_daemon.call(look)
 
     async def read_host_mib(self, name: str) -> int | None:
-        """Main memory that a container holds, in MiB; None: it does not run, or the daemon does not say."""
+        """Return the MiB of main memory that a replica's container holds, including mapped model files.
+
+        None if the container does not run, or if the daemon does not report it.
+        """
 
         def look(client: docker.APIClient) -> int | None:
             container = find_replica(client, self._instance, name)
@@ -245,19 +264,21 @@ class DockerRuntime:
         return await self._read_daemon.call(look)
 
     def get_gpu_error(self) -> str | None:
-        """Why there are no figures of GPUs."""
+        """Return why the last `read_gpus` found no GPU or failed; None if it found GPUs."""
         return self._probe.reason if self._uses_probe else self._nvml.reason
 
     def get_gpu_driver(self) -> GpuDriver | None:
-        """The host's NVIDIA driver by the last reading of its GPUs; None: not known."""
+        """Return the NVIDIA driver that the last `read_gpus` found; None: not known."""
         return self._probe.driver if self._uses_probe else self._nvml.driver
 
     def list_unread_gpus(self) -> tuple[UnreadGpu, ...]:
-        """The GPUs that the last reading left out."""
+        """Return the GPUs that the last `read_gpus` left out because they cannot be read."""
         return self._probe.unread_gpus if self._uses_probe else self._nvml.unread_gpus
 
     async def watch_events(self) -> AsyncIterator[None]:
-        """Yields whenever a container of ours may have changed, and when the daemon was lost or found."""
+        """Yield whenever a replica's container may have changed, and when the connection to the daemon breaks or is
+        made.
+        """
         watch = EventWatch(self._write_daemon.connect, [*own_filter(self._instance), f"{ROLE}={REPLICA_ROLE}"])
         self._watches.add(watch)
         try:
@@ -270,8 +291,11 @@ class DockerRuntime:
     # Before a start
 
     async def check_preflight(self, model: str, definition: Definition, image: str | None) -> PreflightResult:
-        """Whether a replica could be started: its files and its image are there and ask for nothing that they may
-        not or that the host has not, and the definition renders."""
+        """Check whether a replica could be started. Starts and pulls nothing.
+
+        Its files and its image must exist, the definition must render to a command line, and, with GPUs, the image
+        must set no variables of the loader and suit the host's driver.
+        """
         image = image or get_engine(definition).resolve_image(definition, self._images)
         error = await asyncio.to_thread(self._find_problem, model, definition)
         if error is None and image is None:
@@ -307,7 +331,7 @@ class DockerRuntime:
         return None
 
     async def pull_image(self, image: str) -> None:
-        """Fetch an image, however long that takes. Raises StartError with the registry's own reason."""
+        """Pull an image, without a time limit. Raises StartError with the registry's own reason."""
         stop_event = threading.Event()
         self._pull_stops.add(stop_event)
         try:
@@ -321,7 +345,7 @@ class DockerRuntime:
     # Starting and ending
 
     async def start_replica(self, request: StartRequest) -> None:
-        """Start a replica; one of that name that exists is not started twice."""
+        """Start a replica. Does nothing if a replica of that name was started before. Raises StartError."""
         surroundings = await self.get_surroundings()
         models = await asyncio.to_thread(self._present_models, surroundings)
         host = HostContext(self._instance, self._network, surroundings.publishes_ports, models, self._log_mib)
@@ -334,7 +358,7 @@ class DockerRuntime:
         gpu_env = visible_gpus(gpus) if gpus and self._is_wsl2 else {}
         config = container_config(request, launch, identity, host, time.time(), gpu_env)
 
-        # One at a time: the daemon takes two networks of one name, and then starts nothing on either (seen on 20.10).
+        # One at a time, since the daemon would create two networks of one name (see `ensure_network`).
         async with self._network_lock:
             await self._write_daemon.call(
                 lambda client: ensure_network(
@@ -358,13 +382,15 @@ class DockerRuntime:
         return mount_roots(self._roots, models_targets(len(self._roots.folders)))
 
     def _present_models(self, surroundings: Surroundings) -> list[Mapping[str, Any] | None]:
-        """The models folders as mounts, without those that are not there: a disk that is away keeps no other model from
-        its start. The first one always is: without it nothing was set up."""
+        """Return the mounts of the models folders, with None for folders that are missing.
+
+        So a missing disk does not prevent starts of models on other disks. The first folder is always included.
+        """
         folders = zip(self._roots.folders, surroundings.models, strict=True)
         return [mount if folder == self._roots.first or folder.is_dir() else None for folder, mount in folders]
 
     async def stop_replica(self, name: str, grace_s: float) -> None:
-        """End a replica and forget it. Its whole process tree ends with its container."""
+        """End a replica and remove its container, with which its whole process tree ends."""
         container = await self._find(name)
         if container is None:
             return
@@ -373,7 +399,7 @@ class DockerRuntime:
         await self._forget(name, str(container["Id"]))
 
     async def remove_replica(self, name: str) -> None:
-        """Forget a replica that has ended or never began. One that runs is left as it is."""
+        """Remove a replica that has ended or was never started. One that runs is left as it is."""
         container = await self._find(name)
         if container is None:
             return
@@ -391,7 +417,7 @@ class DockerRuntime:
         await self._write_daemon.call(lambda client: remove_container(client, container_id))
 
     async def close(self) -> None:
-        """Release connections and what serves only a running controller. Engines run on."""
+        """Release connections, and remove the GPU probe and an unused network. Engines go on running."""
         for stop_event in tuple(self._pull_stops):
             stop_event.set()
         for watch in tuple(self._watches):

@@ -1,4 +1,4 @@
-"""How a controller that runs in a container sees itself from outside: the host side of its mounts, its networks."""
+"""Finds out how the Docker daemon sees the controller's own container: host paths of its mounts, and its networks."""
 
 from __future__ import annotations
 
@@ -24,22 +24,26 @@ _ID_AS_HOSTNAME: Final = re.compile(r"[0-9a-f]{12}")
 
 
 class DockerSetupError(RuntimeUnavailableError):
-    """This installation cannot work as it is set up, and waiting does not help. The message says what to change."""
+    """The installation is set up in a way that cannot work, and waiting does not help. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Where the controller is. `container_id` None: not in a container of this daemon."""
+    """The place of the controller as the daemon sees it."""
 
     container_id: str | None
+    """None: the controller does not run in a container of this daemon."""
     publishes_ports: bool
-    """Whether engines must publish a port on 127.0.0.1 to be reached."""
+    """Whether engines must publish a port on 127.0.0.1 so that the controller can reach them."""
     models: tuple[Mapping[str, Any], ...]
-    """Each models folder, in their order, as the daemon must be told of it: `Type` and `Source` of a mount."""
+    """`Type` and `Source` of the mount that gives each models folder to engines, in the folders' order."""
 
 
 def inspect_surroundings(client: docker.APIClient, roots: ModelRoots, network: str) -> Surroundings:
-    """Ask the daemon. Blocks. Raises DockerSetupError, or docker-py's errors."""
+    """Ask the daemon for the surroundings. `network` is the engines' network. Blocks.
+
+    Raises DockerSetupError if engines could not be reached or not be given the models, and errors of docker-py.
+    """
     own_container = _inspect_self(client)
     if own_container is None:
         _refuse_unknown_container(client)
@@ -58,7 +62,10 @@ def inspect_surroundings(client: docker.APIClient, roots: ModelRoots, network: s
 
 
 def own_container_ids(mountinfo: str, hostname: str) -> list[str]:
-    """What this process's container id may be, the surest first; empty: it looks like no container."""
+    """Return what the id of this process's container may be, most likely first; empty if it is in no container.
+
+    `mountinfo` is the content of /proc/self/mountinfo.
+    """
     container_ids = dict.fromkeys(_ID_IN_MOUNTS.findall(mountinfo))
     if _ID_AS_HOSTNAME.fullmatch(hostname) and not any(each.startswith(hostname) for each in container_ids):
         container_ids[hostname] = None
@@ -66,7 +73,12 @@ def own_container_ids(mountinfo: str, hostname: str) -> list[str]:
 
 
 def host_mount(mounts: Sequence[Mapping[str, Any]], models: PurePosixPath) -> dict[str, Any]:
-    """The host side of `models`, a path in the controller's container. Raises DockerSetupError."""
+    """Return `Type` and `Source` of a mount that shows engines the same folder as `models`, a path in the controller's
+    container.
+
+    `mounts` are the `Mounts` of that container. Raises DockerSetupError if `models` is not on a mount that can be
+    shared.
+    """
     enclosing_mounts = [mount for mount in mounts if models.is_relative_to(str(mount["Destination"]))]
     if not enclosing_mounts:
         raise DockerSetupError(
@@ -95,7 +107,7 @@ def _inspect_self(client: docker.APIClient) -> dict[str, Any] | None:
 
 
 def _refuse_unknown_container(client: docker.APIClient) -> None:
-    # A daemon that runs beside us, in the same container or machine, sees the same files; then all is well.
+    # A daemon in the same container or machine as the controller sees the same files, so nothing needs translation.
     root = str(client.info().get("DockerRootDir") or "")
     if DOCKERENV.exists() and not (root and Path(root).is_dir()):
         raise DockerSetupError(

@@ -1,6 +1,7 @@
-"""Ending a container: its stop signal, then SIGKILL, without a thread that waits for the grace in between.
+"""Stops a container: first its stop signal, after a grace period SIGKILL.
 
-`docker stop` would hold one, and with it the program's own end.
+It polls instead of calling `docker stop`, which would block a thread for the grace period, and with it the program's
+end.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from controller.runtimes.docker.inspect import phase_of
 from controller.state import Phase
 
 KILL_WAIT_S: Final = 20.0
-"""After SIGKILL; a process that waits for its GPU cannot end sooner."""
+"""Seconds to wait after SIGKILL. Long, because a process that waits for its GPU cannot end sooner."""
 FIRST_POLL_S: Final = 0.05
 MAX_POLL_S: Final = 0.5
 
 
 async def stop_container(daemon: Daemon, container: Inspected, grace_s: float) -> None:
-    """Return when the container has ended. Raises RuntimeUnavailableError when it does not."""
+    """Stop a container, and return when it has ended. SIGKILL follows after `grace_s` seconds.
+
+    Raises RuntimeUnavailableError if the container does not end even then.
+    """
     container_id = str(container["Id"])
     signal = str(container["Config"].get("StopSignal") or "SIGTERM")
     for each, wait_s in ((signal, grace_s), ("SIGKILL", KILL_WAIT_S)):

@@ -1,4 +1,4 @@
-"""Which user an engine's container runs as: the one with the least rights that can read the model."""
+"""Chooses the user of an engine's container: the one with the fewest rights that can read the model."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from controller.artifacts.locate import locate_path
 from controller.artifacts.model_roots import ModelRoots
 
 UNPRIVILEGED: Final = 10001
-"""User and group of engines whose models everybody may read; the same as in our images."""
+"""User id and group id of engines whose models everybody may read. They are the same in Roundhouse's images."""
 _LOOKED_AT: Final = 10_000
-"""Files of one model whose owners are looked at, at most."""
+"""Files of one model whose owners are checked at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """A file or folder that an engine must read."""
+    """Owner, group and mode of a file or folder that an engine must read."""
 
     uid: int
     gid: int
     mode: int
 
     def readable_by(self, uid: int, gid: int) -> bool:
-        """Whether a process without capabilities can read it, and enter it where it is a folder."""
+        """Return whether a process of this user without capabilities can read it, and enter it if it is a folder."""
         needed_bits = 0o5 if stat.S_ISDIR(self.mode) else 0o4
         shift = 6 if uid == self.uid else 3 if gid == self.gid else 0
         return (self.mode >> shift) & needed_bits == needed_bits
@@ -37,7 +37,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class UserIdentity:
-    """A container's user and the capabilities it has beyond none."""
+    """User, group and capabilities of a container."""
 
     uid: int
     gid: int
@@ -45,14 +45,14 @@ class UserIdentity:
 
     @property
     def user(self) -> str:
-        """As Docker takes it."""
+        """`uid:gid`, as Docker takes it."""
         return f"{self.uid}:{self.gid}"
 
 
 def choose_identity(entries: Sequence[FileEntry]) -> UserIdentity:
-    """The models' owner where that is not root, else the unprivileged user, else root: the first that can read all.
+    """Return the first user that can read all entries: an owner that is not root, the unprivileged user, or root.
 
-    Only when no single user can, root gets DAC_OVERRIDE: root without capabilities cannot read others' files.
+    If none can, return root with DAC_OVERRIDE, since root without capabilities cannot read others' files.
     """
     owners = dict.fromkeys((entry.uid, entry.gid) for entry in entries if entry.uid != 0)
     for uid, gid in (*owners, (UNPRIVILEGED, UNPRIVILEGED), (0, 0)):
@@ -62,10 +62,10 @@ def choose_identity(entries: Sequence[FileEntry]) -> UserIdentity:
 
 
 def entries_to_read(roots: ModelRoots, paths: Iterable[str]) -> list[FileEntry]:
-    """What must be readable for these declared paths: themselves, all below them, and the folders down to them.
+    """Return all that must be readable to load these model paths: the files, all below them, and the parent folders.
 
-    In the order: the models first, then the folders around them, so that a model's own owner is preferred. What does
-    not exist is left out: that is preflight's to say.
+    The files come before their parent folders, so that `choose_identity` prefers their owner. Files that do not exist
+    are left out; the preflight reports them.
     """
     root_folders = roots.resolve().folders
     model_entries: dict[Path, FileEntry] = {}
@@ -79,7 +79,7 @@ def entries_to_read(roots: ModelRoots, paths: Iterable[str]) -> list[FileEntry]:
         files = [target, *islice(_below(target), _LOOKED_AT)]
         for each in files:
             _add_entry(each, model_entries)
-        # A link is followed only by who can enter the folders on both sides of it.
+        # To follow a link, a process must be able to enter the folders on both sides of it.
         ends = [Path(os.path.realpath(each)) for each in files if each.is_symlink()]
         folders = (folder for end in (target, declared, *ends) for folder in end.parents)
         for folder in dict.fromkeys(folders):

@@ -1,4 +1,4 @@
-"""Being told when a process ends, without asking again and again: pidfds in the event loop."""
+"""Notifies of the ends of processes by pidfds in the event loop, without polling."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from typing import Final
 from controller.runtimes.process.stat import Process, is_alive
 
 POLL_S: Final = 0.05
-"""How often a process is looked at where the kernel, or a seccomp filter, gives no pidfds."""
+"""Seconds between two checks of a process where the kernel or a seccomp filter allows no pidfds."""
 NO_PIDFDS: Final = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES})
+"""Errors of `pidfd_open` that mean that this system allows no pidfds."""
 
 
 class ExitWatch:
-    """Calls back in the event loop, once for each process that it was given and that ended.
+    """Calls `on_exit` in the event loop, once for each added process that has ended.
 
-    A process that had ended before is reported too, at the loop's next turn. Use it in one event loop only.
+    A process that ended before it was added is reported at the loop's next turn. Create it in the event loop, and use
+    it there only.
     """
 
     def __init__(self, on_exit: Callable[[Process], None]) -> None:
@@ -28,7 +30,7 @@ class ExitWatch:
         self._timers: dict[Process, asyncio.Handle] = {}
 
     def add_process(self, process: Process) -> None:
-        """Watch a process; one that is watched already is watched once."""
+        """Watch a process. Does nothing if it is watched already."""
         if process in self._fds or process in self._timers:
             return
         try:
@@ -41,7 +43,7 @@ class ExitWatch:
                 raise
             self._poll(process)
             return
-        if not is_alive(process):  # ended, or the pid is somebody else's by now
+        if not is_alive(process):  # it has ended, and the pid may be another process's by now
             os.close(fd)
             self._report_soon(process)
             return
@@ -49,7 +51,7 @@ class ExitWatch:
         self._loop.add_reader(fd, self._report_exit, process)
 
     def discard_process(self, process: Process) -> None:
-        """Watch it no longer."""
+        """Stop watching a process. Does nothing if it is not watched."""
         if (fd := self._fds.pop(process, None)) is not None:
             self._loop.remove_reader(fd)
             os.close(fd)
@@ -57,7 +59,7 @@ class ExitWatch:
             timer.cancel()
 
     def close(self) -> None:
-        """Watch nothing any longer."""
+        """Stop watching all processes."""
         for process in (*self._fds, *self._timers):
             self.discard_process(process)
 

@@ -1,13 +1,13 @@
-"""Which processes belong to a replica, and how they are ended. Linux: /proc and pidfds.
+"""Finds the processes that belong to a replica, and ends them. Linux only: it uses /proc and pidfds.
 
-An engine leads a session of its own, so that its children are found by the session's number. That alone is not
-enough: numbers are given out again, children may start sessions of their own, and some overwrite their environment
-(vLLM's, with setproctitle). So a process counts as the replica's when it is
+An engine leads a session of its own, so its children can be found by the session id. That alone is not enough: ids are
+reused, children may start sessions of their own, and some overwrite their environment (those of vLLM, with
+setproctitle). So a process belongs to a replica if it is
 
 - the leader, by pid and start time; or
-- in the leader's session, while the leader still holds its pid; afterwards, when its working folder or its output
-  are the replica's too; or
-- anywhere, with the replica's start id in its environment.
+- in the leader's session while the leader still has its pid; after that, only if its working folder or its output is
+  the replica's too; or
+- in any session, with the replica's start id in its environment.
 """
 
 from __future__ import annotations
@@ -27,28 +27,33 @@ from controller.runtimes.process.stat import PROC, Process, is_alive, list_stats
 START_ENV: Final = "ROUNDHOUSE_START"
 """Environment variable of an engine that holds its start id."""
 ENVIRONMENT_READS: Final = 10
+"""Tries to read an environment that is empty."""
 ENVIRONMENT_PAUSE_S: Final = 0.001
-"""While a process starts a program (execve), its environment reads as empty, for less than a millisecond."""
+"""Seconds between these tries. While a process starts a program (execve), its environment reads as empty for less than
+a millisecond."""
 RESCAN_S: Final = 1.0
-"""How long after SIGKILL until the processes are counted again, should no end be seen before."""
+"""Seconds after SIGKILL until the processes are searched again, if no end was noticed before."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaMark:
-    """What a replica's processes are known by."""
+    """What identifies the processes of a replica."""
 
     start_id: str
+    """Value of `START_ENV` in the engine's environment."""
     work_dir: Path
+    """The engine's working folder."""
     log: Path
+    """The file to which the engine's output goes."""
     leader: Process | None
-    """None: not known, the start was interrupted."""
+    """The engine's own process, which leads the session. None: not known, since the start was interrupted."""
 
 
 def group_members(mark: ReplicaMark, known_processes: Collection[Process] = ()) -> list[Process]:
-    """Every process of a replica that runs, `known_processes` of its own included.
+    """Return all running processes of a replica, including those of `known_processes` that still run.
 
-    A process that is about to end shows no mark any longer, and may still hold memory; so in the session, which it
-    still shows, it counts. Should the session be somebody else's by now, no harm is done: it is ending anyway.
+    A process that is ending no longer shows its files or environment, but may still hold memory, so it counts if it is
+    in the session. Should the session id be another's by now, no harm is done, since the process is ending anyway.
     """
     stats_by_pid = {stat.process.pid: stat for stat in list_stats()}
     session_id = mark.leader.pid if mark.leader else None
@@ -70,7 +75,7 @@ def group_members(mark: ReplicaMark, known_processes: Collection[Process] = ()) 
 
 
 def find_leader(mark: ReplicaMark) -> Process | None:
-    """The engine of an interrupted start: the process with its start id that leads a session."""
+    """Return the engine's process of an interrupted start: the replica's process that leads a session; None if none."""
     for process in group_members(mark):
         stat = read_stat(process.pid)
         if stat is not None and stat.process == process and stat.session == process.pid:
@@ -79,10 +84,10 @@ def find_leader(mark: ReplicaMark) -> Process | None:
 
 
 def has_variable(pid: int, name: str, value: str) -> bool:
-    """Whether a process was started with this environment variable. False also where that cannot be read."""
+    """Return whether a process was started with this environment variable. False also if that cannot be read."""
     try:
         environment = _read_environment(PROC / str(pid))
-    except OSError:  # it ended meanwhile, or it is another user's
+    except OSError:  # it has ended, or belongs to another user
         return False
     return f"{name}={value}".encode() in environment.split(b"\0")
 
@@ -91,7 +96,7 @@ def _read_environment(folder: Path) -> bytes:
     for _ in range(ENVIRONMENT_READS):
         if environment := (folder / "environ").read_bytes():
             return environment
-        (folder / "exe").readlink()  # the kernel's own threads have none
+        (folder / "exe").readlink()  # raises for the kernel's own threads
         time.sleep(ENVIRONMENT_PAUSE_S)
     return b""
 
@@ -107,9 +112,9 @@ def _uses_own_files(pid: int, mark: ReplicaMark) -> bool:
 
 
 def send_signal(process: Process, signum: signal.Signals) -> None:
-    """Signal exactly this process: nothing happens when it is gone, even if its pid was given out again.
+    """Send a signal to exactly this process. Does nothing if it is gone, even if its pid was reused.
 
-    Raises PermissionError when it belongs to another user.
+    Raises PermissionError if the process belongs to another user.
     """
     try:
         fd = os.pidfd_open(process.pid)
@@ -131,10 +136,10 @@ def send_signal(process: Process, signum: signal.Signals) -> None:
 
 
 async def end_processes(mark: ReplicaMark, grace_s: float, reap: Callable[[], object]) -> None:
-    """End every process of a replica: SIGTERM, after `grace_s` SIGKILL. Returns when all are gone, however long it
-    takes: a process that is stuck in a driver still holds its memory.
+    """End every process of a replica: SIGTERM first, SIGKILL after `grace_s` seconds.
 
-    `reap` is called whenever one may have ended, to collect our own child.
+    Returns when all are gone, however long that takes, since a process that is stuck in a driver still holds its
+    memory. Calls `reap` whenever a process may have ended, so that the caller can collect its child.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + grace_s
@@ -146,7 +151,7 @@ async def end_processes(mark: ReplicaMark, grace_s: float, reap: Callable[[], ob
         if signum is signal.SIGTERM and loop.time() >= deadline:
             signum = signal.SIGKILL
             signalled_processes.clear()
-        # What an engine starts to clean up behind itself is left to it, as long as it lives.
+        # While the engine lives, do not signal processes that it starts during its shutdown, as for cleaning up.
         if not signalled_processes or mark.leader not in live_processes:
             for process in set(live_processes) - signalled_processes:
                 send_signal(process, signum)

@@ -1,4 +1,4 @@
-"""From a request to a running engine, with a record of it at every moment in between."""
+"""Starts engines as processes. A record on disk exists at every moment of a start."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from controller.state import HOST, Gpu
 
 
 class Launcher:
-    """Renders, records and spawns engines. Its methods block: call them in a thread."""
+    """Renders the command lines of engines, records their starts and spawns them. Blocking: call it in a thread."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Launcher:
         self._port_lock = threading.Lock()
 
     def check_preflight(self, model: str, definition: Definition) -> str | None:
-        """Why an engine could not be started; None: it could."""
+        """Return why an engine could not be started, by its files, its program and its command line; None: it could."""
         engine = get_engine(definition)
         try:
             if problem := check_model(self._roots, engine, definition):
@@ -77,7 +77,10 @@ class Launcher:
             return f"the program of {model} cannot be looked at: {error}"
 
     def render_replica(self, record: ReplicaRecord, definition: Definition) -> Rendered | None:
-        """What a replica would be started with now, at its own address; None: the definition does not render."""
+        """Return what a replica would be started with now, at its own address.
+
+        None if the definition does not render, or if its GPUs cannot be read.
+        """
         try:
             gpus = self._claimed_gpus(record.claims)
             claims = describe_claims(record.claims, gpus)
@@ -86,7 +89,10 @@ class Launcher:
             return None
 
     def start_replica(self, request: StartRequest, children: MutableMapping[str, Child]) -> Process | None:
-        """Start an engine, our child from then on; None: there is a record of that name. Raises StartError."""
+        """Start an engine, and return its process. None: there is a record of that name, so nothing was started.
+
+        The engine is a child of this process; `children` gets it, by replica name. Raises StartError.
+        """
         try:
             gpus = self._claimed_gpus(request.claims)
             check_gpu_support(get_engine(request.definition), gpus)
@@ -94,7 +100,7 @@ class Launcher:
                 record, launch = self._prepare_start(request, gpus)
                 if not self._records.create_record(record):
                     return None
-            # CUDA may not count a GPU that fell off the bus, and NVML's numbers are then others than CUDA's.
+            # CUDA may not count a GPU that fell off the bus, so its indices may then differ from NVML's: use uuids.
             gpu_env = visible_gpus(gpus, by_uuid=bool(self._nvml.unread_gpus))
             try:
                 return self._spawn(record, launch, request.token, gpu_env, children)

@@ -1,4 +1,4 @@
-"""Engines' output: one bounded file per replica, and a tail that outlives it."""
+"""Logs of engines that run as processes: one bounded file per replica, and a tail that outlives the replica."""
 
 from __future__ import annotations
 
@@ -31,15 +31,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ProcessLogCursor:
-    """Where a follower is: in which file, told by when the log was last cut (0: never), how far, and after what."""
+    """A client's position in the log of a replica."""
 
     cut_at: int
+    """When the log was last cut, in nanoseconds of Unix time; 0: never. `offset` holds only if it is still the same."""
     offset: int
+    """Bytes from the start of the present file to the position."""
     mark: LogMark
+    """The same position by content, for when the log was cut or the replica was removed."""
 
     @classmethod
     def parse(cls, cursor: str | None) -> ProcessLogCursor | None:
-        """None: at the beginning, or the text is no cursor of ours."""
+        """Parse the text that `str` made of a cursor; None for None and for any other text."""
         match = re.fullmatch(r"(\d{1,20})_(\d{1,18})_(\S+)", cursor or "", re.ASCII)
         mark = LogMark.parse(match[3]) if match else None
         return cls(int(match[1]), int(match[2]), mark) if match and mark else None
@@ -49,16 +52,16 @@ class ProcessLogCursor:
 
 
 class ProcessLogs:
-    """The folder of logs. Engines append (O_APPEND) and are never told of what is done here.
+    """The folder of logs. Engines append to their files (O_APPEND) and do not notice when a log is cut.
 
-    An engine's open log carries a lock (flock) that its children share, from before they exist: a log that can be
-    locked has no process left that writes to it.
+    An engine's open log carries a lock (flock), which its children inherit. So a log that can be locked has no process
+    left that writes to it.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self._folder = folder
         self._limit_bytes = limit_bytes
-        # Nobody reads on while a log is cut: the copy would be taken for new lines.
+        # No log is read while one is cut: the copied lines would be taken for new ones.
         self._cut_lock = threading.Lock()
         ended_folder = folder / "ended"
         for each in (folder, ended_folder):
@@ -66,17 +69,17 @@ class ProcessLogs:
         self.ended_logs = EndedLogs(ended_folder)
 
     def log_path(self, name: str) -> Path:
-        """Where an engine writes."""
+        """Return the file to which an engine writes."""
         return self._folder / f"{name}.log"
 
     def open_log(self, name: str) -> int:
-        """A file descriptor for an engine's stdout and stderr, locked."""
+        """Open and lock the log of a new engine. Return a file descriptor for its stdout and stderr."""
         fd = os.open(self.log_path(name), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return fd
 
     def is_written_to(self, name: str) -> bool:
-        """Whether some process still holds the log as its output."""
+        """Return whether a process still has the log open as its output."""
         try:
             with self.log_path(name).open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -87,9 +90,9 @@ class ProcessLogs:
         return False
 
     def bound_log(self, name: str) -> None:
-        """Keep the last part of a log that has grown too long, half of the limit, beside a new empty one.
+        """Cut a log that is longer than the limit: copy its last part, half of the limit, beside it, and empty it.
 
-        Lines written while it is copied are lost.
+        Lines that are written during the copy are lost.
         """
         path = self.log_path(name)
         try:
@@ -102,20 +105,21 @@ class ProcessLogs:
             os.truncate(path, 0)
 
     def read_tail(self, name: str, lines: int = TAIL_LINES) -> str:
-        """The last lines, also of a replica that is gone."""
+        """Return the last lines of a replica's log, also of a removed one; empty if there are none."""
         return plain_tail(self._last_bytes(name, 4 * tail_bytes(lines)), lines)
 
     def retire_log(self, name: str) -> None:
-        """Keep a tail of an ended replica's log, and no more."""
+        """Delete the log of a replica that has ended, except for its end, which is kept among `ended_logs`."""
         with self._cut_lock:
             self.ended_logs.save_log(name, self._current_bytes(name, KEPT_BYTES))
             self._earlier_path(name).unlink(missing_ok=True)
             self.log_path(name).unlink(missing_ok=True)
 
     def read_after(self, name: str, cursor: str | None, lines: int, *, has_ended: bool) -> LogPart | None:
-        """What was written after `cursor`, at first the last lines. `has_ended`: nothing will be written any more.
+        """Return the whole lines that were written after `cursor`, each once. With None, return the last `lines` lines.
 
-        Whole lines, each once. A line that is being written while the log is cut may be torn. None: there is no log.
+        `has_ended`: no more will be written, so that an unfinished last line is returned too. A line that is written
+        while the log is cut may be incomplete. Returns None if there is no log.
         """
         log_cursor = ProcessLogCursor.parse(cursor)
         with self._cut_lock:
@@ -131,7 +135,7 @@ class ProcessLogs:
         cut_at = self._cut_at(name)
         if log_cursor is None:
             data = _last_bytes_of(file, PART_BYTES)
-            end = file.tell()  # it grows meanwhile
+            end = file.tell()  # not the file's size, since the file grows meanwhile
             if len(data) == end:
                 data = _read_last_bytes(self._earlier_path(name), PART_BYTES - end) + data
             part = whole_lines(data, has_ended=has_ended)
@@ -152,7 +156,7 @@ class ProcessLogs:
         file.seek(log_cursor.offset)
         part = whole_lines(file.read(PART_BYTES + 1), has_ended=has_ended)
         offset = log_cursor.offset + len(part)
-        # Behind a cut, what was given before it need not be what stands before this.
+        # Directly after a cut, the bytes given before it need not precede this part: begin a new mark.
         mark = log_cursor.mark.mark_after(part) if log_cursor.offset or not part else LogMark.of(part)
         cursor = str(ProcessLogCursor(cut_at, offset, mark))
         return LogPart(tuple(plain_lines(part)), cursor, running=not has_ended or offset < size)
@@ -172,7 +176,8 @@ class ProcessLogs:
             return 0
 
     def _last_bytes(self, name: str, count: int) -> bytes:
-        # A name comes again where the state folder could not be written, and then the kept log is another engine's.
+        # The current log first: a name may be reused after the state folder could not be written, and then the kept
+        # log is another engine's.
         if self.log_path(name).exists():
             return self._current_bytes(name, count)
         return (self.ended_logs.read_log(name) or b"")[-count:]
@@ -188,7 +193,7 @@ class ProcessLogs:
 
 
 def _read_last_bytes(path: Path, count: int) -> bytes:
-    """At most the last `count` bytes; where that is not the whole file, from the start of a line."""
+    """Return at most the last `count` bytes of a file, from the start of a line; empty if there is no file."""
     try:
         with path.open("rb") as file:
             return _last_bytes_of(file, count)
@@ -207,7 +212,7 @@ def _last_bytes_of(file: BinaryIO, count: int) -> bytes:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Replace a file. Without success when the disk is full: that must not keep what is written elsewhere."""
+    """Replace a file. A failure, say of a full disk, is only logged, so that the caller goes on."""
     try:
         write_atomic(path, data, durable=False)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Main memory of a replica's processes."""
+"""Measures the main memory of a replica's processes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ _MIB = 2**20
 
 
 def process_host_mib(processes: Iterable[Process]) -> int | None:
-    """MiB that the processes hold together, mapped model files included; None: none of them can be looked at.
+    """Return the MiB of main memory that the processes hold together, including mapped model files.
 
-    What they share counts once (PSS). But not less than the largest of them holds (RSS): the half of a model file that
-    another replica has mapped as well is needed in full, once that one is gone.
+    None if none of the processes can be read. Memory that they share counts once (PSS). But the result is at least the
+    memory (RSS) of the largest process: PSS counts a model file only in part if another replica has mapped it too, and
+    the replica needs all of it once the other one is gone.
     """
     pss_bytes, largest_rss = 0, 0
     for process in processes:
@@ -25,7 +26,7 @@ def process_host_mib(processes: Iterable[Process]) -> int | None:
 
 
 def _held_bytes(process: Process) -> tuple[int, int]:
-    """Bytes of RSS and PSS; zeros: it has ended, or it is not ours to look at."""
+    """Return RSS and PSS in bytes; zeros if the process has ended or may not be read."""
     try:
         ps_process = psutil.Process(process.pid)
         try:

@@ -1,4 +1,4 @@
-"""Whether this host has the programs and packages that an engine's command line needs."""
+"""Checks whether this host has the program and the Python package that an engine's command line needs."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _PACKAGES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "litert_lm": ("litert_lm", "litert-lm"),
     }
 )
-"""Worker engine to the package that it imports and the extra that brings it."""
+"""Worker engine to the Python package that it imports, and the extra of `roundhouse` that installs the package."""
 _HINTS: Final[Mapping[str, str]] = MappingProxyType(
     {"vllm": ": install vLLM, or name its program as vllm_serve_binary, or take the backend vllm"}
 )
-"""Program to what to do without it."""
+"""Program to a hint for when it is missing."""
 
 
 def check_program(argv: Sequence[str]) -> str | None:
-    """What is wrong with a rendered command line, in plain words; None: nothing is. Imports and starts nothing.
+    """Return what an engine's command line lacks on this host; None if nothing is missing. Imports and starts nothing.
 
-    Packages are looked for in this interpreter's environment only: an engine of another interpreter says itself, as
-    its last log line, what it lacks.
+    Packages are checked only for engines that run with this Python interpreter. With another one, the engine's last log
+    line says what is missing.
     """
     program = argv[0]
     if problem := _check_executable(program):

@@ -1,4 +1,7 @@
-"""One file per replica: what a restarted controller knows engines by. Other instances' records are never touched."""
+"""Records of replicas, one file each, by which a restarted controller finds its engines.
+
+Records of other instances are never changed.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ log = logging.getLogger(__name__)
 
 
 class ReplicaRecord(BaseModel):
-    """A replica's start. Written before the engine is spawned, and again with its pid. Holds no secret."""
+    """One start of a replica. Written before the engine is spawned, and again with its pid. It holds no secret.
+
+    Times are Unix times in seconds.
+    """
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -34,36 +40,39 @@ class ReplicaRecord(BaseModel):
     spec_hash: str
     attempt: int
     start_id: str
-    """Random, and in the engine's environment: processes of this start carry it."""
+    """Random id in the environment of the engine, which identifies the processes of this start."""
     boot_id: str
+    """`boot_id()` at the start. After a reboot, pids and start times in the record mean nothing."""
     host: str
     port: int
     argv: tuple[str, ...]
     claims: dict[str, int]
     created_at: float
     pid: int | None = None
-    """None: the start was interrupted, or is under way."""
+    """Pid of the engine. None: the start is under way, or was interrupted."""
     start_ticks: int | None = None
+    """Start time of the engine's process, as in `Process`."""
     started_at: float | None = None
     ended: bool = False
-    """Every process of it was seen gone."""
+    """True once every process of the replica was found gone."""
     exit_code: int | None = None
+    """Exit code of the engine, negative for a signal. None: it runs, or the code is not known."""
 
     @property
     def id(self) -> ReplicaId:
-        """Whose attempt it is."""
+        """The replica's id, including the attempt."""
         return ReplicaId(self.model, self.index, self.spec_hash, self.attempt)
 
     @property
     def leader(self) -> Process | None:
-        """The engine's process."""
+        """The engine's process; None while its pid is not known."""
         if self.pid is None or self.start_ticks is None:
             return None
         return Process(self.pid, self.start_ticks)
 
 
 class Records:
-    """The folder of records. Thread-safe; its folder belongs to one controller at a time (the state folder's lock)."""
+    """The folder of records. Thread-safe. Only the controller that holds the state folder's lock may use it."""
 
     def __init__(self, folder: Path, instance: str) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -72,20 +81,23 @@ class Records:
         self._lock = threading.Lock()
 
     def read_records(self) -> list[ReplicaRecord]:
-        """Every record of this instance.
+        """Return every record of this instance.
 
-        Raises RuntimeUnavailableError when one cannot be read, and OSError when the folder cannot: it is unknown then.
+        Raises RuntimeUnavailableError if a record cannot be parsed, and OSError if the folder cannot be read. It is
+        then unknown which engines run.
         """
         with self._lock:
             return [record for path in self._paths() if (record := self._read(path)) is not None]
 
     def read_record(self, name: str) -> ReplicaRecord | None:
-        """None: there is none, or it is another instance's."""
+        """Return the record of one replica; None if there is none, or if it is another instance's. Raises as
+        `read_records`.
+        """
         with self._lock:
             return self._read(self._path(name))
 
     def create_record(self, record: ReplicaRecord) -> bool:
-        """Whether it was new; an existing one is left as it is."""
+        """Write a new record. Returns False, and writes nothing, if there is a record of that name. Raises OSError."""
         with self._lock:
             path = self._path(record.name)
             if path.exists():
@@ -94,10 +106,10 @@ class Records:
             return True
 
     def update_record(self, name: str, **changes: Any) -> ReplicaRecord | None:
-        """Change a record that still exists; returns it as it is now.
+        """Change fields of a record, and return the changed record. None: there is no such record any more.
 
-        Should it not be writable, as on a full disk, it is returned changed and stays as it was: it is what can be seen
-        of the engine, and is seen again next time.
+        If the file cannot be written, as on a full disk, the changed record is returned all the same. The changes are
+        observations of the engine, which the next observation makes again.
         """
         with self._lock:
             path = self._path(name)
@@ -113,18 +125,18 @@ class Records:
             return changed_record
 
     def note_started(self, name: str, leader: Process) -> ReplicaRecord | None:
-        """The engine runs."""
+        """Write into a record that the engine was started as the process `leader`. Returns as `update_record`."""
         return self.update_record(name, pid=leader.pid, start_ticks=leader.start_ticks, started_at=time.time())
 
     def remove_record(self, name: str) -> None:
-        """Forget a replica."""
+        """Delete the record of a replica. Does nothing if there is none."""
         with self._lock:
             path = self._path(name)
             if self._read(path) is not None:
                 path.unlink()
 
     def _paths(self) -> Iterator[Path]:
-        # Not glob, which finds nothing in a folder that is away or cannot be read: unknown is not empty.
+        # Not glob, which finds nothing in a folder that is missing or unreadable: unknown is not empty.
         own_paths = (path for path in self._folder.iterdir() if path.name.startswith(f"rh-{self._instance}-"))
         yield from sorted(path for path in own_paths if path.suffix == ".json")
 
@@ -137,7 +149,7 @@ class Records:
         try:
             record = ReplicaRecord.model_validate_json(path.read_bytes())
         except FileNotFoundError:
-            if not self._folder.is_dir():  # as on a volume that is not mounted: nobody knows what runs
+            if not self._folder.is_dir():  # as on a volume that is not mounted: it is unknown what runs
                 raise
             return None
         except ValidationError as error:

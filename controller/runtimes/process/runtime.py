@@ -1,7 +1,7 @@
-"""Replicas as processes of this host: the embedded default, which needs no Docker.
+"""The runtime that runs replicas as processes of this host. It needs no Docker.
 
-Engines outlive the controller. What is known of them is in `<state>/replicas/<name>.json`; their output is in
-`<state>/logs/<name>.log`. docs/process.md tells the whole life of a replica.
+Engines outlive the controller. Their records are in `<state>/replicas/<name>.json`, their output is in
+`<state>/logs/<name>.log`. docs/process.md describes the whole life of a replica.
 """
 
 from __future__ import annotations
@@ -36,13 +36,17 @@ from controller.schema.desired import Definition
 from controller.state import Exit, Gpu, GpuDriver, Phase, PreflightResult, UnreadGpu
 
 UNSEEN_S: Final = 10.0
-"""How long an interrupted start may hold its log without being found: between fork and exec, which takes moments."""
+"""Seconds for which the child of an interrupted start may hold its log without being recognized. It is not recognized
+between fork and exec, which takes moments."""
 
 log = logging.getLogger(__name__)
 
 
 class ProcessRuntime:
-    """Starts, sees and ends engines as processes. One object per event loop; one controller per state folder."""
+    """Starts, lists and stops replicas as processes. See `Runtime` for what methods promise.
+
+    Use one object in one event loop only, and one controller per state folder.
+    """
 
     kind = "process"
 
@@ -57,6 +61,17 @@ class ProcessRuntime:
         host: str = "127.0.0.1",
         nvml: NvmlReader | None = None,
     ) -> None:
+        """Create a runtime, and its folders in the state folder.
+
+        Args:
+            instance: Id of this installation, part of every replica's name.
+            state: The state folder.
+            models: The models folders.
+            python: The interpreter that runs our workers.
+            log_mib: MiB of each engine's output that are kept.
+            host: Address on which engines listen.
+            nvml: Reads GPUs; None: the NVML library of this process.
+        """
         state = state.resolve()
         self._instance = instance
         self._work_dir = state / "work"
@@ -85,8 +100,11 @@ class ProcessRuntime:
     # Seeing
 
     async def list_replicas(self) -> list[SeenReplica]:
-        """Every replica of this instance. Children of an engine that has ended are ended now; until they are gone,
-        it counts as running, since they hold its memory."""
+        """Return every replica of this instance, in any phase.
+
+        If an engine has ended and left children behind, begin to end these. Until they are gone the replica counts as
+        running, since they hold its memory.
+        """
         with _state_errors():
             observations = await asyncio.to_thread(self._observe_records)
         watch = self._get_exit_watch()
@@ -112,14 +130,14 @@ class ProcessRuntime:
         is_same_boot = record.boot_id == current_boot
         if is_same_boot and record.leader is not None and is_alive(record.leader):
             return self._seen_replica(record, Phase.RUNNING), record, False
-        exit_code = self._reap(record.name)  # not before: it would be asked too early
+        exit_code = self._reap(record.name)  # only after `is_alive`: an earlier poll may miss the end
         if is_same_boot and group_members(self._mark_of(record)):
             return self._seen_replica(record, Phase.RUNNING), record, True
         record = self._records.update_record(record.name, ended=True, exit_code=exit_code) or record
         return self._seen_replica(record, Phase.EXITED), record, False
 
     def _complete_record(self, record: ReplicaRecord) -> ReplicaRecord:
-        """Complete the record of a start that was interrupted after its engine had begun to run."""
+        """Add the engine's process to the record of a start that was interrupted after the engine had begun to run."""
         leader = find_leader(self._mark_of(record))
         if leader is None:
             return record
@@ -145,35 +163,35 @@ class ProcessRuntime:
         return ReplicaMark(record.start_id, self._work_dir / record.name, self._logs.log_path(record.name), leader)
 
     async def read_log_tail(self, name: str, lines: int = 50) -> str:
-        """The engine's last log lines, also of one that is gone; empty when there are none."""
+        """Return the engine's last log lines, also those of a removed replica; empty if there are none."""
         with _state_errors():
             return await asyncio.to_thread(self._logs.read_tail, name, lines)
 
     async def list_ended_logs(self, model: str) -> builtins.list[str]:
-        """Names of the model's replicas that are gone and whose logs are kept, the newest first."""
+        """Return the names of the model's removed replicas whose logs are kept, newest first."""
         with _state_errors():
             return await asyncio.to_thread(self._logs.ended_logs.list_names, self._instance, model)
 
     async def read_log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
-        """What the engine wrote after `cursor`; a cursor that cannot be read counts as none."""
+        """Return what the engine wrote after `cursor`. An invalid cursor counts as None."""
         if not is_replica_name(self._instance, name):
             return None
         with _state_errors():
             return await asyncio.to_thread(self._log_after, name, cursor, lines)
 
     def _log_after(self, name: str, cursor: str | None, lines: int) -> LogPart | None:
-        record = self._records.read_record(name)  # first: what it wrote before it ended is there then
+        record = self._records.read_record(name)  # before the log: if it has ended, its log is then complete
         part = self._logs.read_after(name, cursor, lines, has_ended=record is None or record.ended)
         return LogPart((), cursor or "", running=True) if part is None and record is not None else part
 
     async def render_replica(self, replica: SeenReplica, definition: Definition, image: str | None) -> Rendered | None:
-        """What it would be started with now; None also when it has no record any more."""
+        """Return what a running replica would be started with now; None if that is unknown, or if it has no record."""
         with _state_errors():
             record = await asyncio.to_thread(self._records.read_record, replica.name)
         return None if record is None else self._launcher.render_replica(record, definition)
 
     async def read_gpus(self) -> tuple[Gpu, ...] | None:
-        """The host's GPUs."""
+        """Return the host's GPUs. Their processes name the replicas that they belong to. Empty: none. None: unknown."""
         return await self._owners.name_owners(await asyncio.to_thread(self._nvml.read_gpus))
 
     async def _list_processes(self) -> dict[str, builtins.list[int]]:
@@ -187,7 +205,7 @@ class ProcessRuntime:
             return await asyncio.to_thread(look)
 
     async def read_host_mib(self, name: str) -> int | None:
-        """Main memory that an engine and its children hold, in MiB; None: it does not run."""
+        """Return the MiB of main memory that an engine and its children hold; None if the replica does not run."""
 
         def look() -> int | None:
             record = self._records.read_record(name)
@@ -197,19 +215,19 @@ class ProcessRuntime:
             return await asyncio.to_thread(look)
 
     def get_gpu_error(self) -> str | None:
-        """Why there are no figures of GPUs."""
+        """Return why the last `read_gpus` found no GPU or failed; None if it found GPUs."""
         return self._nvml.reason
 
     def get_gpu_driver(self) -> GpuDriver | None:
-        """The host's NVIDIA driver by the last reading of its GPUs; None: not known."""
+        """Return the NVIDIA driver that the last `read_gpus` found; None: not known."""
         return self._nvml.driver
 
     def list_unread_gpus(self) -> tuple[UnreadGpu, ...]:
-        """The GPUs that the last reading left out."""
+        """Return the GPUs that the last `read_gpus` left out because they cannot be read."""
         return self._nvml.unread_gpus
 
     def watch_events(self) -> AsyncIterator[None]:
-        """Yields whenever an engine has ended; several ends may be one event."""
+        """Yield whenever engines have ended, once for one or more of them."""
         changed = asyncio.Event()
         self._listeners.add(changed)
         return self._events(changed)
@@ -242,16 +260,18 @@ class ProcessRuntime:
     # Starting and ending
 
     async def check_preflight(self, model: str, definition: Definition, image: str | None) -> PreflightResult:
-        """Whether an engine could be started: files, program and packages are there, and the definition renders."""
+        """Check whether a replica could be started: files, program and Python package exist, and the definition renders
+        to a command line. Starts nothing.
+        """
         error = await asyncio.to_thread(self._launcher.check_preflight, model, definition)
         return PreflightResult(error is None, time.time(), error)
 
     async def pull_image(self, image: str) -> None:
-        """Processes have no images."""
+        """Raise StartError: processes have no images."""
         raise StartError("the process runtime has no images")
 
     async def start_replica(self, request: StartRequest) -> None:
-        """Start an engine; one that has a record is not started again."""
+        """Start an engine. Does nothing if there is a record of that name. Raises StartError."""
 
         async def work() -> None:
             async with self._lock_of(request.name):
@@ -259,18 +279,18 @@ class ProcessRuntime:
             if leader is not None:
                 self._get_exit_watch().add_process(leader)
 
-        # A cancelled caller must not leave a start that others believe to be over.
+        # Shielded: a start must finish even if its caller is cancelled, since others would take it for done.
         await asyncio.shield(self._start_task(f"start {request.name}", work()))
 
     async def stop_replica(self, name: str, grace_s: float) -> None:
-        """End an engine and all its processes, however long that takes, and forget it."""
+        """End an engine and all its processes, however long that takes, and remove the replica."""
         with _state_errors():
             async with self._lock_of(name):
                 if (record := await asyncio.to_thread(self._records.read_record, name)) is not None:
                     await self._end_replica(record, grace_s)
 
     async def remove_replica(self, name: str) -> None:
-        """Forget a replica that has ended or never began. One that runs is left as it is."""
+        """Remove a replica that has ended or was never started. One that runs is left as it is."""
         with _state_errors():
             async with self._lock_of(name):
                 record = await asyncio.to_thread(self._records.read_record, name)
@@ -285,7 +305,7 @@ class ProcessRuntime:
         name = record.name
         deadline = asyncio.get_running_loop().time() + UNSEEN_S
         while True:
-            # An interrupted start may have left a child that holds the log and is not yet the engine: no mark shows.
+            # An interrupted start may have left a child that holds the log but is not recognizable before its exec.
             may_be_starting = record.leader is None and await asyncio.to_thread(self._logs.is_written_to, name)
             await end_processes(self._mark_of(record), grace_s, lambda: self._reap(name))
             if not may_be_starting or asyncio.get_running_loop().time() >= deadline:
@@ -298,7 +318,7 @@ class ProcessRuntime:
         return child.poll() if child else None
 
     def _forget_replica(self, name: str) -> None:
-        """The record goes last: until then, a crash leaves something that can be ended again."""
+        """Delete all files of an ended replica, the record last: after a crash, the record lets this be repeated."""
         self._reap(name)
         self._children.pop(name, None)
         self._logs.retire_log(name)
@@ -306,7 +326,7 @@ class ProcessRuntime:
         self._records.remove_record(name)
 
     def _sweep_orphans(self, record: ReplicaRecord) -> None:
-        """End what an engine left behind, once."""
+        """End the processes that an ended engine left behind, in a task. Does nothing if that is under way."""
         key = f"sweep {record.name}"
         if key in self._tasks or self._lock_of(record.name).locked():
             return
@@ -331,7 +351,7 @@ class ProcessRuntime:
         return task
 
     async def close(self) -> None:
-        """Stop watching. Engines run on."""
+        """Stop watching, and cancel operations under way. Engines go on running."""
         self._closed = True
         self._notify()
         if self._exit_watch is not None:

@@ -1,4 +1,4 @@
-"""Starting an engine's process: its environment, its port, its session. And its end, as its parent learns it."""
+"""Spawns engines: environment, port and session of a new process, and the exit code when it ends."""
 
 from __future__ import annotations
 
@@ -26,28 +26,27 @@ _INHERITED: Final = frozenset(
         *("CUDA_HOME", "CUDA_PATH", "CUDA_CACHE_PATH", "CUDA_MODULE_LOADING"),
     }
 )
-"""What an engine gets of the controller's environment: where things are. No proxies, no settings, no secrets."""
+"""Variables of the controller that engines inherit: paths and locale. No proxies, no settings, no secrets."""
 
 _PORT_TRIES: Final = 32
 
 
 def inherited_environment(controller: Mapping[str, str]) -> dict[str, str]:
-    """The part of the controller's environment that engines may see."""
+    """Return the part of the controller's environment that engines inherit."""
     kept_variables = {key: value for key, value in controller.items() if key in _INHERITED or key.startswith("LC_")}
-    # What a Python engine prints to a file would else be held back, and be lost when it is killed.
+    # Without it, a Python engine buffers what it prints to a file, and loses it when killed.
     return {"PYTHONUNBUFFERED": "1"} | kept_variables
 
 
 def mark_variables(instance: str, name: str, start_id: str) -> dict[str, str]:
-    """What an engine's processes are found by."""
+    """Return the environment variables by which an engine's processes are found."""
     return {INSTANCE_ENV: instance, REPLICA_ENV: name, START_ENV: start_id}
 
 
 def check_gpu_support(engine: Engine, gpus: Sequence[Gpu]) -> None:
-    """Refuse a MIG instance where the engine cannot be told to use it.
+    """Raise StartError if a claimed GPU is a MIG instance that the engine cannot be told to use.
 
-    Raises:
-        StartError: Permanent. It names the instance.
+    The error is permanent, and names the instance.
     """
     instance = None if engine.takes_mig_instances else next((gpu for gpu in gpus if gpu.mig is not None), None)
     if instance is not None:
@@ -60,9 +59,10 @@ def check_gpu_support(engine: Engine, gpus: Sequence[Gpu]) -> None:
 
 
 def find_free_port(host: str, taken_ports: Collection[int]) -> int:
-    """A port that nothing listens on and that no other engine was given. Raises StartError.
+    """Return a port on `host` that nothing listens on and that is not among `taken_ports`. Raises StartError.
 
-    Somebody else may take it before the engine does: the engine then says so and ends, and is started anew.
+    Another program may take the port before the engine listens. Then the engine exits, and its next attempt gets
+    another port.
     """
     for _ in range(_PORT_TRIES):
         try:
@@ -76,9 +76,13 @@ def find_free_port(host: str, taken_ports: Collection[int]) -> int:
 
 
 def spawn_engine(argv: Sequence[str], env: Mapping[str, str], cwd: Path, log: int) -> Child:
-    """Start a program that leads its own session and has no tie to us: it survives our death. Raises StartError."""
+    """Start a program that leads a session of its own, so that it survives the controller. Raises StartError.
+
+    `log` is the file descriptor for its stdout and stderr.
+    """
     try:
-        # The runtime reaps it, perhaps long after this object: Popen would complain on being dropped.
+        # The runtime reaps the process, perhaps after this object is gone. Setting `returncode` below keeps Popen from
+        # warning about that.
         process = subprocess.Popen(
             argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
@@ -93,7 +97,7 @@ def spawn_engine(argv: Sequence[str], env: Mapping[str, str], cwd: Path, log: in
 
 
 class Child:
-    """A process that we started and must reap. Thread-safe."""
+    """A child process that must be reaped. Thread-safe."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -102,7 +106,10 @@ class Child:
         self._lock = threading.Lock()
 
     def poll(self) -> int | None:
-        """The exit code once it has ended, negative for a signal; None while it runs. Reaps it."""
+        """Return the exit code, negative for a signal, and reap the process if it has ended.
+
+        None while the process runs, or if the code is lost because something else reaped it.
+        """
         with self._lock:
             if not self._reaped:
                 self._reap()

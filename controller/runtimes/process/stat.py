@@ -1,4 +1,4 @@
-"""What /proc says of processes (Linux)."""
+"""Reads the state of processes from /proc (Linux)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PF_EXITING: Final = 0x4
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process for as long as it lives: a pid is given out again, a pid with a start time is not."""
+    """Identifies one process for ever: a pid is reused, the pair of pid and start time is not (within one boot)."""
 
     pid: int
     start_ticks: int
@@ -24,29 +24,29 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """What /proc/PID/stat says of a process."""
+    """The content of /proc/PID/stat for one process."""
 
     process: Process
     parent: int
     session: int
     has_ended: bool
-    """Nothing of it runs. A zombie whose other threads still run has not ended: they hold its memory."""
+    """No thread of the process runs. A zombie whose other threads still run has not ended, since they hold memory."""
     is_exiting: bool
-    """It, or its main thread, is past the point where it still shows an environment, a folder or open files."""
+    """The process or its main thread is ending, and no longer shows its environment, working folder and open files."""
 
 
 def boot_id() -> str:
-    """Changes with every boot of the host: start times are comparable within one boot only."""
+    """Return an id that changes with every boot of the host. Compare start times only within one boot."""
     return (PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def read_stat(pid: int) -> Stat | None:
-    """None: there is no such process."""
+    """Read /proc/PID/stat; None if there is no such process."""
     try:
         text = (PROC / str(pid) / "stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The command's name is in parentheses and may hold anything, parentheses too.
+    # The command's name is in parentheses, and may itself contain parentheses.
     fields = text[text.rindex(b")") + 2 :].split()
     state, parent, session, flags, threads, start_ticks = (fields[number] for number in (0, 1, 3, 6, 17, 19))
     has_ended = state in {b"Z", b"X"} and int(threads) <= 1
@@ -54,7 +54,7 @@ def read_stat(pid: int) -> Stat | None:
 
 
 def list_stats() -> Iterator[Stat]:
-    """Every process that there is."""
+    """Yield the state of every process on the host, including ended ones that were not reaped."""
     with os.scandir(PROC) as entries:
         pids = [int(entry.name) for entry in entries if entry.name.isdigit()]
     for pid in pids:
@@ -63,6 +63,6 @@ def list_stats() -> Iterator[Stat]:
 
 
 def is_alive(process: Process) -> bool:
-    """Whether it runs; a zombie does not."""
+    """Return whether the process runs. A zombie does not."""
     stat = read_stat(process.pid)
     return stat is not None and stat.process == process and not stat.has_ended
