@@ -75,7 +75,10 @@ class Recorder:
         self._journal.record_entries(round_events(before, after, leaving_requests, self._redact), self._clock())
 
     def record_trouble(self, trouble: Trouble) -> None:
-        """Record where this trouble began, changed or ended, compared with the previous call."""
+        """Record what began, changed or ended of the controller's trouble since the previous call.
+
+        Call it with the present trouble after every round; `Trouble()` means that there is none.
+        """
         entries = trouble_events(self._trouble, trouble)
         self._trouble = trouble
         self._journal.record_entries(entries, self._clock())

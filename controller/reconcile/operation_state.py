@@ -126,7 +126,7 @@ class OperationState:
     def prune_state(self, desired: DesiredState, replicas: Iterable[ObservedReplica], now: float) -> None:
         """Forget what no longer matters.
 
-        That is: failures and preflights of definitions that are no longer wanted as they were, failures of replicas
+        That is: failures and preflights of definitions that were edited or are no longer wanted, failures of replicas
         that have recovered, failed pulls of images that no model uses, drains of replicas that are gone, and drains of
         wanted replicas while the controller is paused.
         """

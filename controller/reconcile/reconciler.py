@@ -158,7 +158,7 @@ class Reconciler:
         self.round: Round | None = None
         """The last complete round; None before the first."""
         self.error: str | None = None
-        """Why the last round failed or had no complete observation; None: it succeeded."""
+        """Why the last round was not complete; None: it was."""
         self.silence: RuntimeSilence | None = None
         """How long the runtime has not answered; None: it answers."""
 
@@ -183,7 +183,11 @@ class Reconciler:
             await asyncio.sleep(SHORTEST_ROUND_S)
 
     async def run_round(self) -> Round | None:
-        """Run one round and return it. None means that there was no complete observation, so nothing was changed."""
+        """Observe, plan, start the plan's actions, publish the result, and return the round.
+
+        None means that the runtime did not answer, or that no valid files were ever read. No engine was changed then,
+        and `error` says why.
+        """
         try:
             desired, observed = await self._observe()
         except RuntimeUnavailableError as error:

@@ -45,10 +45,10 @@ class RoundhouseError(Exception):
     def __init__(
         self, code: str, message: str, *, param: str | None = None, retry_after_s: float | None = None
     ) -> None:
-        """Raises KeyError if `code` is not in `ERROR_CODES`.
+        """Create an error with one of the codes in `ERROR_CODES`. Raises KeyError for any other code.
 
-        `param` names the field or parameter at fault. `retry_after_s` is when a retry makes sense; None means
-        `DEFAULT_RETRY_AFTER_S`. It counts only for codes that ask for a retry.
+        `param` names the field or parameter at fault. For codes that ask for a retry, `retry_after_s` is the seconds
+        until then; None means `DEFAULT_RETRY_AFTER_S`.
         """
         super().__init__(message)
         self.entry = ERROR_CODES[code]

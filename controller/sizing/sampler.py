@@ -50,7 +50,10 @@ class _Growth:
 
 
 class MemorySampler:
-    """Measures replicas after each round of the reconciler, in the background, and records the results."""
+    """Measures the memory of ready replicas in the background, records it in a `MemoryHistory`, and stores that.
+
+    Call `follow_round` after each complete round of the reconciler.
+    """
 
     def __init__(self, history: MemoryHistory, folder: Path, runtime: Runtime, clock: Callable[[], float]) -> None:
         """`folder` is the state folder in which `history` is stored. `clock` returns the Unix time in seconds."""

@@ -59,7 +59,7 @@ class ExitTails:
         return self._tails[key]
 
     def keep_only(self, container_ids: set[str]) -> None:
-        """Forget the tails of all other containers."""
+        """Forget the tails of all containers except these."""
         self._tails = {key: tail for key, tail in self._tails.items() if key[0] in container_ids}
 
 

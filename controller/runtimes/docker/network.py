@@ -47,7 +47,10 @@ def ensure_network(client: docker.APIClient, name: str, instance: str, *, publis
 
 
 def remove_network(client: docker.APIClient, name: str, instance: str) -> None:
-    """Remove the network of engines if this instance created it and no container is on it. Never raises."""
+    """Remove the network of engines if this instance created it and no container is on it.
+
+    Does not raise if the daemon refuses.
+    """
     try:
         for network in _find_networks(client, name):
             details: Mapping[str, Any] = client.inspect_network(network["Id"])
