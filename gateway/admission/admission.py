@@ -1,7 +1,7 @@
-"""Who may go into which replica now, who waits, in which order, and who is refused. Pure: `now` is monotonic seconds.
+"""Admission of requests to replicas: who enters now, who waits, in what order, and who is refused. Pure.
 
-Whatever may make room answers with `Grant`s: whoever can go in now. They are inside already, so the caller must hand
-them on, or leave for them.
+`now` is monotonic seconds. Methods that may free room return `Grant`s for tickets that waited. A granted ticket holds
+its slot already, so the caller must pass the grant to the ticket's owner or release the ticket.
 """
 
 from __future__ import annotations
@@ -25,26 +25,28 @@ _NOBODY: Final[Sequence[Grant]] = ()
 
 
 class Admission:
-    """The slots of all replicas, and the queue before each model.
+    """The slots of all replicas, and one queue per model.
 
-    Invariant: those inside a replica take at most `target_inflight` slots, unless a new table lowered that; and nobody
-    waits who could go in, except for a trial that came due since the last call (see `admit_trials`), for a replica that
-    is kept for one that needs more of it than is free, and behind 64 others.
+    Invariant: the requests inside a replica hold at most `target_inflight` slots, unless a new table lowered that
+    number. No ticket waits that could enter, with three exceptions: a circuit breaker's trial became due since the last
+    call (see `admit_trials`); a replica is kept for a request that needs more of it than is free; the first
+    `MOST_LOOKS` tickets of the queue do not fit, and one behind them would.
     """
 
     def __init__(self, queue_limit: int | None) -> None:
-        """`queue_limit`: requests that may wait for each replica of a model that does not say; None:
-        `QUEUE_LIMIT_PER_SLOT` for each of its slots."""
+        """`queue_limit`: requests that may wait per replica of a model that declares no limit of its own; None:
+        `QUEUE_LIMIT_PER_SLOT` per slot."""
         self._queue_limit = queue_limit
         self._queues: dict[str, ModelQueue] = {}
         self._replicas: dict[str, ReplicaSlots] = {}
         self.depths: dict[str, int] = {}
-        """Model to tickets that wait; never holds a zero. Always the same object, and not to be changed."""
+        """Number of waiting tickets by model name; absent if none. Always the same object; read-only for others."""
 
     def apply_table(self, routes: Routes, now: float) -> Sequence[Grant]:
-        """A new routing table is in force. Call it before anything arrives under it.
+        """Adopt a new routing table, before requests are admitted under it. Returns grants for tickets that enter now.
 
-        Who waits for a model that is gone, or is not being loaded, waits on: see `waiting`.
+        Tickets keep waiting when their model has left the table or is no longer loading: end those that
+        `waiting_tickets` lists, if they should not wait.
         """
         for replica in self._replicas.values():
             replica.is_routed = False
@@ -63,20 +65,24 @@ class Admission:
         return self.admit_trials(now)
 
     def admit_ticket(self, ticket: Ticket, route: ModelRoute, now: float) -> Endpoint | None:
-        """`ticket` comes, for a model of the table in force. The replica it is inside from now on; None: it waits.
+        """Admit or queue a new request. `route`: its model in the table in force.
 
-        Either way it must `leave` some time. `ticket.place` says where it stands.
+        Returns the endpoint whose slot the ticket now holds; None means queued, and a later `Grant` delivers it. Call
+        `release_ticket` once either way. Sets `ticket.place`.
 
         Raises:
-            RoundhouseError: `queue_full`, or `engine_unreachable` where the model is loaded and no replica is to be
-                had. The ticket is still new; with `queue_full` it has its `place`.
+            RoundhouseError: `queue_full` (`ticket.place` is set), or `engine_unreachable` if the model is loaded and
+                no replica accepts requests. The ticket stays new.
         """
         assert ticket.state == "new"
         ticket.queue = queue = self._queues[route.name]
         return queue.admit_ticket(ticket, now)
 
     def release_ticket(self, ticket: Ticket, now: float) -> Sequence[Grant]:
-        """`ticket` is done, or its client is gone: wherever it is, it is nowhere now. Harmless when repeated."""
+        """Give back the ticket's slot, or its place in the queue. Returns grants for tickets that enter now.
+
+        Call when the request is done or its client is gone. Repeated calls do nothing.
+        """
         state = ticket.state
         if state == "inside":
             ticket.state = "gone"
@@ -93,15 +99,16 @@ class Admission:
         return _NOBODY
 
     def retry_ticket(self, ticket: Ticket, now: float, *, is_refused: bool) -> tuple[Endpoint | None, Sequence[Grant]]:
-        """The try failed before the first byte: the ticket gives up its slot, and its next endpoint is answered.
+        """Move a ticket whose attempt failed before the first byte: release its slot and admit it elsewhere.
 
-        None: none has room, or the model is being loaded anew, so it waits, in front of its tenant's others. The grants
-        are those of others. `is_refused`: the replica did not accept the connection; else it accepted and closed it.
-        Call `failed` first.
-        The next try must open a connection of its own where one has broken: a second stale one would prove nothing.
+        Returns the next endpoint, and grants for other tickets. Endpoint None means that the ticket waits, in front of
+        its tenant's other tickets: no replica has room, or the model is loading again. `is_refused`: the replica
+        refused the connection; False: the replica accepted the connection and closed it. Call `record_failure` first.
+        After a broken connection, open a new one for the next attempt: another stale one would prove nothing.
 
         Raises:
-            RoundhouseError: `engine_unreachable`: nothing is left to try. The ticket has its slot until it leaves.
+            RoundhouseError: `engine_unreachable` if no replica is left to try. The ticket keeps its slot until
+                `release_ticket`.
         """
         assert ticket.state == "inside"
         queue, replica = ticket.queue, ticket.replica
@@ -114,12 +121,14 @@ class Admission:
         return self._requeue(ticket, now)
 
     def preempt_ticket(self, ticket: Ticket, now: float, *, by_engine: bool) -> tuple[Endpoint | None, Sequence[Grant]]:
-        """It has to give its tokens back, before any part of its answer was sent: its next endpoint, as of
-        `retry_ticket`, where it claims more than it had. `by_engine`: the engine itself found no room.
+        """Take back the tokens of a ticket and admit it again with a larger claim.
+
+        Call only while no part of the answer has been sent to the client. Returns what `retry_ticket` returns.
+        `by_engine`: the engine reported that its KV cache is full; False: another request needs the tokens.
 
         Raises:
-            RoundhouseError: `kv_cache_exhausted`: its engine's tokens are not known, or it had all of them. The ticket
-                has its slot until it leaves.
+            RoundhouseError: `kv_cache_exhausted` if the engine reported it and its number of tokens is unknown or the
+                ticket had all of them. The ticket keeps its slot until `release_ticket`.
         """
         assert ticket.state == "inside"
         pool, claim = ticket.replica.token_pool, ticket.claim
@@ -130,24 +139,33 @@ class Admission:
         return self._requeue(ticket, now)
 
     def begin_answer(self, ticket: Ticket, *, is_counted: bool) -> int:
-        """See `TokenPool.begin_answer`."""
+        """Return after how many events of the answer to call `extend_answer`; `NEVER` where tokens are not counted.
+
+        `is_counted`: see `TokenPool.begin_answer`.
+        """
         pool = ticket.replica.token_pool
         return NEVER if pool is None else pool.begin_answer(ticket, is_counted=is_counted)
 
     def extend_answer(
         self, ticket: Ticket, answered: int, can_resend: Callable[[Ticket], bool]
     ) -> tuple[int, list[Ticket]]:
-        """See `TokenPool.extend`. Who must leave is to be preempted, or ended, by the caller."""
+        """Grant more tokens to an answer that has `answered` events so far; see `TokenPool.extend`.
+
+        Returns after how many events to call again, and the tickets that the caller must preempt or end for it.
+        """
         pool = ticket.replica.token_pool
         return (NEVER, []) if pool is None else pool.extend(ticket, answered, can_resend)
 
     def record_usage(self, ticket: Ticket, prompt_tokens: int, answer_tokens: int) -> None:
-        """The engine counted the request, which is inside."""
+        """Learn from the token counts that the engine reported for a ticket. Call before its `release_ticket`.
+
+        `answer_tokens`: of all answers to the request together.
+        """
         if ticket.claim is not None and ticket.replica.token_pool is not None:
             ticket.queue.token_estimator.record_usage(ticket.claim.demand, prompt_tokens, answer_tokens)
 
     def record_overrun(self, ticket: Ticket, now: float) -> None:
-        """The engine of the request, which is inside, found no room in its cache."""
+        """Raise the model's token estimates, because the engine reported a full KV cache. `ticket` is still inside."""
         ticket.queue.token_estimator.record_overrun(now)
 
     def _requeue(self, ticket: Ticket, now: float) -> tuple[Endpoint | None, list[Grant]]:
@@ -163,22 +181,28 @@ class Admission:
         return None, grants
 
     def has_other_replica(self, model: str, replica: str, now: float) -> bool:
-        """Whether `model` has a routed replica other than `replica` that is not left out; it may be full."""
+        """Return whether a routed replica other than `replica` serves `model` and its circuit breaker admits requests.
+
+        The other replica may be full.
+        """
         queue = self._queues.get(model)
         return queue is not None and queue.has_other_replica(replica, now)
 
     def choose_replica(self, route: ModelRoute, now: float, retries: RetryState = NO_RETRIES) -> Endpoint:
-        """The replica for a request that takes no slot and has met `retries`: the one with the least inside.
+        """Return the replica with the fewest requests inside, for a request that takes no slot.
+
+        `retries`: where the request has failed so far.
 
         Raises:
-            RoundhouseError: `engine_unreachable`.
+            RoundhouseError: `engine_unreachable` if no replica is left to try.
         """
         return self._queues[route.name].choose_replica(now, retries)
 
     def record_failure(self, replica: str, now: float) -> Sequence[Grant]:
-        """A connection to `replica` failed: was refused, broke, spoke garbage or ended within an answer.
+        """Count a failed connection to `replica`: refused, broken, not HTTP, or ended within an answer.
 
-        Call it before `again` or `leave`. The grants are those for whom nothing is left to try.
+        Call before `retry_ticket` or `release_ticket`. Returns grants, among them errors for waiting tickets that have
+        no replica left to try.
         """
         slots = self._replicas.get(replica)
         if slots is None:
@@ -190,7 +214,7 @@ class Admission:
         return slots.queue.serve_queue(now)
 
     def record_answer(self, replica: str, now: float) -> Sequence[Grant]:
-        """The first byte of an answer came from `replica`: it is well, whatever was seen of it before."""
+        """Close the circuit breaker of `replica`, which has sent the first byte of an answer. Returns grants."""
         slots = self._replicas.get(replica)
         if slots is None or slots.breaker is None:
             return _NOBODY
@@ -199,7 +223,7 @@ class Admission:
         return slots.queue.serve_queue(now)
 
     def admit_trials(self, now: float) -> Sequence[Grant]:
-        """Time has passed: a replica that was left out may be due for a trial. To be called about every second."""
+        """Admit waiting tickets to replicas whose circuit breaker allows a trial now. Call about once per second."""
         return [
             grant
             for queue in self._queues.values()
@@ -208,18 +232,18 @@ class Admission:
         ]
 
     def waiting_tickets(self, model: str) -> list[Ticket]:
-        """Who waits for `model`, in the order in which they would go."""
+        """Return the tickets that wait for `model`, next to enter first."""
         queue = self._queues.get(model)
         return queue.waiting_tickets() if queue else []
 
     @property
     def slots_in_use(self) -> dict[str, int]:
-        """Replica to tickets inside, those that left the table included; never holds a zero."""
+        """Number of tickets inside by replica name, also of replicas that left the table; absent if none."""
         return {name: replica.inflight for name, replica in self._replicas.items() if replica.inflight}
 
     @property
     def slots_in_use_by_model(self) -> dict[str, int]:
-        """Model to tickets inside; never holds a zero."""
+        """Number of tickets inside by model name; absent if none."""
         return {queue.model: queue.inflight for queue in self._queues.values() if queue.inflight}
 
     def __repr__(self) -> str:
@@ -264,6 +288,6 @@ def _describe_replica(replica: ReplicaSlots, target: int) -> str:
 
 
 def cache_exhausted_error(model: str) -> RoundhouseError:
-    """What a request is told that ends because its engine has no room for it beside the others."""
+    """Return the error for a request of `model` that ends because the engine's KV cache is full."""
     message = f"The KV cache of the engine of {model!r} is full: it has no room for this request beside the others."
     return RoundhouseError("kv_cache_exhausted", message)

@@ -1,4 +1,4 @@
-"""How long a model's answers take, learned from those that it gave. Pure."""
+"""Expected duration of a model's answers, learned from its recent answers. Pure."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Container
 from typing import Final
 
 _KEPT: Final = 0.9
-"""Share of what was learned that the next answer leaves in force: some ten answers count."""
+"""Weight that the earlier answers keep when one is recorded, so that about the last ten count."""
 _LONGER: Final = 4
-"""An answer without a bound of its own is expected to have at most so many times the tokens of the others."""
+"""An answer without a token limit is expected to have at most this many times the mean number of tokens."""
 _PROMPT_LONGER: Final = 2
 _PROMPT_MORE: Final = 64
-"""A prompt of more than so many times the tokens of the others, and so many more, may take a time of its own."""
+"""A prompt of more than `_PROMPT_LONGER` times the mean number of tokens plus `_PROMPT_MORE` gets no prediction."""
 
 
 class AnswerPace:
-    """One model's."""
+    """Running means over one model's recent answers: seconds, prompt tokens, completion tokens."""
 
     __slots__ = ("_answers", "_completion_tokens", "_prompt_tokens", "_seconds")
 
@@ -23,17 +23,17 @@ class AnswerPace:
         self._answers = self._seconds = self._prompt_tokens = self._completion_tokens = 0.0
 
     def record_answer(self, prompt_tokens: int, completion_tokens: int, seconds: float) -> None:
-        """A complete answer of this many tokens took this long, its prompt included."""
+        """Record a complete answer. `seconds`: from sending the request to its end, prompt processing included."""
         self._answers = self._answers * _KEPT + 1
         self._seconds = self._seconds * _KEPT + seconds
         self._prompt_tokens = self._prompt_tokens * _KEPT + prompt_tokens
         self._completion_tokens = self._completion_tokens * _KEPT + completion_tokens
 
     def expected_s(self, prompt_tokens: int, most_tokens: int | None, *, runs_to_bound: bool) -> float | None:
-        """Seconds that an answer may take; None: what is known says nothing of such a request.
+        """Return the seconds that an answer is expected to take at most; None if the recorded answers do not tell.
 
-        `most_tokens`: as many as the request allows; None: it sets no bound. `runs_to_bound`: the model's own end is
-        ignored.
+        That is so when there are none, when the prompt is much longer than theirs, and for an answer without any end.
+        `most_tokens`: the request's limit; None: it sets none. `runs_to_bound`: the model's end of text is ignored.
         """
         if not self._completion_tokens or (runs_to_bound and most_tokens is None):
             return None
@@ -47,19 +47,19 @@ class AnswerPace:
 
 
 class AnswerPaces:
-    """All models', by name."""
+    """The `AnswerPace` of every model, by name."""
 
     def __init__(self) -> None:
         self._pace_by_model: dict[str, AnswerPace] = {}
 
     def of(self, model: str) -> AnswerPace:
-        """The model's."""
+        """Return the pace of `model`; an empty one on first use."""
         pace = self._pace_by_model.get(model)
         if pace is None:
             pace = self._pace_by_model[model] = AnswerPace()
         return pace
 
     def keep_models(self, models: Container[str]) -> None:
-        """Forget the models that are not among these."""
+        """Forget models that are not in `models`. Call when a new routing table is in force."""
         for model in [each for each in self._pace_by_model if each not in models]:
             del self._pace_by_model[model]

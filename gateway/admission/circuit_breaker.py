@@ -1,20 +1,21 @@
-"""When a replica that fails is left out, and when it is tried again. Pure."""
+"""Circuit breaker of a replica: when failures take it out of service, and when it is tried again. Pure."""
 
 from __future__ import annotations
 
 from typing import Final
 
 FAILURES: Final = 3
-"""Failures in a row after which a replica is left out."""
+"""Consecutive failures that open the breaker."""
 FIRST_PAUSE_S: Final = 1.0
+"""Pause before the first trial. Each failed trial doubles the pause, up to `LONGEST_PAUSE_S`."""
 LONGEST_PAUSE_S: Final = 30.0
 
 
 class CircuitBreaker:
-    """What is held against one replica, from its first failure until its next answer. Times are monotonic seconds.
+    """Failures of one replica since its last answer. Times are monotonic seconds.
 
-    Closed: it takes requests as ever. Open: it takes none until the pause is over, then one trial at a time. An
-    answer ends it all: drop the breaker.
+    Closed: the replica takes requests as usual. Open: the replica takes no request until the pause is over, then one
+    trial request at a time. Discard the breaker when the replica answers.
     """
 
     __slots__ = ("_failures", "_pause_s", "_trial", "_until")
@@ -27,11 +28,11 @@ class CircuitBreaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether the replica is left out, or on trial."""
+        """Whether the replica takes no requests, or only a trial."""
         return self._pause_s > 0
 
     def record_failure(self, now: float) -> None:
-        """A connection failed. Those that fail while the pause lasts were begun before it, and prove nothing new."""
+        """Count a failed connection. Failures during the pause are ignored: those connections began before it."""
         if not self.is_open:
             self._failures += 1
             if self._failures < FAILURES:
@@ -44,23 +45,23 @@ class CircuitBreaker:
         self._until = now + self._pause_s
 
     def admits_request(self, now: float) -> bool:
-        """Whether a request may go in now."""
+        """Return whether a request may enter the replica now."""
         return not self.is_open or (self._trial is None and now >= self._until)
 
     def may_admit_soon(self, now: float) -> bool:
-        """Whether a request may go in now, or when the trial that is under way has turned out well."""
+        """Return whether a request may enter now, or as soon as the running trial succeeds."""
         return not self.is_open or now >= self._until
 
     def begin_trial(self, ticket: object) -> None:
-        """`ticket` went in: it is the trial, if one was due."""
+        """Take `ticket`, which has entered the replica, as the trial if the breaker is open."""
         if self.is_open:
             self._trial = ticket
 
     def end_trial(self, ticket: object) -> None:
-        """`ticket` is out: was it the trial, the next may begin when its time has come."""
+        """Allow the next trial if `ticket`, which has left the replica, was the running one."""
         if self._trial is ticket:
             self._trial = None
 
     def retry_in_s(self, now: float) -> float:
-        """Seconds until the next trial may begin; 0 when it may, or when one is under way."""
+        """Return the seconds until the next trial may begin; 0 if it may begin now or one is running."""
         return max(0.0, self._until - now)

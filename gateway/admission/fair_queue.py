@@ -1,10 +1,10 @@
-"""Who of those that wait for one model goes next. Pure.
+"""Order of the tickets that wait for one model: fair queueing over tenants. Pure.
 
-A tenant's counter is the service that it received, in slot-seconds over its weight; the tenant with the least counter
-goes next. What a request will take is not known when it goes in, so it is charged the expected time then, and the
-difference when it is out ("Fairness in Serving Large Language Models", Sheng et al., 2024). A tenant that comes to wait
-is lifted to the virtual time, the counter of whoever went in last (start-time fair queueing), so nobody saves up a
-claim by asking for less than it could have.
+Each tenant has a counter: the slot-seconds that the tenant received, divided by its weight. The tenant with the lowest
+counter goes next. How long a request takes is unknown when it enters a replica, so the tenant is charged the expected
+time then, and the difference when the request leaves ("Fairness in Serving Large Language Models", Sheng et al., 2024).
+A tenant that begins to wait has its counter raised to the virtual time, the counter of the tenant that entered last
+(start-time fair queueing), so no tenant saves up credit by asking for less than its share.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Final
 from gateway.admission.ticket import HeapEntry, TenantAccount, Ticket
 
 _IDLE_KEPT: Final = 64
-"""Tenants that are remembered without a look at who of them is idle."""
+"""Number of accounts from which idle ones are searched for and dropped."""
 
 
 class FairQueue:
-    """The tickets that wait for one model, and the accounts of all who use it."""
+    """The tickets that wait for one model, and the accounts of all tenants that use the model."""
 
     __slots__ = (
         "_accounts",
@@ -41,10 +41,10 @@ class FairQueue:
         self._greatest_counter = 0.0
         self._prune_threshold = _IDLE_KEPT
         self.waiting_count = 0
-        """How many tickets."""
+        """Number of waiting tickets."""
 
     def charge_entry(self, ticket: Ticket, cost: float) -> None:
-        """`ticket` goes in without waiting; `cost` is the expected time in seconds, in each of its slots."""
+        """Charge the tenant of a ticket that enters without waiting. `cost`: expected seconds in each of its slots."""
         account = self._accounts.get(ticket.tenant) or self._open_account(ticket.tenant)
         account.weight = ticket.weight
         if account.counter >= self._virtual_time:
@@ -55,7 +55,7 @@ class FairQueue:
         self._charge(account, ticket, cost)
 
     def add_ticket(self, ticket: Ticket) -> None:
-        """`ticket` waits, behind its tenant's others of its rank."""
+        """Queue `ticket` behind its tenant's tickets of the same rank."""
         account = self._accounts.get(ticket.tenant) or self._open_account(ticket.tenant)
         account.weight = ticket.weight
         ticket.account = account
@@ -69,27 +69,27 @@ class FairQueue:
             self._push(account)
 
     def add_ticket_in_front(self, ticket: Ticket) -> None:
-        """`ticket` waits, in front of all its tenant's others."""
+        """Queue `ticket` in front of all other tickets of its tenant."""
         ticket.rank = 0
         self.add_ticket(ticket)
         ticket.account.ranks[0].move_to_end(ticket, last=False)
 
     def next_ticket(self) -> Ticket:
-        """Whose turn it is. Somebody must be waiting."""
+        """Return the waiting ticket whose turn it is. At least one must be waiting."""
         heap = self._heap
         while heap[0][2].entry is not heap[0]:
             heappop(heap)
         return next(chain.from_iterable(heap[0][2].ranks))
 
     def take_ticket(self, ticket: Ticket, cost: float) -> None:
-        """`ticket`, which waited, goes in."""
+        """Remove a waiting ticket that enters a replica, and charge its tenant. `cost`: as in `charge_entry`."""
         self.drop_ticket(ticket)
         account = ticket.account
         self._virtual_time = max(self._virtual_time, account.counter)
         self._charge(account, ticket, cost)
 
     def drop_ticket(self, ticket: Ticket) -> None:
-        """`ticket` waits no longer."""
+        """Remove a waiting ticket without a charge."""
         account = ticket.account
         del account.ranks[ticket.rank][ticket]
         account.waiting_count -= 1
@@ -98,7 +98,7 @@ class FairQueue:
             account.entry = None
 
     def settle_slot_time(self, ticket: Ticket, seconds: float) -> None:
-        """`ticket` was inside for `seconds`."""
+        """Correct the tenant's charge by the time that `ticket`, which leaves now, was really inside."""
         account = ticket.account
         account.inflight -= 1
         correction = (seconds - ticket.expected_s) * ticket.slots / ticket.weight
@@ -109,16 +109,16 @@ class FairQueue:
                 self._push(account)
 
     def reset_accounts(self) -> None:
-        """Nobody is inside or waits: there is nobody left to whom anybody could owe anything."""
+        """Put all tenants level again. Call when no ticket of the model is inside or waits."""
         self._virtual_time = self._greatest_counter
 
     def queue_order(self, cost: float) -> Iterator[Ticket]:
-        """Those that wait, in the order in which they would go if nobody came and each took `cost`."""
+        """Yield the waiting tickets in the order in which they enter if none is added and each takes `cost` seconds."""
         heap = [
             (each.counter, each.turn, each, chain.from_iterable(each.ranks), each.waiting_count)
             for each in self._accounts.values()
             if each.waiting_count
-        ]  # no two turns are equal
+        ]  # turns are unique, so accounts are never compared
         heapify(heap)
         turn = self._turn
         while heap:
@@ -133,7 +133,7 @@ class FairQueue:
                 heapreplace(heap, (counter, turn, account, tickets, waiting_count - 1))
 
     def queue_position(self, ticket: Ticket, cost: float) -> int:
-        """Which of `order`, from 1, a ticket is that has just joined."""
+        """Return the position, from 1, in `queue_order` of a ticket that was just added."""
         account = ticket.account
         number = sum(len(rank) for rank in account.ranks[: ticket.rank + 1])
         if account.waiting_count == self.waiting_count:
@@ -144,12 +144,12 @@ class FairQueue:
         raise AssertionError(f"{ticket} does not wait")
 
     def waiting_by_tenant(self) -> dict[str, int]:
-        """Tenant to tickets that wait; never holds a zero."""
+        """Return the number of waiting tickets by tenant; tenants with none are absent."""
         return {account.name: account.waiting_count for account in self._accounts.values() if account.waiting_count}
 
     def _charge(self, account: TenantAccount, ticket: Ticket, cost: float) -> None:
         ticket.expected_s = cost
-        ticket.weight = weight = account.weight  # by which it is corrected, too
+        ticket.weight = weight = account.weight  # `settle_slot_time` corrects the charge by the same weight
         account.counter = counter = account.counter + cost * ticket.slots / weight
         if counter > self._greatest_counter:
             self._greatest_counter = counter
@@ -162,13 +162,13 @@ class FairQueue:
         account.entry = (account.counter, account.turn, account)
         if len(self._heap) < 2 * len(self._accounts) + _IDLE_KEPT:
             heappush(self._heap, account.entry)
-        else:  # mostly entries that count no longer
+        else:  # most entries are outdated
             self._heap = [each.entry for each in self._accounts.values() if each.entry]
             heapify(self._heap)
 
     def _open_account(self, tenant: str) -> TenantAccount:
         if len(self._accounts) >= self._prune_threshold:
-            # Who owes nothing is as good as new: it would be lifted to the virtual time when it comes.
+            # An account at or below the virtual time equals a new one, which is raised to the virtual time.
             self._accounts = {
                 name: each
                 for name, each in self._accounts.items()

@@ -1,4 +1,4 @@
-"""One model's replicas, and the queue of those that wait for a slot in them. Pure."""
+"""The replicas of one model, and the queue of requests that wait for a slot in them. Pure."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from gateway.admission.ticket import AT_ONCE, Grant, QueuePlace, Ticket
 from gateway.admission.token_estimator import TokenEstimator
 
 QUEUE_LIMIT_PER_SLOT: Final = 8
-"""Requests that may wait for each slot of a model where neither its definition nor the gateway's settings say."""
+"""Requests that may wait per slot where neither the model's definition nor the gateway's settings set a limit."""
 PREFIXES_KEPT: Final = 16_384
-"""Per model."""
+"""Prefix keys that are remembered per model."""
 _RECENT: Final = 32
-"""Requests that the mean service time is about."""
+"""Number of recent requests that the mean service time covers."""
 _UNKNOWN_COST: Final = 0.001
-"""Slot-seconds charged while nothing has ended. Little, because it lifts the virtual time: who comes later would start
-behind by what the first ones were charged too much."""
+"""Slot-seconds charged per request until the first has ended. Little, because the charge raises the virtual time, and
+tenants that come later would start behind by whatever the first were charged too much."""
 MOST_LOOKS: Final = 64
-"""Waiting requests that are looked at for one that fits where the first does not."""
+"""Waiting requests that are searched for one that fits when the first does not."""
 MOST_OVERTAKEN: Final = 8
-"""Requests that may go in past one that needs more of a replica than is free; twice the replica's slots where that is
-more. After them a replica is kept for it."""
+"""Requests that may overtake one that needs more of a replica than is free, or twice the replica's slots where that is
+more. After them, a replica is kept for the large request."""
 
 
 class ModelQueue:
-    """One model. Everybody in it is inside a replica, or waits."""
+    """The queue and the replicas of one model. Each of its tickets is inside a replica or waits."""
 
     __slots__ = (
         "_affinity",
@@ -58,40 +58,43 @@ class ModelQueue:
     )
 
     def __init__(self, model: str, depths: dict[str, int]) -> None:
-        """`depths`: where to keep how many wait, by model; never holds a zero."""
+        """`depths`: shared by all models; the queue keeps its number of waiting tickets there, and no entry for 0."""
         self.model = model
         self._depths = depths
         self.fair_queue = FairQueue()
         self.replicas: Sequence[ReplicaSlots] = ()
-        """Those in the table."""
+        """The replicas in the table in force."""
         self.target = 0
-        """Slots of each."""
+        """Slots per replica."""
         self.limit = 0
-        """How many may wait."""
+        """Number of tickets that may wait."""
         self.is_loaded = False
         self.is_routed = False
-        """It is in the table in force."""
+        """Whether the model is in the table in force."""
         self.inflight = 0
-        """In replicas that left the table, too."""
+        """Number of tickets inside, replicas that left the table included."""
         self.retrying_count = 0
-        """Those that wait and may not go just anywhere."""
+        """Number of waiting tickets that failed somewhere before, and so may not enter every replica."""
         self.broken_count = 0
-        """Replicas that are left out, or on trial."""
+        """Number of replicas whose circuit breaker is open."""
         self.mean_s: float | None = None
-        """Recent service time; None: nothing has ended yet."""
+        """Mean seconds that recent requests spent inside; None: no request has ended yet."""
         self._sample_count = 0
         self._turn = 0
         self._entered_count = 0
-        """Of requests that went in."""
+        """Number of requests that have entered a replica so far."""
         self.token_estimator = TokenEstimator()
         self._token_share: int | None = None
-        """Of each slot of the smallest replica; None: no replica's tokens are looked at."""
+        """Tokens per slot of the smallest replica; None: tokens are counted for no replica."""
         self._context_length = 0
-        """Tokens that one request may have, where tokens are looked at."""
+        """Tokens that one request may take, where tokens are counted."""
         self._affinity: PrefixAffinity[ReplicaSlots] = PrefixAffinity(PREFIXES_KEPT)
 
     def apply_route(self, route: ModelRoute | None, replicas: Sequence[ReplicaSlots], queue_limit: int | None) -> None:
-        """The table in force has this to say; None: it does not have the model. `queue_limit`: see `Admission`."""
+        """Adopt the model's route of a new table. `route` None: the model is not in the table.
+
+        `replicas`: those of the route. `queue_limit`: see `Admission`.
+        """
         self.is_routed = route is not None
         self.replicas = replicas
         self.is_loaded = route is not None and route.state is ModelState.LOADED
@@ -104,15 +107,15 @@ class ModelQueue:
         self.update_broken_count()
 
     def update_broken_count(self) -> None:
-        """Bring `broken_count` up to date."""
+        """Count the replicas with an open circuit breaker. Call after a breaker opened or was discarded."""
         self.broken_count = sum(replica.breaker is not None and replica.breaker.is_open for replica in self.replicas)
 
     def admit_ticket(self, ticket: Ticket, now: float) -> Endpoint | None:
-        """See `Admission.admit_ticket`."""
+        """Admit or queue a new ticket; see `Admission.admit_ticket`."""
         fair_queue = self.fair_queue
         if fair_queue.waiting_count == self.retrying_count:
             replica = self._room_for(ticket, now)
-        else:  # whoever waits comes first
+        else:  # waiting tickets come first
             replica = self._room_past_others(ticket, now)
         if replica is not None:
             ticket.place = AT_ONCE if not fair_queue.waiting_count else QueuePlace(1, 1 + fair_queue.waiting_count, 0)
@@ -132,13 +135,13 @@ class ModelQueue:
         return None
 
     def release_ticket(self, ticket: Ticket, now: float) -> None:
-        """`ticket`, which is inside, is out of its replica; its state is the caller's to set."""
+        """Give back the slot of a ticket that is inside, and learn from its time. The caller sets `ticket.state`."""
         replica = ticket.replica
         replica.release(ticket)
         self.inflight -= 1
         seconds = now - ticket.entered_at
         self.fair_queue.settle_slot_time(ticket, seconds)
-        # What failed somewhere, was refused or had to begin again says nothing about how long an answer takes.
+        # A request that was retried, refused or preempted says nothing about how long an answer takes.
         if ticket.retries is NO_RETRIES and not (ticket.is_refused or ticket.was_preempted):
             self._sample_count = sample_count = min(self._sample_count + 1, _RECENT)
             mean = self.mean_s or 0.0
@@ -149,20 +152,23 @@ class ModelQueue:
             self.fair_queue.reset_accounts()
 
     def requeue_ticket(self, ticket: Ticket) -> None:
-        """`ticket`, which is out of its replica, waits for another."""
+        """Queue a ticket again after `release_ticket`, in front of its tenant's others."""
         ticket.state = "waiting"
         self.fair_queue.add_ticket_in_front(ticket)
         self._depths[self.model] = self.fair_queue.waiting_count
         self.retrying_count += ticket.retries is not NO_RETRIES
 
     def drop_ticket(self, ticket: Ticket) -> None:
-        """`ticket` waits no longer."""
+        """Remove a waiting ticket from the queue, and mark it as gone."""
         self.fair_queue.drop_ticket(ticket)
         self._update_waiting_counts(ticket)
         ticket.state = "gone"
 
     def serve_queue(self, now: float) -> list[Grant]:
-        """Everybody who can go in now, and those whom nothing is left for."""
+        """Admit every waiting ticket that can enter now. Returns their grants.
+
+        Tickets that have no replica left to try are removed, and get grants that hold the error.
+        """
         grants: list[Grant] = []
         fair_queue = self.fair_queue
         while fair_queue.waiting_count:
@@ -182,15 +188,15 @@ class ModelQueue:
         return grants
 
     def waiting_tickets(self) -> list[Ticket]:
-        """Who waits, in the order in which they would go."""
+        """Return the waiting tickets, next to enter first."""
         return list(self.fair_queue.queue_order(self.mean_s or _UNKNOWN_COST))
 
     def has_other_replica(self, name: str, now: float) -> bool:
-        """See `Admission.has_other_replica`."""
+        """Return whether a replica other than `name` admits requests; see `Admission.has_other_replica`."""
         return any(replica.endpoint.replica != name and replica.admits_request(now) for replica in self.replicas)
 
     def choose_replica(self, now: float, retries: RetryState) -> Endpoint:
-        """See `Admission.choose_replica`."""
+        """Return the least busy replica, without taking a slot; see `Admission.choose_replica`."""
         replicas_left = self.replicas_left(retries, now)
         candidates = [replica for replica in replicas_left if replica.admits_request(now)] or replicas_left
         if not candidates:
@@ -200,7 +206,10 @@ class ModelQueue:
         return least_busy.endpoint
 
     def replicas_left(self, retries: RetryState, now: float) -> list[ReplicaSlots]:
-        """Where a request may be tried now, when there is room, or after a trial; empty: nothing is left to try."""
+        """Return the replicas that a request with these `retries` may try now, or once they have room or pass a trial.
+
+        Empty: the request has nothing left to try.
+        """
         candidates = [replica for replica in self.replicas if replica.may_admit_soon(now)]
         if retries is NO_RETRIES:
             return candidates
@@ -214,7 +223,7 @@ class ModelQueue:
         ] or allowed_replicas
 
     def explain_unreachable(self, retries: RetryState, now: float) -> RoundhouseError:
-        """Why nothing is left to try."""
+        """Return the `engine_unreachable` error that says why `replicas_left` is empty."""
         wait_s = None
         if not self.replicas:
             cause = "no replica is ready"
@@ -241,13 +250,16 @@ class ModelQueue:
         if self.mean_s is None or not slots:
             return None
         if self._token_share is not None:
-            slots = min(slots, max(1, self.inflight))  # as many as go in at a time, while somebody waits for tokens
+            slots = min(slots, max(1, self.inflight))  # while requests wait for KV cache, no more fit than are inside
         return round(1000 * (position - 1) * self.mean_s / slots)
 
     def _least_busy(
         self, replicas: Sequence[ReplicaSlots], ticket: Ticket, now: float, kept_replica: ReplicaSlots | None = None
     ) -> ReplicaSlots | None:
-        """The replica for `ticket` of those that have room for it, other than `kept_replica`; None: none has."""
+        """Return the least busy of `replicas`, except `kept_replica`, that has room for `ticket`; None: none has room.
+
+        Among equally busy replicas, one that probably has the prompt's beginning in its cache is preferred.
+        """
         best: ReplicaSlots | None = None
         most_taken = self.target - ticket.slots
         if most_taken < 0:
@@ -307,7 +319,7 @@ class ModelQueue:
         return self.replicas if ticket.retries is NO_RETRIES else self.replicas_left(ticket.retries, now)
 
     def _room_past_others(self, ticket: Ticket, now: float) -> ReplicaSlots | None:
-        """The replica for `ticket`, which comes, where those that wait need more than is free; None: it waits, too."""
+        """Return the replica that a new ticket may enter ahead of waiting ones that do not fit; None: it must wait."""
         if not self._has_spare_slot(self.replicas, now):
             return None
         self.fair_queue.add_ticket(ticket)
@@ -316,10 +328,10 @@ class ModelQueue:
         return candidate[1] if candidate is not None and candidate[0] is ticket else None
 
     def _next_to_enter(self, now: float) -> tuple[Ticket, ReplicaSlots] | None:
-        """Who of those that wait goes in now, and where.
+        """Return the waiting ticket that enters now and its replica; None: none can enter.
 
-        It goes past those that wait for one replica while another has room, and past the first that needs more of a
-        replica than is free: until that has been overtaken often enough, and the emptiest replica is kept for it.
+        A ticket may overtake those that wait for one replica while another has room, and the first that needs more of a
+        replica than is free. Once that one has been overtaken often enough, the emptiest replica is kept for it.
         """
         first_ticket = self.fair_queue.next_ticket()
         replica = self._room_for(first_ticket, now)
@@ -334,7 +346,7 @@ class ModelQueue:
                 return ticket, replica
             if not has_spare_slot:
                 if ticket.retries is NO_RETRIES:
-                    break  # then there is room for nobody
+                    break  # no replica has room for any ticket
             elif is_first_too_large and self._has_spare_slot(self._allowed_replicas(ticket, now), now):
                 is_first_too_large = False
                 kept_replica = self._replica_to_keep(ticket, now)
@@ -344,8 +356,10 @@ class ModelQueue:
         return any(replica.slots_taken < self.target and replica.admits_request(now) for replica in replicas)
 
     def _replica_to_keep(self, ticket: Ticket, now: float) -> ReplicaSlots | None:
-        """The replica that nobody else goes into until `ticket`, the first that needs more than is free, fits; None:
-        it has not been overtaken often enough."""
+        """Return the replica that other tickets must not enter until `ticket` fits; None: not overtaken often enough.
+
+        `ticket`: the first of the queue that needs more of a replica than is free.
+        """
         if ticket.blocked_at is None:
             ticket.blocked_at = self._entered_count
         if self._entered_count - ticket.blocked_at < max(MOST_OVERTAKEN, 2 * self.target):
@@ -366,7 +380,7 @@ class ModelQueue:
 
 
 def _limit_per_replica(route: ModelRoute | None, queue_limit: int | None) -> int:
-    """Requests that may wait for each replica. Which declaration counts: the model's, the gateway's, the default."""
+    """Return how many requests may wait per replica: the model's limit, else the gateway's, else the default."""
     if route is not None and route.queue_limit is not None:
         return route.queue_limit
     if queue_limit is not None:
@@ -375,6 +389,6 @@ def _limit_per_replica(route: ModelRoute | None, queue_limit: int | None) -> int
 
 
 def _count_failed(retries: RetryState) -> str:
-    """How many replicas failed a request. Their names, which are those of containers, are in the log, for operators."""
+    """Return how many replicas failed a request, as text. Clients do not learn replica names; the log has them."""
     count = len(retries.broken_replicas | retries.refused_replicas)
     return f"{count} replicas" if count > 1 else "one replica"

@@ -1,4 +1,7 @@
-"""Which replica has a request's beginning in its cache, as far as can be guessed from what went where. Pure."""
+"""Prefix affinity: guess which replica has the beginning of a prompt in its KV cache. Pure.
+
+The guess comes from the prompts that the gateway sent to each replica; engines are not asked.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,13 @@ from typing import Any, Final, Generic, TypeVar
 from gateway.protocols.common.conversation import Assistant, Image, Part, Prompt, System, Text, ToolResult, Turn, User
 
 MOST_KEYS: Final = 32
-"""Of one request. What is alike for that long is one conversation, or one document."""
+"""Keys per request. Prompts that agree for that long belong to one conversation or one document."""
 BLOCK: Final = 512
-"""Characters of a prompt that get one key."""
+"""Characters of a plain-text prompt per key."""
 _WHOLE: Final = 2048
-"""A longer text is known by its length, its beginning and its end."""
+"""Characters; of a longer text, only the length, the beginning and the end are hashed."""
 _NODES: Final = 64
-"""Values looked at in one message."""
+"""JSON values that are hashed per message; the rest is ignored."""
 
 _SYSTEM_ROLES: Final = ("system", "developer")
 
@@ -24,12 +27,12 @@ ReplicaT = TypeVar("ReplicaT")
 
 
 class PrefixAffinity(Generic[ReplicaT]):
-    """The replica that each beginning last went to; the longest unused are forgotten."""
+    """The replica that each prompt beginning was last sent to; a bounded least-recently-used map."""
 
     __slots__ = ("_replicas_by_key", "_size")
 
     def __init__(self, size: int) -> None:
-        """`size`: keys to remember."""
+        """`size`: number of keys to remember."""
         self._size = size
         self._replicas_by_key: OrderedDict[int, ReplicaT] = OrderedDict()
 
@@ -37,7 +40,10 @@ class PrefixAffinity(Generic[ReplicaT]):
         return len(self._replicas_by_key)
 
     def matching_replicas(self, prefix: Sequence[int]) -> Iterator[ReplicaT]:
-        """Replicas that had a beginning of this request, the longest first; some come up more than once."""
+        """Yield the replicas that were sent a beginning of this prompt, longest match first, possibly repeated.
+
+        `prefix`: from `prefix_keys`.
+        """
         replicas_by_key = self._replicas_by_key
         for key in prefix:
             replica = replicas_by_key.get(key)
@@ -45,9 +51,9 @@ class PrefixAffinity(Generic[ReplicaT]):
                 yield replica
 
     def record_request(self, prefix: Sequence[int], replica: ReplicaT) -> None:
-        """A request with these beginnings went to `replica`."""
+        """Remember that the prompt with these keys was sent to `replica`. `prefix`: from `prefix_keys`."""
         replicas_by_key = self._replicas_by_key
-        for key in prefix:  # the shortest last: it suits most, so it is forgotten last
+        for key in prefix:  # the shortest beginning last: most prompts share it, so it is forgotten last
             replicas_by_key[key] = replica
             replicas_by_key.move_to_end(key)
         while len(replicas_by_key) > self._size:
@@ -55,13 +61,13 @@ class PrefixAffinity(Generic[ReplicaT]):
 
 
 def prefix_keys(fields: Mapping[str, Any], parsed_prompt: Prompt | None = None) -> list[int]:
-    """The keys of a decoded request body, the longest beginning first; empty for one that has no text that we know.
+    """Return one hash per beginning of the prompt in a decoded request body, longest first.
 
-    Before all, where the client says which requests belong together (`prompt_cache_key`), that. Then one for each of
-    the leading `messages`, with all before it; or for each block of a `prompt`, where that is a string; or for each
-    turn of the request as a translation has read it (`parsed_prompt`). A system prompt has none of its own, since
-    every replica soon has it in its cache: what has only that in common would all go to one replica.
-    Equal beginnings give equal keys within this process; different ones nearly always different keys.
+    The first key is the client's `prompt_cache_key`, if given. Then comes one key for each of the leading `messages`
+    together with all before it, or for each block of a string `prompt`, or for each turn of `parsed_prompt`, the prompt
+    as a translation has read it. Empty if the body has none of these. A system prompt alone has no key: every replica
+    soon has it in its cache, and requests that share only that would all go to one replica.
+    Equal beginnings give equal keys within this process; different ones almost always differ.
     """
     keys = _beginning_keys(fields, parsed_prompt)
     cache_key = fields.get("prompt_cache_key")
@@ -85,8 +91,10 @@ def _beginning_keys(fields: Mapping[str, Any], parsed_prompt: Prompt | None) -> 
 
 
 def _cumulate_digests(digests: Iterable[int], key: int = 0, system_count: int = 0) -> list[int]:
-    """The keys of what follows `key`, the longest beginning's first; none for the first `system_count` parts by
-    themselves."""
+    """Return one key per beginning, longest first, each hashed onto the key before it, starting from `key`.
+
+    The first `system_count` digests get no keys of their own, but go into those that follow.
+    """
     keys = []
     for digest in digests:
         key = hash((key, digest))
@@ -98,7 +106,7 @@ def _cumulate_digests(digests: Iterable[int], key: int = 0, system_count: int = 
 
 
 def _count_system_messages(messages: Sequence[Any]) -> int:
-    """How many messages a conversation begins with that are its system prompt."""
+    """Return how many of the leading messages are system or developer messages."""
     count = 0
     for message in messages:
         if not isinstance(message, dict) or message.get("role") not in _SYSTEM_ROLES:
@@ -117,7 +125,7 @@ def _count_system_turns(turns: Sequence[Turn]) -> int:
 
 
 def _digest_of_message(message: object) -> int:
-    if isinstance(message, dict) and len(message) == 2:  # nearly all
+    if isinstance(message, dict) and len(message) == 2:  # most messages: role and content
         content = message.get("content")
         role = message.get("role")
         if isinstance(role, str) and isinstance(content, str) and len(content) <= _WHOLE and len(role) <= _WHOLE:

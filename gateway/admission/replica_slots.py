@@ -1,4 +1,4 @@
-"""One replica: its slots, its tokens, and what is held against it. Pure."""
+"""Slots, KV cache tokens and circuit breaker of one replica. Pure."""
 
 from __future__ import annotations
 
@@ -9,58 +9,58 @@ from gateway.admission.token_pool import TokenPool
 
 
 class ReplicaSlots:
-    """One replica: who is inside, and what is held against it."""
+    """One replica as admission sees it: the slots and tokens that are taken, and its circuit breaker."""
 
     __slots__ = ("breaker", "endpoint", "inflight", "is_routed", "queue", "slots_taken", "token_pool", "turn")
 
     def __init__(self, endpoint: Endpoint, queue: Queue) -> None:
         self.queue = queue
         self.inflight = 0
-        """Requests inside."""
+        """Number of requests inside."""
         self.slots_taken = 0
-        """By them."""
+        """Slots that the requests inside hold together; a request may hold several."""
         self.turn = 0
-        """Of its model: when something last went in."""
+        """The model's turn number when a request last entered here. Lowest goes first among equally busy replicas."""
         self.breaker: CircuitBreaker | None = None
-        """None: its last connection was well."""
+        """None: no connection has failed since the replica last answered."""
         self.is_routed = True
-        """It is in the table in force."""
+        """Whether the replica is in the table in force."""
         self.token_pool: TokenPool | None = None
-        """None: how many tokens are inside need not be looked at."""
+        """None: tokens are not counted; see `Endpoint.kv_cache_tokens`."""
         self.apply_endpoint(endpoint)
 
     def apply_endpoint(self, endpoint: Endpoint) -> None:
-        """The table in force has this to say."""
+        """Adopt the replica's entry of a new table, and resize the token pool to its `kv_cache_tokens`."""
         self.endpoint = endpoint
         capacity = endpoint.kv_cache_tokens
         if capacity is None:
             self.token_pool = None
         elif self.token_pool is None:
-            # Of those that are inside already, nothing is known.
+            # The tokens of requests that are inside already are unknown.
             self.token_pool = TokenPool(capacity, makes_room=endpoint.preempts_when_full)
         elif self.token_pool.capacity != capacity:
             self.token_pool.resize(capacity)
 
     def admits_request(self, now: float) -> bool:
-        """Whether it is not left out."""
+        """Return whether the circuit breaker lets a request enter now."""
         return self.breaker is None or self.breaker.admits_request(now)
 
     def may_admit_soon(self, now: float) -> bool:
-        """Whether it is worth waiting for."""
+        """Return whether the circuit breaker lets a request enter now, or once a running trial succeeds."""
         return self.breaker is None or self.breaker.may_admit_soon(now)
 
     def has_tokens(self, ticket: Ticket) -> bool:
-        """Whether its cache has room for a request, as far as that is looked at."""
+        """Return whether the KV cache has room for the ticket's claim; True where tokens are not counted."""
         return self.token_pool is None or ticket.claim is None or self.token_pool.has_room(ticket.claim)
 
     def usage_share(self, target: int) -> float:
-        """How full it is, of what it has least of: 1 is full. `target`: its slots."""
+        """Return how full the replica is in slots or tokens, whichever is fuller; 1 is full. `target`: its slots."""
         slots_share = self.slots_taken / max(1, target)
         pool = self.token_pool
         return slots_share if pool is None else max(slots_share, pool.reserved / pool.usable)
 
     def admit(self, ticket: Ticket, target: int) -> None:
-        """`ticket` goes in."""
+        """Take slots and tokens for `ticket`. `target`: the replica's slots, which bound the number that is taken."""
         self.inflight += 1
         ticket.held_slots = held_slots = min(ticket.slots, target)
         self.slots_taken += held_slots
@@ -68,7 +68,7 @@ class ReplicaSlots:
             self.token_pool.admit(ticket, ticket.claim)
 
     def release(self, ticket: Ticket) -> None:
-        """`ticket`, which is inside, is out."""
+        """Give back the slots and tokens of `ticket`, which is inside."""
         self.inflight -= 1
         self.slots_taken -= ticket.held_slots
         if self.token_pool is not None:

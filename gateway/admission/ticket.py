@@ -1,4 +1,4 @@
-"""What admission and its callers pass to and fro: one request's claim, and what it is told. Pure."""
+"""Types that admission and its callers exchange: a request's `Ticket`, its `QueuePlace` and its `Grant`. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RANKS: Final = 3
 
 
 class Slots(Protocol):
-    """A replica, as far as a ticket leads to it: `model_queue.ReplicaSlots`."""
+    """What a ticket knows of its replica. Implemented by `replica_slots.ReplicaSlots`, which imports this module."""
 
     endpoint: Endpoint
     inflight: int
@@ -27,17 +27,17 @@ class Slots(Protocol):
     breaker: CircuitBreaker | None
 
     def release(self, ticket: Ticket) -> None:
-        """`ticket`, which is inside, is out."""
+        """Give back the slots and tokens of `ticket`, which is inside."""
 
 
 class QueueLength(Protocol):
-    """A queue's length: `fair_queue.FairQueue`."""
+    """The number of waiting tickets. Implemented by `fair_queue.FairQueue`, which imports this module."""
 
     waiting_count: int
 
 
 class Queue(Protocol):
-    """A model's queue, as far as a ticket leads to it: `model_queue.ModelQueue`."""
+    """What a ticket knows of its model's queue. Implemented by `model_queue.ModelQueue`, which imports this module."""
 
     model: str
     inflight: int
@@ -47,35 +47,36 @@ class Queue(Protocol):
 
     @property
     def fair_queue(self) -> QueueLength:
-        """The tickets that wait."""
+        """The waiting tickets."""
 
     def update_broken_count(self) -> None:
-        """See `model_queue.ModelQueue`, as for the others."""
+        """Count the replicas with an open circuit breaker."""
 
     def release_ticket(self, ticket: Ticket, now: float) -> None:
-        """`ticket` is out of its replica."""
+        """Give back the slot of a ticket that is inside."""
 
     def requeue_ticket(self, ticket: Ticket) -> None:
-        """The ticket waits for another replica."""
+        """Queue a ticket that was inside again, in front of its tenant's others."""
 
     def drop_ticket(self, ticket: Ticket) -> None:
-        """The ticket waits no longer."""
+        """Remove a waiting ticket."""
 
     def serve_queue(self, now: float) -> list[Grant]:
-        """Everybody who can go in now."""
+        """Admit every waiting ticket that can enter now."""
 
     def replicas_left(self, retries: RetryState, now: float) -> Sequence[Slots]:
-        """Where a request may be tried."""
+        """Return the replicas that a request with these `retries` may still try."""
 
     def explain_unreachable(self, retries: RetryState, now: float) -> RoundhouseError:
-        """Why nothing is left to try."""
+        """Return the error that says why no replica is left to try."""
 
 
 class QueuePlace(NamedTuple):
-    """Where a request stood in its model's line when it came.
+    """Where a request stood in its model's queue when it arrived.
 
-    Whoever is served counts as the queue's first place, so `position` 1 is: served at once. `depth` is one more than
-    the number that wait. `wait_ms` is None where nothing is known to estimate it from.
+    `position` counts from 1, and 1 means that the request entered a replica at once: the first waiting request has 2.
+    `depth` is the number of waiting requests plus 1. `wait_ms` is the estimated wait in milliseconds; None: nothing is
+    known to estimate it from.
     """
 
     position: int
@@ -87,7 +88,10 @@ AT_ONCE: Final = QueuePlace(1, 1, 0)
 
 
 class Ticket:
-    """One request's claim to a slot, made by whoever brings the request. Used once."""
+    """One request's claim to slots of a replica. Created by the caller of admission, and used for one request only.
+
+    Except for `is_refused`, attributes that the constructor does not take are set by admission.
+    """
 
     __slots__ = (
         "account",
@@ -113,13 +117,17 @@ class Ticket:
 
     state: Literal["new", "waiting", "inside", "gone"]
     queue: Queue
-    """The rest is admission's own. This is set on arrival."""
+    """The model's queue. Set by `Admission.admit_ticket`."""
     account: TenantAccount
+    """The tenant's account with the model. Set when the ticket is queued or enters."""
     replica: Slots
-    """Where it is inside, or was last. This, `expected_s`, `entered_at` and `held_slots` are set on entering."""
+    """The replica that the ticket is inside, or was last. Set when it enters, as are the three below."""
     expected_s: float
+    """Seconds that its tenant was charged in advance."""
     entered_at: float
+    """Monotonic seconds when it entered."""
     held_slots: int
+    """Slots that it holds."""
 
     def __init__(
         self,
@@ -132,11 +140,11 @@ class Ticket:
         slots: int = 1,
         claim: TokenClaim | None = None,
     ) -> None:
-        """`owner`: whatever the caller wants to find again in a `Grant`. `model`: the model's own name, no alias.
+        """`owner`: any object of the caller, to find it again in a `Grant`. `model`: the model's own name, no alias.
 
-        `weight` is above 0. `rank`: 0 priority, 1 default, 2 flex. `prefix`: see `prefix_affinity.prefix_keys`.
-        `slots`: how many of one replica's it takes; one that has fewer gives all that it has.
-        `claim`: what it takes of the replica's tokens; None: nothing that matters.
+        `weight`: the tenant's share, above 0. `rank`: 0 priority, 1 default, 2 flex. `prefix`: see
+        `prefix_affinity.prefix_keys`. `slots`: slots to take of one replica; one that has fewer gives all of them.
+        `claim`: KV cache tokens to take; None: the request's tokens are not counted.
         """
         self.owner = owner
         self.model = model
@@ -147,19 +155,19 @@ class Ticket:
         self.slots = slots
         self.claim = claim
         self.blocked_at: int | None = None
-        """How many requests of its model had gone in when it first needed more of a replica than was free; None: it
-        has not."""
+        """How many requests of the model had entered when this one first needed more of a replica than was free; None:
+        that has not happened."""
         self.state = "new"
         self.place: QueuePlace | None = None
-        """Set on arrival, and not changed afterwards. One refused with `queue_full` has the place that it would have
-        had; None: it has not arrived, or nothing was left to try."""
+        """Set on arrival and never changed. A ticket refused with `queue_full` has the place that it would have had.
+        None: not arrived yet, or refused with `engine_unreachable`."""
         self.retries = NO_RETRIES
         self.is_refused = False
-        """The engine answered with an error. Set by the owner before the ticket leaves."""
+        """Whether the engine answered with an error. Set by the owner before `Admission.release_ticket`."""
 
     @property
     def was_preempted(self) -> bool:
-        """Whether it has given its place back once."""
+        """Whether its tokens were taken back at least once, and it was admitted again."""
         return self.claim is not None and self.claim.preemptions > 0
 
     def __repr__(self) -> str:
@@ -167,7 +175,7 @@ class Ticket:
 
 
 class TenantAccount:
-    """One tenant's account with one model."""
+    """What one tenant has waiting and inside at one model, and its fair-queueing counter; see `fair_queue`."""
 
     __slots__ = ("counter", "entry", "inflight", "name", "ranks", "turn", "waiting_count", "weight")
 
@@ -176,19 +184,18 @@ class TenantAccount:
         self.weight = 1.0
         self.counter = 0.0
         self.turn = 0
-        """Decides between equal counters: when it last went in, or came to wait."""
+        """Turn number of the tenant's last entry or start of waiting; the lowest goes first among equal counters."""
         self.inflight = 0
         self.waiting_count = 0
         self.ranks: tuple[OrderedDict[Ticket, None], ...] = tuple(OrderedDict() for _ in range(_RANKS))
-        """Who waits, by rank, in the order in which they go."""
+        """The waiting tickets by rank, next to enter first."""
         self.entry: HeapEntry | None = None
-        """The one of its entries in the heap that counts; None while it has nobody waiting."""
+        """The account's valid entry in the heap; its other entries are outdated. None: it has no waiting ticket."""
 
 
 HeapEntry = tuple[float, int, TenantAccount]
-"""Counter, turn, share. No two shares have had the same turn, so that they are never compared."""
+"""Counter, turn, account. Turns are unique, so that accounts are never compared."""
 
 
 Grant = tuple[Ticket, Endpoint | RoundhouseError]
-"""What a ticket that waited has come to: the endpoint whose slot it now holds, or, when nothing is left that could take
-it, why it is gone."""
+"""The outcome for a ticket that waited: the endpoint whose slot it now holds, or the error for which it was removed."""

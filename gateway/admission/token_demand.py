@@ -1,4 +1,4 @@
-"""What one request says of the tokens that it will take. Pure."""
+"""What a request's body tells of the tokens that the request will take. Pure."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ _LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n
 
 
 class TokenDemand(NamedTuple):
-    """One request's prompt and answers, as far as its body tells."""
+    """Size of a request's prompt, and the limits of its answers."""
 
     text_bytes: int
-    """Size of the body without its media."""
+    """Size of the body without images and sound."""
     has_media: bool
     max_tokens: int | None
-    """Of one answer; None: the request sets no limit."""
+    """Limit of one answer; None: the request sets none."""
     sequences: int
-    """Answers that the engine makes at a time; they share the prompt."""
+    """Answers that the engine generates in parallel (`n`); they share the prompt."""
 
 
 def read_demand(body_bytes: int, text_bytes: int, fields: Mapping[str, Any], sequences: int) -> TokenDemand:
-    """The demand of a request.
+    """Read the demand from a decoded body.
 
-    `text_bytes` is the size of what its prompt is made of; less than `body_bytes` where media are left out already.
+    `text_bytes`: size of the body's text, less than `body_bytes` if media were cut out of the body already.
+    `fields`: the body's fields. `sequences`: answers to generate in parallel.
     """
     media_bytes = count_media_bytes(fields) if text_bytes > LARGE_BODY_BYTES else 0
     max_tokens: int | None = None

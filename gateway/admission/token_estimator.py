@@ -1,4 +1,4 @@
-"""How many tokens requests of one model take, learned from what its engines count. Pure."""
+"""Estimate how many tokens a model's requests take, from the counts that its engines report. Pure."""
 
 from __future__ import annotations
 
@@ -11,53 +11,56 @@ from gateway.admission.token_demand import TokenDemand
 LEAST_ANSWER: Final = 64
 """Tokens that an answer without a limit is expected to take at least."""
 TEMPLATE_TOKENS: Final = 32
-"""Added to each prompt for what its chat template adds, which the size of a body does not show."""
+"""Tokens added to each prompt for its chat template, which the size of a body does not show."""
 MARGIN: Final = 1.1
-"""By which an estimate exceeds the densest prompt that was seen."""
+"""Factor by which estimates exceed the densest recent prompt."""
 OVERRUN_FACTOR: Final = 1.5
+"""Factor by which estimates grow with each overrun: an engine that reports a full KV cache."""
 MOST_OVERRUN_FACTOR: Final = 8.0
+"""Bound of the product of these factors."""
 OVERRUN_PAUSE_S: Final = 1.0
-"""An engine that is full fails all its requests at once: that is one overrun."""
+"""Overruns within this time count as one: a full engine fails all its requests at once."""
 _RECOVERY: Final = 0.98
-"""By which an overrun's factor falls with each request that was counted."""
+"""Factor by which the overrun factor falls with each request that an engine counted."""
 _MEMORY: Final = 32
-"""Requests in which a maximum moves most of the way to what is seen now."""
+"""Number of requests in which a remembered maximum falls most of the way to the current values."""
 _ANSWERS_KEPT: Final = 64
 _ANSWER_QUANTILE: Final = 0.9
 _FIRST_MEDIA_TOKENS: Final = 1024.0
-"""Of a request's images and sound, while none was counted."""
+"""Tokens assumed for a request's images and sound until an engine has counted some."""
 _SIZE_CLASSES: Final = 24
+"""Prompts are grouped by powers of 4 of their bytes."""
 
 
 class TokenEstimator:
-    """What the requests of one model have taken.
+    """Estimates the tokens of one model's requests.
 
-    A prompt is estimated by its bytes, at the greatest number of tokens per byte that was seen lately of prompts of
-    about its size: small ones have more, because of the template. While nothing was seen, a byte is a token, which is
-    what a tokenizer with byte fallback makes at most.
+    A prompt is estimated by its bytes times the highest recent number of tokens per byte among prompts of similar size;
+    small prompts have more tokens per byte, because of the template. Before any count, a byte is one token, the most
+    that a tokenizer with byte fallback makes of it.
     """
 
     __slots__ = ("_answers", "_media_tokens", "_overrun_at", "_overrun_factor", "_rates", "answer_tokens")
 
     def __init__(self) -> None:
         self._rates = [0.0] * _SIZE_CLASSES
-        """Tokens per byte, by the size's power of four; 0: none was seen."""
+        """Highest recent tokens per byte of each size class; 0: no request of that class was counted."""
         self._media_tokens = _FIRST_MEDIA_TOKENS
         self._answers: deque[int] = deque(maxlen=_ANSWERS_KEPT)
         self._overrun_factor = 1.0
         self._overrun_at: float | None = None
         self.answer_tokens: int | None = None
-        """What nine of ten of the latest answers without an effective limit took at most; None: none was seen."""
+        """Tokens that 9 of 10 recent answers stayed within, of those that no limit cut; None: none was counted."""
 
     def estimate_prompt(self, demand: TokenDemand) -> int:
-        """Tokens of the prompt, an upper bound as far as what was seen goes."""
+        """Return the estimated tokens of the prompt, meant as an upper bound."""
         tokens = self._estimate_text(demand)
         if demand.has_media:
             tokens += ceil(self._media_tokens * MARGIN * self._overrun_factor)
         return tokens
 
     def record_usage(self, demand: TokenDemand, prompt_tokens: int, answer_tokens: int) -> None:
-        """An engine counted a request: so many tokens in, and out in all of its answers."""
+        """Learn from an engine's counts of one request. `answer_tokens`: of all its answers together."""
         self._overrun_factor = max(1.0, self._overrun_factor * _RECOVERY)
         if prompt_tokens > 0 and demand.has_media:
             self._media_tokens = _follow(self._media_tokens, max(0, prompt_tokens - self._estimate_text(demand)))
@@ -70,7 +73,7 @@ class TokenEstimator:
             self.answer_tokens = sorted(self._answers)[int(_ANSWER_QUANTILE * (len(self._answers) - 1))]
 
     def record_overrun(self, now: float) -> None:
-        """An engine had more inside than it has room for: estimates were too low."""
+        """Raise estimates, because an engine reported a full KV cache. `now`: monotonic seconds."""
         if self._overrun_at is None or now - self._overrun_at >= OVERRUN_PAUSE_S:
             self._overrun_at = now
             self._overrun_factor = min(self._overrun_factor * OVERRUN_FACTOR, MOST_OVERRUN_FACTOR)
@@ -82,7 +85,10 @@ class TokenEstimator:
         return ceil(demand.text_bytes * rate * MARGIN * self._overrun_factor) + TEMPLATE_TOKENS
 
     def _rate_of(self, size_class: int) -> float:
-        """Of its class, else of the nearest smaller one, which has no fewer, else of the nearest greater one."""
+        """Return the tokens per byte of a size class; if unknown, of the nearest smaller class, else the next larger.
+
+        Smaller prompts have no fewer tokens per byte, so theirs is the safer guess.
+        """
         rates = self._rates
         return (
             rates[size_class]
@@ -96,5 +102,5 @@ def _size_class(text_bytes: int) -> int:
 
 
 def _follow(greatest: float, value: float) -> float:
-    """A maximum that follows what is seen: up at once, down slowly."""
+    """Return the remembered maximum after a new value: it rises at once and falls slowly."""
     return value if value > greatest else greatest + (value - greatest) / _MEMORY

@@ -1,4 +1,4 @@
-"""The tokens of one replica's KV cache, which the requests inside share. Pure."""
+"""The tokens of one replica's KV cache, which the requests inside share (ADR 18). Pure."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ if TYPE_CHECKING:
     from gateway.admission.ticket import Ticket
 
 NEVER: Final = sys.maxsize
-"""A number of events that no answer has."""
+"""A number of events that no answer reaches."""
 MOST_PREEMPTIONS: Final = 3
-"""After them a request gets a replica for itself."""
+"""Preemptions after which a request gets a replica for itself."""
 _HEADROOM: Final = 32
-"""This part of a cache is left free: an engine notices late that it shall stop."""
+"""1/32 of the cache, and at least 32 tokens, are left free, because an engine stops a cancelled request late."""
 _LEAST_STEP: Final = 64
+"""An answer without a limit is granted 1/`_STEPS` of the cache at a time, and at least this many tokens."""
 _STEPS: Final = 64
 
 
 class TokenClaim:
-    """What one request claims of a replica's tokens. Belongs to its ticket."""
+    """The tokens that one request claims of a replica's KV cache. Created with the request's ticket."""
 
     __slots__ = (
         "demand",
@@ -39,26 +40,27 @@ class TokenClaim:
     def __init__(self, demand: TokenDemand) -> None:
         self.demand = demand
         self.prompt_tokens = 0
-        """Estimated; this, `is_bounded` and `needed` by `estimate_tokens`."""
+        """Estimated tokens of the prompt. `estimate_tokens` sets this, `is_bounded` and `needed`."""
         self.is_bounded = False
-        """Its answer does not pass what is reserved for it, or nobody could see that it does."""
+        """Whether the reservation is final: the answer cannot exceed it, or its length cannot be observed."""
         self.needed = 0
-        """What it is expected to take."""
+        """Tokens to reserve: prompt and answers."""
         self.least_tokens = 0
-        """What it is given at least: it was preempted with less."""
+        """Lower bound of `needed`; set when the request was preempted because it had too few."""
         self.preemptions = 0
-        """How often it gave its tokens back and was sent again."""
+        """How often the request's tokens were taken back and the request was sent again."""
         self.reserved = 0
-        """Inside: what no other request may be admitted for."""
+        """While inside: tokens that no other request is admitted for."""
         self.granted = 0
-        """Inside: what it may have used by now. Less than `reserved` while an answer without a limit is short."""
+        """While inside: tokens that the request may have used by now; grows with an answer that has no limit."""
 
     def estimate_tokens(self, estimator: TokenEstimator, context_length: int, share: int) -> None:
-        """Estimate what it will take.
+        """Set `prompt_tokens`, `is_bounded` and `needed`.
 
-        An answer's limit counts where it is at most half of what a request may have at all: a greater one says little,
-        and would turn several slots into one. Without one, an answer is expected to take what the model's answers do;
-        while none was seen, what is left of `share`, the tokens of the cache for each slot.
+        `context_length`: tokens that one request may take. `share`: tokens of the cache per slot. A limit of the answer
+        (`max_tokens`) is reserved if it is at most half of `context_length`; a greater one says little, and would turn
+        several slots into one. Otherwise the answer is expected to be as long as the model's recent answers, and before
+        any, to fill `share`.
         """
         demand = self.demand
         self.prompt_tokens = prompt_tokens = estimator.estimate_prompt(demand)
@@ -74,46 +76,48 @@ class TokenClaim:
         self.needed = max(self.least_tokens, prompt_tokens + answer_tokens * demand.sequences)
 
     def raise_claim(self) -> None:
-        """It was preempted: next time it is given twice as much, and in the end all that a replica has."""
+        """Double the claim of a request that was preempted; from the third preemption, claim a whole replica."""
         self.preemptions += 1
         most = max(self.reserved, self.granted)
         self.least_tokens = NEVER if self.preemptions >= MOST_PREEMPTIONS else 2 * most
 
 
 class TokenPool:
-    """The tokens of one replica.
+    """The KV cache tokens of one replica, and the claims of the requests inside.
 
-    Invariant, but for an engine that makes room by itself: what is granted is at most `usable`, unless one request is
-    alone inside; then the engine's own limit of a request's context holds.
+    Reserved tokens decide who may enter; granted tokens are what answers may have used. Invariant, unless the engine
+    makes room by itself: `granted` is at most `usable`, except for a request that is alone inside, whose length the
+    engine limits.
     """
 
     __slots__ = ("_makes_room", "_step", "capacity", "granted", "reserved", "tickets", "usable")
 
     def __init__(self, capacity: int, *, makes_room: bool = False) -> None:
-        """`makes_room`: the engine does that by itself, so that nobody must leave who is inside."""
+        """`capacity`: tokens of the cache. `makes_room`: a full engine preempts by itself (vLLM), so no request that is
+        inside has to leave."""
         self._makes_room = makes_room
         self.tickets: dict[Ticket, TokenClaim] = {}
-        """Those inside that have a claim, the youngest last."""
+        """Claims of the tickets inside, latest entry last; tickets without a claim are absent."""
         self.reserved = 0
         self.granted = 0
         self.resize(capacity)
 
     def resize(self, capacity: int) -> None:
-        """The cache holds so many tokens."""
+        """Set the number of tokens that the cache holds. `usable` is somewhat less, as headroom."""
         self.capacity = capacity
         self.usable = max(1, capacity - max(_HEADROOM, capacity // _HEADROOM))
         self._step = max(_LEAST_STEP, capacity // _STEPS)
 
     def has_room(self, claim: TokenClaim) -> bool:
-        """Whether a request may go in. One that claims more than there is goes in alone."""
+        """Return whether a request may enter. A claim larger than the cache fits only into an empty one."""
         return self.reserved + min(claim.needed, self.usable) <= self.usable
 
     def is_whole(self, claim: TokenClaim) -> bool:
-        """Whether a request inside has all tokens for itself."""
+        """Return whether a request inside has reserved the whole cache."""
         return claim.reserved >= self.usable
 
     def admit(self, ticket: Ticket, claim: TokenClaim) -> None:
-        """The request goes in."""
+        """Reserve the claim's tokens for a ticket that enters, and grant the first of them."""
         claim.reserved = reserved = min(claim.needed, self.usable)
         first_grant = claim.prompt_tokens + self._step * claim.demand.sequences
         claim.granted = reserved if claim.is_bounded else min(reserved, first_grant)
@@ -122,15 +126,18 @@ class TokenPool:
         self.tickets[ticket] = claim
 
     def release(self, ticket: Ticket) -> None:
-        """The request is out. Harmless for one that is not inside."""
+        """Give back a ticket's tokens. Does nothing for a ticket without a claim inside."""
         claim = self.tickets.pop(ticket, None)
         if claim is not None:
             self.reserved -= claim.reserved
             self.granted -= claim.granted
 
     def begin_answer(self, ticket: Ticket, *, is_counted: bool) -> int:
-        """After how many events of its answer `extend` must be called. `is_counted`: its events can be counted; else
-        it is granted all that is reserved for it."""
+        """Return after how many events of the answer `extend` must be called; `NEVER` if the reservation is final.
+
+        `is_counted`: the caller counts the answer's events (about one per token). False: all that is reserved is
+        granted at once.
+        """
         claim = self.tickets.get(ticket)
         if claim is None or claim.is_bounded:
             return NEVER
@@ -142,11 +149,11 @@ class TokenPool:
         return max(1, claim.granted - claim.prompt_tokens)
 
     def extend(self, ticket: Ticket, answered: int, can_resend: Callable[[Ticket], bool]) -> tuple[int, list[Ticket]]:
-        """The answer of `ticket`, whose length has no limit, has so many events, about one for each token, and goes on.
+        """Grant more tokens to an answer without a limit that has `answered` events, about one per token, and goes on.
 
-        Returns after how many events to call again, and who must leave for that, perhaps `ticket` itself: the youngest
-        that can be sent again without its client noticing, as long as one can, then the youngest whose answer has no
-        limit.
+        Returns after how many events to call again, and the tickets that must leave because the cache is full, possibly
+        `ticket` itself: first the latest to enter that `can_resend` says can be sent again unnoticed by their clients,
+        then the latest to enter whose answers have no limit.
         """
         claim = self.tickets.get(ticket)
         if claim is None:
