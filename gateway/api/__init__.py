@@ -1,4 +1,4 @@
-"""The route groups, a file each."""
+"""The gateway's routes, one file per route group."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from gateway.exchange.services import ApiSpec
 
 
 class InferenceGroup(Protocol):
-    """A file of this folder whose routes engines answer."""
+    """A module of this folder whose routes are answered by engines."""
 
     @property
     def APIS(self) -> tuple[ApiSpec, ...]:  # noqa: N802 - modules have it as a constant
-        """The routes."""
+        """How the gateway serves each route of the group."""
 
     @property
     def declare(self) -> Callable[[FastAPI], None]:
-        """Puts them into the document."""
+        """Adds the routes to the application's OpenAPI document."""
 
 
 INFERENCE_GROUPS: Final[tuple[InferenceGroup, ...]] = (

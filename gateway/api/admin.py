@@ -1,6 +1,6 @@
-"""/v1/admin/*: the controller's routes, passed on to it as they come.
+"""/v1/admin/*: the controller's routes. The gateway forwards their requests to the controller unchanged.
 
-Nothing here knows what they are; the document at /openapi.json is the controller's own.
+This module does not know which admin routes exist; their part of /openapi.json is the controller's own document.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_BODY_BYTES: Final = 1024 * 1024
 BODY_TIMEOUT_S: Final = 60.0
 
 _ASKED: Final = (b"content-type", b"accept", b"last-event-id", b"if-none-match")
-"""Headers of the client that the controller sees. Never its credentials, never who it says it is."""
+"""Request headers that are forwarded to the controller. Never credentials, nor what a client claims to be."""
 _ANSWERED: Final = (
     "content-type",
     "content-length",
@@ -37,16 +37,16 @@ _ANSWERED: Final = (
     "etag",
     "allow",
 )
-"""Headers of the controller that the client sees."""
+"""Response headers of the controller that are forwarded to the client."""
 
 
 def declare(app: FastAPI, forward: AdminForward) -> None:
-    """Declare the routes, for every method: which ones there are is the controller's to say."""
+    """Add one route for all paths and methods below /v1/admin/; the controller decides which of them exist."""
     app.router.routes.append(Route(PATH, require_access("admin")(forward), include_in_schema=False))
 
 
 class AdminForward:
-    """`/v1/admin/*`, as an ASGI application. There is no limit to how long an answer takes: loads take minutes."""
+    """ASGI application that forwards admin requests to the controller, without a time limit: loads take minutes."""
 
     def __init__(self, controller: ControllerClient) -> None:
         self._controller = controller
@@ -54,20 +54,20 @@ class AdminForward:
         self._endless: set[Lifetime] = set()
 
     def begin_stop(self) -> None:
-        """End the answers that have no end of their own, such as events that somebody follows."""
+        """End answers that would not end by themselves, such as event streams. Call when the gateway begins to stop."""
         for lifetime in list(self._endless):
             lifetime.end_with(_stopping_error())
 
     def end_all(self) -> None:
-        """End every answer: the gateway stops, and their grace is over."""
+        """End every running answer with `gateway_stopping`. Call when the grace period of a stop is over."""
         for lifetime in list(self._running):
             lifetime.end_with(_stopping_error())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request.
+        """Forward one request and its answer.
 
         Raises:
-            RoundhouseError: and nothing was sent.
+            RoundhouseError: before anything was sent to the client; a later failure ends the answer that has begun.
         """
         client_answer = _ClientAnswer(send, request_id_of(scope))
         target = _target(scope)
@@ -88,7 +88,7 @@ class AdminForward:
         except asyncio.CancelledError:
             await client_answer.fail_request(
                 _stopping_error()
-            )  # and no more: the task ends here, which is what was wanted
+            )  # not raised again: the task ends here, as its canceller wants
 
     async def _forward(
         self, scope: Scope, target: str, body: bytes, client_answer: _ClientAnswer, lifetime: Lifetime
@@ -106,7 +106,7 @@ class AdminForward:
 
 
 class _ClientAnswer:
-    """One answer on its way. Until it has begun, an error can be told in its own status."""
+    """An answer to a client. Until it has begun, an error can have a status of its own."""
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
@@ -116,7 +116,7 @@ class _ClientAnswer:
         self.is_ended = False
 
     async def relay_answer(self, answer: ControllerAnswer) -> None:
-        """Pass an answer on, each part as it comes; of events only whole ones, so that an error can follow."""
+        """Forward the controller's answer part by part; server-sent events only whole, so that an error can follow."""
         self._is_begun = True
         self._is_events = answer.headers.get("content-type", "").startswith("text/event-stream")
         headers = _returned_headers(answer.headers)
@@ -133,7 +133,7 @@ class _ClientAnswer:
         await self._send_end(held_data)
 
     async def fail_request(self, error: RoundhouseError) -> None:
-        """Tell of `error` in the form that is left: as the last event, or by leaving the answer unfinished.
+        """End an answer that has begun because of `error`: an event stream with a last event, any other unfinished.
 
         Raises:
             RoundhouseError: `error`, if nothing was sent yet.
@@ -162,10 +162,10 @@ async def _read_body(scope: Scope, receive: Receive) -> bytes:
 
 
 def _target(scope: Scope) -> str:
-    """Path and query as the client wrote them.
+    """Return path and query as the client wrote them.
 
     Raises:
-        RoundhouseError: `unknown_route`, for a path that something on the way could read as one outside /v1/admin/.
+        RoundhouseError: `unknown_route` if the path has `.` or `..`, which could lead out of /v1/admin/.
     """
     if not {".", ".."}.isdisjoint(scope["path"].split("/")):
         raise RoundhouseError("unknown_route", f"There is no {scope['path']!r:.200}.")

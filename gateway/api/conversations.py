@@ -1,4 +1,4 @@
-"""/v1/conversations: conversations, and their items."""
+"""/v1/conversations: stored conversations and their items."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Conversation(BaseModel):
 
 
 class DeletedConversation(BaseModel):
-    """What is said of a conversation that is no more."""
+    """Confirmation that a conversation was deleted."""
 
     id: str
     object: Literal["conversation.deleted"]
@@ -64,7 +64,7 @@ class DeletedConversation(BaseModel):
 
 
 class ConversationItem(BaseModel):
-    """An item, with all its fields."""
+    """An item of a conversation, with all its fields."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -78,7 +78,7 @@ ItemId = Annotated[str, Path(description="As the item's `id`.")]
 
 
 def declare(app: FastAPI, conversations: Conversations, max_body_bytes: int) -> None:
-    """Declare the routes."""
+    """Add the routes to `app`. `max_body_bytes`: largest request body."""
     _declare_conversations(app, conversations, max_body_bytes)
     _declare_items(app, conversations, max_body_bytes)
 

@@ -1,4 +1,4 @@
-"""How long a request lives: until it is answered, its time is up, or its client is gone."""
+"""Cancel the work of a request when its time is up or its client disconnects."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from gateway.server.asgi import ClientGoneError, Receive
 
 
 class DeadlineError(Exception):
-    """The request's time is up."""
+    """The time of a request is up."""
 
 
 class Lifetime:
-    """A context that cancels what its task awaits, and leaves with the reason instead of the cancellation.
+    """Context manager that cancels what its task awaits, and raises the reason instead of `CancelledError`.
 
-    A cancellation of other origin passes as it is. One timer and one watch serve a whole request: a scope for each
-    wait would cost more than the wait.
+    A cancellation from elsewhere stays `CancelledError`. One timer and one watch of the client serve a whole request: a
+    timeout for each wait would cost more than the wait.
     """
 
     __slots__ = ("_is_over", "_loop", "_reason", "_task", "_timeout_s", "_timer", "_watch")
 
     def __init__(self, timeout_s: float | None) -> None:
-        """None: it may take as long as it likes."""
+        """`timeout_s`: seconds from entering the context to `DeadlineError`; None: no limit."""
         self._timeout_s = timeout_s
         self._reason: Exception | None = None
         self._is_over = False
@@ -31,7 +31,7 @@ class Lifetime:
         self._timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Lifetime:
-        """Start the clock. From here `DeadlineError` may be raised."""
+        """Start the timer. From here on, `DeadlineError` may be raised."""
         self._loop = asyncio.get_running_loop()
         task = asyncio.current_task(self._loop)
         assert task is not None
@@ -41,12 +41,12 @@ class Lifetime:
         return self
 
     def watch_client(self, receive: Receive, is_answered: Callable[[], bool]) -> None:
-        """From here `ClientGoneError` may be raised. Call it once the body was read.
+        """Watch for a disconnect: from here on, `ClientGoneError` may be raised. Call after the body was read.
 
-        uvicorn's `send` returns silently after a disconnect, so `receive` is the only place that tells. It says the
-        same once the answer is complete; `is_answered` keeps the two apart.
+        uvicorn's `send` returns silently after a disconnect, so only `receive` tells of it. `receive` says the same
+        when the answer is complete; `is_answered` tells the two apart.
         """
-        # Never cancelled: it ends by itself with the answer or with the connection.
+        # Never cancelled: the watch ends by itself with the answer or with the connection.
         self._watch = self._loop.create_task(self._until_disconnect(receive, is_answered))
 
     async def _until_disconnect(self, receive: Receive, is_answered: Callable[[], bool]) -> None:
@@ -56,7 +56,7 @@ class Lifetime:
             self.end_with(ClientGoneError())
 
     def end_with(self, reason: Exception) -> None:
-        """Leave the context with `reason`, as soon as its task runs. The first reason counts."""
+        """Make the context raise `reason` as soon as its task runs. Later reasons are ignored."""
         if not self._is_over and self._reason is None:
             self._reason = reason
             self._task.cancel()

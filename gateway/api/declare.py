@@ -1,4 +1,7 @@
-"""How an inference route is declared in the web framework: for the document, and for what wrong methods are told."""
+"""Declare inference routes in FastAPI: for the OpenAPI document, and for answers to wrong methods.
+
+The requests themselves are served by `gateway.server`, not by FastAPI.
+"""
 
 from __future__ import annotations
 
@@ -52,10 +55,10 @@ INGRESS_CODES: Final = (
     "controller_unavailable",
     "internal_error",
 )
-"""Codes that any gated route may answer with."""
+"""Error codes of every route that needs a key or a known host."""
 
 ADMIN_SCOPE_CODES: Final = ("admin_closed", "admin_not_here")
-"""Codes that only routes of the scope `admin` may answer with."""
+"""Error codes of routes that need the scope `admin`, besides the others."""
 
 INFERENCE: Final = (
     "invalid_json",
@@ -83,7 +86,7 @@ INFERENCE: Final = (
     "model_failed",
     *INGRESS_CODES,
 )
-"""Codes that an inference route may answer with."""
+"""Error codes of every inference route."""
 
 ADMIN: Final = (
     "scope_required",
@@ -95,7 +98,7 @@ ADMIN: Final = (
     "gateway_stopping",
     *INGRESS_CODES,
 )
-"""Codes with which the gateway itself may answer on an admin route."""
+"""Error codes of the gateway itself, not the controller, on admin routes."""
 
 _OTHERS: Final[dict[int | str, dict[str, Any]]] = {
     "4XX": {"model": ErrorEnvelope, "description": "The engine refuses the request; its own status and message."},
@@ -117,7 +120,7 @@ status and message. In a stream that has begun, an error is the last event befor
 
 
 def error_responses(*codes: str) -> dict[int | str, dict[str, Any]]:
-    """The error answers of a route that may answer with `codes`, by status."""
+    """Return the OpenAPI `responses` of a route that may answer with these error codes, by status."""
     entries = sorted((ERROR_CODES[code] for code in codes), key=lambda entry: (entry.status, entry.code))
     return {
         status: {
@@ -129,17 +132,17 @@ def error_responses(*codes: str) -> dict[int | str, dict[str, Any]]:
 
 
 def admin_errors() -> dict[str, list[str]]:
-    """What the gateway itself may answer on an admin route: by status, lines of Markdown."""
+    """Return the errors that the gateway itself may answer on admin routes: Markdown lines by status."""
     return {str(status): answer["description"].split("\n") for status, answer in error_responses(*ADMIN).items()}
 
 
 def codes_paragraph(codes: Iterable[str]) -> str:
-    """A paragraph that names `codes`, for a route's description."""
+    """Return a paragraph for a route's description that lists its error codes."""
     return f"Error codes: {', '.join(f'`{code}`' for code in codes)}."
 
 
 class DirectRoute(APIRoute):
-    """A route of the document that the web framework never serves: `gateway.server` takes its requests before."""
+    """A route for the OpenAPI document only: `gateway.server` takes its requests before FastAPI sees them."""
 
     def __init__(
         self,
@@ -160,7 +163,7 @@ class DirectRoute(APIRoute):
 
 def _with_body(request: type[BaseModel] | None) -> Callable[..., Any]:
     async def declared(body: Any) -> None:
-        """Never called: its signature is what FastAPI reads the request's schema from."""
+        """Never called. FastAPI reads the request's schema from the signature."""
 
     declared.__annotations__["body"] = request
     return declared
@@ -168,7 +171,7 @@ def _with_body(request: type[BaseModel] | None) -> Callable[..., Any]:
 
 def _without_body() -> Callable[..., Any]:
     async def declared() -> None:
-        """Never called either."""
+        """Never called. FastAPI reads from the signature that there is no body."""
 
     return declared
 
@@ -187,8 +190,11 @@ def declare_inference(
     text: str,
     more_codes: tuple[str, ...] = (),
 ) -> None:
-    """Add the route of `api` to `app`'s document. `request` None: it has no body. `more_codes`: error codes that no
-    other inference route answers with."""
+    """Add the route of `api` to the OpenAPI document of `app`.
+
+    `request`, `answer`: schemas of the bodies; `request` None: no body. `text`: the description. `more_codes`: error
+    codes of this route that `INFERENCE` lacks.
+    """
     name = f"{api.method.lower()}_{api.path.removeprefix('/v1/').strip('/')}"
     state_codes = ("route_disabled",) if api.is_inner_state else ()
     scope_codes = ADMIN_SCOPE_CODES if api.scope == "admin" else ()

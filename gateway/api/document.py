@@ -1,4 +1,4 @@
-"""GET /openapi.json: the gateway's routes, and the controller's that are reached through it."""
+"""GET /openapi.json: the gateway's routes, and the controller's admin routes, which are reached through the gateway."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FETCH_TIMEOUT_S: Final = 3.0
 
 
 def declare(app: FastAPI, controller: ControllerClient) -> None:
-    """Declare the route. `app` must not serve the document itself."""
+    """Add the route to `app`, which must not serve an OpenAPI document by itself (`openapi_url=None`)."""
     merged_document = _MergedDocument(app, controller)
 
     @app.get("/openapi.json", include_in_schema=False)
@@ -30,7 +30,7 @@ def declare(app: FastAPI, controller: ControllerClient) -> None:
 
 
 class _MergedDocument:
-    """The document as JSON, with the controller's part as it last was."""
+    """Builds the document as JSON. While the controller is away, its part stays as it last was."""
 
     def __init__(self, app: FastAPI, controller: ControllerClient) -> None:
         self._app = app
@@ -39,7 +39,10 @@ class _MergedDocument:
         self._merged_json: bytes | None = None
 
     async def build_json(self) -> bytes:
-        """Asks the controller each time: another version of it may have come."""
+        """Ask the controller for its document and return both merged, as JSON.
+
+        The controller is asked each time, because another version of it may have been started.
+        """
         try:
             async with asyncio.timeout(FETCH_TIMEOUT_S):
                 self._merge_controller(await self._fetch())

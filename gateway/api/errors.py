@@ -1,4 +1,4 @@
-"""The envelope for what goes wrong inside the web framework: wrong paths, wrong methods, our own errors."""
+"""Exception handlers of the web framework: unknown paths, wrong methods and other errors get the error envelope."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.server.asgi import error_headers
 
 
 def declare(app: FastAPI) -> None:
-    """Install the handlers."""
+    """Install the exception handlers in `app`."""
 
     @app.exception_handler(HTTPException)
     async def framework_error(request: Request, error: HTTPException) -> Response:
@@ -43,10 +43,10 @@ def _answer(request: Request, error: RoundhouseError) -> Response:
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """Of the path, whichever of its routes they are for: the framework names those of one route only.
+    """Return the methods of all routes that match the path; the framework names those of one route only.
 
-    What ends without a digit is no id, but perhaps the name of another route, as in `/v1/responses/compact`: it fits no
-    route that ends with an id.
+    A last segment without a digit is not taken for an id, because it may be the name of another route, as in
+    `/v1/responses/compact`.
     """
     is_word = not any(character.isdigit() for character in request.scope["path"].rpartition("/")[2])
     methods: set[str] = set()

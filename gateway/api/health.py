@@ -1,4 +1,4 @@
-"""GET /health and /metrics. Never gated."""
+"""GET /health and GET /metrics. Both are served without a key and under any host name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class EngineHealth(BaseModel):
 
 
 class Health(BaseModel):
-    """The gateway lives if this answers at all; the rest says what it can do."""
+    """State of the gateway. Any answer means that the gateway is alive; the fields say what it can serve."""
 
     status: Literal["ok"] = "ok"
     service: Literal["roundhouse"] = "roundhouse"
@@ -40,7 +40,7 @@ class Health(BaseModel):
 def declare(
     app: FastAPI, *, version: str, live: LiveRoutes, ledger: InflightCounts, link: LinkState, metrics: Metrics
 ) -> None:
-    """Declare the routes."""
+    """Add the routes to `app`."""
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health", summary="Liveness", tags=["operations"])
@@ -76,5 +76,5 @@ def declare(
     )
     @require_access("open")
     async def prometheus() -> Response:
-        """What the gateway counts, as Prometheus reads it."""
+        """The gateway's metrics in Prometheus' text format."""
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)

@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{name}, and GET /models, which is the list of llama-server's router."""
+"""GET /v1/models and /v1/models/{name}, and GET /models, the list in the form of llama-server's router."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _ROUTER_STATES: Final[dict[ModelState, RouterState]] = {
     ModelState.UNLOADED: "unloaded",
     ModelState.LOADING: "loading",
     ModelState.LOADED: "loaded",
-    # llama-server knows neither: one that takes no requests is unloaded to it, and one that failed is so with a mark.
+    # llama-server's router has no such states. A failed model is unloaded there, with `failed` set.
     ModelState.UNLOADING: "unloaded",
     ModelState.FAILED: "unloaded",
 }
-"""State to what llama-server's router calls it."""
+"""The state as llama-server's router calls it."""
 
 
 class ModelObject(BaseModel):
-    """OpenAI's model object with Anthropic's fields, and below them what is Roundhouse's own."""
+    """OpenAI's model object with Anthropic's fields, followed by Roundhouse's own."""
 
     id: str = Field(description="Its own name.")
     object: Literal["model"] = "model"
@@ -56,7 +56,7 @@ class ModelObject(BaseModel):
 
     @classmethod
     def of(cls, route: ModelRoute) -> ModelObject:
-        """What clients see of `route`."""
+        """Make the model object that clients see for `route`."""
         return cls(**_fields(route))
 
 
@@ -79,7 +79,7 @@ class RouterStatus(BaseModel):
 
 
 class RouterArchitecture(BaseModel):
-    """What goes in and comes out."""
+    """Kinds of input and output."""
 
     input_modalities: list[Modality]
     output_modalities: list[Literal["text"]]
@@ -126,7 +126,7 @@ def _router_model(route: ModelRoute) -> RouterModel:
 
 
 def declare(app: FastAPI, live: LiveRoutes) -> None:
-    """Declare the routes."""
+    """Add the routes to `app`."""
     list_codes = ("scope_required", *INGRESS_CODES)
     model_codes = ("model_not_allowed", "unknown_model", *list_codes)
 

@@ -1,4 +1,4 @@
-"""One OpenAPI document out of two: the gateway's, and of the controller's what it answers through the gateway. Pure."""
+"""Merge two OpenAPI documents: the gateway's, and the admin routes of the controller's. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Final
 
 ADMIN_PREFIX: Final = "/v1/admin/"
 RENAMED: Final = "Controller"
-"""Stands before the name of a component of the controller's that is another one in the gateway's document."""
+"""Prefix for a component of the controller whose name means another component in the gateway's document."""
 
 _COMPONENTS: Final = "#/components/"
 _ENVELOPE: Final = "#/components/schemas/ErrorEnvelope"
-"""Of the gateway's own document."""
+"""Reference to the error envelope in the gateway's document."""
 
 Document = dict[str, Any]
 Place = tuple[str, str]
@@ -25,11 +25,11 @@ def merge_documents(
     controller: Mapping[str, Any],
     gateway_errors: Mapping[str, list[str]] = MappingProxyType({}),
 ) -> Document:
-    """`own` with the admin paths of `controller`, the components that they use, and their tags.
+    """Return `own` with the admin paths of `controller`, the components that they use, and their tags.
 
-    `gateway_errors`, lines by status, are what the gateway itself may answer there; they are added to each operation.
-    A component that both have, and that is not the same in both with all that it refers to, is renamed. What `own`
-    has is never changed.
+    `gateway_errors`: Markdown lines by status, of errors that the gateway itself may answer on admin routes; they are
+    added to each operation. A component of the controller that differs from the gateway's of the same name, directly or
+    in what it refers to, is renamed. `own` is never changed.
 
     Raises:
         ValueError: `controller` is no OpenAPI document.
@@ -59,7 +59,7 @@ def merge_documents(
 
 
 def _with_errors(item: Mapping[str, Any], errors: Mapping[str, list[str]]) -> dict[str, Any]:
-    """A path whose operations have `errors` besides their own answers."""
+    """Return a path item whose operations list `errors` besides their own answers."""
     return {
         key: {**operation, "responses": _more_responses(operation["responses"], errors)}
         if isinstance(operation, dict) and "responses" in operation
@@ -82,7 +82,7 @@ def _more_responses(responses: Mapping[str, Any], errors: Mapping[str, list[str]
 
 
 def _collect_components(paths: Mapping[str, Any], components: Mapping[str, Any]) -> dict[Place, Any]:
-    """All components that `paths` refer to, and those that these refer to."""
+    """Return all components that `paths` refer to, directly or through other components."""
     used_components: dict[Place, Any] = {}
     pending = list(_references(paths))
     while pending:
@@ -96,10 +96,10 @@ def _collect_components(paths: Mapping[str, Any], components: Mapping[str, Any])
 
 
 def _new_names(used: Mapping[Place, Any], own: Mapping[str, Any]) -> dict[Place, Place]:
-    """The components that must be called something else, and what."""
+    """Return the new name of each component of `used` that must be renamed."""
     shared = {place for place in used if place[1] in own.get(place[0], {})}
     different = {place for place in shared if used[place] != own[place[0]][place[1]]}
-    # The same text with references to something that differs is not the same.
+    # Equal text that refers to a component that differs is not equal.
     while more := {place for place in shared - different if not different.isdisjoint(_references(used[place]))}:
         different |= more
     names: dict[Place, Place] = {}
@@ -133,7 +133,7 @@ def _references(value: Any) -> Iterator[Place]:
 
 
 def _rewrite_references(value: Any, change: Callable[[str], str]) -> Any:
-    """`value` with every reference to a component changed."""
+    """Return `value` with `change` applied to every reference to a component."""
     if isinstance(value, dict):
         return {key: _rewrite_references(item, change) for key, item in value.items()}
     if isinstance(value, list):
@@ -142,7 +142,8 @@ def _rewrite_references(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _is_reference(value: Any) -> bool:
-    """References are texts of a form of their own, wherever they stand: in `$ref`, in a discriminator's mapping."""
+    """Return whether `value` has the form of a reference, which also stands in a discriminator's mapping, not in `$ref`
+    alone."""
     return isinstance(value, str) and value.startswith(_COMPONENTS) and value.count("/") == 3
 
 
@@ -156,10 +157,10 @@ def _reference_to(place: Place) -> str:
 
 
 def decode_document(text: bytes) -> Document:
-    """The document in `text`.
+    """Parse an OpenAPI document from JSON.
 
     Raises:
-        ValueError: it is no JSON object.
+        ValueError: `text` is no JSON object.
     """
     document = json.loads(text)
     if not isinstance(document, dict):

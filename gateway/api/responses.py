@@ -1,4 +1,4 @@
-"""POST /v1/responses, and its paths compact and input_tokens. What is done with stored ones: `stored_responses`."""
+"""POST /v1/responses, /v1/responses/compact and /v1/responses/input_tokens. For stored ones see `stored_responses`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CODES = ("previous_response_not_found", "conversation_not_found", "conversation
 
 
 def declare(app: FastAPI) -> None:
-    """Declare the routes."""
+    """Add the routes to `app`."""
     create_text = (
         "OpenAI's responses, blocking, as server-sent events, or with `background: true` without the client. The "
         "gateway makes them of the engine's chat completions, and keeps them itself unless `store` is false."

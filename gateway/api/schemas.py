@@ -1,6 +1,6 @@
-"""What the OpenAPI document says of the inference routes: the fields that the gateway reads, and the usual others.
+"""Bodies of the inference routes in the OpenAPI document: the fields that the gateway reads, and other common ones.
 
-Requests are passed to the engine as they are, so nothing here validates: an engine's own fields pass too.
+These models validate nothing: requests reach the engine as they are, with fields of the engine's own.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class TokenUsage(_Open):
 
 
 class ChatChoice(_Open):
-    """One of the answers."""
+    """One of the answers of a chat completion."""
 
     index: int
     message: ChatMessage
@@ -118,7 +118,7 @@ class ChatCompletion(_Open):
 
 
 class CompletionChoice(_Open):
-    """One of the answers."""
+    """One of the answers of a completion."""
 
     index: int
     text: str
@@ -137,7 +137,7 @@ class Completion(_Open):
 
 
 class Embedding(_Open):
-    """One vector."""
+    """The vector of one input."""
 
     object: str
     index: int
@@ -163,7 +163,7 @@ class ResponsesRequest(_Inference):
 
 
 class MessagesTokensRequest(_Inference):
-    """A request for the tokens of what would be one of Anthropic's messages requests."""
+    """Anthropic's token counting request. It has the fields of a messages request."""
 
     messages: list[ChatMessage] = Field(min_length=1)
     system: str | list[Any] | None = None
@@ -190,7 +190,7 @@ class MessagesRequest(MessagesTokensRequest):
 
 
 class MessageUsage(_Open):
-    """Tokens as the engine counted them. Input is what no cache had."""
+    """Tokens as the engine counted them. `input_tokens` leaves out tokens that came from a cache."""
 
     input_tokens: int
     output_tokens: int
@@ -211,7 +211,7 @@ class AnthropicMessage(_Open):
 
 
 class MessageTokens(_Open):
-    """How many tokens messages are."""
+    """Number of tokens of a request's messages."""
 
     input_tokens: int
 
@@ -240,7 +240,7 @@ class RerankRequest(_Reranking):
 
 
 class RankedDocument(_Open):
-    """One of the best documents."""
+    """A document of the request and its score."""
 
     index: int = Field(description="Its place in the request's `documents`.")
     relevance_score: float
@@ -264,7 +264,7 @@ class Ranking(CohereRanking):
 
 
 class Compaction(_Open):
-    """A conversation that was compacted."""
+    """A compacted conversation. Its `output` is the `input` of the next request."""
 
     id: str
     object: Literal["response.compaction"]
@@ -274,7 +274,7 @@ class Compaction(_Open):
 
 
 class InputTokens(_Open):
-    """How many tokens the input of a request is."""
+    """Number of tokens of a request's input."""
 
     object: str
     input_tokens: int

@@ -1,4 +1,4 @@
-"""GET /v1/chat/completions, and what is done with a stored one: read, update, delete, and list its messages."""
+"""Stored chat completions: GET /v1/chat/completions lists them; read, update and delete one, and list its messages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _PAIR: Final = re.compile(r"metadata\[(.*)\]", re.DOTALL)
 
 
 class StoredChatCompletion(BaseModel):
-    """OpenAI's chat completion object, with what was asked for beside the messages."""
+    """OpenAI's chat completion object, with the request's parameters other than its messages."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -54,7 +54,7 @@ class StoredChatCompletion(BaseModel):
 
 
 class DeletedCompletion(BaseModel):
-    """What is said of a completion that is no more."""
+    """Confirmation that a chat completion was deleted."""
 
     id: str
     object: Literal["chat.completion.deleted"]
@@ -65,7 +65,7 @@ CompletionId = Annotated[str, Path(description="As the completion's `id`.")]
 
 
 def declare(app: FastAPI, completions: StoredCompletions, max_body_bytes: int) -> None:
-    """Declare the routes."""
+    """Add the routes to `app`. `max_body_bytes`: largest request body."""
 
     @app.get(
         LIST_PATH,

@@ -1,4 +1,4 @@
-"""What requests about stored objects have in common: their JSON bodies, the pages of lists, and the answers."""
+"""Shared by the routes of stored objects: JSON bodies, pages of lists, and answers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from gateway.server.asgi import ClientGoneError, read_body
 from gateway.storage.pagination import MOST_LISTED, USUALLY_LISTED, ListQuery
 
 ASKING_CODES: Final = ("scope_required", "response_store_failed", *INGRESS_CODES)
-"""Codes that every route of stored objects may answer with."""
+"""Error codes of every route of stored objects."""
 BODY_CODES: Final = ("invalid_json", "body_too_large", "request_timeout")
-"""Codes of those that read a body."""
+"""Further error codes of routes that read a body."""
 METADATA_SCHEMA: Final[dict[str, Any]] = {
     "type": "object",
     "maxProperties": MOST_PAIRS,
@@ -41,7 +41,7 @@ class ItemList(BaseModel):
 
 
 def list_parameters(usual_order: str) -> list[dict[str, Any]]:
-    """The parameters of a list's pages, for the document."""
+    """Return the paging parameters of a list route for the OpenAPI document. `usual_order`: default of `order`."""
     return [
         query_parameter("after", {"type": "string"}, "Id of the entry after which the list begins."),
         query_parameter(
@@ -56,21 +56,21 @@ def list_parameters(usual_order: str) -> list[dict[str, Any]]:
 
 
 def query_parameter(name: str, schema: dict[str, Any], text: str) -> dict[str, Any]:
-    """A parameter of the query that may be left out, for the document."""
+    """Return an optional query parameter for the OpenAPI document."""
     return {"name": name, "in": "query", "required": False, "schema": schema, "description": text}
 
 
 def body_of(properties: dict[str, Any], *required: str) -> dict[str, Any]:
-    """A JSON body with these properties, for the document."""
+    """Return a JSON request body with these properties for the OpenAPI document."""
     schema = {"type": "object", "properties": properties, "required": list(required)}
     return {"requestBody": {"required": bool(required), "content": {"application/json": {"schema": schema}}}}
 
 
 def read_list_query(query: Mapping[str, str], usual_order: str) -> ListQuery:
-    """Which page a request asks for.
+    """Read from the query which page of a list is wanted. `usual_order`: `asc` or `desc`, if the query has no `order`.
 
     Raises:
-        RoundhouseError: `invalid_request`.
+        RoundhouseError: `invalid_request` for an `order` or `limit` that is not allowed.
     """
     order = query.get("order", usual_order)
     if order not in ("asc", "desc"):
@@ -80,10 +80,10 @@ def read_list_query(query: Mapping[str, str], usual_order: str) -> ListQuery:
 
 
 async def read_fields(request: Request, max_bytes: int) -> Fields:
-    """The fields of a request's JSON body; none where it is empty.
+    """Read the JSON object in a request's body; an empty body has no fields. `max_bytes`: largest body.
 
     Raises:
-        RoundhouseError: `invalid_json`, `body_too_large`, or `request_timeout`: the client left before all had come.
+        RoundhouseError: `invalid_json`, `body_too_large`, or `request_timeout` if the client left before the end.
     """
     try:
         body = await read_body(request.scope, request.receive, max_bytes)
@@ -93,7 +93,7 @@ async def read_fields(request: Request, max_bytes: int) -> Fields:
 
 
 def answer_json(fields: Fields) -> Response:
-    """An answer of status 200."""
+    """Return a response of status 200 with `fields` as its JSON body."""
     return Response(encode_json(fields), media_type="application/json")
 
 

@@ -1,4 +1,4 @@
-"""GET and DELETE /v1/responses/{response_id}, its cancellation, and its input items."""
+"""Stored responses: GET and DELETE /v1/responses/{response_id}, POST its /cancel, GET its /input_items."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class StoredResponseObject(BaseModel):
 
 
 class DeletedResponse(BaseModel):
-    """What is said of a response that is no more."""
+    """Confirmation that a response was deleted."""
 
     id: str
     object: Literal["response"]
@@ -65,7 +65,7 @@ ResponseId = Annotated[str, Path(description="As the response's `id`.")]
 
 
 def declare(app: FastAPI, responses: StoredResponses, *, heartbeat_s: float) -> None:
-    """Declare the routes. `heartbeat_s`: seconds of silence in a stream of events before a comment is sent."""
+    """Add the routes to `app`. `heartbeat_s`: seconds of silence in an event stream before a comment is sent."""
 
     @app.get(
         PATH,
