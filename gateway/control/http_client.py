@@ -1,4 +1,4 @@
-"""Single HTTP requests to the controller. The link has a connection of its own."""
+"""HTTP client for requests to the controller's API. Tables and reports use the WebSocket of `link` instead."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ CONNECT_TIMEOUT_S: Final = 2.0
 
 
 class ControllerGoneError(Exception):
-    """The controller cannot be reached, or went away. The text is plain; the cause is the client library's error."""
+    """The controller cannot be reached, or its connection ended. The text is for people; the cause is aiohttp's."""
 
 
 class ControllerAnswer:
-    """An answer whose headers have come. Leaving its context closes the connection."""
+    """An HTTP answer of the controller whose headers have arrived. Leaving its context closes the connection."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
         self.status = response.status
         self.headers: Mapping[str, str] = response.headers
-        """By name in any case."""
+        """Values by header name, upper or lower case."""
 
     async def __aenter__(self) -> ControllerAnswer:
         return self
@@ -37,10 +37,10 @@ class ControllerAnswer:
         self._response.close()
 
     async def read_part(self) -> bytes:
-        """The next bytes as they come; empty at the end.
+        """Return the next bytes of the body as soon as any arrive; empty at the end.
 
         Raises:
-            ControllerGoneError: the answer broke off.
+            ControllerGoneError: the connection ended before the answer was complete.
         """
         try:
             return await self._response.content.readany()
@@ -51,8 +51,10 @@ class ControllerAnswer:
 
 
 class ControllerClient:
-    """Asks the controller, for as long as its context is entered. Each request has a connection of its own: a kept one
-    may have gone stale with the controller, and a load must not be sent twice to find out."""
+    """Client of the controller's API, usable while its context is entered.
+
+    Each request opens a connection of its own: a kept one may be stale, and a load must not be sent twice to find out.
+    """
 
     def __init__(self, address: ControllerAddress) -> None:
         self._address = address
@@ -77,12 +79,13 @@ class ControllerClient:
     async def send_request(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes = b""
     ) -> ControllerAnswer:
-        """Send a request and wait, without a limit, for the answer's headers.
+        """Send a request and wait, without a time limit, for the answer's headers.
 
-        `target` is the path with its query, percent-encoded; it is sent as it is.
+        `target`: path and query, percent-encoded; sent unchanged.
 
         Raises:
-            ControllerGoneError: it cannot be reached, ended before it answered, or does not know this gateway.
+            ControllerGoneError: the controller cannot be reached, ended before it answered, or refused this gateway's
+                token.
         """
         url = URL(self._address.base + target, encoded=True)
         request_headers = {**headers, "accept-encoding": "identity", **self._address.read_headers()}

@@ -1,4 +1,4 @@
-"""What is inside, by replica and by model, and what the controller is told of it."""
+"""Counts of requests in flight, by replica and by model, and the report of them to the controller."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from controller.schema.routing import GatewayReport
 from gateway.routing.table import Routes
 
 LEAVING_NAMED = 20
-"""Requests that a report names of one replica: those that have been inside for longest."""
+"""Most request ids per replica that a report names: those that have been in flight for longest."""
 
 
 class InflightCounts:
-    """Counts of this gateway's requests.
+    """This gateway's requests in flight, and what else a report tells of models and replicas.
 
-    Invariant: a request is counted under its replica from the moment the replica is chosen until its last byte is
-    done, and it is chosen from the table in force. So a report made at any moment under table T holds every request
-    that was admitted under an older table, and none is admitted under an older one afterwards.
+    Invariant: a request is counted under its replica from when the replica is chosen, always from the table in force,
+    until the request's last byte. So a report made under table T counts every running request that was admitted under
+    an older table, and no request is admitted under an older table afterwards.
     """
 
     def __init__(
@@ -25,27 +25,28 @@ class InflightCounts:
         queued: Mapping[str, int],
         longest_wait_s: Callable[[str], float] = lambda _: 0.0,
     ) -> None:
-        """`clock` gives Unix time in seconds; `queued` is admission's count, model to requests that wait, and
-        `longest_wait_s` tells how long the first of a model's has waited."""
+        """`clock`: Unix time in seconds. `queued`: admission's number of waiting requests by model. `longest_wait_s`:
+        seconds that the oldest waiting request of a model has waited."""
         self._clock = clock
         self._longest_wait_s = longest_wait_s
         self._last_used: dict[str, float] = {}
         self._demand: dict[str, float] = {}
         self._failed_at: dict[str, float] = {}
         self._requests: dict[str, tuple[str, float]] = {}
-        """Id of each request inside to its replica, and since when."""
+        """Replica, and Unix time of its choice, of each request in flight, by request id."""
         self.inflight: dict[str, int] = {}
-        """Replica name to requests inside; never holds a zero."""
+        """Number of requests in flight by replica name; absent if none."""
         self.inflight_by_model: dict[str, int] = {}
+        """Number of requests in flight by model name; absent if none."""
         self.queued = queued
-        """Model to requests that wait for a slot or a load; never holds a zero."""
+        """Number of requests that wait for a slot or a load, by model name; absent if none."""
         self.on_change: Callable[[], None] = lambda: None
-        """Called after each change that a report would show."""
+        """Called after each change that a report shows."""
         self.on_demand: Callable[[], None] = lambda: None
-        """Called, besides, when a model that is not loaded is first asked for: the controller should know at once."""
+        """Called also when a model that is not loaded is first requested: the controller should know at once."""
 
     def enter_replica(self, model: str, replica: str, request_id: str) -> None:
-        """One request is inside `replica` from here. It can be inside one at a time."""
+        """Start counting a request as in flight at `replica`. A request is in flight at one replica at a time."""
         now = self._last_used[model] = self._clock()
         self._requests[request_id] = (replica, now)
         self.inflight[replica] = self.inflight.get(replica, 0) + 1
@@ -53,7 +54,11 @@ class InflightCounts:
         self.on_change()
 
     def leave_replica(self, model: str, replica: str, request_id: str) -> None:
-        """It is no longer. Once for each `enter`."""
+        """Stop counting a request as in flight. Call once per `enter_replica`, after the request's last byte.
+
+        Raises:
+            KeyError: the request is not counted.
+        """
         del self._requests[request_id]
         _decrement_count(self.inflight, replica)
         _decrement_count(self.inflight_by_model, model)
@@ -61,7 +66,7 @@ class InflightCounts:
         self.on_change()
 
     def record_demand(self, model: str) -> None:
-        """A request came for an autoload model that is not loaded."""
+        """Note a request for an `autoload` model that is not loaded, so that the controller loads the model."""
         is_new_demand = model not in self._demand
         self._demand[model] = self._clock()
         self.on_change()
@@ -69,17 +74,20 @@ class InflightCounts:
             self.on_demand()
 
     def record_failure(self, replica: str) -> None:
-        """`replica` refused a connection, or broke one."""
+        """Note that `replica` refused or broke a connection, so that the controller probes it."""
         self._failed_at[replica] = self._clock()
         self.on_change()
 
     def record_answer(self, replica: str) -> None:
-        """`replica` is well, whatever was seen of it before."""
+        """Forget the failures of `replica`, because it answered a request."""
         if self._failed_at:
             self._failed_at.pop(replica, None)
 
     def forget_absent(self, routes: Routes) -> None:
-        """Drop what is remembered of models and replicas that the table no longer has; requests inside still count."""
+        """Forget models and replicas that left the table, and demand for models that are loaded or not `autoload`.
+
+        Requests in flight still count.
+        """
         loaded_models = {name for name, route in routes.models.items() if route.state == "loaded"}
         _drop_absent(self._failed_at, routes.replicas)
         _drop_absent(self._last_used, routes.models.keys())
@@ -87,7 +95,7 @@ class InflightCounts:
         _drop_absent(self._demand, autoload_models - loaded_models)
 
     def make_report(self, gateway_id: str, routes: Routes | None) -> GatewayReport:
-        """All of it as the controller is told; `routes` are those in force."""
+        """Make a report for the controller. `routes`: the table in force; None: no table has arrived yet."""
         now = self._clock()
         return GatewayReport(
             gateway_id=gateway_id,
@@ -106,7 +114,7 @@ class InflightCounts:
             name: {} for name in self.inflight if name not in routed_replicas
         }
         if leaving_requests:
-            for request_id, (replica, since) in self._requests.items():  # in the order in which they came
+            for request_id, (replica, since) in self._requests.items():  # oldest first
                 requests = leaving_requests.get(replica)
                 if requests is not None and len(requests) < LEAVING_NAMED:
                     requests[request_id] = since

@@ -1,6 +1,6 @@
-"""The WebSocket to the controller: routing tables come down, reports go up, for ever.
+"""The WebSocket link to the controller: the gateway receives routing tables and sends reports.
 
-Without the link the gateway works by the last table it has.
+Without the link, the gateway goes on by the last table that it received.
 """
 
 from __future__ import annotations
@@ -32,28 +32,31 @@ LINK_PATH = "/internal/link"
 FIRST_RETRY_S = 0.1
 LONGEST_RETRY_S = 2.0
 PING_S = 10.0
-"""A controller that answers no ping for half of this is gone."""
+"""Seconds between pings. A controller that does not answer one for half of this time is taken for gone."""
 STARTING_ATTEMPTS = 5
-"""Attempts, over some two seconds, in which a controller that starts with the gateway may come up."""
+"""Attempts, in about two seconds, before the log says that a controller was never reached; it may start just now."""
 HANDSHAKE_S = 5.0
 GOODBYE_S = 1.0
-"""How long the controller may take to answer a closing frame."""
+"""Seconds that the controller may take to answer a closing frame."""
 MAX_TABLE_BYTES = 64 * 1024 * 1024
 TOKEN_REFUSED = 401
-"""The controller's status for who does not show its token; it has no other use for it."""
+"""HTTP status with which the controller refuses a gateway's token, and nothing else."""
 REFUSED_WORDS = f"it refuses this gateway's token ({FILE_VARIABLE})"
 MOST_PROBLEMS = 5
-"""Of a table that cannot be read, as the log tells them."""
+"""Most problems of an unreadable table that the log names."""
 
 
 def retry_delay(attempt: int, jitter: float) -> float:
-    """Seconds before reconnection `attempt` (0 is the first). `jitter` in [0, 1) spreads several gateways."""
+    """Return the seconds to wait before reconnection `attempt`, from 0. `jitter`, in [0, 1), spreads several gateways.
+
+    The delay doubles from `FIRST_RETRY_S` to `LONGEST_RETRY_S`.
+    """
     longest_s: float = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** min(attempt, 16))
     return longest_s * (0.5 + jitter / 2)
 
 
 class TableVerdict(Enum):
-    """What to do with a table."""
+    """What the gateway does with a received table: apply it, or ignore it because of its stamp or instance."""
 
     APPLY = "apply"
     REPEATED = "repeated"
@@ -62,11 +65,11 @@ class TableVerdict(Enum):
 
 
 def judge_table(current: Routes | None, table: RoutingTable, *, first_of_connection: bool) -> TableVerdict:
-    """Whether `table` replaces `current`.
+    """Decide whether `table` replaces `current`; None: there is no table yet.
 
-    Stamps order the tables of one instance. Another instance is believed only with the first table of a connection:
-    then the controller at our address was replaced, by one with a state folder of its own. Within a connection a
-    change of instance is an error of the sender.
+    Stamps order the tables of one controller instance. A table of another instance is applied only if it is the first
+    of a connection: then the controller at this address was replaced by one with another state folder. A change of
+    instance within a connection is an error of the sender.
     """
     if current is None:
         return TableVerdict.APPLY
@@ -79,7 +82,7 @@ def judge_table(current: Routes | None, table: RoutingTable, *, first_of_connect
 
 @dataclass(frozen=True, slots=True)
 class ControllerAddress:
-    """Where to connect. `unix_path` is None for TCP; `base` has no slash at its end."""
+    """Address of the controller. `unix_path` None: TCP. `base`: URL without a slash at its end."""
 
     base: str
     unix_path: str | None
@@ -87,47 +90,50 @@ class ControllerAddress:
 
     @classmethod
     def parse(cls, setting: str, token_file: Path | None = None) -> ControllerAddress:
-        """From `http://host:port` or `unix:/path`; `token_file` holds the token for the former."""
+        """Parse `http://host:port` or `unix:/path`. `token_file`: file with the token for an HTTP address."""
         if setting.startswith("unix:"):
             return cls("http://controller", setting.removeprefix("unix:"))
         return cls(setting, None, token_file)
 
     @property
     def url(self) -> str:
-        """Of the link."""
+        """URL of the WebSocket link."""
         return self.base + LINK_PATH
 
     def read_headers(self) -> dict[str, str]:
-        """What shows the controller who asks. Read each time: the controller may make the token later, or another."""
+        """Return the headers that authenticate this gateway to the controller; none without a token.
+
+        The token file is read on each call, because the controller may create or replace it.
+        """
         token = read_token(self.token_file) if self.token_file is not None else None
         return {GATEWAY_HEADER: token} if token is not None else {}
 
     def new_connector(self) -> aiohttp.BaseConnector:
-        """What aiohttp connects through: as many connections as are asked for, none kept after its use."""
+        """Make an aiohttp connector to this address, without a limit of connections; none is kept alive."""
         if self.unix_path:
             return aiohttp.UnixConnector(self.unix_path, limit=0, force_close=True)
         return aiohttp.TCPConnector(limit=0, force_close=True)
 
 
 class LinkState:
-    """How it stands with the controller."""
+    """State of the link to the controller."""
 
     def __init__(self) -> None:
         self.is_connected = False
         self.was_ever_connected = False
         self.table_at: float | None = None
-        """Monotonic time of the last table, in seconds."""
+        """Monotonic seconds when the last valid table arrived; None: none has arrived."""
 
     @property
     def status_word(self) -> str:
-        """`connected`, `lost` or `never`."""
+        """`connected`, `lost` (connected before), or `never`."""
         if self.is_connected:
             return "connected"
         return "lost" if self.was_ever_connected else "never"
 
 
 class ControllerLink:
-    """Keeps the connection, applies tables, sends reports."""
+    """Keeps the WebSocket open, applies received tables and sends reports."""
 
     def __init__(
         self,
@@ -142,7 +148,10 @@ class ControllerLink:
         now: Callable[[], float],
         jitter: Callable[[], float],
     ) -> None:
-        """`addresses`: URLs that the gateway listens on; `now` gives monotonic seconds, `jitter` numbers in [0, 1)."""
+        """`addresses`: URLs that the gateway listens on. `now`: monotonic seconds. `jitter`: random numbers in [0, 1).
+
+        Sets `on_change` of `ledger` and `remotes`, and `on_demand` of `ledger`, so that their changes cause reports.
+        """
         self._address = address
         self._listening_addresses = addresses
         self._gateway_id = gateway_id
@@ -156,13 +165,13 @@ class ControllerLink:
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._is_ending = False
         self._is_refused = False
-        """The last attempt failed on the token."""
+        """Whether the controller refused the token at the last attempt."""
         ledger.on_change = self._timer.request_report
         ledger.on_demand = self._timer.request_report_now
         remotes.on_change = self._timer.request_report_now
 
     async def run(self) -> None:
-        """Connect, serve the connection, reconnect; until cancelled."""
+        """Connect, serve the connection, and reconnect, until cancelled."""
         attempt = 0
         while True:
             try:
@@ -178,7 +187,10 @@ class ControllerLink:
             await asyncio.sleep(retry_delay(attempt, self._jitter()))
 
     async def say_goodbye(self) -> None:
-        """Tell the controller, if it is there, that nothing is inside and nothing will be: its drains need not wait."""
+        """Send a last report that no request is in flight and none will be, so that drains need not wait.
+
+        Sends nothing without a connection, or while requests are in flight.
+        """
         self._is_ending = not self._ledger.inflight
         if self._socket is not None and self._is_ending:
             try:
@@ -197,7 +209,7 @@ class ControllerLink:
         return report.model_copy(update=update).model_dump_json()
 
     async def _connect_and_serve(self, session: aiohttp.ClientSession) -> int:
-        """Serve one connection to its end. Returns how many tables it brought."""
+        """Connect, and serve the connection to its end. Returns the number of tables received."""
         async with asyncio.timeout(HANDSHAKE_S):
             socket = await session.ws_connect(
                 self._address.url,
@@ -246,7 +258,7 @@ class ControllerLink:
             self._ledger.forget_absent(self._live.current)
             self._remotes.follow_table(self._live.current)
         self._state.table_at = self._now()
-        self._timer.request_report_now()  # drains wait for it
+        self._timer.request_report_now()  # drains wait for a report under the new table
 
     async def _send_reports(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         try:
@@ -254,13 +266,13 @@ class ControllerLink:
                 await self._timer.wait_until_due()
                 await socket.send_str(self._report())
         except (aiohttp.ClientError, OSError):
-            pass  # the connection ended, which whoever receives sees too
+            pass  # the connection ended; `_receive_tables` ends with it
         except Exception:
             logger.exception("a report to the controller failed; connecting anew")
             await socket.close()
 
     def _log_unreachable(self, attempt: int, error: Exception) -> None:
-        # Once per absence; it is tried every two seconds after that. One that is just starting too is not absent.
+        # Logged once per outage, though every attempt fails. A controller may start at the same time as the gateway.
         is_due = attempt == (0 if self._state.was_ever_connected else STARTING_ATTEMPTS)
         was_refused, self._is_refused = self._is_refused, is_token_refusal(error)
         if (is_due or self._is_refused) and not (was_refused and self._is_refused):
@@ -270,12 +282,15 @@ class ControllerLink:
 
 
 def is_token_refusal(error: Exception) -> bool:
-    """Whether the controller is there and does not take the token that was shown."""
+    """Return whether a connection failed because the controller refused the gateway's token."""
     return isinstance(error, aiohttp.WSServerHandshakeError) and error.status == TOKEN_REFUSED
 
 
 def read_table(text: str) -> RoutingTable | None:
-    """The table in a message; None, with a line in the log, for what this gateway cannot read."""
+    """Parse the routing table in a message; None if it holds no table, or one that this gateway cannot read.
+
+    Unreadable tables are logged.
+    """
     try:
         fields = json.loads(text)
         if not isinstance(fields, dict) or fields.get("kind") != "table":
@@ -291,14 +306,14 @@ def read_table(text: str) -> RoutingTable | None:
             return None
         return RoutingTable.model_validate(fields)
     except ValidationError as error:
-        logger.error("unreadable routing table: %s", _plain_text(error))  # noqa: TRY400 - the traceback would show tokens
+        logger.error("unreadable routing table: %s", _plain_text(error))  # noqa: TRY400 - the traceback shows tokens
     except (ValueError, RecursionError) as error:
         logger.error("unreadable routing table: %s", error)  # noqa: TRY400 - the traceback would say no more
     return None
 
 
 def _plain_text(error: ValidationError) -> str:
-    """What is wrong and where, without the input, which may hold an engine's token."""
+    """Return what is wrong and where, without the input, which may hold an engine's token."""
     problems = error.errors(include_input=False, include_url=False, include_context=False)
     lines = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in problems[:MOST_PROBLEMS]]
     return "; ".join(lines) + (f"; and {len(problems) - MOST_PROBLEMS} more" if len(problems) > MOST_PROBLEMS else "")

@@ -1,10 +1,11 @@
-"""From what probes of a remote model and requests to it see to its health, and when it is probed next. Pure.
+"""Health of a remote model, from probes of it and requests to it, and when to probe it next. Pure.
 
-A remote has failed when three probes in a row failed and no request was answered between them, or when it refused a
-connection. 429 says that it is there and asks for patience. A key that is refused is no outage: only another key, or
-whoever runs the remote, ends it. A remote that is well is probed ever more rarely, as each probe may cost something.
+A remote has failed when it refused a connection, or when three consecutive probes failed and no request was answered
+between them. Status 429 is no failure: the remote is there and limits requests. A refused key is no outage: only
+another key, or whoever runs the remote, ends it. A healthy remote is probed ever more rarely, because each probe may
+cost something.
 
-Times are seconds of one monotonic clock.
+Times are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -15,26 +16,26 @@ from enum import Enum
 from typing import Final
 
 FAILURES: Final = 3
-"""Probes in a row that fail before a remote has failed."""
+"""Consecutive failed probes after which a remote has failed."""
 LONGEST_GAP_S: Final = 60.0
-"""Between probes of a remote that is well, or that refuses its key."""
+"""Most seconds between probes of a remote that is healthy, or that refuses its key."""
 LONGEST_OUTAGE_GAP_S: Final = 10.0
-"""Between probes of a remote that is away: requests are refused until one succeeds."""
+"""Most seconds between probes of a remote that has failed: requests are refused until a probe succeeds."""
 LONGEST_PATIENCE_S: Final = 3600.0
-"""The longest `Retry-After` that is believed."""
+"""Most seconds of a `Retry-After` that are respected."""
 _HTTP_OK: Final = 200
 _TOO_MANY: Final = 429
 _KEY_REFUSED: Final = (401, 403)
 
 
 class ProbeVerdict(Enum):
-    """What one probe says of a remote."""
+    """Result of one probe."""
 
     WELL = "well"
     LIMITED = "limited"
-    """It answered 429."""
+    """Answered 429."""
     KEY_REFUSED = "key refused"
-    """It answered 401 or 403."""
+    """Answered 401 or 403."""
     CONNECTION_REFUSED = "connection refused"
     FAILED = "failed"
     """Anything else: no answer, another status."""
@@ -42,35 +43,35 @@ class ProbeVerdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ProbeOutcome:
-    """One probe of a remote."""
+    """Verdict and details of one probe."""
 
     verdict: ProbeVerdict
     message: str | None = None
-    """What it answered, for people and without secrets; None: it is well."""
+    """What went wrong, for people; None: nothing."""
     retry_after_s: float | None = None
-    """Seconds for which it asks not to be asked; None: it does not say."""
+    """Seconds of the answer's `Retry-After`; None: the answer has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteHealth:
-    """What is known of one remote."""
+    """Health of one remote, and its probes."""
 
     is_well: bool | None = None
-    """None: not decided yet."""
+    """Whether the remote serves requests; None: not decided yet."""
     error: str | None = None
-    """Why it is not well; None: it is, or that is not decided."""
+    """Why the remote is not well; None: it is well, or that is not decided."""
     is_key_refused: bool = False
-    """It is not well because of its key."""
+    """Whether the remote is not well because it refuses its key."""
     failure_count: int = 0
-    """Probes in a row that failed, if no request was answered between them."""
+    """Consecutive failed probes since a request was last answered."""
     probed_at: float = float("-inf")
     gap_s: float = 0.0
-    """From the last probe to the next, as planned at the last one; 0: there was none."""
+    """Seconds from the last probe to the next, as planned at the last one; 0: not probed yet."""
     next_probe_at: float = float("-inf")
 
 
 def judge_status(status: int) -> ProbeVerdict:
-    """What the status of a probe's answer says."""
+    """Return the verdict for the HTTP status of a probe's answer."""
     if status == _HTTP_OK:
         return ProbeVerdict.WELL
     if status == _TOO_MANY:
@@ -79,7 +80,7 @@ def judge_status(status: int) -> ProbeVerdict:
 
 
 def apply_probe(health: RemoteHealth, outcome: ProbeOutcome, now: float, interval_s: float) -> RemoteHealth:
-    """The health after one more probe. `interval_s`: the shortest time between two."""
+    """Return the health after one more probe. `interval_s`: least seconds between two probes."""
     if outcome.verdict is ProbeVerdict.WELL:
         is_steady = health.is_well and not health.failure_count
         gap_s = _grow_gap(health.gap_s, interval_s, LONGEST_GAP_S) if is_steady else interval_s
@@ -88,7 +89,7 @@ def apply_probe(health: RemoteHealth, outcome: ProbeOutcome, now: float, interva
         gap_s = _grow_gap(health.gap_s, interval_s, LONGEST_GAP_S)
         if outcome.retry_after_s is not None:
             gap_s = max(interval_s, min(outcome.retry_after_s, LONGEST_PATIENCE_S))
-        # Whether it takes the key is not said by a server that did not look at it.
+        # A server that limits requests may not have looked at the key.
         limited_health = replace(health, failure_count=0) if health.is_key_refused else RemoteHealth(is_well=True)
         return _plan_probe(limited_health, now, gap_s)
     failure_count = health.failure_count + 1
@@ -107,15 +108,18 @@ def apply_probe(health: RemoteHealth, outcome: ProbeOutcome, now: float, interva
 
 
 def apply_answer(health: RemoteHealth, status: int, now: float, interval_s: float) -> RemoteHealth:
-    """The health after a request was answered with `status`. What shows that the remote is well stands for a probe;
-    what raises a doubt brings the next one forward."""
+    """Return the health after a client's request was answered with `status`.
+
+    401, 403 and 5xx bring the next probe forward, 429 changes nothing, and any other status shows that the remote is
+    well and replaces a probe. `interval_s`: least seconds between two probes.
+    """
     if status == _TOO_MANY:
         return health
     if status in _KEY_REFUSED or status >= 500:
         return apply_doubt(health, now, interval_s)
     next_probe_at = max(health.next_probe_at, health.probed_at + max(interval_s, LONGEST_GAP_S))
     if health.is_well and not health.failure_count and next_probe_at == health.next_probe_at:
-        return health  # as after almost every request: on the hot path
+        return health  # the usual case, on the hot path
     return replace(
         health,
         is_well=True,
@@ -128,14 +132,16 @@ def apply_answer(health: RemoteHealth, status: int, now: float, interval_s: floa
 
 
 def apply_doubt(health: RemoteHealth, now: float, interval_s: float) -> RemoteHealth:
-    """The health after something that does not speak for it, such as a connection that broke: it is probed at once,
-    but no sooner than `interval_s` after the last probe."""
+    """Return the health after a sign of failure, such as a broken connection: the next probe is due now.
+
+    The probe waits until `interval_s` after the last one.
+    """
     next_probe_at = min(health.next_probe_at, max(now, health.probed_at + interval_s))
     return replace(health, next_probe_at=next_probe_at)
 
 
 def parse_retry_after(text: str | None, unix_now: float) -> float | None:
-    """Seconds that a `Retry-After` header asks for, by number or by date; None: it has none that can be read."""
+    """Return the seconds of a `Retry-After` header, a number or a date; None if there is none or it is unreadable."""
     if text is None:
         return None
     if text.strip().isdecimal():

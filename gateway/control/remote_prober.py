@@ -1,6 +1,6 @@
-"""Probes models that somebody else serves: the gateway reaches them, the controller does not.
+"""Probe remote models, which are served elsewhere. The gateway can reach them; the controller cannot.
 
-`remote_health` decides how they are, and when the next probe is due.
+`remote_health` decides whether a remote is well, and when the next probe is due.
 """
 
 from __future__ import annotations
@@ -45,26 +45,28 @@ class _Watch:
     probe: RemoteProbe
     health: RemoteHealth = field(default_factory=RemoteHealth)
     is_rescheduled: asyncio.Event = field(default_factory=asyncio.Event)
-    """The next probe is due sooner than it was."""
+    """Set when the next probe is due sooner than planned."""
     task: asyncio.Task[None] | None = None
 
 
 class RemoteProber:
-    """Probes what the routing table in force names, for as long as its context is entered, also without a controller.
-    Requests to these remotes tell it what became of them."""
+    """Probes the remote models of the table in force while its context is entered, also without a controller.
+
+    Outcomes of requests to these models count, too: see `record_answer` and `record_failure`.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """`clock` gives Unix time in seconds."""
+        """`clock`: Unix time in seconds."""
         self._clock = clock
         self._watches: dict[str, _Watch] = {}
         self._results: dict[str, RemoteResult] = {}
         self._session: aiohttp.ClientSession | None = None
         self.on_change: Callable[[], None] = lambda: None
-        """Called when a remote becomes well or fails, or fails for another reason."""
+        """Called when a remote becomes well, fails, or fails for another reason."""
 
     @property
     def results(self) -> dict[str, RemoteResult]:
-        """Remote model to how it is; absent: that is not decided yet."""
+        """Latest result by name of the remote model; absent if not decided yet."""
         return dict(self._results)
 
     async def __aenter__(self) -> RemoteProber:
@@ -88,8 +90,10 @@ class RemoteProber:
             await session.close()
 
     def follow_table(self, routes: Routes) -> None:
-        """Probe exactly these from now on, and at once where something of the probe changed. What is known of a remote
-        stands as long as its definition does."""
+        """Probe exactly the remote models of this table from now on.
+
+        A remote whose probe changed is probed at once. The result of a remote stays until its definition changes.
+        """
         session = self._session
         if session is None:
             return
@@ -107,13 +111,13 @@ class RemoteProber:
                 watch.task = asyncio.create_task(self._probe_for_ever(session, name, watch), name=f"remote {name}")
 
     def record_answer(self, name: str, status: int) -> None:
-        """The remote model `name` answered a request with `status`."""
+        """Count the answer of the remote model `name` to a client's request. `status`: HTTP status."""
         if watch := self._watches.get(name):
             now = asyncio.get_running_loop().time()
             self._update(name, watch, apply_answer(watch.health, status, now, watch.probe.interval_s))
 
     def record_failure(self, name: str) -> None:
-        """A connection of a request to the remote model `name` was refused, or broke."""
+        """Count a refused or broken connection of a client's request to the remote model `name`."""
         if watch := self._watches.get(name):
             now = asyncio.get_running_loop().time()
             self._update(name, watch, apply_doubt(watch.health, now, watch.probe.interval_s))
@@ -134,7 +138,7 @@ class RemoteProber:
                         await watch.is_rescheduled.wait()
 
     def _update(self, name: str, watch: _Watch, health: RemoteHealth, *, is_probe: bool = False) -> None:
-        """Let `health` hold. `is_probe`: a probe showed it, so its result is a new one also where it is the same."""
+        """Set the health of a remote and publish its result. `is_probe`: renew the time of an unchanged result, too."""
         if health is watch.health:
             return
         previous_health, watch.health = watch.health, health
@@ -144,7 +148,7 @@ class RemoteProber:
             return
         previous_result = self._results.get(name)
         is_new = previous_result is None or previous_result.error != health.error
-        is_undecided = health.is_well and health.failure_count  # which leaves what was known
+        is_undecided = health.is_well and health.failure_count  # the previous result stays
         if is_new or (is_probe and not is_undecided):
             self._results[name] = self._result_of(watch.probe, health)
         if is_new:
@@ -158,7 +162,7 @@ class RemoteProber:
 
 
 async def probe_remote(session: aiohttp.ClientSession, probe: RemoteProbe, clock: Callable[[], float]) -> ProbeOutcome:
-    """How a remote answers, without secrets. `clock` gives Unix time in seconds."""
+    """Probe a remote once. Secrets are removed from the outcome's message. `clock`: Unix time in seconds."""
     token = "" if probe.token is None else probe.token.get_secret_value()
     try:
         outcome = await _probe(session, probe, token, clock)
@@ -178,7 +182,7 @@ async def _probe(
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     timeout = aiohttp.ClientTimeout(total=probe.timeout_s)
     try:
-        # Requests follow no redirect either; and where one leads is not the remote's to say.
+        # Requests follow no redirects either: a remote must not choose where the gateway connects.
         async with session.get(probe.url, headers=headers, timeout=timeout, allow_redirects=False) as answer:
             verdict = judge_status(answer.status)
             if verdict is ProbeVerdict.WELL:
@@ -195,7 +199,7 @@ async def _probe(
 
 
 def hide_secrets(text: str, token: str) -> str:
-    """The text without URLs' users and passwords, and without the token."""
+    """Remove users and passwords of URLs, and the token, from a text. `token`: may be empty."""
     shown_text = _URL_USER.sub("//", text)
     return shown_text.replace(token, "***") if token else shown_text
 

@@ -1,4 +1,4 @@
-"""When the next report goes: on change, coalesced; at once, where somebody waits for it; and every few seconds."""
+"""When to send the next report: soon after changes, at once on request, and at least every few seconds."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ import asyncio
 from collections.abc import Callable
 
 COALESCE_S = 0.1
-"""Changes within this time share a report."""
+"""Seconds within which changes share a report."""
 EVERY_S = 2.0
-"""A report goes at least this often."""
+"""Most seconds between two reports."""
 
 
 class ReportSchedule:
-    """A clock with two bells. One waiter at a time."""
+    """Timer of reports, with two urgencies. At most one task may wait."""
 
     def __init__(self, now: Callable[[], float]) -> None:
-        """`now` gives monotonic seconds."""
+        """`now`: monotonic seconds."""
         self._now = now
         self._last_report_at = float("-inf")
         self._report_requested = asyncio.Event()
         self._urgent_requested = asyncio.Event()
 
     def request_report(self) -> None:
-        """Something changed that a report would show."""
+        """Request a report as soon as `COALESCE_S` have passed since the last. Call when something in it changes."""
         if not self._report_requested.is_set():
             self._report_requested.set()
 
     def request_report_now(self) -> None:
-        """Somebody waits for the next report."""
+        """Request a report at once. Call when the controller waits for it."""
         self._report_requested.set()
         self._urgent_requested.set()
 
     async def wait_until_due(self) -> None:
-        """Return when a report should be made, and take all wishes so far as granted."""
+        """Wait until a report is due. The caller then makes the report, which covers all requests so far."""
         await _wait_for_event(self._report_requested, self._last_report_at + EVERY_S - self._now())
         await _wait_for_event(self._urgent_requested, self._last_report_at + COALESCE_S - self._now())
         self._last_report_at = self._now()
