@@ -1,7 +1,7 @@
-"""`python -m gateway.documents.extract_text`: the text of one PDF, read in a process that may fail alone.
+"""`python -m gateway.documents.extract_text`: extract the text of one PDF, in a process of its own that may fail.
 
-On standard input comes the file in base64; on standard output goes one JSON object, with `text` or with `problem`, a
-sentence for whoever sent the file. The process takes no more memory, processor time and files than its limits.
+Standard input is the file in base64. Standard output is one JSON object, with `text`, or with `problem`, a sentence for
+the client that sent the file. The process limits its memory and processor time, and cannot write files.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from io import BytesIO
 from typing import Final
 
 MEMORY_BYTES: Final = 1024 * 1024 * 1024
-"""Address space, Python and the file itself included."""
+"""Address space of the process, Python and the file included."""
 CPU_S: Final = 20
 MOST_TEXT_BYTES: Final = 8 * 1024 * 1024
 NO_MEMORY: Final = "reading it takes too much memory"
 
 
 class UnreadableFileError(Exception):
-    """The file has no text that can be told. Its message says why."""
+    """No text can be extracted from the file. The message says why."""
 
 
 def extract_text(data: bytes) -> str:
-    """The text of a PDF, page after page.
+    """Return the text of a PDF, its pages separated by blank lines.
 
     Raises:
-        UnreadableFileError: it is damaged, encrypted, or holds no text, or more than may be.
+        UnreadableFileError: the file is damaged or encrypted, or holds no text or too much.
     """
     from pypdf import PdfReader
     from pypdf.errors import PyPdfError
@@ -50,7 +50,7 @@ def extract_text(data: bytes) -> str:
 
 
 def _take_within_limit(texts: Iterable[str]) -> list[str]:
-    """Those that are not blank."""
+    """Return the texts that are not blank, stripped; raise UnreadableFileError beyond `MOST_TEXT_BYTES`."""
     pages, size = [], 0
     for text in filter(None, map(str.strip, texts)):
         size += len(text.encode(errors="replace"))
@@ -61,7 +61,7 @@ def _take_within_limit(texts: Iterable[str]) -> list[str]:
 
 
 def main() -> None:
-    """Read, and tell."""
+    """Read the file from standard input and write its text, or what is wrong with it, to standard output."""
     logging.disable()
     limit_resources()
     try:
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def limit_resources() -> None:
-    """Of this process, for good."""
+    """Limit the memory, processor time and files of this process until it ends."""
     for name, limit in (
         (resource.RLIMIT_AS, MEMORY_BYTES),
         (resource.RLIMIT_CPU, CPU_S),

@@ -1,5 +1,7 @@
-"""Reads files by a process each (`extract_text`): what a file does to the library that reads it, it does to that
-process alone. Belongs to the event loop."""
+"""Read the texts of files that requests hold, each file in a process of its own (`extract_text`).
+
+A file that crashes the library or exhausts its memory ends that process only. Use it from the event loop.
+"""
 
 from __future__ import annotations
 
@@ -16,31 +18,32 @@ from gateway.documents.extract_text import CPU_S, NO_MEMORY
 from gateway.protocols.common.file_parts import FilePart
 
 AT_ONCE: Final = 2
-"""Processes."""
+"""Processes that may run at the same time."""
 MOST_WAITING: Final = 32
-"""Requests whose files wait, or are read; more are refused."""
+"""Requests whose files may wait or be read at the same time; more are refused."""
 WITHIN_S: Final = 1.5 * CPU_S
-"""For one file, from its process's start."""
+"""Seconds that one file may take, from the start of its process."""
 _PROGRAM: Final = (sys.executable, "-m", "gateway.documents.extract_text")
 _PASSED_VARIABLES: Final = ("PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LD_LIBRARY_PATH")
-"""Of our environment: what Python needs to start. Tokens and addresses are none of a file's business."""
+"""Environment variables that the process gets: those that Python needs to start. It gets no tokens or addresses."""
 
 
 class DocumentReader:
-    """Reads the files of requests."""
+    """Extracts the texts of files, a few at a time. One serves all requests."""
 
     def __init__(self, program: Sequence[str] = _PROGRAM, within_s: float = WITHIN_S) -> None:
-        """`program`: see `extract_text`. `within_s`: for one file."""
+        """`program`: command line of a process like `extract_text`. `within_s`: seconds that one file may take."""
         self._program = program
         self._within_s = within_s
         self._waiting_count = 0
         self._places = asyncio.Semaphore(AT_ONCE)
 
     async def read_texts(self, parts: Sequence[FilePart]) -> list[str]:
-        """The texts of these files, in order. Cancelled, it ends what runs.
+        """Return the texts of the files of one request, in order. Cancelling the call ends the running process.
 
         Raises:
-            RoundhouseError: `file_unreadable`, whose `param` is the file's place; `queue_full`.
+            RoundhouseError: `file_unreadable`, with the file's place in the request as `param`; `queue_full` if too
+                many requests wait.
         """
         if self._waiting_count >= MOST_WAITING:
             raise RoundhouseError("queue_full", f"The files of {MOST_WAITING} other requests wait to be read.")
@@ -55,7 +58,7 @@ class DocumentReader:
             output = await self._run_program(part)
         try:
             result = json.loads(output)
-        except ValueError:  # killed by the system, most likely for the time or memory that it took
+        except ValueError:  # most likely killed by the system for its time or memory
             raise _unreadable_error(part, f"reading it takes more than {CPU_S} s, or {NO_MEMORY}") from None
         if "text" not in result:
             raise _unreadable_error(part, result["problem"])
@@ -70,7 +73,7 @@ class DocumentReader:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             env=environment,
-            start_new_session=True,  # Ctrl-C ends the gateway, which ends it
+            start_new_session=True,  # Ctrl-C reaches the gateway only, which ends the process
         )
         try:
             async with asyncio.timeout(self._within_s):
