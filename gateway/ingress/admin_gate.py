@@ -1,6 +1,6 @@
-"""Who may use a route, and where: the scope of the key, and of admin routes the address at which a request arrived.
+"""Authorization: whether a key's scope allows a route and, for admin routes, whether the local address does.
 
-Every route that needs a scope is judged here, those of the web framework and those without it.
+All routes that need a scope are checked here, whether FastAPI serves them or not.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class AdminGate:
-    """What is asked for a route, beyond a key that is valid."""
+    """Checks the scope of authenticated callers, and where admin requests may arrive."""
 
     def __init__(self, addresses: Collection[str] | None, *, is_open: bool) -> None:
-        """`addresses`: local addresses at which admin requests are taken; None: at every one. `is_open`: whether
-        everybody may administer while no keys are declared."""
+        """`addresses`: local IP addresses at which admin requests are accepted; None: at any. `is_open`: whether admin
+        requests without a key are accepted while no keys are declared."""
         self._addresses = None if addresses is None else {*map(parse_address, addresses)} - {None}
         self._is_open = is_open
 
     def allows_admin(self, caller: Caller, local_address: str | None) -> bool:
-        """Whether `caller` may administer here. `local_address`: the connection's own end; None: it has none."""
+        """Return whether `caller` may use admin routes on a connection to `local_address`; None: no IP address."""
         try:
             self.authorize_request(caller, "admin", local_address)
         except RoundhouseError:
@@ -33,10 +33,12 @@ class AdminGate:
         return True
 
     def authorize_request(self, caller: Caller, scope: KeyScope, local_address: str | None) -> None:
-        """Refuse what `caller` may not do here. `local_address`: the connection's own end; None: it has none.
+        """Check that `caller` may use a route of `scope`.
+
+        `local_address`: the gateway's IP address on the request's connection; None: it has none.
 
         Raises:
-            RoundhouseError: `scope_required`, `admin_closed` or `admin_not_here`.
+            RoundhouseError: `scope_required`; for the scope `admin` also `admin_closed` or `admin_not_here`.
         """
         caller.require_scope(scope)
         if scope != "admin":
@@ -50,7 +52,7 @@ class AdminGate:
 
 
 def parse_address(text: str) -> IpAddress | None:
-    """The address, an IPv4 one that is written as one of IPv6 as what it is; None: `text` is no address."""
+    """Parse an IP address; None if `text` is none. IPv4-mapped IPv6 addresses (`::ffff:1.2.3.4`) become IPv4."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Who may come in: by key where keys are declared, else by the name that the request calls us by."""
+"""Authentication: by API key where keys are declared, else by Host and Origin headers that name this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class Authenticator:
-    """Stands before every route but `/health` and `/metrics`."""
+    """Authenticates the requests of every route except `/health` and `/metrics`."""
 
     def __init__(
         self,
@@ -29,8 +29,8 @@ class Authenticator:
         *,
         serves_everybody: bool,
     ) -> None:
-        """`serves_everybody`: whether anybody is served while no keys are declared. `clients`: who they are then.
-        `clock` gives Unix time."""
+        """`serves_everybody`: whether requests without a key are served while no keys are declared. `clients`: tells
+        such callers apart. `clock`: Unix time in seconds."""
         self._live = live
         self._hosts = hosts
         self._cors = cors
@@ -39,10 +39,11 @@ class Authenticator:
         self._serves_everybody = serves_everybody
 
     def authenticate_request(self, headers: Sequence[Header], *, is_http_1_1: bool) -> Caller:
-        """Whose request it is. `is_http_1_1`: its version demands a Host header.
+        """Return the caller that a request's headers identify. `is_http_1_1`: that version requires a Host header.
 
         Raises:
-            RoundhouseError: nobody's who may come in; or no table has come yet, so that keys are unknown, not absent.
+            RoundhouseError: the request may not come in; `controller_unavailable` if no table has arrived yet, so that
+                the keys are unknown.
         """
         keys = self._live.current.keys
         if not keys.is_empty:

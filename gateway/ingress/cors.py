@@ -1,4 +1,4 @@
-"""Which pages of other origins may read answers (CORS). Off unless the operator names some. Pure."""
+"""CORS: which pages of other origins may read answers. Off unless the operator names origins. Pure."""
 
 from __future__ import annotations
 
@@ -20,20 +20,23 @@ _VARY: Final = (b"vary", b"origin")
 
 
 class Cors:
-    """The rule. Credentials (cookies) are never allowed: keys travel in headers that a page must set itself."""
+    """Makes CORS headers. Credentials (cookies) are never allowed: keys are in headers that a page must set itself."""
 
     def __init__(self, origins: Iterable[str]) -> None:
-        """`origins` as a browser writes them, in lower case; `*` is all."""
+        """`origins`: as browsers write them, in lower case, such as `https://chat.example`; `*`: all."""
         self._origins = frozenset(origin.encode().rstrip(b"/") for origin in origins)
         self._all = b"*" in self._origins
         self.is_on = bool(self._origins)
 
     def allows_origin(self, origin: bytes) -> bool:
-        """Whether pages of `origin` may read answers."""
+        """Return whether pages of `origin` may read answers."""
         return self._all or origin.lower() in self._origins
 
     def response_headers(self, request_headers: Sequence[Header]) -> list[Header]:
-        """What an answer to a request with these headers says: to other origins only that it depends on the origin."""
+        """Return the CORS headers of an answer to a request with `request_headers`.
+
+        Origins that are not allowed get `Vary` only; with CORS off, there are none.
+        """
         if not self.is_on:
             return []
         if self._all:
@@ -44,11 +47,11 @@ class Cors:
         return [(b"access-control-allow-origin", origin), (b"access-control-expose-headers", _EXPOSED), _VARY]
 
     def header_lines(self, request_headers: Sequence[Header]) -> bytes:
-        """`headers` as they go over the wire."""
+        """Return `response_headers` as lines of an HTTP/1.1 header section, each with CRLF."""
         return b"".join(b"%b: %b\r\n" % header for header in self.response_headers(request_headers))
 
     def answer_preflight(self, request_headers: Sequence[Header]) -> list[Header]:
-        """The headers that answer a browser's question before the request; empty: it is not answered."""
+        """Return the headers that answer a browser's preflight (OPTIONS); empty if it is none or not allowed."""
         origin = _header_value(request_headers, b"origin")
         if not self.is_on or origin is None or not self.allows_origin(origin):
             return []
@@ -58,7 +61,7 @@ class Cors:
         return [
             *self.response_headers(request_headers),
             (b"access-control-allow-methods", b"GET, POST, DELETE"),
-            # Whatever is asked for: SDKs send many of their own, and none of them lets anybody in.
+            # Allow whatever the page asks for: SDKs send many headers of their own, and none of them grants access.
             (b"access-control-allow-headers", wanted_headers if _NAMES.fullmatch(wanted_headers) else _ALLOWED),
             (b"access-control-max-age", b"%d" % MAX_AGE_S),
         ]

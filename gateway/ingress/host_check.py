@@ -1,7 +1,7 @@
-"""What Host headers are taken: with keys any that is well formed, without keys those that name this machine.
+"""Which Host headers are accepted: with keys any well-formed one, without keys those that name this machine.
 
-A page in a browser on this machine could otherwise use a gateway without keys: by its own origin, or by a name of its
-own that it points at 127.0.0.1 (DNS rebinding).
+Otherwise a web page in a browser on this machine could use a gateway without keys, from its own origin, or under a name
+of its own that it resolves to 127.0.0.1 (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from gateway.ingress.cors import Cors
 from gateway.server.asgi import Header
 
 _ZONE = re.compile(r"[A-Za-z0-9._~-]+")
-"""Of an IPv6 address: the interface, after `%`. Python's own check takes nearly any text for one."""
+"""Zone of an IPv6 address: the interface, after `%`. Python's `ipaddress` accepts nearly any text there."""
 _AUTHORITY = re.compile(
     rb"(?:(?:[\w.~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+|\[(?P<address>[\w:.~%-]+)\])(?::[0-9]*)?", re.ASCII
 )
-"""A host and perhaps its port, as RFC 3986 has them (3.2.2, 3.2.3); whether the address is one must be looked at."""
+"""A host with an optional port (RFC 3986, 3.2.2 and 3.2.3). Whether `address` is an IP address is checked apart."""
 _REMEMBERED = 64
-"""Host headers that need no second look."""
+"""Most accepted Host headers that are remembered."""
 _LONGEST_REMEMBERED = 300
-"""Bytes: a name and a port are shorter."""
+"""Bytes of a Host header that is remembered; names with ports are shorter."""
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 
 
 class HostCheck:
-    """Which Host and Origin headers are accepted.
+    """Decides which Host and Origin headers are accepted while no keys are declared.
 
-    Always: this machine's loopback names, what is listened on, and what the operator allows. On an open gateway
-    also a Host that is an IP address: that is how a network reaches it, and a rebinding name is never one.
+    Accepted are loopback names of this machine, the addresses listened on, and names that the operator allows. An open
+    gateway also accepts a Host that is an IP address: the network reaches it so, and DNS rebinding needs a name.
     """
 
     def __init__(self, hosts: Iterable[str], allowed_names: Iterable[str], *, is_open: bool) -> None:
-        """`hosts`: the addresses and names listened on."""
+        """`hosts`: addresses and names listened on. `allowed_names`: further ones. `is_open`: accept any IP address."""
         self._names = frozenset({*_THIS_MACHINE, *(name.lower() for name in (*hosts, *allowed_names))})
         self._any_address = is_open
         self._accepted: set[bytes] = set()
 
     def check_request(self, headers: Sequence[Header], cors: Cors) -> None:
-        """Refuse what is foreign; an origin that `cors` allows is not.
+        """Check the Host and Origin headers of a request. Origins that `cors` allows are accepted.
 
         Raises:
             RoundhouseError: `forbidden_host` or `forbidden_origin`.
@@ -74,7 +74,9 @@ class HostCheck:
 
 
 def check_host_form(headers: Sequence[Header], *, may_lack_host: bool) -> None:
-    """Refuse what names no host, or several (RFC 9112, 3.2). Which one it names is not looked at.
+    """Check that a request has one well-formed Host header (RFC 9112, 3.2); any host will do.
+
+    `may_lack_host`: the header may be absent, as in HTTP/1.0.
 
     Raises:
         RoundhouseError: `invalid_request`.
@@ -99,7 +101,7 @@ def _is_authority(value: bytes) -> bool:
 
 
 def hostname_of(authority: str) -> str:
-    """The name in `name`, `name:port` or `[address]:port`; empty if it is none of these."""
+    """Return the name in `name`, `name:port` or `[address]:port`; empty if `authority` is none of these."""
     if authority.startswith("["):
         name, bracket, port_part = authority[1:].partition("]")
         return name if bracket and (not port_part or _is_port(port_part)) else ""

@@ -1,5 +1,7 @@
-"""Ingress of what goes through the web framework: every request gets its id here, is let in or turned away, and
-no failure leaves without the envelope."""
+"""ASGI middleware before FastAPI: gives each request an id, authenticates and authorizes it, and counts its limits.
+
+Every failure is answered with the error envelope.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +39,14 @@ _READING_METHODS: Final = ("GET", "HEAD")
 
 
 def request_id_source() -> Callable[[], str]:
-    """Makes ids: a random part for this process, and a counter."""
+    """Return a function that makes request ids: a part that is random for this process, and a counter."""
     process = secrets.token_hex(4)
     numbers = itertools.count(1)
     return lambda: f"req-{process}-{next(numbers):x}"
 
 
 class IngressMiddleware:
-    """The outermost ASGI application. Inference does not come by here: see `gateway.server.connection`."""
+    """The outermost ASGI application. Inference requests bypass it: see `gateway.server.connection`."""
 
     def __init__(
         self,
@@ -60,7 +62,7 @@ class IngressMiddleware:
         next_id: Callable[[], str],
         now: Callable[[], float],
     ) -> None:
-        """`now` gives monotonic seconds."""
+        """`access`: what each route requires. `now`: monotonic seconds."""
         self._framework = framework
         self._authenticator = authenticator
         self._gate = gate
@@ -73,7 +75,7 @@ class IngressMiddleware:
         self._next_id = next_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; lifespan messages pass through."""
+        """Serve one HTTP request, or pass the lifespan events on."""
         if scope["type"] != "http":
             await self._framework(scope, receive, send)
             return
@@ -104,7 +106,7 @@ class IngressMiddleware:
         caller: Caller,
         access: Access,
     ) -> None:
-        """Answer a request of `caller`, which counts for its limits until the answer's end."""
+        """Serve an authenticated request, which counts against the caller's rate limits until its answer ends."""
         scope["state"]["caller"] = caller
         try:
             if access in ("inference", "admin"):

@@ -1,4 +1,4 @@
-"""The header lines that the gateway itself says, to clients and to engines."""
+"""Header lines that the gateway itself adds to answers, and to requests to engines."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from gateway.tenancy.clients import UNFIT_TEXT, clean_client_text, find_client_t
 from gateway.tenancy.rate_limits import client_headers
 
 _TO_ENGINE: Final = (b"traceparent", b"tracestate")
-"""Headers of the client that an engine sees. Never its credentials."""
+"""Request headers of clients that are forwarded to engines. Never credentials."""
 _AT_ONCE_LINES: Final = b"x-queue-position: 1\r\nx-queue-depth: 1\r\nx-estimated-wait-ms: 0\r\n"
 _REMEMBERED: Final = 256
+"""Most client header lines that are remembered."""
 
 
 class ResponseHeaders:
-    """Makes them. Remembers the clients that it has seen, in bounds."""
+    """Makes the header lines. One serves all requests."""
 
     def __init__(self, cors: Cors) -> None:
         self._cors = cors
@@ -36,7 +37,11 @@ class ResponseHeaders:
         place: QueuePlace | None,
         rate_lines: bytes,
     ) -> bytes:
-        """What every answer says: the request's id, whose it is, its place in the queue, and what the key has left."""
+        """Return the lines of every answer: request id, client id, place in the queue, rate limits, and CORS.
+
+        `id_lines`, `rate_lines`: lines made before. `headers`: the request's. `place` None: the request has no place in
+        a queue.
+        """
         lines = b"%b%b%b%b" % (
             id_lines,
             self._client_line(headers, caller),
@@ -46,17 +51,17 @@ class ResponseHeaders:
         return lines + self._cors.header_lines(headers) if self._cors.is_on else lines
 
     def refusal_lines(self, error: RoundhouseError, caller: Caller) -> bytes:
-        """What an error says besides."""
+        """Return the further lines of an answer that refuses a request with `error`."""
         if error.entry.code == "rate_limit_exceeded":
             return header_lines(client_headers(caller))
         return header_lines(self.refusal_headers(error))
 
     def refusal_headers(self, error: RoundhouseError) -> list[Header]:
-        """How to come in, where that is what failed."""
+        """Return `WWW-Authenticate` for the error `invalid_api_key`, else nothing."""
         return [(b"www-authenticate", b"Bearer")] if error.entry.code == "invalid_api_key" else []
 
     def engine_headers(self, request_id: str, headers: Sequence[Header]) -> bytes:
-        """What an engine is told of the request."""
+        """Return the lines of a request to an engine: its id, and the client's trace headers."""
         lines = b"x-request-id: %b\r\n" % request_id.encode()
         for name, value in headers:
             if name in _TO_ENGINE and not UNFIT_TEXT.search(value):

@@ -1,6 +1,6 @@
-"""What a request of the web framework's routes must show: each route declares it, per method and path, where it stands.
+"""Which access the routes of the web framework require. Each route declares it where it is defined.
 
-A route without a declaration does not become an open one: the gateway does not start.
+A route without a declaration is not open: the gateway does not start.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Any, Final, Literal, TypeVar
 from starlette.routing import BaseRoute, Route
 
 Access = Literal["open", "any_key", "inference", "admin"]
-"""`open`: nothing. `any_key`: any valid key. `inference`, `admin`: a key of that scope."""
+"""What a route requires. `open`: nothing. `any_key`: any valid key. `inference`, `admin`: a key of that scope."""
 
 UNKNOWN_ROUTE_ACCESS: Final[Access] = "any_key"
-"""Of paths and methods that no route has: who has no key is not told which there are."""
+"""Access of paths and methods that no route has, so that clients without a key cannot learn which routes exist."""
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 
 class UndeclaredRouteError(Exception):
-    """Routes that declare no access. The text names them."""
+    """Some routes declare no access. The text names them."""
 
 
 def require_access(access: Access) -> Callable[[Endpoint], Endpoint]:
-    """A decorator that declares the access of an endpoint's route; it stands below the framework's own."""
+    """Return a decorator that declares the access of an endpoint's route. Put it below the framework's decorator."""
 
     def declare(endpoint: Endpoint) -> Endpoint:
         endpoint.required_access = access  # type: ignore[attr-defined] # functions take attributes
@@ -37,7 +37,11 @@ class RouteAccess:
     """The access that each route of the web framework declares, looked up by method and path."""
 
     def __init__(self, routes: Iterable[BaseRoute]) -> None:
-        """Raises UndeclaredRouteError."""
+        """Collect the declarations of `routes`.
+
+        Raises:
+            UndeclaredRouteError: a route declares no access.
+        """
         declared_routes: list[tuple[Route, Access]] = []
         undeclared_routes: list[str] = []
         for route in routes:
@@ -51,7 +55,7 @@ class RouteAccess:
         self._declared_routes: Sequence[tuple[Route, Access]] = declared_routes
 
     def list_declarations(self) -> list[tuple[str, str, Access]]:
-        """Method (`*`: every one), path as declared, and access of each route, sorted."""
+        """Return method (`*`: every one), path as declared, and access of each route, sorted."""
         return sorted(
             (method, route.path, access)
             for route, access in self._declared_routes
@@ -59,7 +63,7 @@ class RouteAccess:
         )
 
     def find_access(self, method: str, path: str) -> Access:
-        """The access that the route of this method and path declares. `path` is decoded, without the query."""
+        """Return the access of the route for a request. `path`: percent-decoded, without the query."""
         for route, access in self._declared_routes:
             if (not route.methods or method in route.methods) and route.path_regex.match(path):
                 return access
