@@ -1,7 +1,7 @@
-"""Counters and histograms in plain Python: counting costs an addition, and Prometheus' form is made on demand.
+"""Counters and histograms in plain Python: counting is an addition, and Prometheus' form is made when it is read.
 
-For one event loop: nothing here is safe across threads. prometheus_client's own children take a lock and build objects
-on each call, which costs more than all that the gateway does besides for a request.
+Not safe across threads. The classes of prometheus_client take a lock and create objects on each call, which costs more
+than the rest of the gateway's work for a request.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 
 
 class FastCounter:
-    """One series of a counter. Whoever counts adds to `value`."""
+    """One series of a counter. Add to `value` to count."""
 
     __slots__ = ("value",)
 
@@ -22,18 +22,19 @@ class FastCounter:
 
 
 class FastCounters:
-    """A counter by labels. `name` without `_total`."""
+    """A counter metric with labels: one series per combination of label values."""
 
     def __init__(self, name: str, text: str, labels: tuple[str, ...]) -> None:
+        """`name`: without `_total`. `text`: the metric's help. `labels`: names of the labels."""
         self._name, self._text, self._labels = name, text, labels
         self._series: dict[tuple[str, ...], FastCounter] = {}
 
     def counter_of(self, *labels: str) -> FastCounter:
-        """The series of these label values, to be kept by who counts often. It stays for good."""
+        """Return the series of these label values, created on first use. Keep it if you count often: it never ends."""
         return self._series.get(labels) or self._series.setdefault(labels, FastCounter())
 
     def make_family(self) -> Metric:
-        """As Prometheus reads it."""
+        """Return the metric with all its series in prometheus_client's form."""
         family = CounterMetricFamily(self._name, self._text, labels=self._labels)
         for labels, counter in self._series.items():
             family.add_metric(labels, counter.value)
@@ -41,35 +42,36 @@ class FastCounters:
 
 
 class FastHistogram:
-    """One series of a histogram."""
+    """One series of a histogram: counts by bucket, and the sum of the values."""
 
     __slots__ = ("_bounds", "counts", "sum")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """By bucket, each on its own; the last one is what lies over every bound."""
+        """Number of values in each bucket, not cumulative; the last is for values above every bound."""
         self.sum = 0.0
 
     def observe_value(self, value: float) -> None:
-        """Count one value; a bucket holds its upper bound."""
+        """Count one value. A value equal to a bucket's upper bound belongs to that bucket."""
         self.counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
 
 
 class FastHistograms:
-    """A histogram by labels. `bounds` are the buckets' upper ends, ascending, `+Inf` left out."""
+    """A histogram metric with labels: one series per combination of label values."""
 
     def __init__(self, name: str, text: str, labels: tuple[str, ...], bounds: tuple[float, ...]) -> None:
+        """`text`: the metric's help. `bounds`: upper bounds of the buckets, ascending, without `+Inf`."""
         self._name, self._text, self._labels, self._bounds = name, text, labels, bounds
         self._series: dict[tuple[str, ...], FastHistogram] = {}
 
     def histogram_of(self, *labels: str) -> FastHistogram:
-        """The series of these label values, to be kept by who counts often. It stays for good."""
+        """Return the series of these label values, created on first use. Keep it if you count often: it never ends."""
         return self._series.get(labels) or self._series.setdefault(labels, FastHistogram(self._bounds))
 
     def make_family(self) -> Metric:
-        """As Prometheus reads it."""
+        """Return the metric with all its series in prometheus_client's form."""
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
         upper_bounds = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
         for labels, histogram in self._series.items():

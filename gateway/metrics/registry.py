@@ -1,7 +1,7 @@
-"""What Prometheus reads. Counted once per request; gauges are read off when they are asked for.
+"""The gateway's Prometheus metrics. Requests are counted once each; gauges are read when Prometheus asks.
 
-No label ever holds a client's text: models and keys are declared ones, routes, codes and statuses are ours. Series stay
-until a restart, those of models and keys that are no longer declared too.
+No label holds a client's text: models and keys are declared; routes, error codes and statuses are the gateway's. Series
+stay until a restart, including those of models and keys that are no longer declared.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from gateway.routing.live_routes import LiveRoutes
 from gateway.storage.responses.records import StoredTotals
 
 UNKNOWN_MODEL = "unknown"
-"""Label of requests that named no declared model."""
+"""Model label of requests that named no declared model."""
 
 CLIENT_GONE_STATUS = 499
-"""Label of requests whose client left before it had an answer (nginx's number)."""
+"""Status label of requests whose client left before a status was sent (nginx's number)."""
 
 _DURATION_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 _FIRST_BYTE_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -31,7 +31,7 @@ _QUEUE_WAIT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 
 
 
 class RequestSeries:
-    """Everything that is counted of one model's requests on one route. `Metrics.series_of` finds it; keep it."""
+    """Counters of one model's requests on one route. Obtain it from `Metrics.series_of`, and keep it."""
 
     __slots__ = ("_duration", "_first_byte", "_labels", "_requests", "_statuses", "_tokens")
 
@@ -44,7 +44,10 @@ class RequestSeries:
         self._tokens: tuple[FastCounter, FastCounter] | None = None
 
     def count_finished(self, status: int, duration_s: float, first_byte_s: float | None, usage: Usage | None) -> None:
-        """Count one request that is over. Times in seconds since its headers came."""
+        """Count one finished request. `duration_s`, `first_byte_s`: seconds since its headers arrived.
+
+        `first_byte_s` None: no byte of an answer was sent. `usage` None: the engine did not report tokens.
+        """
         counter = self._statuses.get(status) or self._status_counter(status)
         counter.value += 1
         self._duration.observe_value(duration_s)
@@ -56,11 +59,11 @@ class RequestSeries:
             completion.value += usage.completion
 
     def count_waited(self, seconds: float) -> None:
-        """Count a request that had to wait, when it has its slot."""
+        """Count a request that had to wait for its slot. Call when it has the slot."""
         self._requests.queue_wait.histogram_of(self._labels[0]).observe_value(seconds)
 
     def count_retries(self, retries: int = 1) -> None:
-        """Count further tries of a request."""
+        """Count further attempts of a request, after the first."""
         self._requests.retries.counter_of(self._labels[0]).value += retries
 
     def count_client_left(self) -> None:
@@ -72,7 +75,7 @@ class RequestSeries:
         self._requests.broken_off.counter_of(self._labels[0], code).value += 1
 
     def count_refused(self, code: str) -> None:
-        """Count an error of our own that was answered."""
+        """Count a request that the gateway answered with the error `code`."""
         self._requests.refusals.counter_of(self._labels[0], code).value += 1
 
     def _status_counter(self, status: int) -> FastCounter:
@@ -87,7 +90,7 @@ class RequestSeries:
 
 
 class KeySeries:
-    """What is counted of one declared key. `Metrics.key_series_of` finds it; keep it."""
+    """Counters of one declared key. Obtain it from `Metrics.key_series_of`, and keep it."""
 
     __slots__ = ("_requests", "_tokens_in", "_tokens_out")
 
@@ -97,7 +100,7 @@ class KeySeries:
         self._tokens_out = requests.key_tokens.counter_of(key, "out")
 
     def count_finished(self, usage: Usage | None) -> None:
-        """Count one request that carried the key, answered or refused."""
+        """Count one finished request that carried the key, answered or refused. `usage` None: no tokens reported."""
         self._requests.value += 1
         if usage is not None:
             self._tokens_in.value += usage.prompt
@@ -105,7 +108,7 @@ class KeySeries:
 
 
 class Metrics:
-    """The gateway's own registry, and the counters of its requests."""
+    """The gateway's Prometheus registry, and the counters of its requests."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -116,38 +119,41 @@ class Metrics:
         self.registry.register(self._requests)
 
     def series_of(self, model: str, route: str) -> RequestSeries:
-        """The counters of a declared model, or `UNKNOWN_MODEL`, on one of our routes; never of a client's word."""
+        """Return the counters of a model on a route.
+
+        `model`: the name of a declared model, or `UNKNOWN_MODEL`; never a client's text. `route`: the path as declared.
+        """
         series = self._series.get((model, route))
         if series is None:
             series = self._series[model, route] = RequestSeries(self._requests, model, route)
         return series
 
     def key_series_of(self, name: str) -> KeySeries:
-        """The counters of a declared key."""
+        """Return the counters of a declared key."""
         series = self._keys.get(name)
         if series is None:
             series = self._keys[name] = KeySeries(self._requests, name)
         return series
 
     def show_state(self, live: LiveRoutes, ledger: InflightCounts, link: LinkState, now: Callable[[], float]) -> None:
-        """Add the gauges that are read off the gateway's parts. `now` is the clock of `link.table_at`."""
+        """Add gauges of requests in flight, queues, replicas and the link. `now`: monotonic seconds."""
         self.registry.register(_StateCollector(live, ledger, link, now))
 
     def show_stored(self, stored_totals: Callable[[], StoredTotals], failures: Callable[[], int]) -> None:
-        """Add what is to be known of stored responses, each asked for when it is read."""
+        """Add metrics of the store. Both functions are called when Prometheus reads."""
         self.registry.register(_StoredResponsesCollector(stored_totals, failures))
 
     def show_certificate(self, has_problem: Callable[[], bool]) -> None:
-        """Add the gauge of the certificate's files, which `has_problem` tells of when it is read."""
+        """Add the gauge of unusable certificate files. `has_problem` is called when Prometheus reads."""
         self.registry.register(_CertificateCollector(has_problem))
 
     def show_connections(self, *, count_idle: Callable[[], int], count_busy: Callable[[], int]) -> None:
-        """Add the gauge of the connections to engines, each count asked for when it is read."""
+        """Add the gauge of connections to engines. Both functions are called when Prometheus reads."""
         self.registry.register(_ConnectionCollector(count_idle, count_busy))
 
 
 class _RequestCollector(Collector):
-    """The families that requests count in."""
+    """The metrics that requests are counted in."""
 
     def __init__(self) -> None:
         self.requests = FastCounters(
@@ -204,13 +210,13 @@ class _RequestCollector(Collector):
         )
 
     def collect(self) -> Iterator[Metric]:
-        """Each family, in Prometheus' form."""
+        """Yield each metric in prometheus_client's form."""
         for family in vars(self).values():
             yield family.make_family()
 
 
 class _StateCollector(Collector):
-    """Gauges without a place of their own: the ledger and the routes are the truth."""
+    """Gauges that are computed from other parts of the gateway when they are read."""
 
     def __init__(self, live: LiveRoutes, ledger: InflightCounts, link: LinkState, now: Callable[[], float]) -> None:
         self._live = live
@@ -219,7 +225,7 @@ class _StateCollector(Collector):
         self._now = now
 
     def collect(self) -> Iterator[Metric]:
-        """Read the gauges off."""
+        """Yield each gauge with its present values."""
         yield _gauge("inflight", "Requests inside engines.", "model", self._ledger.inflight_by_model)
         yield _gauge("queued", "Requests that wait, for a load or for a slot.", "model", self._ledger.queued)
         routes = self._live.current_or_none
