@@ -1,4 +1,4 @@
-"""Whether a model can take a request now, and why not. Pure."""
+"""Whether a model can serve a request now, and the error if it cannot. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.routing.table import Routes
 
 
 def find_model(routes: Routes, name: str) -> ModelRoute:
-    """The model that clients call `name`.
+    """Return the model with this name or alias.
 
     Raises:
         RoundhouseError: `unknown_model`.
@@ -23,29 +23,31 @@ def find_model(routes: Routes, name: str) -> ModelRoute:
 
 
 class LoadingError(RoundhouseError):
-    """`model_loading`, with how far the load is where that is known (0 to 1)."""
+    """Error `model_loading`, with the progress of the load from 0 to 1; None: unknown."""
 
     def __init__(self, message: str, progress: float | None, retry_after_s: float | None = None) -> None:
         super().__init__("model_loading", message, param="model", retry_after_s=retry_after_s)
         self.progress = progress
 
     def build_headers(self) -> dict[str, str]:
-        """The table's, and `x-load-progress`."""
+        """Return the usual headers of the error, and `x-load-progress` if the progress is known."""
         headers = super().build_headers()
         return headers if self.progress is None else headers | {"x-load-progress": f"{self.progress:.2f}"}
 
 
 class RemoteDownError(RoundhouseError):
-    """`model_failed` of a remote model that is asked again by itself: unlike a load that failed, trying again helps."""
+    """Error `model_failed` of a remote model, which is probed again. Unlike after a failed load, a retry may help."""
 
     def build_headers(self) -> dict[str, str]:
-        """`Retry-After` alone."""
+        """Return `Retry-After` only, without the `x-should-retry: false` of other failed models."""
         return {"retry-after": str(max(1, round(self.retry_after_s or DEFAULT_RETRY_AFTER_S)))}
 
 
 def refusal_of(route: ModelRoute, now: float, *, shows_paths: bool = False) -> RoundhouseError | None:
-    """Why a request for this model is refused at Unix time `now`; None if it is loaded. `shows_paths`: the caller may
-    know where the server has its files."""
+    """Return the error for a request to a model that is not loaded; None if it is loaded.
+
+    `now`: Unix time in seconds. `shows_paths`: keep file paths of the server in the message.
+    """
     if route.state == ModelState.LOADED:
         return None
     code, text = {
@@ -71,17 +73,20 @@ def refusal_of(route: ModelRoute, now: float, *, shows_paths: bool = False) -> R
 
 
 def is_worth_waiting(route: ModelRoute) -> bool:
-    """Whether demand gets this model loaded. After a failed load the client is told at once instead."""
+    """Return whether a request should wait for the model to load: it is `autoload`, and its last load did not fail."""
     return route.autoload and route.state != ModelState.FAILED
 
 
 def not_loaded_in_time(name: str, limit_s: float, route: ModelRoute | None) -> LoadingError:
-    """For a request that waited for a load of the model `name` as long as it may."""
+    """Return the error for a request that waited `limit_s` seconds for a load of the model `name`.
+
+    `route` None: the model has left the table.
+    """
     message = f"The model {name!r} was not loaded within {limit_s:g} s."
     return LoadingError(message, route.progress if route is not None else None)
 
 
 def no_longer_loading(route: ModelRoute) -> RoundhouseError:
-    """Demand no longer loads a model that is waited for: it was unloaded, perhaps before anything of it ran."""
+    """Return the error for a request that waited for a model that has been unloaded, perhaps before it ever ran."""
     text = f"The model {route.name!r} was unloaded while the request waited for it."
     return RoundhouseError("model_unloading", text, param="model")

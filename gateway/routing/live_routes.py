@@ -10,17 +10,20 @@ from gateway.routing.table import Routes
 
 
 class LiveRoutes:
-    """Holds the current `Routes`. One event loop, so a read and what is decided on it happen without a gap
-    as long as nothing is awaited in between."""
+    """Holds the `Routes` in force.
+
+    Everything runs in one event loop, so a table stays in force between a read and a decision unless an `await` lies
+    between them.
+    """
 
     def __init__(self) -> None:
         self._current: Routes | None = None
         self.on_table: Callable[[Routes], None] = lambda _: None
-        """Called when a table has come into force."""
+        """Called after a new table has come into force."""
 
     @property
     def current_or_none(self) -> Routes | None:
-        """The table in force; None before the first."""
+        """The table in force; None before the first table."""
         return self._current
 
     @property
@@ -28,7 +31,7 @@ class LiveRoutes:
         """The table in force.
 
         Raises:
-            RoundhouseError: `controller_unavailable`, while there has been no table.
+            RoundhouseError: `controller_unavailable` before the first table.
         """
         if self._current is None:
             raise RoundhouseError(
@@ -37,6 +40,6 @@ class LiveRoutes:
         return self._current
 
     def apply_table(self, table: RoutingTable) -> None:
-        """Put `table` in force."""
+        """Index `table` and put it in force."""
         self._current = routes = Routes.of(table)
         self.on_table(routes)

@@ -1,4 +1,4 @@
-"""What a routing table means for a request: which model a name is, and whose key it carries. Pure."""
+"""A routing table, indexed for requests: models by name and alias, keys by secret. Pure."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from gateway.tenancy.api_keys import KeyRing
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """A routing table, indexed once. Never changed: a new table makes new `Routes`."""
+    """An indexed routing table. Immutable: a new table makes new `Routes`."""
 
     instance: str
     stamp: Stamp
     models: Mapping[str, ModelRoute]
-    """Public name to model, in the table's order."""
+    """Models by their own names, in the table's order."""
     names: Mapping[str, ModelRoute]
-    """Every name a client may use, aliases included. A model's own name wins over another model's alias."""
+    """Models by every name that clients may use. A model's own name wins over another model's alias."""
     replicas: frozenset[str]
+    """Names of all replicas that take requests."""
     keys: KeyRing
 
     @classmethod
     def of(cls, table: RoutingTable) -> Routes:
-        """Index `table`."""
+        """Index a routing table."""
         models = {route.name: route for route in table.models}
         aliases = {alias: route for route in table.models for alias in route.aliases}
         return cls(
@@ -38,6 +39,6 @@ class Routes:
         )
 
     def sole_model(self, path: str) -> str | None:
-        """The one model whose engine offers `path`; None if there is none, or another."""
+        """Return the name of the only model whose engine serves `path`; None if none or several do."""
         model_names = [route.name for route in self.models.values() if path in route.apis]
         return model_names[0] if len(model_names) == 1 else None
