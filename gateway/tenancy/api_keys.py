@@ -1,7 +1,7 @@
-"""Who sends a request, by its key, and what that key opens. Pure: `now` is an argument.
+"""API keys: which caller a request's key identifies, and what that caller may use. Pure.
 
-A ring is made once per routing table; its callers are shared by all requests. A secret is hashed before anything looks
-at it, so neither the lookup nor a message can tell anything of it.
+A `KeyRing` is made once per routing table; all requests share its callers. A secret is hashed before it is looked up,
+so neither the time of the lookup nor a message reveals anything of it.
 """
 
 from __future__ import annotations
@@ -18,57 +18,70 @@ from controller.schema.keys import ANONYMOUS_TENANT, Key, KeyScope, ServiceTier
 from controller.schema.routing import ModelRoute
 
 REMEMBERED_MODELS: Final = 1024
-"""Models of which a caller remembers whether it may use them."""
+"""Models for which a caller remembers whether it may use them."""
 
 _TIERS: Final[tuple[ServiceTier, ...]] = ("priority", "default", "flex")
-"""By rank."""
+"""Service tiers by rank: 0, 1, 2."""
 _ALL_SCOPES: Final[tuple[KeyScope, ...]] = ("inference", "admin")
 _BEARER: Final = b"bearer "
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Caller:
-    """One key and its rights, or everybody where no keys are declared."""
+    """The sender of a request: one key and its rights, or a client without a key while no keys are declared."""
 
     name: str | None
-    """None: everybody."""
+    """The key's name; None: a client without a key."""
     client_id: bytes
-    """As `X-Client-Id` and `X-RateLimit-Client` carry it."""
+    """Value of the headers `X-Client-Id` and `X-RateLimit-Client`."""
     tenant: str
     weight: float
+    """The tenant's share in fair queueing."""
     scopes: frozenset[KeyScope]
     expires_at: float | None
-    """Unix time; None: never."""
+    """Unix time in seconds; None: never."""
     requests_per_minute: int | None
+    """None: no limit, as for the next two."""
     tokens_per_minute: int | None
     concurrency: int | None
+    """Requests at a time, waiting ones included."""
     is_limited: bool
+    """Whether any of the three limits is set."""
     sha256: bytes = field(repr=False)
+    """Digest of the key's secret."""
     _models: tuple[tuple[str, ...], ...] | None = field(repr=False)
-    """Per pattern its pieces between stars; None: every model."""
+    """The allowed name patterns, each split at its stars; None: every model."""
     _ranks: Mapping[str, int] = field(repr=False)
     _default_rank: int = field(repr=False)
     _access_cache: dict[str, tuple[tuple[str, ...], bool]] = field(default_factory=dict, repr=False)
-    """Model to the aliases it had when it was looked at, and whether the key is for it."""
+    """By model: its aliases when it was checked, and whether the key may use it."""
 
     @classmethod
     def of(cls, key: Key) -> Caller:
-        """Who sends this key."""
+        """Make the caller of a declared key."""
         return _caller_of(key, key.name)
 
     def require_scope(self, scope: KeyScope) -> None:
-        """Raises RoundhouseError `scope_required`."""
+        """Check that the key has `scope`.
+
+        Raises:
+            RoundhouseError: `scope_required`.
+        """
         if scope not in self.scopes:
             raise RoundhouseError("scope_required", f"The key {self.name} lacks the scope `{scope}`.")
 
     def require_model(self, route: ModelRoute) -> None:
-        """Raises RoundhouseError `model_not_allowed`."""
+        """Check that the key may use the model.
+
+        Raises:
+            RoundhouseError: `model_not_allowed`.
+        """
         if self._models is not None and not self.may_see_model(route):
-            # Not the model's name: an alias must not tell what stands behind it.
+            # The message does not name the model: an alias must not reveal the model's own name.
             raise RoundhouseError("model_not_allowed", f"The key {self.name} is not for this model.", param="model")
 
     def may_see_model(self, route: ModelRoute) -> bool:
-        """Whether the key is for the model, by its name or by an alias."""
+        """Return whether the key may see and use the model, by its name or by an alias."""
         if self._models is None:
             return True
         cache_entry = self._access_cache.get(route.name)
@@ -81,14 +94,14 @@ class Caller:
         return is_allowed
 
     def may_see_name(self, name: str) -> bool:
-        """Whether the key is for a model by this name."""
+        """Return whether one of the key's patterns matches this model name or alias."""
         return self._models is None or any(_matches(pieces, name) for pieces in self._models)
 
     def tier_rank(self, service_tier: object) -> int:
-        """The place of a request that asks for this tier: 0 priority, 1 default, 2 flex.
+        """Return the queue rank for the `service_tier` of a request: 0 priority, 1 default, 2 flex.
 
-        A tier that the key lacks counts as the next lower one that it has; where it has none below, as the next above.
-        What names no tier (`auto`, unknown texts, other types, which the engine may refuse) counts as `default`.
+        A tier that the key lacks counts as the next lower one that the key has, or else the next higher one. A value
+        that names no tier (`auto`, unknown texts, other types, which the engine may refuse) counts as `default`.
         """
         if service_tier.__class__ is str:
             return self._ranks.get(service_tier, self._default_rank)
@@ -116,7 +129,7 @@ def _caller_of(key: Key, name: str | None) -> Caller:
 
 
 def _ranks(tiers: Collection[ServiceTier]) -> dict[str, int]:
-    """Of each tier that may be asked for, the place that it gives to a key with these."""
+    """Return the rank that a key with `tiers` gets for each tier that a request may ask for."""
     own_ranks = [rank for rank, tier in enumerate(_TIERS) if tier in tiers] or [len(_TIERS) - 1]
     return {
         tier: next((rank for rank in own_ranks if rank >= asked_rank), own_ranks[-1])
@@ -125,8 +138,10 @@ def _ranks(tiers: Collection[ServiceTier]) -> dict[str, int]:
 
 
 def _matches(pieces: tuple[str, ...], name: str) -> bool:
-    """Whether the name is the pieces with any text between them. No regular expression: many stars would make one
-    take exponential time."""
+    """Return whether the name consists of the pieces with any text between them.
+
+    A regular expression with many stars could take exponential time.
+    """
     first_piece, *inner_pieces = pieces
     if not inner_pieces:
         return name == first_piece
@@ -148,7 +163,7 @@ _EVERYBODY: Final = Key(
 
 
 def _digest_bytes(digest: str) -> bytes:
-    """A damaged digest is no secret's."""
+    """Decode a digest; an invalid one becomes empty, which no secret has."""
     try:
         return bytes.fromhex(digest)
     except ValueError:
@@ -156,11 +171,11 @@ def _digest_bytes(digest: str) -> bytes:
 
 
 ANONYMOUS: Final = _caller_of(_EVERYBODY, None)
-"""Everybody, where no keys are declared."""
+"""The caller of every request while no keys are declared."""
 
 
 class KeyRing:
-    """The keys of one routing table, by the digest of their secrets."""
+    """The keys of one routing table, indexed by the digests of their secrets."""
 
     __slots__ = ("_by_digest", "by_name", "is_empty")
 
@@ -168,17 +183,20 @@ class KeyRing:
         self.by_name: Mapping[str, Caller] = {caller.name: caller for caller in callers if caller.name is not None}
         self._by_digest = {caller.sha256: caller for caller in self.by_name.values()}
         self.is_empty = not self.by_name
-        """No keys are declared: everybody is `ANONYMOUS`."""
+        """Whether no keys are declared; then every caller is `ANONYMOUS`."""
 
     @classmethod
     def of(cls, keys: tuple[Key, ...]) -> KeyRing:
-        """Index the keys of a table."""
+        """Index the keys of a routing table."""
         return cls(Caller.of(key) for key in keys)
 
     def authenticate_key(self, headers: Sequence[tuple[bytes, bytes]], now_unix: float) -> Caller:
-        """Who sends a request with these headers, whose names are in lower case.
+        """Return the caller of a request with these headers, whose names are in lower case.
 
-        Raises RoundhouseError `invalid_api_key`.
+        `now_unix`: Unix time in seconds.
+
+        Raises:
+            RoundhouseError: `invalid_api_key` if the key is missing, unknown or expired, or there are two.
         """
         if self.is_empty:
             return ANONYMOUS
@@ -186,7 +204,7 @@ class KeyRing:
         for name, value in headers:
             if name == b"authorization" or name == b"x-api-key":
                 header_secret = _secret_of(name, value)
-                # Some clients send the same key in both headers; nobody needs one header twice.
+                # Some clients send the same key in both headers. No client needs to repeat a header.
                 if secret is not None and (header_secret != secret or _has_repeated_header(headers)):
                     raise _invalid_key_error("The request carries two keys.")
                 secret = header_secret
@@ -201,9 +219,13 @@ class KeyRing:
         return caller
 
     def renew_caller(self, caller: Caller, now_unix: float) -> Caller:
-        """Whose a request is that came under an older table, by the key that it carried then.
+        """Return the present caller of a request that was authenticated under an older table.
 
-        Raises RoundhouseError `invalid_api_key`: the key is no more, or there are keys now and it carried none.
+        `now_unix`: Unix time in seconds.
+
+        Raises:
+            RoundhouseError: `invalid_api_key` if the key was revoked or has expired, or if the request carried none and
+                keys are declared now.
         """
         if caller.name is None:
             if not self.is_empty:

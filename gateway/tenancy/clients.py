@@ -1,7 +1,7 @@
-"""Who a client without a key is, by what it says of itself, and the limits that each has. Pure.
+"""Clients without a key: their identity, as they state it themselves, and their limits. Pure.
 
-A client chooses its own name, so these limits keep programs that mean well from crowding each other out. Keys are what
-stops the others.
+A client chooses its own name, so these limits only keep well-meaning programs from crowding each other out. Declare
+keys to stop others.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from typing import Final
 from gateway.tenancy.api_keys import ANONYMOUS, Caller
 
 LONGEST_CLIENT_ID: Final = 100
-"""Bytes. What is remembered of a client is not to be as long as a header may be."""
+"""Bytes. Bounds what is remembered per client, since a header may be much longer."""
 REMEMBERED_CALLERS: Final = 1024
+"""Clients whose `Caller` is cached."""
 UNFIT_TEXT: Final = re.compile(rb"[^\x21-\x7e ]+")
-"""What a header's value that we pass on may not have."""
+"""Characters that a header value must not contain when the gateway forwards it."""
 
 
 def find_client_text(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """What a request's headers, whose names are in lower case, call its client: `X-Client-Id`, else `User-Agent`, cut
-    to `LONGEST_CLIENT_ID`; empty: nothing."""
+    """Return how a client names itself: `X-Client-Id`, else `User-Agent`, cut to `LONGEST_CLIENT_ID`; empty if neither.
+
+    `headers`: names in lower case.
+    """
     client_text = b""
     for name, value in headers:
         if name == b"x-client-id":
@@ -35,18 +38,18 @@ def find_client_text(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
 
 
 def clean_client_text(client_text: bytes) -> bytes:
-    """`client_text` as headers and logs carry it: nothing in it can end a header or a log's line."""
+    """Remove characters that could end a header or a line of a log; `anonymous` if nothing is left."""
     return UNFIT_TEXT.sub(b"", client_text[:LONGEST_CLIENT_ID]).strip() or b"anonymous"
 
 
 def client_id_of(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """The client that sends these headers, as `X-Client-Id` and `X-RateLimit-Client` carry it."""
+    """Return the client's id for `X-Client-Id` and `X-RateLimit-Client`, from the headers of its request."""
     return clean_client_text(find_client_text(headers))
 
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """What each client may use up while no keys are declared; None: no such limit."""
+    """Limits of each client while no keys are declared; None: no such limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -54,14 +57,18 @@ class ClientLimits:
 
 
 class ClientDirectory:
-    """Finds the caller of a request that carries no key."""
+    """Finds the caller of a request without a key."""
 
     def __init__(self, limits: ClientLimits) -> None:
         self._is_limited = limits != ClientLimits()
         self._caller_of = lru_cache(REMEMBERED_CALLERS)(partial(_limited_caller, limits))
 
     def find_caller(self, headers: Sequence[tuple[bytes, bytes]]) -> Caller:
-        """`ANONYMOUS` where clients have no limits, else a caller with its rights, the client's id and the limits."""
+        """Return the caller for a request's headers.
+
+        Without limits, that is `ANONYMOUS` for all; else a caller with the rights of `ANONYMOUS`, the client's id and
+        the limits.
+        """
         return self._caller_of(client_id_of(headers)) if self._is_limited else ANONYMOUS
 
 

@@ -1,8 +1,7 @@
-"""What a key, or a client without one, may use up: requests and tokens per minute, requests at a time. Pure: `now` is
-monotonic, in seconds.
+"""Rate limits of keys, and of clients without one: requests and tokens per minute, requests at a time. Pure.
 
-Per minute means a token bucket that holds one minute's worth and is refilled continuously. Tokens are taken by an
-estimate when a request comes, and settled when it leaves; that may leave a debt, which is refilled first.
+A limit per minute is a token bucket that holds one minute's worth and refills continuously. An estimate of a request's
+tokens is taken when it arrives, and settled when it ends, which may leave a negative level. `now` is monotonic seconds.
 """
 
 from __future__ import annotations
@@ -17,31 +16,32 @@ from gateway.tenancy.api_keys import Caller, KeyRing
 
 BYTES_PER_TOKEN: Final = 4
 READS_PER_MINUTE: Final = 600
-"""Of a key with `requests_per_minute`, beside these; as many as these where they are more."""
+"""Reads that a key with `requests_per_minute` may make besides; as many as that limit, if that is more."""
 MOST_TOKENS: Final = 10_000_000
-"""An answer's bound above this is none."""
+"""A `max_tokens` above this counts as no limit."""
 MOST_ANSWERS: Final = 128
-"""A count of answers above this is one."""
+"""An `n` above this counts as 1."""
 LARGE_BODY_BYTES: Final = 16 * 1024
-"""In bodies above this, media are looked for."""
+"""Images and sound are searched for in bodies above this size only."""
 MOST_LOOKS: Final = 4096
-"""Values at which the search for media looks; what is beyond counts as text."""
+"""JSON values that the search for media visits; the rest counts as text."""
 REMEMBERED_CLIENTS: Final = 4096
-"""Clients without a key whose use is kept, besides those that have requests inside."""
+"""Clients without a key whose usage is kept; those with running requests are kept besides."""
 _CLIENTS_LOOKED_AT: Final = 8
-"""Per new client, for one that can be forgotten."""
+"""Clients that are examined, per new client, for one that can be forgotten."""
 _BOUNDS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
 _COUNTS: Final = ("n", "n_cmpl")
 _MEDIA_IN: Final = ("messages", "input", "prompt", "content", "image_data")
 _URLS: Final = frozenset({"url", "image_url", "file_url"})
 _ENCODED: Final = frozenset({"data", "file_data", "multimodal_data"})
 _DUST: Final = 1e-6
-"""What floating point may lack of a whole request or token."""
+"""Rounding error by which a level may lack a whole request or token."""
 
 
 def estimated_tokens(body_bytes: int, fields: Mapping[str, Any]) -> int:
-    """Tokens that a request of this size with these fields may come to: the prompt, and the longest answers it allows.
-    Images and sound count for nothing, and an answer without a bound counts, when the engine has counted them.
+    """Estimate the tokens of a request: its prompt, by its size, and the longest answers that it allows.
+
+    Images and sound, and answers without a limit, count as 0 here; the engine's count settles them at the end.
     """
     if body_bytes > LARGE_BODY_BYTES:
         body_bytes = max(0, body_bytes - count_media_bytes(fields))
@@ -49,7 +49,7 @@ def estimated_tokens(body_bytes: int, fields: Mapping[str, Any]) -> int:
 
 
 def answer_bound(fields: Mapping[str, Any]) -> int | None:
-    """The most tokens that a request allows all of its answers together; None: it sets no bound."""
+    """Return the most tokens that a request allows for all its answers together; None: it sets no limit."""
     for name in _BOUNDS:
         bound = fields.get(name)
         if bound.__class__ is int and 0 < bound <= MOST_TOKENS:
@@ -66,7 +66,7 @@ def _answer_count(fields: Mapping[str, Any]) -> int:
 
 
 def count_media_bytes(fields: Mapping[str, Any]) -> int:
-    """How much of a body is `data:` URIs and base64. Subtracted, so that text counts wherever it stands."""
+    """Return how many bytes of a body are `data:` URIs and base64; all others count as text."""
     size = 0
     pending: list[tuple[str, Any]] = [(name, fields[name]) for name in reversed(_MEDIA_IN) if name in fields]
     for _ in range(MOST_LOOKS):
@@ -84,12 +84,12 @@ def count_media_bytes(fields: Mapping[str, Any]) -> int:
 
 
 def client_headers(caller: Caller) -> list[tuple[bytes, bytes]]:
-    """What a 429 says of whom it was for."""
+    """Return the header of a 429 that says whose limit was reached; none for a caller without name and limits."""
     return [(b"x-ratelimit-client", caller.client_id)] if caller.name is not None or caller.is_limited else []
 
 
 class TokenBucket:
-    """So many per minute."""
+    """A limit per minute: `capacity` units, refilled continuously within one minute."""
 
     __slots__ = ("capacity", "level", "refilled_at")
 
@@ -99,21 +99,23 @@ class TokenBucket:
         self.refilled_at = now
 
     def refill(self, now: float) -> None:
-        """Add what has come since."""
+        """Add the units of the time since the last refill. Call before reading `level`."""
         if now > self.refilled_at:
             level = self.level + (now - self.refilled_at) * self.capacity / 60
             self.level = level if level < self.capacity else float(self.capacity)
             self.refilled_at = now
 
     def resize(self, capacity: int, now: float) -> None:
-        """Let another limit hold: what was used up of the old one is used up of the new one in proportion."""
+        """Change the capacity; the level stays the same share of it."""
         self.refill(now)
         self.level *= capacity / self.capacity
         self.capacity = capacity
 
     def wait_s(self, amount: float) -> float:
-        """Seconds from the last refill until that much may be taken; 0: now. More than it ever holds may be taken when
-        it is full."""
+        """Return the seconds from the last refill until `amount` may be taken; 0: now.
+
+        An amount above the capacity may be taken when the bucket is full.
+        """
         if amount <= self.level:
             return 0.0
         shortfall = min(amount, self.capacity) - self.level
@@ -121,7 +123,7 @@ class TokenBucket:
 
 
 class _KeyUsage:
-    """The use of one key, or of one client without a key."""
+    """Usage of one key, or of one client without a key."""
 
     __slots__ = ("concurrency", "inflight", "is_gone", "read_bucket", "request_bucket", "token_bucket")
 
@@ -134,7 +136,7 @@ class _KeyUsage:
         self.token_bucket = _adapt_bucket(None, caller.tokens_per_minute, now)
 
     def adapt_limits(self, caller: Caller, now: float) -> None:
-        """Take the key's limits as they are now."""
+        """Adopt the key's limits of a new table."""
         self.is_gone = False
         self.concurrency = caller.concurrency
         self.request_bucket = _adapt_bucket(self.request_bucket, caller.requests_per_minute, now)
@@ -157,7 +159,7 @@ def _adapt_bucket(bucket: TokenBucket | None, capacity: int | None, now: float) 
 
 
 class RateLimitEntry:
-    """One request that was let in."""
+    """One admitted request, to be settled or released once at its end."""
 
     __slots__ = ("_estimated_tokens", "_limits", "_name", "_state", "_token_bucket")
 
@@ -171,13 +173,17 @@ class RateLimitEntry:
     def settle_request(
         self, now: float, used_tokens: int | None, *, was_sent: bool, is_failed: bool, passed_tokens: int
     ) -> None:
-        """The request is over. `was_sent`: an engine has seen it. `is_failed`: its answer is an error. `passed_tokens`:
-        of an answer that have come, as far as they can be counted where the engine did not say how many it used."""
+        """Count the tokens of a finished inference request.
+
+        `used_tokens`: as the engine counted them; None: it did not. `was_sent`: the request reached an engine; if not,
+        the request counts for nothing. `is_failed`: the answer is an error. `passed_tokens`: tokens of the answer that
+        were relayed, for an answer that broke off; it costs at least the estimate.
+        """
         if not was_sent:
             self._return_request(now)
         elif used_tokens is not None or is_failed:
             self.release_request(now, used_tokens or 0)
-        else:  # it broke off, or its client left: leaving early must save nothing
+        else:  # the answer broke off or the client left: leaving early must save nothing
             self.release_request(now, max(self._estimated_tokens, passed_tokens))
 
     def _return_request(self, now: float) -> None:
@@ -189,8 +195,10 @@ class RateLimitEntry:
             self.release_request(now, 0)
 
     def release_request(self, now: float, used_tokens: int | None) -> None:
-        """The request is over, and took that many tokens; None: not known, so what was estimated. Harmless when said
-        again."""
+        """Stop counting the request, and settle its tokens. Repeated calls do nothing.
+
+        `used_tokens` None: unknown, so the estimate stands.
+        """
         state = self._state
         if state is None:
             return
@@ -206,14 +214,13 @@ class RateLimitEntry:
 
 
 _FREE: Final = RateLimitEntry(None, "", None, 0)
-"""Of every request of a key without limits: leaving does nothing."""
+"""Entry of every request without limits; its methods do nothing."""
 
 
 class RateLimits:
-    """What every key with limits has used up. Outlives routing tables: state goes by the key's name.
+    """Usage of every key that has limits, by the key's name, across routing tables.
 
-    Where clients without keys have limits, their state goes by their ids. They choose these, so what is kept of them
-    is bounded.
+    Usage of clients without a key goes by their ids. Clients choose these, so the number that is kept is bounded.
     """
 
     __slots__ = ("_clients", "_states")
@@ -221,11 +228,14 @@ class RateLimits:
     def __init__(self) -> None:
         self._states: dict[str, _KeyUsage] = {}
         self._clients: dict[bytes, _KeyUsage] = {}
-        """Whoever came last is last."""
+        """By client id; the client of the latest request is last."""
 
     def follow_keys(self, ring: KeyRing, now: float) -> None:
-        """Take the limits of a new table. Requests inside stay counted; keys that vanished are forgotten when nothing
-        of them runs, and clients without keys when there are keys."""
+        """Adopt the limits of a new table. Running requests stay counted.
+
+        Keys that vanished are forgotten when they have no running request, and clients without a key as soon as keys
+        are declared.
+        """
         if not ring.is_empty:
             self._clients.clear()
         for name, state in list(self._states.items()):
@@ -238,9 +248,13 @@ class RateLimits:
                 del self._states[name]
 
     def admit_request(self, caller: Caller, estimated_tokens: int, now: float) -> RateLimitEntry:
-        """Count a request that begins, waiting included. One that is refused uses nothing up.
+        """Count a new inference request. A refused one counts for nothing.
 
-        Raises RoundhouseError `rate_limit_exceeded`, which says when it would be let in, where that can be known.
+        Settle or release the entry that is returned when the request ends.
+
+        Raises:
+            RoundhouseError: `rate_limit_exceeded`; `retry_after_s` says when a request would be admitted, unless the
+                limit is on requests at a time.
         """
         if not caller.is_limited:
             return _FREE
@@ -267,10 +281,12 @@ class RateLimits:
         return RateLimitEntry(self, caller.name or "", state, estimated_tokens)
 
     def admit_read(self, caller: Caller, now: float) -> RateLimitEntry:
-        """Count a request that only reads what the gateway or the controller knows. It takes nothing of the requests
-        and tokens per minute, and has a bound of its own. One that is refused uses nothing up.
+        """Count a request that only reads state of the gateway or the controller (GET, HEAD).
 
-        Raises RoundhouseError `rate_limit_exceeded`, as `admit_request`.
+        Reads have a limit of their own (`READS_PER_MINUTE`), besides requests and tokens per minute.
+
+        Raises:
+            RoundhouseError: `rate_limit_exceeded`, as `admit_request`.
         """
         if not caller.is_limited:
             return _FREE
@@ -287,7 +303,7 @@ class RateLimits:
         return RateLimitEntry(self, caller.name or "", state, 0)
 
     def header_lines(self, caller: Caller, now: float) -> bytes:
-        """`headers` as they go over the wire."""
+        """Return `response_headers` as lines of an HTTP/1.1 header section, each with CRLF."""
         if not caller.is_limited:
             return b""
         state, lines = self._state_of(caller, now), ""
@@ -298,7 +314,7 @@ class RateLimits:
         return lines.encode()
 
     def response_headers(self, caller: Caller, now: float) -> list[tuple[bytes, bytes]]:
-        """`x-ratelimit-*` of the limits per minute that the key has, as of now."""
+        """Return the `x-ratelimit-*` headers for the caller's limits per minute; none without such limits."""
         if not caller.is_limited:
             return []
         state = self._state_of(caller, now)
@@ -311,17 +327,17 @@ class RateLimits:
         return headers
 
     def count_inflight(self, name: str) -> int:
-        """Requests of the key that are inside; 0 for one without limits."""
+        """Return the number of running requests of a key; 0 for a key without limits."""
         state = self._states.get(name)
         return state.inflight if state is not None else 0
 
     @property
     def client_count(self) -> int:
-        """Clients without a key whose use is kept."""
+        """Number of clients without a key whose usage is kept."""
         return len(self._clients)
 
     def forget_key(self, name: str, state: _KeyUsage) -> None:
-        """Drop what is known of a key that is no longer declared."""
+        """Forget the usage of a key that is no longer declared. Called by its last running request."""
         if self._states.get(name) is state:
             del self._states[name]
 
@@ -344,7 +360,7 @@ class RateLimits:
         return state
 
     def _forget_client(self) -> None:
-        """Drop one of the clients that came longest ago; those that have requests inside go to the end instead."""
+        """Forget one of the clients whose last request is oldest; clients with running requests move to the end."""
         clients = self._clients
         for client_id in list(islice(clients, _CLIENTS_LOOKED_AT)):
             state = clients.pop(client_id)
@@ -362,7 +378,7 @@ _TOKEN_HEADERS: Final = _header_names(b"tokens")
 
 
 def _bucket_state(bucket: TokenBucket, now: float) -> tuple[int, int, str]:
-    """How much it holds at most, holds now, and when it is full."""
+    """Return capacity, whole units left, and the time until the bucket is full, as text."""
     bucket.refill(now)
     capacity, level = bucket.capacity, bucket.level
     remaining = int(level + _DUST) if level > 0 else 0
@@ -384,14 +400,14 @@ def _check_concurrency(caller: Caller, state: _KeyUsage) -> None:
 def _rate_limit_error(caller: Caller, limit: str, wait_s: float | None) -> RoundhouseError:
     who = f"client {caller.client_id.decode()!r}" if caller.name is None else f"key {caller.name}"
     message = f"The {who} has reached its limit of {limit}."
-    # Whole seconds, rounded up: who comes back at the time must be let in.
+    # Whole seconds, rounded up: a client that returns at that time must be admitted.
     return RoundhouseError(
         "rate_limit_exceeded", message, retry_after_s=None if wait_s is None else float(math.ceil(wait_s))
     )
 
 
 def duration_text(seconds: float) -> str:
-    """A time as OpenAI's headers have it: `20ms`, `12s`, `6m0s`, `1h0m0s`. Rounded up."""
+    """Format a duration as OpenAI's rate limit headers do: `20ms`, `12s`, `6m0s`, `1h0m0s`. Rounded up."""
     if seconds < 1:
         milliseconds = math.ceil(seconds * 1000 - _DUST)
         if milliseconds < 1000:
