@@ -1,1 +1,1 @@
-"""The engine's side: connections, their pool, and HTTP/1.1 by callbacks."""
+"""HTTP/1.1 client for engines, by callbacks: connections, their pool, and addresses."""

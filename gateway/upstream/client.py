@@ -1,7 +1,7 @@
-"""The engine's side of the hot path: an HTTP/1.1 client by callbacks.
+"""HTTP/1.1 client for engines, by callbacks, for the hot path.
 
-A request on a kept connection costs one write and what its answer's reads cost; a task exists only while a connection
-comes about. No proxies of the environment, no cookies, no redirects, no decompression.
+A request on a kept connection costs one write, and one callback per read of its answer; a task exists only while a
+connection is being opened. The client ignores proxy variables, cookies and redirects, and does not decompress.
 """
 
 from __future__ import annotations
@@ -42,14 +42,16 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _MAX_ROUTES = 1024
+"""Endpoints whose `_EngineRoute` is kept."""
 _MAX_HEADS = 64
+"""Request heads that are kept per endpoint."""
 _LONGEST_KEPT_PATH = 64
-"""Characters. Longer paths, and queries, hold what a client wrote, and do not come again."""
+"""Characters. Heads of longer paths, and of queries, are not kept: clients wrote them, and they do not recur."""
 _NEED_NO_BODY = ("GET", "DELETE")
 
 
 class _EngineRoute:
-    """What is known of an endpoint: made once, then looked up by the endpoint's identity."""
+    """Address and request heads of an endpoint. Made once, and looked up by the endpoint's identity."""
 
     __slots__ = ("endpoint", "heads", "origin", "target")
 
@@ -61,7 +63,7 @@ class _EngineRoute:
 
 
 class EngineClient:
-    """Connections to engines, kept open between requests. Belongs to one event loop."""
+    """Sends requests to engines, over connections that are kept open. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -70,33 +72,34 @@ class EngineClient:
         ssl_context: ssl.SSLContext | None = None,
         pool: ConnectionPool[EngineConnection] | None = None,
     ) -> None:
-        """`connect_timeout_s` covers name, TCP and TLS. Without `ssl_context`, the system's authorities are trusted."""
+        """`connect_timeout_s`: for name resolution, TCP and TLS together. `ssl_context` None: trust the system's
+        certificate authorities. `pool` None: a pool of its own."""
         self._connect_timeout_s = connect_timeout_s
         self._ssl_context = ssl_context
         self._pool: ConnectionPool[EngineConnection] = pool or ConnectionPool()
         self._routes: dict[int, _EngineRoute] = {}
         self._connect_tasks: dict[asyncio.Task[None], Origin[EngineConnection]] = {}
-        """Each opens a connection to its origin."""
+        """Running tasks that open a connection, and the origin that each connects to."""
         self._is_closed = False
 
     @property
     def open_connections(self) -> int:
-        """Connections, idle or in use."""
+        """Number of open connections, idle or in use."""
         return self._pool.open_count
 
     @property
     def idle_connections(self) -> int:
-        """Connections that wait for a request."""
+        """Number of open connections that wait for a request."""
         return self._pool.idle_count
 
     @property
     def busy_connections(self) -> int:
-        """Connections that carry a request."""
+        """Number of open connections that carry a request."""
         return self._pool.open_count - self._pool.idle_count
 
     @property
     def connecting_requests(self) -> int:
-        """Requests whose connection is coming about."""
+        """Number of requests whose connection is being opened."""
         return len(self._connect_tasks)
 
     def send_request(
@@ -110,14 +113,14 @@ class EngineClient:
         *,
         fresh: bool,
     ) -> EngineCall:
-        """Send a request; what becomes of it, the listener is told later. `fresh` opens a connection of its own.
+        """Send a request. The answer, or a failure to connect, is passed to `listener` later.
 
-        `path` is one of our own API. `headers` are whole lines, each with its line break, without those that every
-        request has (host, authorization, content-type, content-length, accept, accept-encoding, user-agent). They go
-        out as they are: foreign values must be checked before.
+        `path`: path and query in the gateway's own API; see `target.head_of`. `headers`: whole lines with CRLF, without
+        those that every request has (host, authorization, content-type, content-length, accept, accept-encoding,
+        user-agent). They are sent unchecked. `fresh`: open a new connection even if an idle one exists.
 
         Raises:
-            ValueError: `method` or `path` could not stand in a request line.
+            ValueError: `method` or `path` has characters that a request line cannot hold.
         """
         call = EngineCall(listener)
         route = self._routes.get(id(endpoint))
@@ -141,7 +144,7 @@ class EngineClient:
         return call
 
     async def close(self) -> None:
-        """Cancel every request, and wait until every connection is closed. What is sent from now on is refused."""
+        """Cancel all requests, and wait until all connections are closed. Later requests get `EngineRefusedError`."""
         self._is_closed = True
         tasks = list(self._connect_tasks)
         for task in tasks:
@@ -202,7 +205,7 @@ class EngineClient:
 
     def _add_route(self, endpoint: Endpoint) -> _EngineRoute:
         if len(self._routes) >= _MAX_ROUTES:
-            # Each routing table brings endpoints of its own. Those of old ones, with their tokens, must not add up.
+            # Each routing table has new endpoint objects. Those of old tables, with their tokens, must not pile up.
             self._routes.clear()
             self._pool.forget_unused(self._connect_tasks.values())
         target = target_of(endpoint)

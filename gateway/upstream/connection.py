@@ -1,4 +1,4 @@
-"""One connection to an engine: writes requests, parses answers, calls whoever listens. No task, future or timer."""
+"""One connection to an engine: writes requests, parses answers and calls listeners, without tasks or timers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ logger = logging.getLogger(__name__)
 
 Headers = list[tuple[bytes, bytes]]
 RequestBody = bytes | list[bytes | memoryview]
-"""In one piece, or, of a large one, in parts, which are sent as the engine takes them."""
+"""A body in one piece, or a large one in parts, which are sent as fast as the engine reads them."""
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Of an answer's headers, and of all else that comes without a byte of its body: informational answers, trailers."""
+"""Most bytes of an answer's headers, and of informational answers or trailers without a byte of a body between them."""
 _ONE_PIECE_BYTES = 32 * 1024
-"""Up to here it is cheaper to copy a body behind its head than to write two pieces."""
+"""Bodies up to this size are copied behind their head, which is cheaper than two writes."""
 _PART_BYTES = 128 * 1024
-"""Of a large body, at most so much is given to the transport in one go."""
+"""Most bytes of a large body that are passed to the transport at once."""
 _ONE_TURN_BYTES = 512 * 1024
-"""So much of a large body is written before others have their turn, however fast the engine takes it."""
+"""Most bytes of a large body that are written before other work has its turn, however fast the engine reads."""
 
 
 class EngineFailureError(Exception):
@@ -62,35 +62,41 @@ class EngineDiedError(EngineFailureError):
 
 
 class EngineListener(Protocol):
-    """Whoever a request is for. Called in this order, and never from inside `send`, `pause`, `resume` or `cancel`."""
+    """Receives the answer to a request.
+
+    The methods are called in the order below, and never from within `EngineClient.send_request` or the methods of
+    `EngineCall`.
+    """
 
     def engine_head(self, status: int, headers: Headers) -> None:
-        """The final answer's head; the names are in lower case."""
+        """Take status and headers of the final answer. Header names are in lower case."""
 
     def engine_data(self, data: bytes) -> None:
-        """Bytes of the body, never empty; what came in one read is joined."""
+        """Take bytes of the body, never empty. The parts of one read come in one call."""
 
     def engine_end(self) -> None:
-        """The answer is complete, and the connection is free for the next request. Nothing follows."""
+        """The answer is complete, and the connection is free for another request. No further call follows."""
 
     def engine_failed(self, failure: EngineFailureError) -> None:
-        """It failed, in place of `engine_end`. Nothing follows."""
+        """The request failed; called instead of `engine_end`. No further call follows."""
 
 
 class EngineCall:
-    """One request on its way. Good for nothing once it has ended, and harmless."""
+    """Handle of a request in flight. Once the request has ended, its methods do nothing."""
 
     __slots__ = ("connect_task", "connection", "is_paused", "listener")
 
     def __init__(self, listener: EngineListener) -> None:
         self.listener: EngineListener | None = listener
-        """None once it has ended."""
+        """None: the request has ended."""
         self.connection: EngineConnection | None = None
+        """None: not connected yet, or ended."""
         self.connect_task: asyncio.Task[None] | None = None
+        """Opens the request's connection; None: it has one, or has ended."""
         self.is_paused = False
 
     def cancel(self) -> None:
-        """Close the connection, which tells the engine that nobody listens. The listener is not called again."""
+        """Close the connection, so that the engine notices and stops. The listener is not called again."""
         self.listener = None
         if self.connection is not None:
             self.connection.drop()
@@ -100,19 +106,19 @@ class EngineCall:
             self.connect_task = None
 
     def pause(self) -> None:
-        """Stop reading from the engine. What one read has already brought is still delivered, and the end with it."""
+        """Stop reading from the engine. Bytes that were already read are still delivered, and an end among them."""
         self.is_paused = True
         if self.connection is not None:
             self.connection.pause()
 
     def resume(self) -> None:
-        """Go on reading."""
+        """Read from the engine again."""
         self.is_paused = False
         if self.connection is not None:
             self.connection.resume()
 
     def fail_call(self, failure: EngineFailureError, cause: BaseException | None) -> None:
-        """End it, unless it has ended."""
+        """End the request with `failure`, unless it has ended already. `cause`: exception behind the failure."""
         listener = self.listener
         if listener is None:
             return
@@ -125,7 +131,7 @@ class EngineCall:
 
 
 class EngineConnection(asyncio.Protocol):
-    """Delivers what each read brings of the one answer that is due. Anything else that comes closes it."""
+    """A connection that carries one request at a time. Bytes that arrive while none is running close it."""
 
     __slots__ = (
         "_bytes_without_body",
@@ -151,43 +157,49 @@ class EngineConnection(asyncio.Protocol):
     def __init__(self, origin: Origin[EngineConnection], pool: ConnectionPool[EngineConnection]) -> None:
         self.origin = origin
         self.idle_round = 0
+        """The pool's round in which the connection became idle."""
         self._pool = pool
         self._call: EngineCall | None = None
         self._transport: asyncio.Transport
         self._is_lost = False
         self._headers: Headers = []
         self._head: Headers | None = None
-        """A head that was parsed and is not delivered yet."""
+        """Headers of the final answer that are parsed and not delivered yet."""
         self._parts: list[bytes] = []
+        """Bytes of the body that are parsed and not delivered yet."""
         self.on_body: Callable[[bytes], None] = self._parts.append
+        """Called by the parser."""
         self._status = 0
-        """Of the final answer, once its head is parsed."""
+        """Status of the final answer; 0 until its headers are parsed."""
         self._keeps_alive = False
         self._ends_at_eof = False
         self._is_complete = False
         self._bytes_without_body = 0
-        """Bytes of this answer since its last one of a body."""
+        """Bytes of the answer since the last byte of its body."""
         self._unsent_parts: deque[bytes | memoryview] = deque()
-        """What the transport was not given yet of a large body."""
+        """Parts of a large request that the transport does not have yet."""
         self._waits_for_engine = False
-        """The transport has as much to send as it may hold."""
+        """Whether the transport's buffer is full."""
         self._parser: HttpResponseParser
-        """Refers back to this, as the transport does. There is one while the connection stands."""
+        """Exists while the connection is open. It refers back to the connection, as the transport does."""
 
     @property
     def is_lost(self) -> bool:
-        """Whether it is closed or closing."""
+        """Whether the connection is closed or closing."""
         return self._is_lost
 
     def give_up(self) -> None:
-        """Its connecting failed or was cancelled. uvloop says nothing of that to one that has just come about: what
-        refers back to it would keep it for the cyclic collector."""
+        """Drop parser and transport after connecting failed or was cancelled.
+
+        uvloop does not call `connection_lost` then, and their references back to the connection would leave it to the
+        cyclic garbage collector.
+        """
         for name in ("_parser", "_transport"):
             if hasattr(self, name):
                 delattr(self, name)
 
     def send_request(self, call: EngineCall, head: bytes, body: RequestBody) -> None:
-        """Send a request. The connection must be fresh, or come from the pool."""
+        """Send a request. The connection must be new, or idle and taken from the pool. `head`: with the empty line."""
         self._call = call
         call.connection = self
         self._status = 0
@@ -205,7 +217,7 @@ class EngineConnection(asyncio.Protocol):
             self._transport.writelines((head, body))
 
     def _send_parts(self) -> None:
-        """Write on, as far as the engine takes it and others are not kept waiting for long."""
+        """Write parts of a large request until the transport is full or `_ONE_TURN_BYTES` are written."""
         size = 0
         while self._unsent_parts and not self._waits_for_engine and not self._is_lost:
             if size > _ONE_TURN_BYTES:
@@ -216,20 +228,20 @@ class EngineConnection(asyncio.Protocol):
             self._transport.write(part)
 
     def pause(self) -> None:
-        """Stop reading."""
+        """Stop reading from the engine."""
         self._transport.pause_reading()
 
     def resume(self) -> None:
-        """Go on reading."""
+        """Read from the engine again."""
         self._transport.resume_reading()
 
     def drop(self) -> None:
-        """Close it under the request that it carries, without a word to the listener."""
+        """Close the connection at once, and cancel its request without calling the listener."""
         self._call = None
         self.abort()
 
     def abort(self) -> None:
-        """Close it at once. What was not sent yet is dropped: a close could wait for the peer forever."""
+        """Close the connection at once, and discard unsent bytes: a clean close could wait for the peer forever."""
         self._is_lost = True
         self._unsent_parts.clear()
         self._transport.abort()
@@ -247,9 +259,9 @@ class EngineConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
         self._parser = HttpResponseParser(self)
         if transport.get_extra_info("sslcontext") is not None:
-            # The TLS layer reads ahead while it is paused, and what it read ahead is lost when the peer closes. So
-            # let it take one read, and leave the rest, and the peer's close, in the socket.
-            self._transport.set_read_buffer_limits(high=1, low=0)  # type: ignore[attr-defined] # of TLS's transports only
+            # While paused, the TLS layer reads ahead, and loses that when the peer closes. So let the layer take one
+            # read, and leave the rest, and the peer's close, in the socket.
+            self._transport.set_read_buffer_limits(high=1, low=0)  # type: ignore[attr-defined] # TLS transports have it
 
     def data_received(self, data: bytes) -> None:
         call = self._call
@@ -286,7 +298,7 @@ class EngineConnection(asyncio.Protocol):
         self._unsent_parts.clear()
         self._pool.remove_connection(self)
         if hasattr(self, "_parser"):
-            del self._parser  # which refers back to this
+            del self._parser  # it refers back to the connection
         if self._call is not None:
             self._fail(self._call, self._broken_off_error(), exc)
 
@@ -312,7 +324,7 @@ class EngineConnection(asyncio.Protocol):
             self._ends_at_eof = not self._keeps_alive and _is_without_length(headers)
 
     def on_message_complete(self) -> None:
-        if self._status:  # of the final answer, and not of an informational one before it
+        if self._status:  # the final answer, not an informational one before it
             self._is_complete = True
             self._headers.clear()  # trailers
 
@@ -344,7 +356,7 @@ class EngineConnection(asyncio.Protocol):
         listener = call.listener
         transport = self._transport
         self._call = call.listener = call.connection = None
-        # An answer may come before the whole request was sent, such as 413: the rest must not precede the next one.
+        # An answer such as 413 may come before the whole request was sent: the rest must not precede another request.
         is_sent = not self._unsent_parts and not transport.get_write_buffer_size()
         if is_clean and self._keeps_alive and is_sent:
             if call.is_paused:
@@ -354,7 +366,7 @@ class EngineConnection(asyncio.Protocol):
             self.abort()
         assert listener is not None
         try:
-            listener.engine_end()  # which may send the next request on this connection
+            listener.engine_end()  # may send another request on this connection
         except Exception:
             logger.exception("the end of an engine's answer could not be handled")
 
@@ -364,7 +376,7 @@ class EngineConnection(asyncio.Protocol):
         call.fail_call(failure, cause)
 
     def _close_unasked(self) -> None:
-        # The peer ends an idle connection, or answers what nobody asked, which must not meet the next request.
+        # The peer closes an idle connection, or sends an answer without a request, which the next one must not get.
         self._pool.withdraw_idle(self)
         self.abort()
 
@@ -390,10 +402,10 @@ class EngineConnection(asyncio.Protocol):
 
 
 def _is_without_length(headers: Headers) -> bool:
-    """Whether an answer that closes its connection ends with that: neither its length nor chunks tell its end.
+    """Return whether only the close of the connection ends an answer: it has neither a length nor chunks.
 
     Raises:
-        ValueError: it is coded in a way that was not asked for.
+        ValueError: the answer has a transfer coding other than chunked.
     """
     codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
     if codings and codings != [b"chunked"]:

@@ -1,4 +1,4 @@
-"""Connections to engines that are kept open between requests."""
+"""Pool of connections to engines that are kept open between requests."""
 
 from __future__ import annotations
 
@@ -9,28 +9,30 @@ from typing import Any, Generic, Protocol, TypeVar
 from gateway.upstream.target import Address
 
 KEEP_S = 60.0
-"""A connection is closed after this long without a request; at the earliest after half of it."""
+"""Seconds without a request after which a connection is closed, at the latest; at the earliest after half of them."""
 KEEP_PER_ORIGIN = 256
+"""Idle connections that are kept per origin."""
 
 
 class Pooled(Protocol):
-    """What the pool must know of a connection."""
+    """A connection as the pool uses it: `connection.EngineConnection`, or a fake in tests."""
 
     origin: Origin[Any]
     idle_round: int
+    """The pool's round in which the connection became idle. Set by the pool."""
 
     def abort(self) -> None:
-        """Close it at once. `ConnectionPool.remove_connection` follows, in another turn of the loop."""
+        """Close the connection at once. It calls `ConnectionPool.remove_connection` in a later turn of the loop."""
 
     def drop(self) -> None:
-        """The same, and the request that it carries is cancelled."""
+        """Close the connection at once, and cancel the request that it carries."""
 
 
 C = TypeVar("C", bound=Pooled)
 
 
 class Origin(Generic[C]):
-    """One address and the connections to it that wait for a request, the newest last."""
+    """An address of engines, and the idle connections to it, latest used last."""
 
     __slots__ = ("address", "idle_connections")
 
@@ -46,6 +48,7 @@ class ConnectionPool(Generic[C]):
     """
 
     def __init__(self, keep_s: float = KEEP_S, keep_per_origin: int = KEEP_PER_ORIGIN) -> None:
+        """`keep_s`, `keep_per_origin`: see `KEEP_S` and `KEEP_PER_ORIGIN`."""
         self._round_s = keep_s / 2
         self._keep_per_origin = keep_per_origin
         self._origins: dict[Address, Origin[C]] = {}
@@ -56,33 +59,33 @@ class ConnectionPool(Generic[C]):
 
     @property
     def open_count(self) -> int:
-        """Connections, idle or in use."""
+        """Number of open connections, idle or in use."""
         return len(self._open)
 
     @property
     def idle_count(self) -> int:
-        """Connections that wait for a request."""
+        """Number of open connections that wait for a request."""
         return sum(len(origin.idle_connections) for origin in self._origins.values())
 
     def origin_of(self, address: Address) -> Origin[C]:
-        """The origin at an address."""
+        """Return the origin with an address; a new one on first use."""
         origin = self._origins.get(address)
         if origin is None:
             origin = self._origins[address] = Origin(address)
         return origin
 
     def forget_unused(self, awaited: Iterable[Origin[C]]) -> None:
-        """Drop the origins that no connection leads to; `awaited` are those to which one is coming about."""
+        """Forget origins without open connections. `awaited`: origins to keep, because one is being opened to them."""
         used_addresses = {connection.origin.address for connection in self._open}
         used_addresses.update(origin.address for origin in awaited)
         self._origins = {address: origin for address, origin in self._origins.items() if address in used_addresses}
 
     def add_connection(self, connection: C) -> None:
-        """Count a new connection, which is in use."""
+        """Count a new connection, which is about to carry a request."""
         self._open.add(connection)
 
     def keep_idle(self, connection: C) -> None:
-        """Offer a connection for the next request."""
+        """Keep a connection for the next request to its origin, or close it if enough are idle."""
         idle_connections = connection.origin.idle_connections
         if len(idle_connections) >= self._keep_per_origin:
             connection.abort()
@@ -93,13 +96,13 @@ class ConnectionPool(Generic[C]):
             self._timer = asyncio.get_running_loop().call_later(self._round_s, self._sweep)
 
     def withdraw_idle(self, connection: C) -> None:
-        """No longer offer a connection, because it is closing."""
+        """Take a connection that is closing off the idle ones, if it is among them."""
         idle_connections = connection.origin.idle_connections
         if connection in idle_connections:
             idle_connections.remove(connection)
 
     def remove_connection(self, connection: C) -> None:
-        """A connection is closed."""
+        """Stop counting a connection, which is closed."""
         self.withdraw_idle(connection)
         self._open.discard(connection)
         if self._all_lost is not None and not self._open and not self._all_lost.done():

@@ -1,4 +1,4 @@
-"""From an endpoint to where its connections lead and what its requests begin with. Pure."""
+"""Read an endpoint's URL and token into an address to connect to and the head of requests. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OWN_HEADERS = (
 
 
 class Address(NamedTuple):
-    """Where connections lead. Equal ones share their connections."""
+    """Address to connect to. Endpoints with equal addresses share connections."""
 
     tls: bool
     host: str
@@ -33,21 +33,22 @@ class Address(NamedTuple):
 
 
 class Target(NamedTuple):
-    """An endpoint, read once."""
+    """An endpoint's parsed URL and token."""
 
     address: Address
     base_path: str
     host_header: bytes
     authorization: bytes
-    """A whole header line, or nothing."""
+    """A header line with CRLF; empty without a token."""
     api_prefix: str
+    """Replaces `/v1` in paths; see `Endpoint.api_prefix`."""
 
 
 def target_of(endpoint: Endpoint) -> Target:
-    """Read an endpoint.
+    """Parse an endpoint's base URL and token.
 
     Raises:
-        ValueError: its base URL or its token cannot be used. The text holds neither.
+        ValueError: the base URL or the token cannot be used. The text holds neither.
     """
     url = endpoint.base_url
     match = _BASE_URL.fullmatch(url)
@@ -69,12 +70,13 @@ def target_of(endpoint: Endpoint) -> Target:
 
 
 def head_of(target: Target, method: str, path: str) -> bytes:
-    """What a request begins with: all but `content-length`, the request's own headers and the empty line.
+    """Return the head of a request without `content-length`, the request's own headers and the empty line.
 
-    `path` is one of our own API. A remote's base URL may hold the `/v1` itself, see `Endpoint.api_prefix`.
+    `path`: path and query in the gateway's API. A leading `/v1` becomes the endpoint's `api_prefix`, because a remote's
+    base URL may contain it.
 
     Raises:
-        ValueError: `method` or `path` could not stand in a request line.
+        ValueError: `method` or `path` has characters that a request line cannot hold.
     """
     api_path = target.api_prefix + path[len("/v1") :] if path.startswith("/v1/") else path
     full_path = target.base_path + api_path
