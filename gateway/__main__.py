@@ -1,6 +1,6 @@
-"""`python -m gateway`: serve until told to stop.
+"""`python -m gateway`: run the gateway until SIGTERM or SIGINT.
 
-Exit codes: 0 after a stop that was asked for, 2 for settings that cannot be, 3 for a port that cannot be had.
+Exit codes: 0 after such a signal, 2 for invalid settings, 3 if the gateway cannot listen on its address.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from gateway.storage.store import StateStore, StoreError
 EXIT_SETTINGS = 2
 EXIT_PORT = 3
 UNSENT_BYTES = 128 * 1024
-"""Of an answer, handed to the system and not sent yet."""
+"""Bytes of an answer that the operating system buffers per connection before they are sent."""
 BACKLOG = 2048
-"""Connections that wait to be accepted, as uvicorn has them."""
+"""Connections that may wait to be accepted; uvicorn's default."""
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, ending with code 0 when it was told to end: its own raises the signal again afterwards."""
+    """uvicorn's server with our certificate, our stop, and exit code 0 after a signal, which uvicorn raises again."""
 
     def __init__(
         self, config: uvicorn.Config, gateway: Gateway, grace_s: float, certificate: TlsCertificate | None
     ) -> None:
-        """`certificate` None: it serves HTTP."""
+        """`grace_s`: seconds that running requests have left after a signal. `certificate` None: serve HTTP."""
         super().__init__(config)
         self._gateway = gateway
         self._grace_s = grace_s
         self._certificate = certificate
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, with our certificate: uvicorn's own would be read once."""
+        """Listen, with our certificate, which is read again when its files change; uvicorn reads its own once."""
         if self._certificate is not None:
             self.config.ssl = self._certificate.listening_context
             self._certificate.listening_context.answer_plain_http = self._refuse_plain_http
@@ -67,21 +67,21 @@ class Server(uvicorn.Server):
         return last_answer(error, request_id, header_lines(self.server_state.default_headers))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop: accept nothing new, wait for what is under way, end the rest with a word."""
+        """Stop: accept no connections, wait for running requests, and end the rest with `gateway_stopping`."""
         self._gateway.begin_stop()
         end_timer = asyncio.get_running_loop().call_later(self._grace_s, self._gateway.end_all)
         await super().shutdown(sockets)
         end_timer.cancel()
 
     async def _wait_tasks_to_complete(self) -> None:
-        """Wait for requests whose client is not there, too: uvicorn waits for connections."""
+        """Wait also for requests without a connection, such as background responses, which uvicorn does not know."""
         await super()._wait_tasks_to_complete()
         while self._gateway.is_busy and not self.force_exit:  # noqa: ASYNC110 - as uvicorn does
             await asyncio.sleep(0.05)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stop on SIGTERM and SIGINT; a second SIGINT does not wait for running requests."""
+        """Stop on SIGTERM and SIGINT. A second SIGINT does not wait for running requests."""
         previous_handlers = {
             number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)
         }
@@ -93,7 +93,7 @@ class Server(uvicorn.Server):
 
 
 def main() -> int:
-    """Run the gateway; returns the exit code."""
+    """Run the gateway until it is stopped. Returns the exit code."""
     try:
         settings = GatewaySettings()
     except ValidationError as error:
@@ -109,7 +109,7 @@ def main() -> int:
         return _refuse_start(
             EXIT_PORT, f"cannot listen on {address}: {error}. Choose another ROUNDHOUSE_HOST or _PORT."
         )
-    settings = settings.model_copy(update={"port": listeners[0].getsockname()[1]})  # 0 took one
+    settings = settings.model_copy(update={"port": listeners[0].getsockname()[1]})  # 0 took a free port
     try:
         store = open_store(settings)
     except StoreError as error:
@@ -123,7 +123,7 @@ def main() -> int:
     disable_created_metrics()  # type: ignore[no-untyped-call]
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     for listener in listeners:
-        listener.listen(BACKLOG)  # before it is said: whoever connects from then on is not refused
+        listener.listen(BACKLOG)  # before the log says so: clients that read it may connect
     scheme = "https" if settings.tls_cert else "http"
     log = logging.getLogger("gateway")
     for listener in listeners:
@@ -140,15 +140,15 @@ def main() -> int:
 
 
 def raise_file_limit() -> None:
-    """Allow as many open files as the machine grants: a stream takes two, and the usual limit is 1024."""
+    """Raise the limit of open files to the hard limit: a stream takes two, and the usual limit is 1024."""
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
 
 
 def tune_garbage_collector() -> None:
-    """Keep what lives as long as the process out of the cyclic collector's rounds, and make the rounds rarer.
+    """Exclude objects that live as long as the process from cyclic garbage collection, and collect more rarely.
 
-    Measured: a tenth more requests per second. Requests leave no cycles behind, nor do those that fail: a cycle would
+    Measured: a tenth more requests per second. Requests leave no reference cycles, even when they fail: a cycle would
     keep what it holds, such as a body, for minutes (see common/tracebacks.py).
     """
     gc.collect()
@@ -157,29 +157,35 @@ def tune_garbage_collector() -> None:
 
 
 def shorten_switch_interval() -> None:
-    """Let the thread that stores responses in soon, while the event loop's is busy.
+    """Give the thread that stores responses a turn soon while the event loop is busy.
 
-    It needs Python's lock again after each of SQLite's statements. Measured: on a loop without a pause, 5 ms (Python's
-    own) let it write half of 1800 responses a second, and requests wait for seconds behind them; this, all, and 40 ms.
+    The thread needs Python's lock again after each SQLite statement. Measured on an event loop without pauses, with
+    1800 responses per second: at Python's default of 5 ms half are written, and requests wait for seconds; at 0.5 ms
+    all are written, and requests wait for 40 ms.
     """
     sys.setswitchinterval(0.0005)
 
 
 def bind_client_listeners(hosts: Sequence[str], port: int) -> list[socket.socket]:
-    """A bound socket for each address. Bound here and not by uvicorn, so that a taken port can be told in one line.
+    """Bind one socket per address, before uvicorn starts, so that a port in use is reported in one line.
 
-    Raises ListenError.
+    Raises:
+        ListenError: an address cannot be bound.
     """
     listeners = bind_listeners(hosts, port)
     for listener in listeners:
-        # Inherited by every connection. Else the system takes megabytes in advance, and asks for more only when a third
-        # of them is gone: a client that reads slowly would seem to take nothing.
+        # Connections inherit the option. Without it, the system buffers megabytes, and asks for more only when a third
+        # of them is sent: a client that reads slowly would seem to take nothing.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
     return listeners
 
 
 def server_of(settings: GatewaySettings, store: StateStore | None, certificate: TlsCertificate | None) -> Server:
-    """The HTTP server, with nothing switched on that costs and is not used. Raises AdminHostError."""
+    """Make the HTTP server. Features of uvicorn that the gateway does not use are switched off.
+
+    Raises:
+        AdminHostError: see `gateway.app.find_admin_addresses`.
+    """
     gateway = create_gateway(settings, store, certificate)
     limits = ClientLimits(settings.max_header_kib * 1024, settings.client_timeout_s, settings.keep_alive_s)
     protocol = functools.partial(ClientConnection, direct=gateway.inference, limits=limits)
@@ -194,7 +200,7 @@ def server_of(settings: GatewaySettings, store: StateStore | None, certificate: 
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        # What it cancels then has been told to end before.
+        # `Server.shutdown` has ended running requests one second before uvicorn cancels them.
         timeout_graceful_shutdown=math.ceil(settings.shutdown_grace_s) + 1,
     )
     return Server(config, gateway, settings.shutdown_grace_s, certificate)

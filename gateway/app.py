@@ -1,4 +1,4 @@
-"""Puts the gateway together: one call, no globals, so that tests run as many as they like."""
+"""Assemble the gateway from its settings. There is no module state, so one process may hold several gateways."""
 
 from __future__ import annotations
 
@@ -62,31 +62,36 @@ those that will not. Where keys are declared, a request carries one: `Authorizat
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """Both ways in. The application's lifespan opens and closes what they share."""
+    """An assembled gateway: two ways in for requests. The lifespan of `app` opens and closes what both use."""
 
     app: IngressMiddleware
-    """What the web framework serves."""
+    """ASGI application for all routes that FastAPI serves."""
     inference: InferenceDispatcher
-    """What goes without it."""
+    """Serves inference requests, which bypass FastAPI."""
     forward: admin.AdminForward
+    """Forwards admin requests to the controller."""
 
     def begin_stop(self) -> None:
-        """The server begins to stop: end what would go on for ever."""
+        """End answers that would never end by themselves. Call when the server begins to stop."""
         self.forward.begin_stop()
 
     @property
     def is_busy(self) -> bool:
-        """Whether some request is not over, perhaps one whose client is not there."""
+        """Whether inference requests are running, including those that have no connection any more."""
         return self.inference.is_busy
 
     def end_all(self) -> None:
-        """The grace for what is under way is over: end it with a word."""
+        """End all running requests with `gateway_stopping`. Call when the grace period of a stop is over."""
         self.inference.end_all()
         self.forward.end_all()
 
 
 def open_store(settings: GatewaySettings) -> StateStore | None:
-    """The store of responses; None: none are stored. Raises StoreError."""
+    """Open the store of responses, conversations and chat completions; None if the settings store none.
+
+    Raises:
+        StoreError: the state folder cannot be used.
+    """
     if not settings.responses_retention_s:
         return None
     max_bytes, retention_s = settings.responses_max_mib * MIB, settings.responses_retention_s
@@ -94,16 +99,24 @@ def open_store(settings: GatewaySettings) -> StateStore | None:
 
 
 def open_certificate(settings: GatewaySettings) -> TlsCertificate | None:
-    """The certificate of HTTPS; None: HTTP is served. Raises CertificateError."""
+    """Load the HTTPS certificate of the settings; None if they name none, so that HTTP is served.
+
+    Raises:
+        CertificateError: the certificate or its key cannot be used.
+    """
     return None if settings.tls_cert is None else TlsCertificate(settings.tls_cert, settings.tls_key)
 
 
 class AdminHostError(Exception):
-    """`admin_host` names what is no address of its own. The text says what and why."""
+    """The setting `admin_host` names no usable address. The text says which and why."""
 
 
 def find_admin_addresses(settings: GatewaySettings) -> frozenset[str] | None:
-    """The local addresses at which admin requests are taken; None: any. Raises AdminHostError."""
+    """Resolve `admin_host` to the local IP addresses at which admin requests are accepted; None: at any.
+
+    Raises:
+        AdminHostError: a name has no address, or an address means all addresses.
+    """
     if not settings.admin_host:
         return None
     try:
@@ -119,8 +132,14 @@ def find_admin_addresses(settings: GatewaySettings) -> frozenset[str] | None:
 def create_gateway(
     settings: GatewaySettings, store: StateStore | None, certificate: TlsCertificate | None = None
 ) -> Gateway:
-    """The whole gateway with these settings. It closes the store at its end, and reads the certificate again when that
-    changes. Raises AdminHostError."""
+    """Assemble a gateway with these settings.
+
+    `store` None: responses are not stored. The gateway closes `store` when it ends, and loads `certificate` again when
+    its files change.
+
+    Raises:
+        AdminHostError: see `find_admin_addresses`.
+    """
     live, link_state, metrics, limits = LiveRoutes(), LinkState(), Metrics(), RateLimits()
     admission = Admission(settings.queue_limit)
 

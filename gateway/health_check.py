@@ -1,6 +1,6 @@
-"""`python -m gateway.health_check`: whether the gateway of this container serves. For Docker's HEALTHCHECK.
+"""`python -m gateway.health_check`: check that the gateway of this container answers. For Docker's HEALTHCHECK.
 
-It reads the gateway's own settings. It imports next to nothing, since it is started every few seconds.
+The check reads the gateway's environment variables. It imports little, because it is started every few seconds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from common.listening import pick_local_host, split_hosts
 
 TIMEOUT_S: float = 4
-"""Less than the HEALTHCHECK's own, so that there is a reason to read."""
+"""Seconds. Less than the timeout of the HEALTHCHECK, so that Docker keeps a reason."""
 DEFAULT_HOST: Final = "127.0.0.1"
 DEFAULT_PORT: Final = "8080"
 
@@ -29,7 +29,11 @@ class HealthTarget(NamedTuple):
 
 
 def find_target(environ: Mapping[str, str]) -> HealthTarget:
-    """Where a gateway with these variables is asked. Raises ValueError."""
+    """Return the address of a gateway that runs with these environment variables.
+
+    Raises:
+        ValueError: the host or port in them cannot be asked.
+    """
     hosts = split_hosts(environ.get("ROUNDHOUSE_HOST") or DEFAULT_HOST)
     port_text = environ.get("ROUNDHOUSE_PORT") or DEFAULT_PORT
     if not port_text.isdecimal() or not 0 < int(port_text) < 65536:
@@ -38,7 +42,7 @@ def find_target(environ: Mapping[str, str]) -> HealthTarget:
 
 
 def find_problem(target: HealthTarget) -> str | None:
-    """Why the gateway does not serve; None: it does."""
+    """Ask the gateway's /health once. Returns why the gateway does not serve; None: it does."""
     connection = _open_connection(target)
     try:
         connection.request("GET", "/health")
@@ -51,10 +55,10 @@ def find_problem(target: HealthTarget) -> str | None:
 
 
 def _open_connection(target: HealthTarget) -> http.client.HTTPConnection:
-    """http.client, because urllib would follow the container's proxy settings."""
+    """Return a connection that is not open yet. urllib would follow the container's proxy settings."""
     if not target.is_tls:
         return http.client.HTTPConnection(target.host, target.port, timeout=TIMEOUT_S)
-    # The certificate is for the names that clients use; whom it asks, it knows by the address.
+    # The certificate is for the names that clients use, not for this address, which needs no proof.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -62,7 +66,7 @@ def _open_connection(target: HealthTarget) -> http.client.HTTPConnection:
 
 
 def main() -> int:
-    """Ask once; returns the exit code, and prints what is wrong."""
+    """Check once and print what is wrong. Returns the exit code: 0 if the gateway serves, else 1."""
     try:
         problem = find_problem(find_target(os.environ))
     except ValueError as error:

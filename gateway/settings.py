@@ -1,4 +1,4 @@
-"""What an operator can set on the gateway: environment variables, read once at start."""
+"""The gateway's settings: environment variables, read once at start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIB = 1024 * 1024
 
 
 class GatewaySettings(BaseSettings):
-    """Every setting of the gateway. `ROUNDHOUSE_` in front of the upper-case name gives the variable."""
+    """Every setting of the gateway. The variable is `ROUNDHOUSE_` and the field's name in upper case."""
 
     model_config = SettingsConfigDict(env_prefix="ROUNDHOUSE_", env_ignore_empty=True, extra="ignore", frozen=True)
 
@@ -190,23 +190,23 @@ class GatewaySettings(BaseSettings):
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """What it listens on, as URLs."""
+        """The URLs that the gateway listens on."""
         scheme = "http" if self.tls_cert is None else "https"
         return tuple(f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}" for host in self.hosts)
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine reaches it, at whichever address."""
+        """Whether the gateway listens on loopback addresses only, so that no other machine reaches it."""
         return all(map(is_loopback, self.hosts))
 
     @property
     def serves_everybody(self) -> bool:
-        """Whether it serves while no keys are declared."""
+        """Whether requests without a key are served while no keys are declared."""
         return self.open or self.is_local
 
     @property
     def opens_admin(self) -> bool:
-        """Whether everybody whom it serves may administer while no keys are declared."""
+        """Whether admin requests without a key are served while no keys are declared."""
         return self.is_local if self.open_admin is None else self.open_admin
 
     @property
@@ -221,10 +221,10 @@ class GatewaySettings(BaseSettings):
 
     @property
     def responses_retention_s(self) -> float:
-        """Seconds that a response is stored."""
+        """Seconds that a response, conversation or chat completion is stored."""
         return self.responses_retention_h * 3600
 
     @property
     def answer_buffer_bytes(self) -> int:
-        """Most bytes of a blocking answer that are held back."""
+        """Most bytes of a blocking answer that are held until it is complete."""
         return self.answer_buffer_mib * MIB
