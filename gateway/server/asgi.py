@@ -1,4 +1,4 @@
-"""ASGI's shapes, and what every part of the gateway does with them: read a body, send an answer."""
+"""Types and helpers for ASGI: read a request's body, send an answer."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ Header = tuple[bytes, bytes]
 
 
 class ClientGoneError(Exception):
-    """The client closed its connection; nobody is left to answer."""
+    """The client closed its connection, so the request needs no answer."""
 
 
 def request_id_of(scope: Scope) -> str:
-    """The id that the ingress middleware gave the request."""
+    """Return the id that the ingress middleware gave the request."""
     request_id: str = scope["state"]["request_id"]
     return request_id
 
 
 def local_address_of(scope: Scope) -> str | None:
-    """The address at which the request's connection arrived, as the system tells it; None: it has none."""
+    """Return the gateway's address on the request's connection; None if the socket has none."""
     server = scope.get("server")
     return str(server[0]) if server else None
 
 
 async def send_whole(send: Send, status: int, headers: list[Header], body: bytes) -> None:
-    """Send a complete answer; its length is added to `headers`."""
+    """Send a complete answer. Adds the header `content-length`, also to the list `headers`."""
     headers.append((b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def error_headers(error: RoundhouseError) -> list[Header]:
-    """The headers that belong to an error's envelope. A known time of the next attempt is named in any case."""
+    """Return the headers of an error's answer. `Retry-After` is among them whenever the error knows a time."""
     headers = error.build_headers()
     if error.retry_after_s is not None:
         headers.setdefault("retry-after", str(max(1, round(error.retry_after_s))))
@@ -51,17 +51,14 @@ def error_headers(error: RoundhouseError) -> list[Header]:
 
 
 async def send_error(scope: Scope, send: Send, error: RoundhouseError, extra_headers: Iterable[Header] = ()) -> None:
-    """Answer with the error in the form of the path's API family, and `extra_headers`."""
+    """Send `error` as the answer, in the form of the path's API family, with `extra_headers`."""
     request_id = request_id_of(scope)
     headers = [(b"x-request-id", request_id.encode()), *error_headers(error), *extra_headers]
     await send_whole(send, error.entry.status, headers, error_body(scope["path"], error, request_id))
 
 
 def limit_body(receive: Receive, limit: int) -> Receive:
-    """`receive` for an application that may read the request's body itself.
-
-    The returned function raises RoundhouseError `body_too_large` as soon as more than `limit` bytes have come.
-    """
+    """Wrap `receive` so that it raises RoundhouseError `body_too_large` after more than `limit` bytes of a body."""
     size = 0
 
     async def receive_within_limit() -> Message:
@@ -77,11 +74,11 @@ def limit_body(receive: Receive, limit: int) -> Receive:
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """The request's body.
+    """Read the whole body of a request.
 
     Raises:
-        RoundhouseError: `body_too_large`, as soon as more than `limit` bytes are announced or have come.
-        ClientGoneError: the client left before it had sent all.
+        RoundhouseError: `body_too_large` as soon as more than `limit` bytes are announced or have arrived.
+        ClientGoneError: the client left before the end of the body.
     """
     content_length = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
     if int(content_length) > limit:

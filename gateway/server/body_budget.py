@@ -1,4 +1,4 @@
-"""How much of large request bodies is held at a time. Pure: who waits is told by a call."""
+"""Bound on the memory for large request bodies. Pure: those that wait are notified by a callback."""
 
 from __future__ import annotations
 
@@ -7,26 +7,31 @@ from collections.abc import Callable
 
 
 class BodyReservation:
-    """Room for one body, or a place in the line for it."""
+    """Room for one body, or a place in the queue for it. Made by `BodyBudget.reserve`."""
 
     __slots__ = ("is_granted", "on_granted", "size")
 
     def __init__(self, size: int, on_granted: Callable[[], None]) -> None:
+        """`size`: bytes. `on_granted`: called when room is granted after a wait."""
         self.size = size
         self.on_granted = on_granted
         self.is_granted = False
 
 
 class BodyBudget:
-    """Bodies are let in while they fit, in order of arrival; one that would never fit is let in alone."""
+    """Grants room for bodies in order of arrival. A body larger than the budget gets room when no other has any."""
 
     def __init__(self, max_bytes: int) -> None:
+        """`max_bytes`: most bytes that are granted at a time."""
         self._max_bytes = max_bytes
         self._waiting: deque[BodyReservation] = deque()
         self.used_bytes = 0
 
     def reserve(self, size: int, on_granted: Callable[[], None]) -> BodyReservation:
-        """Room for `size` bytes. Where there is none now, `on_granted` is called as soon as there is."""
+        """Reserve `size` bytes. If `is_granted` of the result is False, `on_granted` is called once there is room.
+
+        Call `release` once either way.
+        """
         reservation = BodyReservation(size, on_granted)
         if not self._waiting and self._fits(size):
             self._grant(reservation)
@@ -35,7 +40,7 @@ class BodyBudget:
         return reservation
 
     def release(self, reservation: BodyReservation) -> None:
-        """The body is gone, or nobody waits for its room any more. To be called once."""
+        """Give back the room, or the place in the queue, and grant room to those that wait. Call once."""
         if reservation.is_granted:
             self.used_bytes -= reservation.size
         else:

@@ -1,4 +1,4 @@
-"""One inference request on a client's connection: its parts as they come, its answer as it goes."""
+"""One inference request on a client's connection: collects its body and writes its answer."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\
 _CLOSE: Final = b"connection: close\r\n"
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 _ONE_WRITE_BYTES: Final = 64 * 1024
-"""Above this, joining an answer to its head costs more than a second write."""
+"""Larger answers are written apart from their head, which is cheaper than joining the two."""
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
 class Handler(Protocol):
-    """What serves one call. Told everything in the event loop's one thread, each thing at most once."""
+    """Serves one `ClientCall`. All methods are called in the event loop; the first three at most once."""
 
     def take_body(self, body: bytes | LargeBody) -> None:
-        """The whole request is there."""
+        """Serve the request, whose body is complete."""
 
     def fail_request(self, error: RoundhouseError) -> None:
-        """Answer `error`, in the form that is left."""
+        """End the request with `error`: as its answer, or in whatever form an answer that has begun leaves."""
 
     def client_gone(self) -> None:
-        """Nobody listens any more; nothing may be sent."""
+        """Stop: the client has closed its connection. Nothing may be sent any more."""
 
     def client_full(self) -> None:
-        """What is sent piles up: send no more than must be, until `client_ready`."""
+        """Send no more than necessary until `client_ready`: the client reads slower than it is sent."""
 
     def client_ready(self) -> None:
-        """What piled up is gone."""
+        """Send again: the client has read what was sent."""
 
 
 class Connection(Protocol):
-    """What a call asks of the connection that it came on."""
+    """The client's connection as a `ClientCall` uses it. Implemented by `connection.ClientConnection`."""
 
     transport: asyncio.Transport
 
     @property
     def default_lines(self) -> bytes:
-        """Header lines that every answer has."""
+        """Header lines of every answer, each with CRLF."""
 
     @property
     def max_body_bytes(self) -> int:
@@ -55,22 +55,25 @@ class Connection(Protocol):
 
     @property
     def local_address(self) -> str | None:
-        """The address at which it arrived, as the system tells it; None: it has none."""
+        """The gateway's address on this connection; None: the socket has none."""
 
     def send_continue(self) -> None:
-        """Ask the client for its body."""
+        """Send `100 Continue`, which asks the client for the body."""
 
     def reserve_body(self, size: int) -> Callable[[], None]:
-        """Read no more until there is room for a body of `size` bytes; what gives that room back, to be called once."""
+        """Reserve room for a body of `size` bytes, and read nothing until there is room.
+
+        Returns a function that gives the room back; call it once.
+        """
 
     def finish_call(self, call: ClientCall) -> None:
-        """The answer is complete."""
+        """Go on with the next request: the answer to `call` is complete."""
 
 
 class ClientCall:
-    """A request, and the means to answer it.
+    """An inference request on a client's connection, and the methods that answer it.
 
-    Some of its names are those of uvicorn's cycle, whose place it takes on its connection.
+    It stands in for uvicorn's `RequestResponseCycle` on its connection, and so shares some of its names.
     """
 
     __slots__ = (
@@ -113,11 +116,11 @@ class ClientCall:
         self.headers = headers
         self.keep_alive = keep_alive
         self.is_http_1_1 = is_http_1_1
-        """Its version demands a Host header, and its client reads answers in chunks."""
+        """Whether the request is HTTP/1.1, which requires a Host header and allows chunked answers."""
         self.expects_continue = False
         self.handler: Handler | None = None
         self._body: bytes | bytearray | LargeBody = b""
-        """The one part of it as it came, since most come in one; of more, a list would keep an object for each."""
+        """The body so far. Most arrive in one part, kept as it is; a list of many parts would take more memory."""
         self._size = 0
         self._is_too_large = False
         self._is_begun = False
@@ -127,13 +130,13 @@ class ClientCall:
 
     @property
     def local_address(self) -> str | None:
-        """The address at which its connection arrived; None: it has none."""
+        """The gateway's address on the client's connection; None: the socket has none."""
         return self._connection.local_address
 
     # From the connection
 
     def take_body(self, part: bytes) -> None:
-        """A part of the body. More than may be is not kept."""
+        """Add a part of the body. A body above the connection's limit is dropped, and refused by `serve_request`."""
         self._size += len(part)
         if self.response_complete:
             return
@@ -164,7 +167,10 @@ class ClientCall:
             body.free()
 
     def serve_request(self) -> None:
-        """Serve what has been read. Only while it is this call's turn."""
+        """Open the handler, and pass it the body once it is complete. Call after each read, in this call's turn only.
+
+        Requests on a connection are served in order, so a call's turn begins when those before it are answered.
+        """
         if self.response_complete:
             return
         handler = self.handler
@@ -201,7 +207,7 @@ class ClientCall:
         return RoundhouseError("body_too_large", f"The body is larger than {limit} bytes, the most that is accepted.")
 
     def lose_client(self) -> None:
-        """The connection is gone."""
+        """Tell the handler that the client has gone, and drop the body. Call when the connection is lost."""
         if not self.response_complete:
             self.response_complete = self.disconnected = True
             self._drop_body()
@@ -209,7 +215,7 @@ class ClientCall:
                 self.handler.client_gone()
 
     def refuse_request(self, error: RoundhouseError) -> None:
-        """The rest of the request will not be read."""
+        """Answer `error`, because the rest of the request will not be read. The connection closes afterwards."""
         self.keep_alive = False
         if self.response_complete:
             return
@@ -221,7 +227,7 @@ class ClientCall:
     # From the handler
 
     def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
-        """Answer completely. `lines` are header lines, each with its line end."""
+        """Send a complete answer. `lines`: header lines, each with CRLF."""
         connection = self._connection
         if not self.body_complete:
             self.keep_alive = False
@@ -241,7 +247,7 @@ class ClientCall:
         self._finish_response()
 
     def start_response(self, status: int, lines: bytes, first_part: bytes) -> None:
-        """Begin an answer whose length is not known."""
+        """Begin an answer of unknown length. `lines`: header lines, each with CRLF. `first_part`: not empty."""
         connection = self._connection
         if self.is_http_1_1:
             first_part = b"transfer-encoding: chunked\r\n%b\r\n%x\r\n%b\r\n" % (
@@ -255,11 +261,11 @@ class ClientCall:
         connection.transport.write(b"%b%b%b%b" % (status_line(status), connection.default_lines, lines, first_part))
 
     def send_part(self, part: bytes) -> None:
-        """A part of an answer that was started; not empty."""
+        """Send a part of an answer that `start_response` has begun. `part`: not empty."""
         self._connection.transport.write(b"%x\r\n%b\r\n" % (len(part), part) if self.is_http_1_1 else part)
 
     def end_response(self, last_part: bytes = b"") -> None:
-        """End an answer that was started."""
+        """End an answer that `start_response` has begun."""
         if self.is_http_1_1:
             last_part = b"%x\r\n%b\r\n%b" % (len(last_part), last_part, _LAST_CHUNK) if last_part else _LAST_CHUNK
         if last_part:
@@ -267,14 +273,17 @@ class ClientCall:
         self._finish_response()
 
     def break_off(self) -> None:
-        """Leave an answer visibly unfinished: that is all that can be said in the middle of one that is no stream."""
+        """Close the connection so that the client sees an incomplete answer.
+
+        An answer that has begun and is no event stream cannot report an error in any other way.
+        """
         self.response_complete = True
         self._drop_body()
         transport = self._connection.transport
         if self.is_http_1_1 or transport.is_closing():
             transport.close()
             return
-        # Whose end is the connection's end looks complete after an orderly close.
+        # An HTTP/1.0 answer ends with its connection, so it would look complete after an orderly close.
         sock = transport.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
@@ -287,10 +296,10 @@ class ClientCall:
 
 
 def status_line(status: int) -> bytes:
-    """The first line of an answer. An engine's own status may have no phrase."""
+    """Return the status line of an answer, with CRLF. A status that HTTP does not name has no phrase."""
     return _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
 
 
 def header_lines(headers: Iterable[Header]) -> bytes:
-    """As they go over the wire."""
+    """Encode headers as lines, each with CRLF."""
     return b"".join(b"%b: %b\r\n" % header for header in headers)

@@ -1,8 +1,8 @@
-"""The client's side of HTTP/1.1: uvicorn's protocol, with limits, time limits, and a short way for inference.
+"""HTTP/1.1 connections of clients: uvicorn's protocol with limits, timeouts, and a shortcut for inference.
 
-uvicorn serves what goes through the web framework. An inference request leaves its way as soon as the headers are read:
-no scope, no task and no queue of messages are made for it, because they would cost more than the rest of the request
-(docs/adr/0008-event-driven-hot-path.md). What it needs instead is a `ClientCall` and the `Handler` that serves it.
+uvicorn serves requests to FastAPI. An inference request leaves that path once its headers are read: it gets no ASGI
+scope, task or message queue, because they would cost more than the rest of the request
+(docs/adr/0008-event-driven-hot-path.md), but a `ClientCall` and the `Handler` that serves it.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from gateway.server.request_reader import ClientLimits, InferenceRoutes, Request
 from gateway.server.websocket import WebSocketConnection, accept_handshake
 
 AHEAD_BYTES: Final = 64 * 1024
-"""So much is read beyond a request that is being served: while nothing is read, a client that leaves is not noticed."""
+"""Bytes that are read beyond a request that is being served. Without reading, a client's leaving is not noticed."""
 TURN_BYTES: Final = 512 * 1024
-"""So much of a body is read before others have their turn: the transport would read on as long as there is more."""
+"""Bytes of a body that are read before other connections have their turn; the transport would read on meanwhile."""
 LINGER_S: Final = 2.0
-"""How long the rest of a refused body is read and dropped, so that the refusal arrives before the connection closes."""
+"""Seconds in which the rest of a refused request is read and dropped, so that the refusal reaches the client."""
 _ONE_READ_BYTES: Final = 16 * 1024
-"""Reads up to this are no sign of a large body."""
+"""Reads up to this size do not count towards `TURN_BYTES`."""
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class ClientConnection(RequestReader):
     """One connection of a client.
 
-    Requests are answered in the order in which they came. What is wrong with one is told when it is its turn, and then
-    nothing more is read: what follows cannot be known to be a request.
+    Requests are answered in the order in which they arrived. A malformed one is refused in its turn, and nothing is
+    read after it, because nobody knows where the next request begins.
     """
 
     def __init__(
@@ -52,38 +52,42 @@ class ClientConnection(RequestReader):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop, direct=direct, limits=limits)
         self._bytes_ahead = 0
-        """Bytes read since a request began to wait for others on this connection."""
+        """Bytes read since a request began to wait for those before it on this connection."""
         self._bytes_in_turn = 0
+        """Bytes of a body that were read since the event loop last had other work; see `TURN_BYTES`."""
         self._room: BodyReservation | None = None
-        """What is waited for before more of a body is read."""
+        """Reservation that must be granted before more of a body is read; None: there is none to wait for."""
         self._ignores_input = False
+        """Whether further bytes of the client are dropped."""
         self._current_call: ClientCall | RequestResponseCycle | None = None
+        """The request that is being served."""
         self._timer: asyncio.TimerHandle | None = None
         self._progress_at = 0.0
+        """Event loop time of the client's last progress, from which its time limit runs."""
         self._unsent_bytes = 0
-        """Bytes that waited for the client when last looked at."""
+        """Bytes in the write buffer at the last check."""
         self._last_error: RoundhouseError | None = None
-        """To be told when all that came before is answered."""
+        """Error to send when all earlier requests are answered; the connection then closes."""
         self._default_headers: Sequence[Header] = ()
         self._default_lines = b""
 
     # The connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to watch the time."""
+        """Start the timer of the client's time limits."""
         super().connection_made(transport)
         self._progress_at = self.loop.time()
         self._timer = self.loop.call_later(self._limits.shortest_s, self._check_time)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell whoever is being served; uvicorn tells only the request that was read last."""
+        """Tell the request that is being served; uvicorn tells only the one that was read last."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         current_call, self._current_call = self._current_call, None
         self.pipeline.clear()
         if isinstance(self.cycle, ClientCall):
-            self.cycle = cast("RequestResponseCycle", None)  # uvicorn would wake its task, and it has none
+            self.cycle = cast("RequestResponseCycle", None)  # uvicorn would wake the cycle's task; a call has none
         super().connection_lost(exc)
         if isinstance(current_call, ClientCall):
             current_call.lose_client()
@@ -92,13 +96,13 @@ class ClientConnection(RequestReader):
             current_call.message_event.set()
 
     def data_received(self, data: bytes) -> None:
-        """Read requests; serve the one whose turn it is."""
+        """Read requests, and serve the one whose turn it is."""
         if self._ignores_input:
             return
         idle_bytes_before = self._idle_bytes
         error = self.read_requests(data)
         if not (idle_bytes_before and self._idle_bytes):
-            self._progress_at = self.loop.time()  # only the first part of a head is progress: it has one time limit
+            self._progress_at = self.loop.time()  # a whole head has one time limit: its further parts are no progress
         if error is not None:
             self._refuse_input(error)
         elif self.pipeline:
@@ -136,14 +140,14 @@ class ClientConnection(RequestReader):
         )
         call.expects_continue = self.expect_100_continue
         previous_cycle, self.cycle = self.cycle, cast("RequestResponseCycle", call)
-        # Who does not take the last answer is given no other.
+        # A client that does not read the last answer gets no other.
         if (previous_cycle is None or previous_cycle.response_complete) and not self.flow.write_paused:
             self._current_call = call
         else:
             self.pipeline.appendleft((self.cycle, self.app))
 
     def _begin_websocket(self, opener: WebSocketOpener, headers: list[Header], data: bytes) -> bool:
-        """See RequestReader. Refused like any request, with the connection's end."""
+        """Serve a WebSocket; see RequestReader. A refused handshake gets an error, and ends the connection."""
         if self._current_call is not None or self.pipeline or self._ignores_input:
             return False
         try:
@@ -169,18 +173,18 @@ class ClientConnection(RequestReader):
         return True
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        """Start a request, perhaps one that waited for those before it on this connection."""
+        """Serve a request in its turn: at once, or after those before it on this connection."""
         self._current_call = cycle
         if isinstance(cycle, ClientCall):
             cycle.serve_request()
         else:
             super()._start_asgi_task(cycle, app)
 
-    # What a ClientCall asks of its connection
+    # For ClientCall
 
     @property
     def default_lines(self) -> bytes:
-        """What every answer has: uvicorn's `date`, which it makes anew each second."""
+        """Header lines of every answer: `date`, which uvicorn renews each second."""
         headers = self.server_state.default_headers
         if headers is not self._default_headers:
             self._default_headers, self._default_lines = headers, header_lines(headers)
@@ -188,15 +192,18 @@ class ClientConnection(RequestReader):
 
     @property
     def local_address(self) -> str | None:
-        """The address at which the connection arrived, as its socket tells it; None: it has none."""
+        """The gateway's address on this connection; None: the socket has none."""
         return self.server[0] if self.server else None
 
     def send_continue(self) -> None:
-        """Ask the client for its body."""
+        """Send `100 Continue`, which asks the client for the body."""
         self.transport.write(_CONTINUE)
 
     def reserve_body(self, size: int) -> Callable[[], None]:
-        """Pause until there is room for a large body."""
+        """Reserve room for a large body, and pause reading until there is room.
+
+        Returns a function that gives the room back; call it once.
+        """
         budget = self._direct.body_budget
         reservation = budget.reserve(size, self._enter_room)
         if not reservation.is_granted:
@@ -211,7 +218,7 @@ class ClientConnection(RequestReader):
         return give_back
 
     def finish_call(self, call: ClientCall) -> None:
-        """`call` is complete: close, linger, or go on with the next request."""
+        """Close the connection, linger, or serve the next request: the answer to `call` is complete."""
         if not call.body_complete:
             self._linger()
         elif not call.keep_alive:
@@ -219,14 +226,12 @@ class ClientConnection(RequestReader):
         self.on_response_complete()
 
     def on_response_complete(self) -> None:
-        """Go on with the next request, or wait for it: the watch knows how long."""
+        """Serve the next request, or wait for one. Called by uvicorn, too, after its own answers."""
         self._current_call = None
         self._progress_at = self.loop.time()
         self.server_state.total_requests += 1
         if self.pipeline:
-            self.loop.call_soon(
-                self._start_next_request
-            )  # not at once: refusals would nest as deep as the line is long
+            self.loop.call_soon(self._start_next_request)  # not directly: refusals would nest as deep as the pipeline
         elif not self.transport.is_closing():
             self._resume_reading()
             if self._last_error is not None:
@@ -244,7 +249,7 @@ class ClientConnection(RequestReader):
     # Refusals
 
     def _refuse_input(self, error: RoundhouseError) -> None:
-        """Say what is wrong with what is being read, when it is its turn, and read no more."""
+        """Refuse the request that is being read with `error`, in its turn, and read no more."""
         if self._ignores_input or self.transport.is_closing():
             return
         cycle = self.cycle
@@ -258,7 +263,7 @@ class ClientConnection(RequestReader):
         elif isinstance(cycle, ClientCall):
             cycle.refuse_request(error)
         else:
-            cycle.disconnected = True  # it sends no more, and its application is told so
+            cycle.disconnected = True  # its application is told that the client sends no more
             cycle.message_event.set()
             if cycle.response_started:
                 self.transport.abort()
@@ -273,16 +278,16 @@ class ClientConnection(RequestReader):
             self._last_error = error
 
     def _answer_nobody(self, error: RoundhouseError) -> None:
-        """Answer what is no request; it gets an id like one."""
+        """Send `error` as the last answer, to input that is no request, and close. The answer has a request id."""
         self.transport.write(last_answer(error, self._direct.next_request_id(), self.default_lines))
         self._linger()
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn's own refusals."""
+        """Refuse what is being read, in place of uvicorn's own answer."""
         self._refuse_input(RoundhouseError("invalid_request", msg))
 
     def _linger(self) -> None:
-        """Close once the client has stopped sending: closing earlier would take the answer from it."""
+        """Stop writing, drop input, and close after `LINGER_S`: an earlier close could lose the answer."""
         self._ignores_input = True
         if not self.transport.is_closing():
             self.flow.resume_reading()
@@ -293,7 +298,7 @@ class ClientConnection(RequestReader):
     # Time
 
     def _check_time(self) -> None:
-        """One timer per connection, set anew only when it fires."""
+        """Check the client's time limit. Each connection has one timer, which is set again only when it fires."""
         patience_s = self._patience_s()
         left_s = self._progress_at + patience_s - self.loop.time()
         if left_s <= 0:
@@ -307,7 +312,7 @@ class ClientConnection(RequestReader):
         return self._limits.keep_alive_s if is_idle and self.cycle is not None else self._limits.client_timeout_s
 
     def _handle_timeout(self) -> None:
-        """End the connection if it is the client's turn."""
+        """End the connection if it waits for the client and not for the gateway."""
         current_call = self._current_call
         if self.flow.write_paused or (current_call is None and self.transport.get_write_buffer_size()):
             self._check_unsent()
@@ -317,12 +322,12 @@ class ClientConnection(RequestReader):
             else:
                 self.transport.close()
         elif self._room is not None:
-            self._progress_at = self.loop.time()  # it is not the client's turn
+            self._progress_at = self.loop.time()  # the connection waits for the gateway
         elif _is_incomplete(current_call):
             self._refuse_input(self._timeout_error("body"))
 
     def _check_unsent(self) -> None:
-        """End the connection if the client has taken nothing since the last look."""
+        """End the connection if the client has read nothing since the last check."""
         unsent_bytes = self.transport.get_write_buffer_size()
         if 0 < self._unsent_bytes <= unsent_bytes:
             self.transport.abort()
@@ -334,7 +339,7 @@ class ClientConnection(RequestReader):
         return RoundhouseError("request_timeout", f"The request's {part} did not go on for {limit_s:g} s.")
 
     def pause_writing(self) -> None:
-        """The client takes less than it is sent."""
+        """Tell the handler that the client reads slower than it is sent."""
         self._progress_at = self.loop.time()
         self._unsent_bytes = self.transport.get_write_buffer_size()
         super().pause_writing()
@@ -342,7 +347,7 @@ class ClientConnection(RequestReader):
             self._current_call.handler.client_full()
 
     def resume_writing(self) -> None:
-        """The client has taken what it was sent."""
+        """Tell the handler that the client has read what was sent."""
         self._progress_at = self.loop.time()
         self._unsent_bytes = 0
         super().resume_writing()
@@ -353,7 +358,10 @@ class ClientConnection(RequestReader):
 
 
 def last_answer(error: RoundhouseError, request_id: str, default_lines: bytes) -> bytes:
-    """The whole answer to what is no request; the connection ends after it. `default_lines`: what every answer has."""
+    """Encode `error` as a whole answer after which the connection closes, for input that is no request.
+
+    `default_lines`: header lines of every answer, each with CRLF.
+    """
     body = error.json_bytes(request_id)
     lines = header_lines([(b"x-request-id", request_id.encode()), *error_headers(error)])
     head = b"%bcontent-length: %d\r\nconnection: close\r\n\r\n" % (lines, len(body))
@@ -361,7 +369,7 @@ def last_answer(error: RoundhouseError, request_id: str, default_lines: bytes) -
 
 
 def _is_incomplete(cycle: RequestResponseCycle | ClientCall | None) -> bool:
-    """Whether a part of the request is still to come."""
+    """Return whether a part of the request has not arrived yet."""
     if isinstance(cycle, ClientCall):
         return not cycle.body_complete
     return cycle is not None and cycle.more_body

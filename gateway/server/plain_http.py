@@ -1,8 +1,8 @@
-"""TLS whose server side tells clients that speak plain HTTP so, in plain HTTP, instead of ending their connection.
+"""A TLS server context that answers clients that speak plain HTTP in plain HTTP, instead of closing their connection.
 
-A TLS connection begins with a record of type 22; HTTP begins with the method, in capital letters. The event loop leaves
-no room between a connection and its TLS, so the handshake itself looks at what came first: it answers in place of its
-own bytes, and goes on as if it waited for more, until the client leaves or the loop's time for handshakes is over.
+A TLS connection begins with a record of type 22; HTTP begins with a method, in capital letters. The event loop offers
+no hook between a connection and its TLS, so the handshake itself looks at the first bytes. For plain HTTP, it sends the
+answer in place of its own bytes, and waits until the client leaves or the loop's time for handshakes is over.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Callable
 from typing import Final
 
 DROPPED_BYTES: Final = 1024 * 1024
-"""So much of what follows a plain request is read and dropped: ending earlier would take the answer from the client."""
+"""Bytes after a plain request that are read and dropped; closing earlier could lose the answer."""
 
 
 def begins_plain_http(data: bytes) -> bool:
-    """Whether a connection that begins with these bytes, at least one, is HTTP without TLS."""
+    """Return whether a connection that begins with these bytes is HTTP without TLS. `data`: at least one byte."""
     return b"A" <= data[:1] <= b"Z"
 
 
 class HttpsContext(ssl.SSLContext):
-    """A server's TLS context."""
+    """TLS context of a server."""
 
     answer_plain_http: Callable[[], bytes] | None = None
-    """Makes the whole answer to a client that speaks plain HTTP; None: its connection is ended."""
+    """Makes the whole answer to a client that speaks plain HTTP; None: the connection is closed."""
 
     def wrap_bio(
         self,
@@ -34,7 +34,7 @@ class HttpsContext(ssl.SSLContext):
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
-        """See SSLContext. What an event loop makes of each connection."""
+        """Make the TLS side of one connection. Called by the event loop; see `ssl.SSLContext.wrap_bio`."""
         connection = super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
         assert isinstance(connection, _ServerHandshake)
         connection.watch_first_bytes(incoming, outgoing, self.answer_plain_http)
@@ -42,12 +42,12 @@ class HttpsContext(ssl.SSLContext):
 
 
 class _ServerHandshake(ssl.SSLObject):
-    """The server's side of one connection."""
+    """The server's TLS side of one connection."""
 
     def watch_first_bytes(
         self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, answer: Callable[[], bytes] | None
     ) -> None:
-        """Look at what comes in before TLS does."""
+        """Check the first bytes of `incoming` before TLS reads them. Call before the handshake."""
         self._incoming = incoming
         self._outgoing = outgoing
         self._answer = answer
@@ -56,7 +56,7 @@ class _ServerHandshake(ssl.SSLObject):
         self._dropped_bytes = 0
 
     def do_handshake(self) -> None:
-        """See SSLObject. Called for whatever comes, until it neither raises SSLWantReadError nor fails."""
+        """Continue the handshake; see `ssl.SSLObject.do_handshake`. Called for new bytes until it ends or fails."""
         if self._is_first_look and self._incoming.pending:
             self._is_first_look = False
             self._check_first_bytes()

@@ -1,4 +1,4 @@
-"""What a request's head says before anybody serves it: size, target, codings, a wish for another protocol. Pure."""
+"""Checks of a request's head before it is served: size, target, transfer codings, upgrades. Pure."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ _OTHER_NAMES: Final[Mapping[bytes, bytes]] = {
     b"/v1/reranking": b"/v1/rerank",
     b"/v1/health": b"/health",
 }
-"""llama-server's other names of paths."""
+"""Other paths of llama-server, and the routes that they mean."""
 _BARE: Final = re.compile(
     rb"/(?:(?:chat/completions|completions|conversations|embeddings|messages|responses)(?:/.*)?"
     rb"|models/(?!(?:load|unload)$)[^/].*)",
     re.DOTALL,
 )
-"""What a client asks for whose base address lacks `/v1`. `/models` itself is a route of its own, and two paths below it
-are routes of llama-server's router that are not served."""
+"""Paths of a client whose base URL lacks `/v1`. `/models` itself is another route, and `/models/load` and
+`/models/unload` are routes of llama-server's router, which are not served."""
 
 
 def head_size(target: bytes, headers: Iterable[Header]) -> int:
-    """Bytes of the target and the headers, as far as they count against the limit."""
+    """Return the bytes of the target and the headers that count against the limit."""
     return len(target) + sum(len(name) + len(value) + 4 for name, value in headers)
 
 
 def in_origin_form(target: bytes, headers: Sequence[Header]) -> tuple[bytes, list[Header]]:
-    """A target as clients of a proxy send it (`http://host/path`), in the form that routes have; its host counts
-    instead of the Host header (RFC 9112, 3.2.2), but of several it makes none less. Other targets stay as they are."""
+    """Change a target in absolute form (`http://host/path`) to origin form (`/path`). Returns target and headers.
+
+    The target's host replaces the Host header (RFC 9112, 3.2.2), unless there are several of them, so that these are
+    still refused. Other targets are returned unchanged.
+    """
     for scheme in _SCHEMES:
         if target[: len(scheme)].lower() == scheme:
             rest = target[len(scheme) :]
@@ -47,8 +50,10 @@ def in_origin_form(target: bytes, headers: Sequence[Header]) -> tuple[bytes, lis
 
 
 def with_declared_path(target: bytes) -> bytes:
-    """A target in origin form with the path that its route declares, where clients have another name for that path:
-    llama-server's, or the same without `/v1`. Any other target stays as it is."""
+    """Replace another name of a route's path in a target in origin form: llama-server's name, or one without `/v1`.
+
+    Other targets are returned unchanged.
+    """
     end = _PATH_END.search(target)
     path = target[: end.start()] if end else target
     name = unquote_to_bytes(path) if b"%" in path else path
@@ -58,7 +63,7 @@ def with_declared_path(target: bytes) -> bytes:
 
 
 def check_protocol(method: bytes, version: str) -> None:
-    """Refuse what HTTP/1 servers that are no proxies do not speak.
+    """Check that a request is HTTP/1.0 or HTTP/1.1, and not CONNECT.
 
     Raises:
         RoundhouseError: `invalid_request`.
@@ -70,23 +75,23 @@ def check_protocol(method: bytes, version: str) -> None:
 
 
 def without_upgrade(method: bytes, target: bytes, version: str, headers: Iterable[Header]) -> bytes:
-    """The head of the same request, without its wish for another protocol, which may be ignored (RFC 9110, 7.8)."""
+    """Return a request's head without its Upgrade header, which a server may ignore (RFC 9110, 7.8)."""
     header_lines = b"".join(b"%b: %b\r\n" % header for header in headers if header[0] != b"upgrade")
     return b"%b %b HTTP/%b\r\n%b\r\n" % (method, target, version.encode(), header_lines)
 
 
 def wants_websocket(method: bytes, version: str, headers: Iterable[Header]) -> bool:
-    """Whether a request that wishes for another protocol wishes for WebSocket, as browsers and programs ask for it."""
+    """Return whether an upgrade request asks for WebSocket: a GET of HTTP/1.1 with one Upgrade header."""
     wished = [value.lower() for name, value in headers if name == b"upgrade"]
     return method == b"GET" and version == "1.1" and wished == [b"websocket"]
 
 
 def check_transfer_coding(headers: Iterable[Header]) -> None:
-    """Refuse bodies that are more than chunked: the parser takes the chunks, and leaves what is in them as it is.
+    """Check that a body has no transfer coding but `chunked`, the only one that the parser decodes.
 
     Raises:
-        RoundhouseError: `invalid_request`. Where the next request begins is known, and yet nothing may be read after
-            it: a server that knows the coding could find another place.
+        RoundhouseError: `invalid_request`. Read nothing after it: a server in front that knows the coding may see
+            another end of the request.
     """
     codings = [value.decode("latin-1") for name, value in headers if name == b"transfer-encoding"]
     if codings and (len(codings) > 1 or codings[0].lower() != "chunked"):
@@ -95,8 +100,10 @@ def check_transfer_coding(headers: Iterable[Header]) -> None:
 
 
 def explain_unread_body(error: RoundhouseError, headers: Iterable[Header]) -> RoundhouseError:
-    """`error`, which tells why a body could not be read; where it is `invalid_json`, and the client says that the body
-    has a content coding, an error that names it."""
+    """Return `error`, or an error that names the body's content coding, if that explains an `invalid_json`.
+
+    `error`: why a body could not be read.
+    """
     codings = [value.decode("latin-1") for name, value in headers if name == b"content-encoding"]
     if error.entry.code != "invalid_json" or not codings or codings == ["identity"]:
         return error

@@ -1,8 +1,8 @@
-"""Reading requests from a client's connection, within limits. See `connection`, which answers them.
+"""The reading half of a client's connection: uvicorn's protocol, with limits. The half that answers is `connection`.
 
-uvicorn's protocol with its parser, which is strict: what it refuses (two lengths, a length besides chunks, folded or
-bare-ended lines) could be read in two ways by two servers, and hide a request inside another. So could transfer codings
-besides `chunked`, of which it refuses some: `request_head` refuses all.
+The parser is uvicorn's, which is strict. What it refuses (two lengths, a length beside chunks, folded lines, lines
+without CR) could be read in two ways by two servers, and hide one request inside another. So could transfer codings
+other than `chunked`, of which the parser refuses some, and `request_head` all.
 """
 
 from __future__ import annotations
@@ -40,59 +40,63 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """What a connection may take of us."""
+    """Limits of a client's connection."""
 
     max_header_bytes: int
+    """Most bytes of a request line with headers, and of trailers."""
     client_timeout_s: float
-    """For the headers; between parts of a body; for taking what was sent."""
+    """Seconds for a request's headers, between parts of its body, and to read what was sent."""
     keep_alive_s: float
-    """Between requests."""
+    """Seconds without a request after which the connection is closed."""
 
     @property
     def shortest_s(self) -> float:
-        """How often to look at the time."""
+        """The shorter of the two times, in seconds."""
         return min(self.client_timeout_s, self.keep_alive_s)
 
 
 class WebSocketOpener(Protocol):
-    """Opens one."""
+    """Authorizes WebSocket clients, and makes their sessions."""
 
     def __call__(
         self, headers: list[Header], local_address: str | None
     ) -> Callable[[WebSocketConnection], MessageSession]:
-        """Let a client with these headers in. What makes the session of its connection.
+        """Authorize a client by the headers of its handshake. Returns a function that makes the connection's session.
 
         Raises:
-            RoundhouseError: the client may not come in.
+            RoundhouseError: the client is not authorized.
         """
 
 
 class InferenceRoutes(Protocol):
-    """What serves requests without the web framework."""
+    """Serves inference requests, which bypass FastAPI. Implemented by `exchange.dispatcher.InferenceDispatcher`."""
 
     def open_request(self, method: bytes, path: bytes) -> Callable[[ClientCall], Handler] | None:
-        """What opens such a request; None: it goes through the framework. `path` is as sent, without its query."""
+        """Return a function that makes the handler of such a request; None: FastAPI serves it.
+
+        `path`: as sent, without its query.
+        """
 
     def find_websocket(self, path: bytes) -> WebSocketOpener | None:
-        """What opens a WebSocket at this path; None: there is none. `path` is as sent, without its query."""
+        """Return what opens a WebSocket at this path; None: there is none. `path`: as sent, without its query."""
 
     def max_body_bytes(self) -> int:
         """Most bytes of a request's body."""
 
     @property
     def body_budget(self) -> BodyBudget:
-        """Room for large bodies."""
+        """Budget of memory for large bodies, shared by all connections."""
 
     def next_request_id(self) -> str:
-        """An id for the answer to what is no request."""
+        """Return a new request id, for an answer to input that is no request."""
 
 
 class _StopReadingError(Exception):
-    """Ends the parser's work in the middle. The reason is kept by whoever raises this."""
+    """Makes the parser stop within a callback. `RequestReader` keeps the reason."""
 
 
 class RequestReader(HttpToolsProtocol):
-    """The reading half of a connection."""
+    """Reads requests from a connection, and decides whether FastAPI or a `ClientCall` serves each."""
 
     def __init__(
         self,
@@ -108,32 +112,34 @@ class RequestReader(HttpToolsProtocol):
         self._direct = direct
         self._limits = limits
         self._read_bytes = 0
-        """Bytes of this read."""
+        """Bytes of the present read."""
         self._idle_bytes = 0
-        """Bytes since a request's head began, or since the last part of its body."""
+        """Bytes read since a request's head began, or since the last part of its body."""
         self._head_slack_bytes = 0
-        """Bytes that the head may have besides `_idle_bytes`: of the read in which it began."""
+        """Bytes of the read in which the head began; some may belong to the head and be missing in `_idle_bytes`."""
         self._dropped_bytes = 0
-        """Bytes of the body of a request that was answered before its end."""
+        """Bytes of the body that arrived after the request was answered."""
         self._is_reading_head = True
         self._wants_upgrade = False
+        """Whether the request asks for another protocol."""
         self._stop_error: RoundhouseError | None = None
-        """Why the parser was stopped."""
+        """Error with which the parser was stopped."""
 
     @abstractmethod
     def _begin_call(
         self, opener: Callable[[ClientCall], Handler], method: bytes, path: bytes, query: bytes, *, is_http_1_1: bool
     ) -> None:
-        """The head of a request without the framework is there. Its call is `cycle` from now on: the body follows.
-        `is_http_1_1`: it is HTTP/1.1."""
+        """Make the `ClientCall` of a request whose head was read, and set it as `cycle`; the body follows."""
 
     @abstractmethod
     def _begin_websocket(self, opener: WebSocketOpener, headers: list[Header], data: bytes) -> bool:
-        """Answer a handshake of WebSocket with these headers, behind which came `data`. Whether that was done: where
-        not, the wish is ignored."""
+        """Answer a WebSocket handshake with these headers. Returns whether that was done; else it is a usual request.
+
+        `data`: bytes that followed the handshake.
+        """
 
     def _switch_protocol(self, data: bytes) -> bool:
-        """Grant the wish for another protocol, if it can be granted; `data` came behind the head."""
+        """Switch to the protocol that a request asks for, and return whether it did. `data`: bytes after the head."""
         if not wants_websocket(self.parser.get_method(), self.parser.get_http_version(), self.headers):
             return False
         opener = self._direct.find_websocket(self.url.partition(b"?")[0])
@@ -145,7 +151,7 @@ class RequestReader(HttpToolsProtocol):
         return self._direct.max_body_bytes()
 
     def read_requests(self, data: bytes) -> RoundhouseError | None:
-        """Read on. What is wrong with the request that is being read; nothing may be read after it."""
+        """Parse bytes of the client. Returns what is wrong with a request; read nothing after that. None: nothing."""
         self._read_bytes = len(data)
         self._idle_bytes += self._read_bytes
         try:
@@ -160,8 +166,11 @@ class RequestReader(HttpToolsProtocol):
         return self._headers_too_large_error() if self._idle_bytes > self._limits.max_header_bytes else None
 
     def _read_without_upgrade(self, data: memoryview) -> None:
-        """Go on as if no other protocol had been wished for. For the parser the request ended with such a head: so the
-        head is read again without the wish, and then the body, and perhaps further requests of the kind."""
+        """Read on as if the request had no Upgrade header.
+
+        The parser has ended such a request with its head. So a new parser reads the head without that header, then the
+        body, and perhaps further requests with such a header.
+        """
         while True:
             head = without_upgrade(self.parser.get_method(), self.url, self.parser.get_http_version(), self.headers)
             self.parser = httptools.HttpRequestParser(self)
@@ -177,7 +186,7 @@ class RequestReader(HttpToolsProtocol):
     # The parser's callbacks
 
     def on_message_begin(self) -> None:
-        """Forget the last request."""
+        """Reset the state for a new request. Called by the parser."""
         self.url = b""
         self.expect_100_continue = False
         self.headers = []
@@ -185,7 +194,7 @@ class RequestReader(HttpToolsProtocol):
         self._head_slack_bytes = self._read_bytes
 
     def on_headers_complete(self) -> None:
-        """Decide who serves the request."""
+        """Check the head of a request, and decide whether FastAPI or a `ClientCall` serves it. Called by the parser."""
         limit = self._limits.max_header_bytes
         if self._idle_bytes + self._head_slack_bytes > limit and head_size(self.url, self.headers) > limit:
             self._stop_reading(self._headers_too_large_error())
@@ -210,7 +219,7 @@ class RequestReader(HttpToolsProtocol):
             self._begin_framework()
         else:
             self._begin_call(opener, method, path, query, is_http_1_1=version == "1.1")
-        self.headers = []  # a body's trailers are no headers
+        self.headers = []  # trailers are no headers
 
     def _begin_framework(self) -> None:
         url, headers, expects_continue = self.url, self.headers, self.expect_100_continue
@@ -222,17 +231,17 @@ class RequestReader(HttpToolsProtocol):
         except httptools.HttpParserInvalidURLError:
             self._stop_reading(RoundhouseError("invalid_request", "The request's target is not a URL."))
         if expects_continue:
-            self.cycle.keep_alive = False  # refused before its body was asked for, it may send it or not
+            self.cycle.keep_alive = False  # a client that is refused before its body may send the body or not
         if self.pipeline:
             self.flow.resume_reading()  # uvicorn reads nothing ahead
 
     def _stop_reading(self, reason: RoundhouseError) -> NoReturn:
-        """End the parser's work, from within one of its callbacks."""
+        """Stop the parser from within one of its callbacks. `read_requests` then returns `reason`."""
         self._stop_error = without_tracebacks(reason)
         raise _StopReadingError
 
     def on_body(self, body: bytes) -> None:
-        """A part of a body."""
+        """Pass a part of a body on. Called by the parser."""
         self._idle_bytes = 0
         if isinstance(self.cycle, ClientCall):
             self.cycle.take_body(body)
@@ -244,9 +253,9 @@ class RequestReader(HttpToolsProtocol):
                 self._stop_reading(RoundhouseError("body_too_large", "The request was answered long ago."))
 
     def on_message_complete(self) -> None:
-        """The end of a request."""
+        """Mark a request as complete. Called by the parser."""
         if self._wants_upgrade:
-            return  # it is read again
+            return  # the request is read again
         self._idle_bytes = self._dropped_bytes = 0
         if isinstance(self.cycle, ClientCall):
             self.cycle.body_complete = True
@@ -260,7 +269,7 @@ class RequestReader(HttpToolsProtocol):
 
 
 def _unreadable_error(error: httptools.HttpParserError) -> RoundhouseError:
-    if isinstance(error, httptools.HttpParserCallbackError):  # ours, not the client's
+    if isinstance(error, httptools.HttpParserCallbackError):  # the gateway's fault
         logger.error("a request could not be read", exc_info=error.__context__)
         return RoundhouseError("internal_error", "The gateway failed on this request.")
     return RoundhouseError("invalid_request", "What was sent is not an HTTP/1.1 request.")

@@ -1,7 +1,7 @@
-"""The certificate that HTTPS is served with. Its files are read again when they change, without a restart.
+"""The certificate for HTTPS. Its files are loaded again when they change, without a restart.
 
-Connections that are open keep what they were begun with. Files that cannot be used change nothing: the certificate that
-was read before is served on, a log line says why, and a metric shows it until they can be used.
+Open connections keep their certificate. If new files cannot be used, the certificate loaded before stays in use; the
+log says why, and a metric shows it until the files can be used.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ from gateway.server.plain_http import HttpsContext
 logger = logging.getLogger(__name__)
 
 CHECK_S: Final = 5.0
-"""How often the files are looked at: whoever renews a certificate does so days before it expires."""
+"""Seconds between checks of the files. Certificates are renewed days before they expire."""
 
 _FileStamp = tuple[int, ...] | None
-"""What changes with a file, whatever links lead to it; None: it cannot be looked at."""
+"""Numbers that change when a file or a link to it changes; None: the file cannot be accessed."""
 
 
 class CertificateError(Exception):
-    """The files hold no certificate that can be served. The text names them and says why."""
+    """The files hold no usable certificate. The text names them and says why."""
 
 
 class TlsCertificate:
-    """The certificate that new TLS connections get. It is read again when its files change."""
+    """The certificate of new TLS connections, loaded again when its files change."""
 
     def __init__(self, cert: Path, key: Path | None) -> None:
-        """`key` None: `cert` holds the key as well.
+        """`cert`, `key`: PEM files. `key` None: `cert` holds the key, too.
 
         Raises:
             CertificateError: the files cannot be used.
         """
         self._cert = cert
         self._key = key
-        self._stamps = self._read_stamps()  # before the files: what is written meanwhile is noticed later
+        self._stamps = self._read_stamps()  # before the files, so that a change in between is noticed later
         self._current_context = load_context(cert, key)
         self.problem: str | None = None
-        """Why the files as they are now cannot be used; None: they are in use."""
+        """Why the present files cannot be used; None: they are in use."""
         self.listening_context = self._current_context
-        """What a server listens with, as long as it lives: each connection takes the newest certificate by it."""
+        """The context to listen with. It stays the same, and gives each new connection the newest certificate."""
         self.listening_context.sni_callback = self._use_newest
 
     def _use_newest(self, connection: ssl.SSLObject, server_name: str | None, context: ssl.SSLContext) -> None:
-        """OpenSSL asks at the beginning of each handshake, also where the client names no server."""
+        """Set the certificate of a new connection. OpenSSL calls this in each handshake, even without a server name."""
         connection.context = self._current_context
 
     async def follow_files(self) -> None:
-        """Look at the files again and again, in a thread, since they may lie on a slow disk; until cancelled."""
+        """Check the files every `CHECK_S` seconds until cancelled, in a thread, because their disk may be slow."""
         while True:
             await asyncio.sleep(CHECK_S)
             try:
@@ -61,7 +61,7 @@ class TlsCertificate:
                 logger.exception("the certificate's files could not be looked at")
 
     def check_files(self) -> None:
-        """Take what the files hold now, if they have changed since they were last looked at, or could not be used."""
+        """Load the files if they have changed since the last check, or could not be used then."""
         stamps = self._read_stamps()
         if stamps == self._stamps and self.problem is None:
             return
@@ -82,15 +82,15 @@ class TlsCertificate:
 
 
 def load_context(cert: Path, key: Path | None) -> HttpsContext:
-    """What these files let a server show.
+    """Make a TLS server context with this certificate. `key` None: `cert` holds the key, too.
 
     Raises:
-        CertificateError: they cannot be read, hold something else, or do not belong together.
+        CertificateError: the files cannot be read, hold something else, or do not belong together.
     """
     context = HttpsContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(cert, key, password=bytes)  # else OpenSSL asks the terminal for a password
-    except OSError as error:  # ssl's own errors are some of them
+        context.load_cert_chain(cert, key, password=bytes)  # otherwise OpenSSL asks for a password on the terminal
+    except OSError as error:  # ssl.SSLError is one
         is_mismatch = isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH"
         flaw = "the key is another certificate's" if is_mismatch else _pem_problem(error)
         raise CertificateError(

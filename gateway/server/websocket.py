@@ -1,7 +1,7 @@
-"""The client's side of WebSocket, after the handshake: frames, pings, time limits, and a client that reads slowly.
+"""WebSocket connections of clients after the handshake: frames, pings, time limits, and slow readers.
 
-The protocol itself is that of the `websockets` package, which does no I/O here. Nothing is compressed: of what a client
-sends nothing is decompressed anywhere, and a context per connection costs more memory than all else of it.
+The package `websockets` implements the protocol; it does no I/O here. Compression is not offered: the gateway
+decompresses nothing that clients send, and a context per connection takes more memory than the rest of it.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ from controller.schema.errors import RoundhouseError
 from gateway.server.asgi import Header
 
 PING_S: Final = 20.0
-"""Seconds in which nothing was heard of a client before it is pinged. It has its time limit to be heard of."""
+"""Seconds of silence after which a client is pinged. It must send something within its time limit then."""
 CLOSE_S: Final = 5.0
-"""Seconds that a client has to take the last messages and close the connection."""
+"""Seconds that a client has to read the last messages and close the connection."""
 
 
 class MessageSession(Protocol):
-    """What serves the messages of one connection. Told everything in the event loop's one thread."""
+    """Serves the messages of one connection. All methods are called in the event loop."""
 
     def take_message(self, message: bytes) -> None:
-        """A whole text message."""
+        """Serve a whole text message, in UTF-8."""
 
     def client_gone(self) -> None:
-        """The connection is over."""
+        """Stop: the connection is closed."""
 
     def client_full(self) -> None:
-        """What is sent piles up: send no more than must be, until `client_ready`."""
+        """Send no more than necessary until `client_ready`: the client reads slower than it is sent."""
 
     def client_ready(self) -> None:
-        """What piled up is gone."""
+        """Send again: the client has read what was sent."""
 
     def check_age(self, age_s: float) -> None:
-        """The connection is open for so long. Called now and then."""
+        """Close the connection, once idle, if it is too old. Called every few seconds; `age_s`: its age in seconds."""
 
     def begin_stop(self) -> None:
-        """The gateway stops: close the connection as soon as nothing is under way on it."""
+        """Close the connection as soon as no request is running on it, because the gateway stops."""
 
 
 def accept_handshake(headers: Sequence[Header]) -> bytes:
-    """The status line and headers that accept the wish of a GET request with these headers.
+    """Return status line and headers that accept the WebSocket handshake in a GET request with these headers.
 
     Raises:
-        RoundhouseError: `invalid_request`: it is no handshake of WebSocket.
+        RoundhouseError: `invalid_request` if the request is no WebSocket handshake.
     """
     named = Headers([(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers])
     response = ServerProtocol().accept(Request("/", named))
@@ -63,7 +63,7 @@ def accept_handshake(headers: Sequence[Header]) -> bytes:
 
 
 class WebSocketConnection(asyncio.Protocol):
-    """A connection whose handshake was accepted."""
+    """A WebSocket connection of a client, after its handshake was accepted."""
 
     def __init__(
         self,
@@ -74,7 +74,8 @@ class WebSocketConnection(asyncio.Protocol):
         max_message_bytes: int,
         client_timeout_s: float,
     ) -> None:
-        """`client_timeout_s`: to take what was sent, and to answer a ping. `local_address`: see ClientCall."""
+        """`state`: uvicorn's, which the connection joins, so that a stop reaches it. `local_address`: see `ClientCall`.
+        `client_timeout_s`: seconds to read what was sent, and to answer a ping."""
         self.transport = transport
         self.local_address = local_address
         self.max_message_bytes = max_message_bytes
@@ -84,19 +85,19 @@ class WebSocketConnection(asyncio.Protocol):
         self._protocol = ServerProtocol(state=State.OPEN, max_size=max_message_bytes)
         self._session: MessageSession | None = None
         self._parts: list[bytes] = []
-        """Of a message whose end has not come."""
+        """Parts of a message whose last frame has not arrived."""
         self._began_at = self._heard_at = self._loop.time()
         self._pinged_at: float | None = None
-        """When the client was pinged, if nothing was heard of it since."""
+        """Event loop time of a ping since which nothing has arrived; None: there is none."""
         self._unsent_bytes = 0
-        """Bytes that waited for the client when last looked at."""
+        """Bytes in the write buffer at the last check."""
         self._unsent_since = self._began_at
         self._is_reading = True
         self._timer: asyncio.TimerHandle | None = None
         state.connections.add(self)  # type: ignore[arg-type] # uvicorn calls its `shutdown` alone
 
     def serve_session(self, session: MessageSession, data: bytes) -> None:
-        """Begin, with what the client has sent behind its handshake."""
+        """Start serving. `data`: bytes that the client sent after its handshake; may be empty."""
         self._session = session
         self._timer = self._loop.call_later(self._pause_s, self._check_time)
         self.transport.set_protocol(self)
@@ -105,7 +106,7 @@ class WebSocketConnection(asyncio.Protocol):
     # From the transport
 
     def data_received(self, data: bytes) -> None:
-        """Frames."""
+        """Parse frames, and pass complete messages to the session."""
         self._heard_at, self._pinged_at = self._loop.time(), None
         self._protocol.receive_data(data)
         for event in self._protocol.events_received():
@@ -124,12 +125,12 @@ class WebSocketConnection(asyncio.Protocol):
                     self._session.take_message(message)
 
     def eof_received(self) -> None:
-        """The client sends no more."""
+        """Tell the protocol that the client sends no more."""
         self._protocol.receive_eof()
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is over."""
+        """Tell the session that the connection is closed."""
         self._state.connections.discard(self)
         if self._timer is not None:
             self._timer.cancel()
@@ -138,13 +139,13 @@ class WebSocketConnection(asyncio.Protocol):
             session.client_gone()
 
     def pause_writing(self) -> None:
-        """The client takes less than it is sent."""
+        """Tell the session that the client reads slower than it is sent."""
         self._unsent_bytes, self._unsent_since = self.transport.get_write_buffer_size(), self._loop.time()
         if self._session is not None:
             self._session.client_full()
 
     def resume_writing(self) -> None:
-        """The client has taken what it was sent."""
+        """Tell the session that the client has read what was sent."""
         self._unsent_bytes = 0
         if self._session is not None:
             self._session.client_ready()
@@ -152,38 +153,38 @@ class WebSocketConnection(asyncio.Protocol):
     # From the session, and from uvicorn
 
     def send_messages(self, messages: Sequence[bytes]) -> None:
-        """Send JSON texts, each as a message of its own."""
+        """Send JSON texts, each as one message. Does nothing once the connection is closing."""
         if self._protocol.state is State.OPEN:
             for message in messages:
                 self._protocol.send_text(message)
             self._flush()
 
     def close(self, code: int, reason: str = "") -> None:
-        """Close the connection with a word. Harmless when it closes already."""
+        """Close the connection with a close frame. Does nothing if it is closing already."""
         if self._protocol.state is State.OPEN and not self.transport.is_closing():
             self._protocol.send_close(code, reason)
             self._flush()
 
     def pause_reading(self) -> None:
-        """Take no more messages, until `resume_reading`."""
+        """Stop reading messages until `resume_reading`."""
         if self._is_reading and not self.transport.is_closing():
             self._is_reading = False
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Take more."""
+        """Read messages again."""
         if not self._is_reading and not self.transport.is_closing():
             self._is_reading = True
             self._heard_at, self._pinged_at = self._loop.time(), None
             self.transport.resume_reading()
 
     def shutdown(self) -> None:
-        """The server stops."""
+        """Ask the session to stop. Called by uvicorn when the server stops."""
         if self._session is not None:
             self._session.begin_stop()
 
     def _flush(self) -> None:
-        """Send what the protocol has to send; close as it says."""
+        """Write what the protocol wants to send, and close the connection if the protocol is at its end."""
         data = self._protocol.data_to_send()
         if self.transport.is_closing():
             return
@@ -203,7 +204,7 @@ class WebSocketConnection(asyncio.Protocol):
         return min(PING_S, self._client_timeout_s) / 2
 
     def _check_time(self) -> None:
-        """One timer per connection, set anew when it fires."""
+        """Ping a silent client, or end the connection of one that exceeds its time limit. Called by the one timer."""
         self._timer = self._loop.call_later(self._pause_s, self._check_time)
         now = self._loop.time()
         unsent_bytes = self.transport.get_write_buffer_size()
