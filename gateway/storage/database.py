@@ -1,8 +1,8 @@
-"""What is asked of the database of stored objects. Every method waits for the disk, and may raise sqlite3.Error.
+"""The database of stored objects, with the queries for responses. Methods wait for the disk, may raise sqlite3.Error.
 
-Responses are asked for here; conversations and chat completions have tables of their own in it.
+Queries for conversations and chat completions are in `ConversationTable` and `CompletionTable`.
 
-A process that is killed loses nothing that was written; a power cut may cost the last responses (`synchronous` is
+A process that is killed loses nothing that was written; a power cut may lose the last responses (`synchronous` is
 NORMAL), never the file.
 """
 
@@ -37,7 +37,7 @@ from gateway.storage.schema import open_database
 from gateway.storage.table_file import TableFile
 
 FREE_PAGES: Final = 256
-"""So many may lie idle in the file before it is made smaller."""
+"""Unused pages that may remain in the file; more are given back to the file system."""
 RESTARTED: Final = "The gateway was restarted before the response was complete."
 
 _CHAIN: Final = """
@@ -84,11 +84,11 @@ _RUNNING: Final = """
 SELECT number, response FROM responses JOIN documents USING (number) WHERE status IN ('queued', 'in_progress')
 """
 StoredObject = StoredResponse | StoredCompletion | ConversationTurn
-"""What is written without anybody who waits for it."""
+"""Objects that are written in the background; see `StateStore.save_object`."""
 
 
 class _ChainLink(NamedTuple):
-    """One response of a conversation."""
+    """One response of a chain: a response and those that it continues."""
 
     number: int
     model: str
@@ -97,16 +97,20 @@ class _ChainLink(NamedTuple):
     items: int
     bytes: int
     conversation_id: str | None
-    """The conversation that the response was made in; it continues no other response then."""
+    """The conversation that the response was made in, which ends the chain; None: it was made in none."""
     conversation_item: str | None
-    """The active item of that conversation when it was made."""
+    """The conversation's active item when the response was made."""
 
 
 class StateDatabase:
-    """An opened file. Belongs to one thread at a time."""
+    """The opened database. Use it from one thread at a time."""
 
     def __init__(self, path: Path, *, max_bytes: int, retention_s: float, clock: Callable[[], float]) -> None:
-        """Open it. What was running when it was last closed has failed. `clock` gives Unix time. May raise OSError."""
+        """Open the file, or create it. Responses that were running when it was last closed become `failed`.
+
+        `max_bytes`: most bytes of the file. `retention_s`: seconds that an object is stored after its last use.
+        `clock`: Unix time in seconds. May raise OSError.
+        """
         self._clock = clock
         self._db = open_database(path)
         try:
@@ -132,17 +136,19 @@ class StateDatabase:
                 self._db.execute("UPDATE responses SET status = 'failed' WHERE number = ?", (number,))
 
     def transaction(self) -> AbstractContextManager[None]:
-        """All of what is done in it, or nothing."""
+        """Return a context whose changes are all committed at its end, or none if it raises."""
         return transaction(self._db)
 
     # What requests ask for
 
     def save_objects(self, *objects: StoredObject) -> None:
-        """Write what was given, all or none; responses each instead of an earlier one of its id; each id once. What was
-        used longest ago makes room; what they continue counts as used now. Many at once cost little more than one.
+        """Write all objects in one transaction, which costs little more for many than for one. Each id may occur once.
+
+        A response replaces the stored one with its id. What the responses continue counts as used now. Objects that
+        were used longest ago are deleted if room is needed.
 
         Raises:
-            DatabaseFullError: they are larger than all that may be stored.
+            DatabaseFullError: the objects are larger than all that may be stored.
         """
         responses = [each for each in objects if isinstance(each, StoredResponse)]
         completions = [each for each in objects if isinstance(each, StoredCompletion)]
@@ -189,7 +195,7 @@ class StateDatabase:
             run_with_rows(_INSERT_EVENTS, events)
 
     def find_response(self, tenant: str, response_id: str) -> FoundResponse | None:
-        """One response of a tenant."""
+        """Return a tenant's response; None: there is none with this id."""
         row = self._db.execute(_FIND, (response_id, tenant, self._file.cutoff())).fetchone()
         if row is None:
             return None
@@ -197,13 +203,15 @@ class StateDatabase:
         return FoundResponse(model, {**json.loads(response), "output": json.loads(output)})
 
     def find_events(self, tenant: str, response_id: str) -> bytes:
-        """The events of a tenant's response, as they were stored; empty: none are."""
+        """Return the stored events of a tenant's response (`EventLog.to_stored`); empty: none are stored."""
         row = self._db.execute(_FIND_EVENTS, (response_id, tenant, self._file.cutoff())).fetchone()
         return b"" if row is None else bytes(row[0])
 
     def list_input_items(self, tenant: str, response_id: str) -> tuple[str, list[Fields]] | None:
-        """The own name of the model that made a response, and all items that it was made of: of the responses or the
-        conversation before it, as far as they are still stored, and its own input."""
+        """Return the name of the model that made a response, and all its input items; None: no such response.
+
+        The items of the responses or the conversation that it continues, as far as they are still stored, come first.
+        """
         chain = self._load_chain(tenant, response_id)
         if not chain:
             return None
@@ -220,11 +228,14 @@ class StateDatabase:
         bounds: HistoryBounds,
         conversation_id: str | None = None,
     ) -> History:
-        """What a request continues, a response or a conversation, and what it refers to. All of it counts as used now.
+        """Load what a request continues, a response or a conversation, and the items that it refers to.
+
+        All of these count as used now. `previous_id`, `conversation_id`: at most one is given. `references`: item ids.
 
         Raises:
-            RoundhouseError: `previous_response_not_found`: the response, or one before it, is not there.
-                `conversation_not_found`. `invalid_request`: the response cannot be continued, or all of it is too much.
+            RoundhouseError: `previous_response_not_found` if the response, or one before it, is not stored;
+                `conversation_not_found`; `invalid_request` if the response cannot be continued, or all of it exceeds
+                `bounds`.
         """
         now = self._clock()
         with transaction(self._db):
@@ -249,13 +260,16 @@ class StateDatabase:
         return History(chain[0].model, (*items_before, *self._load_items(chain)))
 
     def _load_conversation(self, tenant: str, first_link: _ChainLink) -> list[Fields] | None:
-        """What came before the first response of a chain in its conversation; None: that is gone."""
+        """Return the items of the conversation before the first response of a chain; None: they are gone.
+
+        Empty if the response was made in no conversation.
+        """
         if first_link.conversation_id is None:
             return []
         return self.conversations.load_until(tenant, first_link.conversation_id, first_link.conversation_item)
 
     def delete_response(self, tenant: str, response_id: str) -> bool:
-        """Delete one response of a tenant. Whether there was one."""
+        """Delete a tenant's response. Returns whether there was one."""
         with transaction(self._db):
             cursor = self._db.execute(
                 "DELETE FROM responses WHERE id = ? AND tenant = ? AND used_at >= ?",
@@ -266,7 +280,7 @@ class StateDatabase:
     # What time asks for
 
     def sweep_expired(self) -> bool:
-        """Delete some of what is kept no longer, and give back some of what is free. Whether there is more to do."""
+        """Delete some expired objects, and shrink the file by some unused pages. Returns whether to call again soon."""
         with transaction(self._db):
             has_more = self._file.delete_expired()
         return self._shrink_file() or has_more
@@ -283,14 +297,14 @@ class StateDatabase:
         return False
 
     def count_stored(self) -> StoredTotals:
-        """How much there is."""
+        """Count the stored objects and their bytes."""
         responses, completions, conversations = map(
             self._file.count_rows, ("responses", "completions", "conversations")
         )
         return StoredTotals(responses, self._file.count_used_bytes(), completions, conversations)
 
     def close(self) -> None:
-        """Close it; what was written is then in the one file."""
+        """Close the database. All that was written is then in the one file, without a write-ahead log."""
         self._db.close()
 
     # Parts of these
@@ -298,7 +312,7 @@ class StateDatabase:
     def _load_chain(
         self, tenant: str, response_id: str, max_length: int = HistoryBounds(0).responses
     ) -> list[_ChainLink]:
-        """A response and those before it, the newest first, as far as they are stored."""
+        """Return a response and those that it continues, newest first, as far as they are stored."""
         parameters = {"id": response_id, "tenant": tenant, "cutoff": self._file.cutoff(), "most": max_length}
         return [_ChainLink(*row) for row in self._db.execute(_CHAIN, parameters)]
 
@@ -324,7 +338,7 @@ class StateDatabase:
         self._db.executemany(_USE, ((now, link.number) for link in chain))
 
     def _load_items(self, chain: Sequence[_ChainLink]) -> list[Fields]:
-        """Of these responses, the oldest first."""
+        """Return the input and output items of these responses, oldest first."""
         items: list[Fields] = []
         for link in reversed(chain):
             [own_input, output] = self._db.execute(_ITEMS, (link.number,)).fetchone()
@@ -334,8 +348,10 @@ class StateDatabase:
     def _load_referenced(
         self, tenant: str, ids: Sequence[str], now: float, bounds: HistoryBounds
     ) -> tuple[dict[str, Fields], dict[str, str]]:
-        """Items by their id, and the models whose responses they belong to. Ids that no response's item has may be
-        those of conversations' items."""
+        """Return the referenced items that are stored, and the names of the models that made them, both by item id.
+
+        Ids are searched for in responses first, then in conversations.
+        """
         items: dict[str, Fields] = {}
         models: dict[str, str] = {}
         bytes_left = bounds.bytes

@@ -1,4 +1,4 @@
-"""Pages of lists, as a list object has them. Pure."""
+"""Pages of lists, in the form of OpenAI's list object. Pure."""
 
 from __future__ import annotations
 
@@ -9,25 +9,29 @@ from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Fields
 
 MOST_LISTED: Final = 100
+"""Most entries of a page."""
 USUALLY_LISTED: Final = 20
+"""Entries of a page if the request sets no `limit`."""
 
 
 class ListQuery(NamedTuple):
-    """Which page of a list is asked for."""
+    """The page of a list that a request asks for."""
 
     after: str | None = None
-    """The id of the entry after which the page begins; None: it is the first page."""
+    """Id of the entry after which the page begins; None: the first page."""
     limit: int = USUALLY_LISTED
+    """Most entries of the page."""
     is_ascending: bool = False
-    """The oldest entry comes first."""
+    """Whether the oldest entry comes first."""
 
 
 def paginate_items(items: Iterable[Fields], query: ListQuery) -> Fields:
-    """One page of items, as a list object. An id that occurs twice is listed once, where it was first. The items are
-    given in ascending order.
+    """Return a page of items as a list object. `items`: all of them, oldest first.
+
+    An id that occurs several times is listed once, at its first place.
 
     Raises:
-        RoundhouseError: `invalid_request`: there is no item of the id after which the page begins.
+        RoundhouseError: `invalid_request` if no item has the id `query.after`.
     """
     distinct_items = _distinct_items(items)
     if not query.is_ascending:
@@ -44,7 +48,7 @@ def paginate_items(items: Iterable[Fields], query: ListQuery) -> Fields:
 
 
 def list_object(data: Sequence[Fields], *, has_more: bool) -> Fields:
-    """One page."""
+    """Make OpenAI's list object of the entries of one page."""
     return {
         "object": "list",
         "data": list(data),
@@ -55,7 +59,7 @@ def list_object(data: Sequence[Fields], *, has_more: bool) -> Fields:
 
 
 def unknown_cursor(after: str) -> RoundhouseError:
-    """The list has no entry of the id after which a page is to begin."""
+    """Return the error for a page that should begin after an entry that the list does not have."""
     message = f"`after` must be the id of an entry of the list; it is {after!r:.100}."
     return RoundhouseError("invalid_request", message, param="after")
 

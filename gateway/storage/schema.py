@@ -88,8 +88,8 @@ CREATE TABLE response_events (
 );
 """
 SCHEMA_STEPS: Final = (_RESPONSES, _CONVERSATIONS_AND_COMPLETIONS + _RESPONSE_EVENTS)
-"""What makes of a file of version n one of version n + 1, from 0, an empty one. A step that a release has is never
-changed: files of that version are there."""
+"""SQL that upgrades a file from version n to n + 1, starting with 0, an empty file. Never change a step that was
+released, because files of its version exist."""
 
 
 def open_database(path: Path) -> FileConnection:

@@ -1,8 +1,7 @@
-"""The store of responses, conversations and chat completions: one thread that has the database, and does what it is
-asked, in order.
+"""The store of responses, conversations and chat completions: one thread owns the database and runs jobs in order.
 
-The event loop never waits for the disk: each answer comes as a future. What was given to `save_object` is seen by
-whatever is asked for later.
+The event loop never waits for the disk: results are futures. Jobs see every object that was given to `save_object`
+before them.
 """
 
 from __future__ import annotations
@@ -36,16 +35,18 @@ logger = logging.getLogger(__name__)
 
 FILE_NAME: Final = RESPONSES_NAME
 MOST_WAITING: Final = 1024
-"""Requests that may wait for the database; more means that it hangs."""
+"""Jobs that may wait for the database; more would mean that it hangs."""
 MOST_UNWRITTEN_BYTES: Final = 256 * 1024 * 1024
-"""Of responses that wait to be written."""
+"""Bytes of objects that may wait to be written; further ones are lost."""
 WRITTEN_AT_ONCE: Final = 64
-"""Responses. SQLite gives up Python's lock with every statement, and on a busy gateway it takes milliseconds to get it
-back: so many responses share the statements."""
+"""Objects that are written with the same statements. SQLite releases Python's lock in each statement, and on a busy
+gateway takes milliseconds to get the lock back."""
 WRITE_WITHIN_S: Final = 0.01
-"""How long they wait for others to share with, unless somebody asks for something."""
+"""Seconds that an object waits for others to be written with, unless a job comes before."""
 SWEEP_EVERY_S: Final = 10.0
+"""Seconds between deletions of expired objects."""
 CLOSE_WITHIN_S: Final = 10.0
+"""Seconds that `close` waits for the thread."""
 
 
 _KINDS: Final[dict[type, str]] = {
@@ -56,28 +57,30 @@ _KINDS: Final[dict[type, str]] = {
 
 
 class StoreError(Exception):
-    """The database cannot be had; the message says why, and what to do."""
+    """The database cannot be opened. The text says why."""
 
 
 class _DatabaseJob(NamedTuple):
-    """Something to be done whose answer somebody waits for."""
+    """Work for the thread, and the future of its result."""
 
     work: Callable[[StateDatabase], Any]
     answer: asyncio.Future[Any]
 
 
 class StateStore:
-    """Its methods are called in the event loop, and raise RoundhouseError `response_store_failed` through their
-    futures where the database fails."""
+    """The store. Call its methods in the event loop.
+
+    If the database fails, the futures raise RoundhouseError `response_store_failed`.
+    """
 
     def __init__(self, folder: Path, *, max_bytes: int, retention_s: float, clock: Callable[[], float]) -> None:
-        """Open the database in `folder`, which is made if it is missing. `clock` gives Unix time.
+        """Open the database in `folder`, which is created if it is missing.
 
-        Where its disk is full it is opened later, and until then whatever is asked of it fails; requests without
-        history need none of it.
+        `max_bytes`, `retention_s`, `clock`: see `StateDatabase`. If the disk is full, the database is opened later, and
+        jobs fail until then; requests without history need none.
 
         Raises:
-            StoreError: it cannot be opened.
+            StoreError: the database cannot be opened.
         """
         self._path = folder / FILE_NAME
         self._file = DatabaseFile(
@@ -91,23 +94,26 @@ class StateStore:
         self._jobs_asked = self._jobs_done = 0
         self._bytes_asked = self._bytes_done = 0
         self.totals = StoredTotals()
-        """As it was when last looked at."""
+        """Number and size of the stored objects at the last count, which is made every `SWEEP_EVERY_S`."""
         self.failures = 0
         """How often the database has failed, or had no room."""
         self._unwritten: dict[str, StoredObject] = {}
-        """What the thread has collected."""
+        """Objects by id that the thread has collected to write together."""
         self._write_at = math.inf
+        """Monotonic seconds when to write them."""
         self._thread = threading.Thread(target=self._run_thread, name="responses", daemon=True)
         self._thread.start()
 
     @property
     def waiting_count(self) -> int:
-        """Requests that wait for the database."""
+        """Number of jobs that wait for the database."""
         return self._jobs_asked - self._jobs_done
 
     def save_object(self, each: StoredObject) -> None:
-        """Write a response (instead of an earlier one of its id), a completion, or a turn of a conversation. That it
-        could not be written is said in the log."""
+        """Write a response, a chat completion or a turn of a conversation in the background. A failure is only logged.
+
+        A response replaces the stored one with its id.
+        """
         if self._bytes_asked - self._bytes_done + each.size > MOST_UNWRITTEN_BYTES:
             self.failures += 1
             _log_lost(each, "too much waits to be written")
@@ -116,19 +122,19 @@ class StateStore:
             self._jobs.put(each)
 
     def save_new_response(self, response: StoredResponse) -> asyncio.Future[None]:
-        """Write a response, where somebody waits for it."""
+        """Write a response. The future ends once it is written."""
         return self.submit_job(lambda database: database.save_objects(response))
 
     def find_response(self, tenant: str, response_id: str) -> asyncio.Future[FoundResponse | None]:
-        """One response of a tenant."""
+        """Find a tenant's response; None: there is none with this id."""
         return self.submit_job(lambda database: database.find_response(tenant, response_id))
 
     def find_events(self, tenant: str, response_id: str) -> asyncio.Future[bytes]:
-        """See StateDatabase."""
+        """Load the stored events of a response; see `StateDatabase.find_events`."""
         return self.submit_job(lambda database: database.find_events(tenant, response_id))
 
     def list_input_items(self, tenant: str, response_id: str) -> asyncio.Future[tuple[str, list[Fields]] | None]:
-        """See StateDatabase."""
+        """Load the model's name and the input items of a response; see `StateDatabase.list_input_items`."""
         return self.submit_job(lambda database: database.list_input_items(tenant, response_id))
 
     def load_history(
@@ -139,24 +145,24 @@ class StateStore:
         bounds: HistoryBounds,
         conversation_id: str | None = None,
     ) -> asyncio.Future[History]:
-        """See StateDatabase."""
+        """Load what a request continues and refers to; see `StateDatabase.load_history`."""
         return self.submit_job(
             lambda database: database.load_history(tenant, previous_id, references, bounds, conversation_id)
         )
 
     def delete_response(self, tenant: str, response_id: str) -> asyncio.Future[bool]:
-        """Delete one response of a tenant. Whether there was one."""
+        """Delete a tenant's response. The result says whether there was one."""
         return self.submit_job(lambda database: database.delete_response(tenant, response_id))
 
     async def close(self) -> None:
-        """Do what was asked for, and close the database."""
+        """Finish all jobs and writes, and close the database. Waits for `CLOSE_WITHIN_S` at most."""
         self._jobs.put(None)
         await asyncio.to_thread(self._thread.join, CLOSE_WITHIN_S)
         if self._thread.is_alive():
             logger.error("%s hangs: what is not written yet is lost", self._path)
 
     def submit_change(self, work: Callable[[StateDatabase], T]) -> asyncio.Future[T]:
-        """`submit_job` within one transaction."""
+        """Run `work` in the thread, within one transaction; see `submit_job`."""
 
         def work_as_one(database: StateDatabase) -> T:
             with database.transaction():
@@ -165,7 +171,7 @@ class StateStore:
         return self.submit_job(work_as_one)
 
     def submit_job(self, work: Callable[[StateDatabase], T]) -> asyncio.Future[T]:
-        """Have something done in the thread, after all that was asked for before."""
+        """Run `work` in the thread, after all jobs and writes before it. The future has its result."""
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         if self.waiting_count >= MOST_WAITING:
             self.failures += 1
@@ -206,7 +212,7 @@ class StateStore:
         self._unwritten[each.id] = each
 
     def _write_collected(self) -> None:
-        """All that was collected; one by one where that fails, so that none stands in the way of the others."""
+        """Write the collected objects together; if that fails, one by one, so that no object keeps others from it."""
         objects, self._unwritten, self._write_at = list(self._unwritten.values()), {}, math.inf
         try:
             if objects:
@@ -242,7 +248,7 @@ class StateStore:
             job.answer.get_loop().call_soon_threadsafe(_set_answer, job.answer, result, error)
 
     def _sweep(self) -> bool:
-        """Whether there is more to do."""
+        """Delete some expired objects and count the rest. Returns whether there is more to delete."""
         try:
             has_more = self._file.run(StateDatabase.sweep_expired)
             self.totals = self._file.run(StateDatabase.count_stored)

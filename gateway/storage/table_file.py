@@ -1,4 +1,4 @@
-"""The opened file that all tables of stored objects share: its clock, its room, and what becomes of the oldest rows."""
+"""The opened database file that all tables share: its clock, its room, and the deletion of its oldest rows."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from sqlite3 import DatabaseError
 from typing import Any, Final
 
 SWEPT_AT_ONCE: Final = 100
-"""Rows of a table: a longer transaction would keep requests waiting."""
+"""Rows per table that one transaction deletes; a longer one would keep requests waiting."""
 
 _DELETABLE: Final = {
     "responses": "status NOT IN ('queued', 'in_progress')",
     "completions": "true",
     "conversations": "true",
 }
-"""The tables whose rows are stored objects, and which of their rows may be deleted."""
+"""The tables of stored objects, and the SQL condition under which their rows may be deleted."""
 _OLDEST_OF: Final = "SELECT * FROM (SELECT '{0}', number, used_at FROM {0} WHERE {1} ORDER BY used_at, number LIMIT 1)"
 _FIND_OLDEST: Final = (
     f"{' UNION ALL '.join(_OLDEST_OF.format(*each) for each in _DELETABLE.items())} ORDER BY 3, 2 LIMIT 1"
@@ -24,16 +24,20 @@ _FIND_OLDEST: Final = (
 
 
 class DatabaseFullError(DatabaseError):
-    """There is no room for what is to be stored, whatever else goes."""
+    """An object has no room in the database, even if all others were deleted."""
 
 
 class TableFile:
-    """Belongs to one thread at a time. Every method waits for the disk, and may raise sqlite3.Error."""
+    """The connection to the database, and queries for any table. Use it from one thread at a time.
+
+    Methods wait for the disk, and may raise sqlite3.Error.
+    """
 
     def __init__(
         self, db: sqlite3.Connection, *, max_bytes: int, retention_s: float, clock: Callable[[], float]
     ) -> None:
-        """`clock` gives Unix time."""
+        """`max_bytes`: most bytes of the file. `retention_s`: seconds that an object is stored after its last use.
+        `clock`: Unix time in seconds."""
         self.db = db
         self.clock = clock
         self._retention_s = retention_s
@@ -41,39 +45,42 @@ class TableFile:
         self._max_pages = max_bytes // self._page_size
 
     def cutoff(self) -> float:
-        """What was last used before this time is kept no longer."""
+        """Return the Unix time in seconds before which the last use of an object means that it has expired."""
         return self.clock() - self._retention_s
 
     def read_pragma(self, name: str) -> int:
-        """The number that a pragma tells."""
+        """Return the value of a SQLite pragma that is a number."""
         return int(self.db.execute(f"PRAGMA {name}").fetchone()[0])
 
     def find_next_number(self, table: str) -> int:
-        """The number after the largest of a table."""
+        """Return the next free row number of a table."""
         [number] = self.db.execute(f"SELECT coalesce(max(number), 0) FROM {table}").fetchone()  # noqa: S608 - ours
         return int(number) + 1
 
     def count_rows(self, table: str) -> int:
-        """How many rows a table has."""
+        """Return the number of rows of a table."""
         [count] = self.db.execute(f"SELECT count(*) FROM {table}").fetchone()  # noqa: S608 - ours
         return int(count)
 
     def count_used_bytes(self) -> int:
-        """Bytes of the file, without what is free in it."""
+        """Return the bytes of the file without its unused pages."""
         return self._used_pages() * self._page_size
 
     def run_with_rows(self, statement: str, rows: Sequence[tuple[Any, ...]], *extra_values: Any) -> None:
-        """One statement for all rows: SQLite gives up Python's lock for each, and waits for it again."""
+        """Run one statement with many rows: its `{}` becomes their VALUES. `extra_values`: of its further placeholders.
+
+        SQLite releases Python's lock in each statement and waits for it again, so one statement is faster than many.
+        """
         values = ", ".join([f"({', '.join('?' * len(rows[0]))})"] * len(rows))
         self.db.execute(statement.format(values), [*itertools.chain.from_iterable(rows), *extra_values])
 
     def make_room(self, size: int, rows: int) -> None:
-        """Delete the stored objects that were used longest ago, of whatever kind, until so many bytes fit.
+        """Delete the objects of any kind that were used longest ago, until `size` bytes in `rows` rows fit.
 
         Raises:
-            DatabaseFullError: they do not fit, whatever else goes.
+            DatabaseFullError: they do not fit, even if all others were deleted.
         """
-        pages = size // self._page_size + 8 * rows  # a few for what is around each
+        pages = size // self._page_size + 8 * rows  # 8 pages per row for indexes and partly filled pages
         if pages > self._max_pages:
             raise DatabaseFullError("it is larger than all that may be stored")
         while self._used_pages() + pages > self._max_pages:
@@ -84,7 +91,7 @@ class TableFile:
             self.db.execute(f"DELETE FROM {table} WHERE number = ?", (number,))  # noqa: S608 - ours
 
     def delete_expired(self) -> bool:
-        """Delete some of what is kept no longer. Whether there may be more."""
+        """Delete some expired objects. Returns whether there may be more."""
         cutoff, has_more = self.cutoff(), False
         for table, condition in _DELETABLE.items():
             expired = f"SELECT number FROM {table} WHERE used_at < ? AND {condition} LIMIT ?"  # noqa: S608 - ours

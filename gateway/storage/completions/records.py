@@ -1,4 +1,4 @@
-"""What is stored of a chat completion. Pure values."""
+"""Stored chat completions, as values. Pure."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _ECHOED: Final = {
     "response_format": "response_format",
     "input_user": "user",
 }
-"""Fields of a stored completion, and of which field of the request each is the value."""
+"""Fields of a stored completion that repeat a field of the request, by the completion's name for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredCompletion:
-    """One chat completion as it is written. Encoded where it is made, so that nobody changes it any more."""
+    """A chat completion to be written. JSON is encoded when it is made, so that later changes have no effect."""
 
     id: str
     tenant: str
@@ -40,39 +40,43 @@ class StoredCompletion:
 
     @property
     def size(self) -> int:
-        """Bytes of all of it."""
+        """Bytes of the completion and its messages."""
         return len(self.completion) + len(self.messages)
 
 
 class FoundCompletion(NamedTuple):
-    """A stored completion, read."""
+    """A chat completion that was read."""
 
     model: str
+    """The model's own name."""
     completion: Fields
+    """The completion object, with `metadata`."""
 
 
 class CompletionFilter(NamedTuple):
-    """Which completions a list shows."""
+    """Which chat completions a list shows."""
 
     model: str | None = None
-    """The own name of a model; None: of all."""
+    """A model's own name; None: completions of all models."""
     metadata: Sequence[tuple[str, str]] = ()
-    """Pairs that each of them must have."""
+    """Pairs that a completion's metadata must have."""
 
     def takes_model(self, model: str) -> bool:
-        """Whether completions of the model of that own name are shown."""
+        """Return whether the list shows completions of a model. `model`: its own name."""
         return self.model is None or self.model == model
 
 
 def describe_completion(answer: Fields, request_fields: Fields, request_id: str) -> Fields:
-    """The completion as it is shown later: what was answered, and what was asked for beside the messages. `metadata` is
-    added where it is read."""
+    """Return the completion object to store: the answer, and the request's parameters other than its messages.
+
+    `metadata` is stored apart, because it may change.
+    """
     echoed_fields = {name: request_fields.get(asked) for name, asked in _ECHOED.items()}
     return {**echoed_fields, "service_tier": None, "request_id": request_id, **answer}
 
 
 def list_messages(completion_id: str, messages: Sequence[Fields]) -> list[Fields]:
-    """The messages of a completion's request as they are listed, each with an id."""
+    """Return the messages of a completion's request in the form of a list, each with an id."""
     return [_message(f"{completion_id}-{number}", message) for number, message in enumerate(messages)]
 
 

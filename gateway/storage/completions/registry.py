@@ -1,4 +1,4 @@
-"""The stored chat completions of a gateway, as requests make them and ask for them."""
+"""Stored chat completions: requests save them, and the routes below /v1/chat/completions read and change them."""
 
 from __future__ import annotations
 
@@ -26,31 +26,35 @@ _PREFIX: Final = "chatcmpl-"
 
 
 class StoredCompletions:
-    """All of a gateway's. Belongs to the event loop. A completion is its tenant's; a key for some models sees those of
-    its models."""
+    """All stored chat completions of a gateway. Belongs to the event loop.
+
+    A completion belongs to its tenant. A key that is limited to some models sees the completions of these models.
+    """
 
     def __init__(self, store: StateStore | None, live: LiveRoutes, clock: Callable[[], float]) -> None:
-        """`store` None: nothing is stored. `clock` gives Unix time."""
+        """`store` None: nothing is stored. `clock`: Unix time in seconds."""
         self._store = store
         self._live = live
         self._clock = clock
 
-    # For requests that make them
+    # For requests that make completions
 
     @property
     def stores_completions(self) -> bool:
-        """Whether completions are stored here."""
+        """Whether this gateway stores completions."""
         return self._store is not None
 
     def new_id(self) -> str:
-        """An id that nobody can guess. Engines' own are not unique: some count, some draw one of a thousand."""
+        """Return a new id that cannot be guessed. Ids of engines are not unique: some count, some draw 1 of 1,000."""
         return _PREFIX + secrets.token_hex(TOKEN_LENGTH // 2)
 
     def save_completion(
         self, tenant: str, model: str, completion: Fields, messages: list[Any], metadata: Mapping[str, str]
     ) -> None:
-        """Store a completion, with its own id, that the model of that own name has made. That it cannot be stored is
-        said in the log."""
+        """Store a completion object under its `id`. A failure is only logged.
+
+        `model`: the model's own name. `messages`: those of the request.
+        """
         assert self._store is not None, "what is not stored is not saved"
         completion_id = completion["id"]
         try:
@@ -60,10 +64,11 @@ class StoredCompletions:
             return
         self._store.save_object(StoredCompletion(completion_id, tenant, model, self._clock(), dict(metadata), *encoded))
 
-    # For requests that ask for them. Each raises RoundhouseError `completion_not_found` or `response_store_failed`.
+    # For the routes of stored completions. Each raises RoundhouseError `completion_not_found` or
+    # `response_store_failed`.
 
     async def list_page(self, caller: Caller, wanted: CompletionFilter, query: ListQuery) -> Fields:
-        """A page of the completions that a caller sees, as a list object."""
+        """Return a page of the completions that the caller may see, as a list object."""
         if self._store is None:
             return list_object([], has_more=False)
         routes = self._live.current
@@ -76,7 +81,7 @@ class StoredCompletions:
         )
 
     async def get(self, caller: Caller, completion_id: str) -> Fields:
-        """The completion object."""
+        """Return the completion object."""
         found = await self._store_of(completion_id).submit_job(
             lambda database: database.completions.find(caller.tenant, completion_id)
         )
@@ -85,7 +90,7 @@ class StoredCompletions:
         return found.completion
 
     async def list_messages(self, caller: Caller, completion_id: str, query: ListQuery) -> Fields:
-        """A page of the messages that a completion answers, as a list object."""
+        """Return a page of the messages of a completion's request, as a list object."""
         await self.get(caller, completion_id)
         messages = await self._store_of(completion_id).submit_job(
             lambda database: database.completions.load_messages(caller.tenant, completion_id)
@@ -93,7 +98,7 @@ class StoredCompletions:
         return paginate_items(list_messages(completion_id, messages), query)
 
     async def update(self, caller: Caller, completion_id: str, fields: Fields) -> Fields:
-        """Replace a completion's metadata. The completion object then."""
+        """Replace a completion's metadata by that of `fields`, a request's body. Returns the new completion object."""
         metadata = read_metadata(fields)
         await self.get(caller, completion_id)
         updated = await self._store_of(completion_id).submit_change(

@@ -1,6 +1,6 @@
-"""What is asked of the tables of chat completions. Every method waits for the disk, and may raise sqlite3.Error.
+"""Queries of the tables of chat completions. Methods wait for the disk, and may raise sqlite3.Error.
 
-Those that write belong into a transaction of the caller's.
+Call methods that write within a transaction.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HAS_PAIR: Final = """
 
 
 class _Row(NamedTuple):
-    """A completion in its table, without the messages."""
+    """A row of the table, without the messages."""
 
     number: int
     model: str
@@ -39,7 +39,7 @@ class _Row(NamedTuple):
 
 
 class CompletionTable:
-    """Chat completions of all tenants. One that is not the tenant's, or has expired, is as if it were not."""
+    """Chat completions of all tenants. Those of other tenants, and expired ones, are not found."""
 
     def __init__(self, file: TableFile) -> None:
         self._file = file
@@ -62,18 +62,19 @@ class CompletionTable:
             self._file.run_with_rows(_INSERT_METADATA, pairs)
 
     def find(self, tenant: str, completion_id: str) -> FoundCompletion | None:
-        """One completion of a tenant."""
+        """Return a tenant's completion; None: there is none with this id."""
         row = self._find_row(tenant, completion_id)
         return None if row is None else FoundCompletion(row.model, _join(row.metadata, row.completion))
 
     def list_page(
         self, tenant: str, wanted: CompletionFilter, query: ListQuery, is_visible: Callable[[str], bool]
     ) -> Fields:
-        """A page of a tenant's completions in the order in which they were made, as a list object: of models that
-        `is_visible` says yes to.
+        """Return a page of a tenant's completions, in the order in which they were made, as a list object.
+
+        `is_visible`: whether to list completions of a model, by its own name.
 
         Raises:
-            RoundhouseError: `invalid_request`: there is no completion of the id after which it is to begin.
+            RoundhouseError: `invalid_request` if no completion has the id `query.after`.
         """
         statement = _LIST
         values: list[Any] = [tenant, self._file.cutoff()]
@@ -87,7 +88,7 @@ class CompletionTable:
             statement += " AND number > ?" if query.is_ascending else " AND number < ?"
             values.append(cursor.number)
         statement += f" ORDER BY number {'ASC' if query.is_ascending else 'DESC'}"
-        # The list is read as far as the page goes, and no further.
+        # Rows are read until the page is full, and no further.
         found_rows = self._db.execute(statement, values)
         wanted_numbers = (number for number, model in found_rows if wanted.takes_model(model) and is_visible(model))
         numbers = list(itertools.islice(wanted_numbers, query.limit + 1))
@@ -95,7 +96,7 @@ class CompletionTable:
         return list_object(data, has_more=len(numbers) > query.limit)
 
     def load_messages(self, tenant: str, completion_id: str) -> list[Fields]:
-        """The messages of the request that a completion answered; none where there is no such completion."""
+        """Return the messages of a completion's request; empty if there is no such completion."""
         row = self._find_row(tenant, completion_id)
         if row is None:
             return []
@@ -104,7 +105,7 @@ class CompletionTable:
         return loaded_messages
 
     def update_metadata(self, tenant: str, completion_id: str, metadata: Mapping[str, str]) -> Fields | None:
-        """Replace the metadata of a completion, which counts as used now. The completion; None: there is none."""
+        """Replace a completion's metadata. Returns the completion object, which counts as used now; None: not found."""
         row = self._find_row(tenant, completion_id)
         if row is None:
             return None
@@ -120,7 +121,7 @@ class CompletionTable:
         return _join(encoded_metadata, row.completion)
 
     def delete(self, tenant: str, completion_id: str) -> bool:
-        """Delete one completion of a tenant. Whether there was one."""
+        """Delete a tenant's completion. Returns whether there was one."""
         row = self._find_row(tenant, completion_id)
         if row is not None:
             self._db.execute("DELETE FROM completions WHERE number = ?", (row.number,))

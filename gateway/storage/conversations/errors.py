@@ -1,4 +1,4 @@
-"""What requests about conversations are refused with. Pure."""
+"""Errors of requests about conversations. Pure."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from controller.schema.errors import RoundhouseError
 
 
 def conversation_not_found(conversation_id: str, param: str = "conversation_id") -> RoundhouseError:
-    """There is no such conversation for the tenant."""
+    """Return the error for a conversation that the tenant does not have. `param`: the parameter that has the id."""
     message = f"Conversation with id {conversation_id!r:.100} not found."
     return RoundhouseError("conversation_not_found", message, param=param)
 
 
 def item_not_found(conversation_id: str, item_id: str, param: str = "item_id") -> RoundhouseError:
-    """The conversation has no such item."""
+    """Return the error for an item that the conversation does not have."""
     message = f"Item with id {item_id!r:.100} not found in conversation {conversation_id!r:.100}."
     return RoundhouseError("conversation_item_not_found", message, param=param)
 
 
 def conversation_locked(conversation_id: str, response_id: str) -> RoundhouseError:
-    """A response is being made in the conversation."""
+    """Return the error for a change of a conversation in which the response `response_id` is being made."""
     message = (
         f"Another process is currently operating on the conversation {conversation_id!r:.100}: the response "
         f"{response_id} is being made in it. Retry when that is over, or cancel it."
@@ -27,7 +27,7 @@ def conversation_locked(conversation_id: str, response_id: str) -> RoundhouseErr
 
 
 def conversation_too_long(most_items: int, most_bytes: int, param: str) -> RoundhouseError:
-    """The conversation holds more than a model is ever asked with, or would after what is to be added."""
+    """Return the error for a conversation that is too long to be continued, or would be with the items to add."""
     message = (
         f"The conversation is longer than what may be continued: {most_items} items, {most_bytes} bytes. Delete some "
         "of its items, or begin a new one with what matters of it."
@@ -36,18 +36,18 @@ def conversation_too_long(most_items: int, most_bytes: int, param: str) -> Round
 
 
 def wrong_item_id(item_id: str, place: str) -> RoundhouseError:
-    """An item of that id could not be asked for."""
+    """Return the error for an item whose id has characters that ids must not have. `place`: the id's place."""
     message = f"`{place}` must have letters, digits, - and _ only, at most 128; it is {item_id!r:.100}."
     return RoundhouseError("invalid_request", message, param=place)
 
 
 def duplicate_item(item_id: str, place: str) -> RoundhouseError:
-    """The conversation has an item of that id, or is given it twice."""
+    """Return the error for an item whose id the conversation has already. `place`: the id's place in the request."""
     message = f"Duplicate item found with id {item_id!r:.100}. Leave its id out, or the item."
     return RoundhouseError("invalid_request", message, param=place)
 
 
 def storage_disabled() -> RoundhouseError:
-    """There is no place where a conversation could be kept."""
+    """Return the error for a new conversation on a gateway that stores nothing."""
     message = "This gateway stores nothing (ROUNDHOUSE_RESPONSES_RETENTION_H is 0), so there are no conversations."
     return RoundhouseError("storage_disabled", message)

@@ -1,8 +1,8 @@
-"""What is stored of a conversation. Pure values.
+"""Stored conversations and their items, as values. Pure.
 
-The items of a conversation are a tree: each has the id of its parent, the item that was said before it, or None where
-it is the first. The active branch leads from the first item to the conversation's active item; OpenAI's routes show
-that branch, and a response continues it.
+The items of a conversation form a tree: each has the id of its parent, the item before it, or None if it is a first
+one. The active branch leads from a first item to the conversation's active item. OpenAI's routes show that branch, and
+a response continues it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class StoredConversation(NamedTuple):
     """Unix time in seconds."""
     metadata: Mapping[str, str]
     model: str | None
-    """The own name of the model that answered last in it; None: none has."""
+    """Own name of the model that last answered in the conversation; None: none has."""
 
     @property
     def fields(self) -> Fields:
-        """The conversation object."""
+        """OpenAI's conversation object."""
         return {
             "id": self.id,
             "object": "conversation",
@@ -37,7 +37,7 @@ class StoredConversation(NamedTuple):
 
 
 class NewItem(NamedTuple):
-    """One item as it is written. Encoded where it is made, so that nobody changes it any more."""
+    """An item to be written. JSON is encoded when it is made, so that later changes have no effect."""
 
     id: str
     item: bytes
@@ -45,46 +45,50 @@ class NewItem(NamedTuple):
 
 
 class BranchStart(NamedTuple):
-    """The item below which others are added, where that is not the active item."""
+    """Where added items begin a new branch, instead of continuing the active one."""
 
     parent_id: str | None
-    """None: they begin the conversation anew."""
+    """Id of the item below which they are added; None: they begin a branch of their own at the root."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationTurn:
-    """What a response adds to the conversation that it was made in: its input and its output."""
+    """The items that a response adds to the conversation that it was made in: its input and its output."""
 
     id: str
-    """Of the response."""
+    """The response's id."""
     conversation_id: str
     tenant: str
     model: str
-    """The own name of the model that answered."""
+    """Own name of the model that answered."""
     items: tuple[NewItem, ...]
 
     @property
     def size(self) -> int:
-        """Bytes of all of it."""
+        """Bytes of the items."""
         return size_of(self.items)
 
 
 class ActiveBranch(NamedTuple):
-    """What a response continues."""
+    """The active branch of a conversation, which a response continues."""
 
     model: str | None
-    """The own name of the model that answered last in the conversation; None: none has."""
+    """Own name of the model that last answered in the conversation; None: none has."""
     active_item: str | None
-    """The id of the last item; None: there is none."""
+    """Id of the last item; None: there are no items."""
     items: tuple[Fields, ...]
-    """The oldest first."""
+    """The items, oldest first."""
 
 
 def encode_items(items: Sequence[Fields]) -> tuple[NewItem, ...]:
-    """Items as they are written; each has an id. Raises RecursionError: one is nested too deeply."""
+    """Encode items, each of which has an `id`, to be written.
+
+    Raises:
+        RecursionError: an item is nested too deeply.
+    """
     return tuple([NewItem(item["id"], json_bytes(item)) for item in items])
 
 
 def size_of(items: Sequence[NewItem]) -> int:
-    """Bytes of items."""
+    """Return the bytes of the items' JSON."""
     return sum(len(item.item) for item in items)

@@ -1,4 +1,4 @@
-"""The conversations of a gateway, as requests ask for them."""
+"""Stored conversations, as the routes below /v1/conversations create, read and change them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,12 @@ _PREFIX: Final = "conv_"
 
 
 class Conversations:
-    """All of a gateway's. Belongs to the event loop. A conversation is its tenant's; a key for some models sees those
-    in which one of its models, or none, answered last. Each method raises RoundhouseError."""
+    """All conversations of a gateway. Belongs to the event loop.
+
+    A conversation belongs to its tenant. A key that is limited to some models sees the conversations in which one of
+    these models, or none, answered last. Methods raise RoundhouseError: `conversation_not_found`,
+    `conversation_item_not_found`, `conversation_locked`, `invalid_request` or `response_store_failed`.
+    """
 
     def __init__(
         self, store: StateStore | None, responses: StoredResponses, live: LiveRoutes, bounds: HistoryBounds
@@ -44,7 +48,10 @@ class Conversations:
         self._bounds = bounds
 
     async def create(self, caller: Caller, fields: Fields) -> Fields:
-        """Make a conversation of a request's `metadata` and first `items`."""
+        """Create a conversation with the `metadata` and `items` of a request's body. Returns the conversation object.
+
+        Raises RoundhouseError `storage_disabled` if the gateway stores nothing.
+        """
         if self._store is None:
             raise storage_disabled()
         metadata = read_metadata(fields)
@@ -56,11 +63,11 @@ class Conversations:
         return made.fields
 
     async def get(self, caller: Caller, conversation_id: str) -> Fields:
-        """The conversation object."""
+        """Return the conversation object."""
         return (await self._require(caller, conversation_id)).fields
 
     async def update(self, caller: Caller, conversation_id: str, fields: Fields) -> Fields:
-        """Replace a conversation's metadata. The conversation object then."""
+        """Replace a conversation's metadata by that of a request's body. Returns the new conversation object."""
         metadata = read_metadata(fields)
         await self._require(caller, conversation_id)
         updated = await self._store_of(conversation_id).submit_change(
@@ -69,7 +76,7 @@ class Conversations:
         return updated.fields
 
     async def delete(self, caller: Caller, conversation_id: str) -> None:
-        """Delete a conversation with its items. A response that is being made in it goes on, and adds nothing."""
+        """Delete a conversation with its items. A response that is being made in it goes on, and adds no items."""
         await self._require(caller, conversation_id)
         is_deleted = await self._store_of(conversation_id).submit_change(
             lambda database: database.conversations.delete(caller.tenant, conversation_id)
@@ -80,7 +87,10 @@ class Conversations:
     # Items
 
     async def add_items(self, caller: Caller, conversation_id: str, fields: Fields) -> list[Fields]:
-        """Add a request's `items`, below the item `parent_id` where it has that. The items as they are shown."""
+        """Add the `items` of a request's body. Returns them as clients see them.
+
+        They follow the item `parent_id` of the body, or the active item if the body has no `parent_id`.
+        """
         await self._require(caller, conversation_id)
         start = _read_start(conversation_id, fields)
         items = await self._read_items(caller, fields.get("items"))
@@ -92,14 +102,14 @@ class Conversations:
         )
 
     async def list_items(self, caller: Caller, conversation_id: str, query: ListQuery) -> Fields:
-        """A page of the active branch, as a list object."""
+        """Return a page of the items of the active branch, as a list object."""
         await self._require(caller, conversation_id)
         return await self._store_of(conversation_id).submit_job(
             lambda database: database.conversations.list_items(caller.tenant, conversation_id, query)
         )
 
     async def get_item(self, caller: Caller, conversation_id: str, item_id: str) -> Fields:
-        """An item, of whatever branch."""
+        """Return an item of any branch."""
         await self._require(caller, conversation_id)
         _require_item_id(conversation_id, item_id)
         return await self._store_of(conversation_id).submit_job(
@@ -107,7 +117,7 @@ class Conversations:
         )
 
     async def delete_item(self, caller: Caller, conversation_id: str, item_id: str) -> Fields:
-        """Delete an item; what came after it comes after its parent. The conversation object."""
+        """Delete an item. Items that followed it then follow its parent. Returns the conversation object."""
         await self._require(caller, conversation_id)
         _require_item_id(conversation_id, item_id)
         self._require_free(caller, conversation_id)
@@ -116,7 +126,7 @@ class Conversations:
         )
         return conversation.fields
 
-    # Parts of these
+    # Internal
 
     async def _require(self, caller: Caller, conversation_id: str) -> StoredConversation:
         found = await self._store_of(conversation_id).submit_job(
@@ -127,7 +137,7 @@ class Conversations:
         return found
 
     def _require_free(self, caller: Caller, conversation_id: str) -> None:
-        """No response is being made in it. Nothing is awaited between this look and the job that changes it."""
+        """Check that no response is being made in the conversation. Submit the change without awaiting in between."""
         self._responses.conversation_locks.require_free(caller.tenant, conversation_id)
 
     async def _read_items(self, caller: Caller, values: Any) -> Sequence[NewItem]:
@@ -156,7 +166,7 @@ def _require_item_id(conversation_id: str, item_id: str, param: str = "item_id")
 
 
 def _read_start(conversation_id: str, fields: Fields) -> BranchStart | None:
-    """Where a request's items begin a branch; None: they go on with the active one."""
+    """Read where the items of a request's body begin a branch; None: they continue the active one."""
     if "parent_id" not in fields:
         return None
     parent_id = optional_field(fields, "parent_id", str)

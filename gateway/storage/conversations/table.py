@@ -1,6 +1,7 @@
-"""What is asked of the tables of conversations. Every method waits for the disk, and may raise sqlite3.Error.
+"""Queries of the tables of conversations. Methods wait for the disk, and may raise sqlite3.Error.
 
-Those that write belong into a transaction of the caller's.
+Call methods that write within a transaction. `RoundhouseError` means that a conversation or item is not there, unless
+said otherwise.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ WHERE i.id = ? AND c.tenant = ? AND c.used_at >= ?
 
 
 class _Row(NamedTuple):
-    """A conversation in its table."""
+    """A row of the table of conversations."""
 
     number: int
     id: str
@@ -69,14 +70,14 @@ class _Row(NamedTuple):
 
 
 class _Link(NamedTuple):
-    """One item of a branch."""
+    """An item of a branch, without its content."""
 
     id: str
     bytes: int
 
 
 class ConversationTable:
-    """Conversations of all tenants. A conversation that is not the tenant's, or has expired, is as if it were not."""
+    """Conversations of all tenants. Those of other tenants, and expired ones, are not found."""
 
     def __init__(self, file: TableFile) -> None:
         self._file = file
@@ -95,19 +96,19 @@ class ConversationTable:
         return StoredConversation(conversation_id, now, metadata, None)
 
     def find(self, tenant: str, conversation_id: str) -> StoredConversation | None:
-        """One conversation of a tenant."""
+        """Return a tenant's conversation; None: there is none with this id."""
         row = self._find_row(tenant, conversation_id)
         return None if row is None else row.conversation
 
     def update_metadata(self, tenant: str, conversation_id: str, metadata: Mapping[str, str]) -> StoredConversation:
-        """Replace the metadata of a conversation, which counts as used now. Raises RoundhouseError."""
+        """Replace a conversation's metadata. It counts as used now. Raises RoundhouseError."""
         row = self._require_row(tenant, conversation_id)
         self._mark_used(row.number)
         self._db.execute("UPDATE conversations SET metadata = ? WHERE number = ?", (json_bytes(metadata), row.number))
         return row.conversation._replace(metadata=metadata)
 
     def delete(self, tenant: str, conversation_id: str) -> bool:
-        """Delete a conversation with all its items. Whether there was one."""
+        """Delete a conversation with all its items. Returns whether there was one."""
         row = self._find_row(tenant, conversation_id)
         if row is not None:
             self._db.execute("DELETE FROM conversations WHERE number = ?", (row.number,))
@@ -123,12 +124,13 @@ class ConversationTable:
         start: BranchStart | None,
         bounds: HistoryBounds,
     ) -> list[Fields]:
-        """Add items one below the other, the first below the active item, or where another branch starts; the last
-        becomes the active item. The items as they are shown.
+        """Add items one below the other. The last becomes the active item. Returns them as clients see them.
+
+        `start`: where the first is added; None: below the active item. `bounds`: limits of the whole branch.
 
         Raises:
-            RoundhouseError: there is no such conversation or parent, an item of an id is there already, or the branch
-                would be longer than what may be continued.
+            RoundhouseError: the conversation or the parent is not there, an item with an id exists already, or the
+                branch would exceed `bounds`.
             DatabaseFullError: there is no room.
         """
         row = self._require_row(tenant, conversation_id)
@@ -147,8 +149,10 @@ class ConversationTable:
         return [_shown_item(*each) for each in zip((item.item for item in items), parent_ids, strict=True)]
 
     def add_turns(self, turns: Sequence[ConversationTurn]) -> None:
-        """Add what responses were made of and have said, each to its conversation; what was deleted gets nothing.
-        An item whose id is there already gets another. Raises DatabaseFullError."""
+        """Add the items of responses to their conversations, below the active items; skip deleted conversations.
+
+        An item whose id exists already gets another. Raises DatabaseFullError.
+        """
         for turn in turns:
             row = self._find_row(turn.tenant, turn.conversation_id)
             if row is None:
@@ -160,7 +164,7 @@ class ConversationTable:
             self._insert_items(row.number, items, row.active_item)
 
     def list_items(self, tenant: str, conversation_id: str, query: ListQuery) -> Fields:
-        """A page of the active branch, as a list object. Raises RoundhouseError."""
+        """Return a page of the items of the active branch, as a list object. Raises RoundhouseError."""
         row = self._require_row(tenant, conversation_id)
         links = self._load_links(row.number, row.active_item)
         page = paginate_items([{"id": link.id} for link in links], query)
@@ -168,7 +172,7 @@ class ConversationTable:
         return page
 
     def find_item(self, tenant: str, conversation_id: str, item_id: str) -> Fields:
-        """An item of a conversation, of whatever branch. Raises RoundhouseError."""
+        """Return an item of a conversation, of any branch. Raises RoundhouseError."""
         row = self._require_row(tenant, conversation_id)
         found = self._find_item(row.number, item_id)
         if found is None:
@@ -176,7 +180,10 @@ class ConversationTable:
         return _shown_item(*found)
 
     def delete_item(self, tenant: str, conversation_id: str, item_id: str) -> StoredConversation:
-        """Delete an item. What came after it comes after its parent. The conversation. Raises RoundhouseError."""
+        """Delete an item, and return its conversation. Items that followed it then follow its parent.
+
+        Raises RoundhouseError.
+        """
         row = self._require_row(tenant, conversation_id)
         found = self._find_item(row.number, item_id)
         if found is None:
@@ -195,10 +202,10 @@ class ConversationTable:
     # For responses
 
     def load_active(self, tenant: str, conversation_id: str, bounds: HistoryBounds) -> ActiveBranch:
-        """The active branch of a conversation that a response continues, which counts as used now.
+        """Load the active branch of a conversation that a response continues. The conversation counts as used now.
 
         Raises:
-            RoundhouseError: there is no such conversation, or the branch is too long.
+            RoundhouseError: the conversation is not there, or the branch exceeds `bounds`.
         """
         row = self._find_row(tenant, conversation_id)
         if row is None:
@@ -210,8 +217,10 @@ class ConversationTable:
         return ActiveBranch(row.model, row.active_item, tuple(self._load_items(row.number, links)))
 
     def load_until(self, tenant: str, conversation_id: str, item_id: str | None) -> list[Fields] | None:
-        """The items of a conversation until one of them, that one included; none where `item_id` is None. None: there
-        is no such conversation, or no such item, any more."""
+        """Return the branch of a conversation that ends with `item_id`, oldest first; empty if `item_id` is None.
+
+        None: the conversation or the item is not there any more.
+        """
         row = self._find_row(tenant, conversation_id)
         links = [] if row is None else self._load_links(row.number, item_id)
         if row is None or (item_id is not None and not links):
@@ -219,14 +228,16 @@ class ConversationTable:
         return self._load_items(row.number, links)
 
     def mark_used(self, tenant: str, conversation_id: str) -> None:
-        """A conversation, if it is there, counts as used now."""
+        """Count a conversation as used now, if it is there."""
         row = self._find_row(tenant, conversation_id)
         if row is not None:
             self._mark_used(row.number)
 
     def find_referenced(self, tenant: str, item_id: str) -> tuple[bytes, str | None] | None:
-        """The JSON of an item of whichever conversation, which counts as used now, and the model that answered last
-        there."""
+        """Find an item in any conversation of a tenant; None: there is none with this id.
+
+        Returns its JSON, and the name of the model that last answered in its conversation, which counts as used now.
+        """
         found = self._db.execute(_REFERENCED, (item_id, tenant, self._file.cutoff())).fetchone()
         if found is None:
             return None
@@ -234,7 +245,7 @@ class ConversationTable:
         self._mark_used(number)
         return item, model
 
-    # Parts of these
+    # Internal
 
     def _find_row(self, tenant: str, conversation_id: str) -> _Row | None:
         row = self._db.execute(_FIND, (conversation_id, tenant, self._file.cutoff())).fetchone()
@@ -251,13 +262,13 @@ class ConversationTable:
         self._db.execute("UPDATE conversations SET used_at = max(used_at, ?) WHERE number = ?", (now, number))
 
     def _load_links(self, number: int, last_id: str | None) -> list[_Link]:
-        """The branch that ends with an item, the oldest first."""
+        """Return the branch that ends with an item, oldest first; empty if the item is not there."""
         if last_id is None:
             return []
         return [_Link(*row) for row in self._db.execute(_BRANCH, {"number": number, "last": last_id})]
 
     def _find_item(self, number: int, item_id: str) -> tuple[bytes, str | None] | None:
-        """JSON of an item, and the id of its parent."""
+        """Return the JSON of an item and the id of its parent; None: there is no such item."""
         found: tuple[bytes, str | None] | None = self._db.execute(_ITEM, (number, item_id)).fetchone()
         return found
 
@@ -270,7 +281,7 @@ class ConversationTable:
         return [json.loads(self._load_item(number, link.id)[0]) for link in links]
 
     def _insert_items(self, number: int, items: Sequence[NewItem], parent_id: str | None) -> list[str | None]:
-        """Write items one below the other; the last becomes the active item. The parent of each."""
+        """Write items one below the other. The last becomes the active item. Returns the id of each item's parent."""
         if not items:
             return []
         now = self._file.clock()
@@ -281,7 +292,7 @@ class ConversationTable:
         return parent_ids
 
     def _with_new_ids(self, number: int, items: Sequence[NewItem]) -> list[NewItem]:
-        """The items, another id for each whose own is taken, or could not be asked for."""
+        """Return the items with a new id for each whose own is taken or has characters that ids must not have."""
         taken_ids: set[str] = set()
         fresh_items = []
         for item in items:

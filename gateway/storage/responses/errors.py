@@ -1,4 +1,4 @@
-"""What requests about stored responses are refused with. Pure."""
+"""Errors of requests about stored responses. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ _PREVIOUS = "previous_response_id"
 
 
 def previous_not_found(response_id: str, missing_id: str) -> RoundhouseError:
-    """The response to be continued, or one before it (`missing_id`), is not there for the tenant."""
+    """Return the error for a request that continues `response_id`, if that or one before it is not stored.
+
+    `missing_id`: the response that is missing.
+    """
     if missing_id == response_id:
         message = f"Previous response with id {response_id!r:.100} not found."
     else:
@@ -20,8 +23,7 @@ def previous_not_found(response_id: str, missing_id: str) -> RoundhouseError:
 
 
 def conversation_gone(response_id: str, conversation_id: str) -> RoundhouseError:
-    """The conversation that the response to be continued was made in is not there any more, or lacks what came before
-    the response."""
+    """Return the error for a request that continues a response whose conversation, or its items, are not stored."""
     message = (
         f"The conversation {conversation_id!r:.100}, in which {response_id!r:.100} or a response before it was made, "
         "is not stored any more."
@@ -30,20 +32,20 @@ def conversation_gone(response_id: str, conversation_id: str) -> RoundhouseError
 
 
 def responses_not_stored() -> RoundhouseError:
-    """A response is to be continued, and this gateway stores none."""
+    """Return the error for a request that continues a response, on a gateway that stores none."""
     message = "This gateway stores no responses (ROUNDHOUSE_RESPONSES_RETENTION_H is 0), so none can be continued."
     return RoundhouseError("previous_response_not_found", message, param=_PREVIOUS)
 
 
 def not_continuable(response_id: str, status: str) -> RoundhouseError:
-    """The response to be continued has no answer, or none yet."""
+    """Return the error for a request that continues a response that failed or has no answer yet."""
     next_step = "wait until it is complete" if status in RUNNING else "continue the response before it, or begin anew"
     message = f"The response {response_id!r:.100} cannot be continued, because it is {status}: {next_step}."
     return RoundhouseError("invalid_request", message, param=_PREVIOUS)
 
 
 def too_long(bounds: HistoryBounds, param: str) -> RoundhouseError:
-    """What a request continues or refers to is more than a conversation may be."""
+    """Return the error for a request whose history or references exceed `bounds`. `param`: the field that has them."""
     message = (
         f"The stored conversation is longer than what may be continued: {bounds.responses} responses, {bounds.items} "
         f"items, {bounds.bytes} bytes. Begin a new one, with what matters of it in `input`."
@@ -52,13 +54,13 @@ def too_long(bounds: HistoryBounds, param: str) -> RoundhouseError:
 
 
 def too_many_references(ids: Sequence[str], limit: int) -> RoundhouseError:
-    """More items are referred to than may be."""
+    """Return the error for a request that refers to more stored items than `limit`."""
     message = f"`input` refers to {len(ids)} stored items, and {limit} are the most."
     return RoundhouseError("invalid_request", message, param="input")
 
 
 def not_in_background(response_id: str) -> RoundhouseError:
-    """The events of a response are asked for, and only its own request was sent them."""
+    """Return the error for reading the events of a response that was not made in the background."""
     message = (
         f"The response {response_id!r:.100} was not made in the background: its events are sent to the request that "
         "makes it alone. Leave `stream` out, or send `background: true` with the request."
@@ -67,6 +69,6 @@ def not_in_background(response_id: str) -> RoundhouseError:
 
 
 def response_not_found(response_id: str) -> RoundhouseError:
-    """There is no such response for the tenant."""
+    """Return the error for a response that the tenant does not have."""
     message = f"Response with id {response_id!r:.100} not found."
     return RoundhouseError("response_not_found", message, param="response_id")

@@ -1,7 +1,7 @@
-"""The events of a response that is made in the background, for whoever reads them during or after that.
+"""The events of a background response, for clients that read them while it is made or afterwards.
 
-Readers pull, each at its own pace: a slow one holds nothing back, and nothing is kept for it. Whole blocks of events
-are compressed, which leaves a few times what the response's own text takes.
+Each reader pulls at its own pace: a slow one delays nobody, and nothing is buffered for it. Whole blocks of events are
+compressed; a log then takes a few times the memory of the response's text.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from collections.abc import AsyncIterator
 from typing import Final, Protocol
 
 BLOCK_BYTES: Final = 64 * 1024
-"""So much is compressed at once: less than a millisecond of the event loop."""
+"""Bytes of events that are compressed at once; that takes the event loop less than a millisecond."""
 DONE: Final = b"data: [DONE]\n\n"
 _EVENT_END: Final = b"\n\n"
 _HEADER: Final = struct.Struct(">II")
-"""Of a stored block: how many events, how many compressed bytes."""
+"""Header of a stored block: number of events, compressed bytes."""
 
 
 class ResponseEvents(Protocol):
-    """The events of one response, numbered from 0 as their `sequence_number` is."""
+    """The events of one response as readers see them, numbered from 0 like their `sequence_number`."""
 
     @property
     def is_ended(self) -> bool:
-        """Whether the last event has come."""
+        """Whether the last event is there."""
 
     def read_block(self, number: int) -> bytes:
-        """Some of the events from `number` on, in order; empty: event `number` has not come yet."""
+        """Return some events from number `number` on, in order; empty: that event is not there yet."""
 
     async def wait_for_more(self, timeout_s: float) -> bool:
-        """Wait until events have come, or the end. False: neither has, within `timeout_s` seconds."""
+        """Wait for further events or the end. Returns False if neither comes within `timeout_s` seconds."""
 
 
 class EventLog:
-    """A `ResponseEvents` that is written as the response is made. Belongs to the event loop."""
+    """`ResponseEvents` that are appended as the response is made. Belongs to the event loop."""
 
     def __init__(self, first_number: int = 0) -> None:
-        """`first_number`: number of the first event that will come."""
+        """`first_number`: number of the first event that will be appended."""
         self._blocks: list[bytes] = []
-        """Compressed."""
+        """Compressed events."""
         self._first_numbers: list[int] = []
         """Number of the first event of each block."""
         self._tail: list[bytes] = []
@@ -56,7 +56,7 @@ class EventLog:
 
     @classmethod
     def from_stored(cls, stored: bytes) -> EventLog:
-        """What `to_stored` made, ended."""
+        """Restore a log from the result of `to_stored`. It has ended."""
         log = cls()
         position = 0
         while position < len(stored):
@@ -71,7 +71,7 @@ class EventLog:
         return log
 
     def to_stored(self) -> bytes:
-        """All events, as they are stored."""
+        """Encode all events to be stored: blocks, each with its header."""
         self._seal_tail()
         parts = []
         ends = itertools.pairwise([*self._first_numbers, self.next_number])
@@ -80,7 +80,7 @@ class EventLog:
         return b"".join(parts)
 
     def append_events(self, events: bytes) -> None:
-        """Whole events, perhaps with the stream's closing `[DONE]`, which is no event."""
+        """Append whole server-sent events, and wake the readers. A closing `data: [DONE]` is left out."""
         events = events.removesuffix(DONE)
         if not events:
             return
@@ -92,12 +92,12 @@ class EventLog:
         self._wake_readers()
 
     def end(self) -> None:
-        """The last event has come."""
+        """Mark the log as complete, and wake the readers."""
         self.is_ended = True
         self._wake_readers()
 
     def read_block(self, number: int) -> bytes:
-        """See ResponseEvents."""
+        """Return some events from number `number` on; see `ResponseEvents`."""
         if number >= self.next_number:
             return b""
         if number >= self._tail_first:
@@ -106,7 +106,7 @@ class EventLog:
         return _skip_events(zlib.decompress(self._blocks[index]), number - self._first_numbers[index])
 
     async def wait_for_more(self, timeout_s: float) -> bool:
-        """See ResponseEvents."""
+        """Wait for further events or the end; see `ResponseEvents`."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         try:
@@ -133,8 +133,10 @@ class EventLog:
 
 
 async def follow_events(events: ResponseEvents, first_number: int, silence_s: float) -> AsyncIterator[bytes]:
-    """A stream of the events from `first_number` on, until the last; a comment after each `silence_s` seconds without
-    one."""
+    """Yield the events from number `first_number` on, to the last, then `data: [DONE]`.
+
+    A comment is sent after each `silence_s` seconds without an event.
+    """
     number = first_number
     while True:
         block = events.read_block(number)
@@ -149,7 +151,7 @@ async def follow_events(events: ResponseEvents, first_number: int, silence_s: fl
 
 
 def count_events(events: bytes) -> int:
-    """How many whole events there are. JSON holds no line end, so each ends with the first empty line."""
+    """Return the number of whole events. JSON holds no line breaks, so each event ends with its first empty line."""
     return events.count(_EVENT_END)
 
 

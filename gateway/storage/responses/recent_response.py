@@ -1,5 +1,4 @@
-"""The response that was made last on a connection, for as long as that is open: what the next one there may continue,
-whether or not the response is stored. Pure."""
+"""The last response on a WebSocket connection, which the next one there may continue even if it is not stored. Pure."""
 
 from __future__ import annotations
 
@@ -16,35 +15,35 @@ class _Kept(NamedTuple):
     response_id: str
     history: History
     size: int
-    """Bytes of the history's items, as JSON."""
+    """Bytes of the history's items as JSON."""
     is_stored: bool
 
 
 class RecentResponse:
-    """Of one connection. It holds one response and all that the response continues, within bounds."""
+    """The last response of one connection, with all that it continues, within bounds."""
 
     def __init__(self, bounds: HistoryBounds) -> None:
         self._bounds = bounds
         self._kept: _Kept | None = None
         self._too_long_id: str | None = None
-        """The response that was made last, where it is too much to be kept."""
+        """Id of the last response, if it was too large to be kept and is not stored; None otherwise."""
 
     def find_history(self, response_id: str) -> History | None:
-        """What continuing that response means; None: another was made last, or none.
+        """Return the history for a request that continues this response; None: it is not the connection's last.
 
         Raises:
-            RoundhouseError: `invalid_request`: it and what it continues are more than a conversation may be.
+            RoundhouseError: `invalid_request` if the response and what it continues exceed the bounds.
         """
         if response_id == self._too_long_id:
             raise too_long(self._bounds, "previous_response_id")
         return self._kept.history if self._kept is not None and self._kept.response_id == response_id else None
 
     def is_stored(self, response_id: str) -> bool:
-        """Whether that response can be continued elsewhere, too."""
+        """Return whether a response is stored; True also for one that is not the connection's last."""
         return self._kept is None or self._kept.response_id != response_id or self._kept.is_stored
 
     def keep(self, context: ResponseContext, model: str) -> None:
-        """The response of `context` was made by the model of this own name. Keep it if it can be continued."""
+        """Keep the response of `context`, if it can be continued. `model`: own name of the model that made it."""
         response = context.response
         if response is None or response["status"] not in CONTINUABLE:
             return
@@ -62,6 +61,6 @@ class RecentResponse:
         return len(json_bytes(history)) if history else 0
 
     def forget(self, response_id: str | None) -> None:
-        """That response was continued, which failed: it is not continued again here."""
+        """Forget a response, if it is kept. Call when a request that continued it has failed."""
         if self._kept is not None and self._kept.response_id == response_id:
             self._kept = None

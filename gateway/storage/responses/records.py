@@ -1,4 +1,4 @@
-"""What is stored of a response, and what a request may ask of it. Pure values."""
+"""Stored responses, and the history that a request continues, as values. Pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from gateway.protocols.common.json_bytes import json_bytes
 from gateway.storage.conversations.records import ConversationTurn
 
 TOKEN_LENGTH: Final = 48
+"""Letters of the random part of ids."""
 RUNNING: Final = frozenset({"queued", "in_progress"})
-"""Status of a response that is not over."""
+"""Statuses of a response that is being made."""
 CONTINUABLE: Final = frozenset({"completed", "incomplete"})
-"""Status of a response that another may continue: it has an answer, perhaps one that was cut."""
+"""Statuses of a response that another may continue: it has an answer, perhaps a truncated one."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """One response as it is written. Encoded where it is made, so that nobody changes it any more."""
+    """A response to be written. JSON is encoded when it is made, so that later changes have no effect."""
 
     id: str
     tenant: str
@@ -29,23 +30,24 @@ class StoredResponse:
     created_at: float
     """Unix time in seconds."""
     previous_id: str | None
+    """Id of the response that it continues; None: it continues none."""
     status: str
     response: bytes
-    """The response object as JSON, its `output` empty."""
+    """The response object as JSON, with an empty `output`."""
     input: bytes
     """Its own input items, a JSON array."""
     output: bytes
-    """Its `output`."""
+    """Its `output`, a JSON array."""
     items: int
-    """How many there are in both."""
+    """Number of items in `input` and `output`."""
     conversation_id: str | None = None
-    """The conversation that it was made in."""
+    """The conversation that it was made in; None: none."""
     conversation_item: str | None = None
-    """The active item of that conversation when it was made; None: the conversation had no items."""
+    """That conversation's active item when the response was made; None: the conversation had no items."""
     turn: ConversationTurn | None = None
-    """What it adds to that conversation, written with it or not at all."""
+    """Items that it adds to the conversation; both are written, or neither."""
     events: bytes = b""
-    """Its events (`EventLog.to_stored`); empty: none are kept."""
+    """Its events (`EventLog.to_stored`); empty: none are stored."""
 
     @classmethod
     def of(
@@ -58,7 +60,7 @@ class StoredResponse:
         turn: ConversationTurn | None = None,
         events: bytes = b"",
     ) -> StoredResponse:
-        """What `response`, with this input of its own and these events, is stored as."""
+        """Encode a response object to be stored. `model`: the model's own name. `input_items`: its own input."""
         output = response["output"]
         conversation = response.get("conversation")
         return cls(
@@ -80,71 +82,78 @@ class StoredResponse:
 
     @property
     def items_size(self) -> int:
-        """Bytes of its items."""
+        """Bytes of the input and output items."""
         return len(self.input) + len(self.output)
 
     @property
     def size(self) -> int:
-        """Bytes of all of it."""
+        """Bytes of everything that is written for the response."""
         turn_size = 0 if self.turn is None else self.turn.size
         return len(self.response) + self.items_size + turn_size + len(self.events)
 
 
 class FoundResponse(NamedTuple):
-    """A stored response, read."""
+    """A response that was read."""
 
     model: str
+    """The model's own name."""
     response: Fields
+    """The response object."""
 
 
 class History(NamedTuple):
-    """What a request continues and refers to."""
+    """The response or conversation that a request continues, and the stored items that it refers to."""
 
     model: str | None = None
-    """The own name of the model that made the response which is continued, or that answered last in the conversation
-    which is; None: none is, or none has."""
+    """Own name of the model that made the continued response, or last answered in the continued conversation; None:
+    the request continues nothing, or no model has answered."""
     items: tuple[Fields, ...] = ()
-    """Of the responses that it continues, input and output, or of the conversation, the oldest first."""
+    """Input and output of the responses that the request continues, or the items of the conversation; oldest first."""
     referenced_items: Mapping[str, Fields] = {}
-    """Those of the items referred to that there are, by their id."""
+    """The items that the request refers to, by id; those that are not stored are absent."""
     referred_models: Mapping[str, str] = {}
-    """By such an id the own name of the model whose response it belongs to, or that answered last in the item's
-    conversation; without those of conversations in which none has."""
+    """For these ids, the own name of the model whose response the item belongs to, or that last answered in its
+    conversation; absent if none has."""
     conversation_item: str | None = None
-    """The id of the last of `items`, where they are a conversation's."""
+    """Id of the last of `items` if they are a conversation's."""
 
 
 class HistoryBounds(NamedTuple):
-    """What one conversation may come to."""
+    """Limits of what a request may continue."""
 
     bytes: int
-    """JSON of its items."""
+    """Most bytes of the items as JSON."""
     items: int = 10_000
+    """Most items."""
     responses: int = 2_000
+    """Most responses that continue each other."""
 
 
 class StoredTotals(NamedTuple):
-    """How much is stored."""
+    """Number and size of the stored objects."""
 
     responses: int = 0
     bytes: int = 0
-    """Of the database, without what is free in it."""
+    """Bytes of the database without its unused pages."""
     completions: int = 0
     conversations: int = 0
 
 
 def id_of(token: str) -> str:
-    """Of a response whose ids are made with this token, which has `TOKEN_LENGTH` letters and cannot be guessed."""
+    """Return a response's id. `token`: `TOKEN_LENGTH` random letters, which the ids of its items have, too."""
     return f"resp_{token}"
 
 
 def item_ids(token: str) -> Callable[[str], str]:
-    """Makes ids for the items of that response, by their prefix. They tell where an item is stored."""
+    """Return a function that makes ids of a response's items from a prefix. `token`: as in `id_of`.
+
+    Such an id tells which response an item is stored with; see `response_of`.
+    """
     numbers = itertools.count()
     return lambda prefix: f"{prefix}_{token}{next(numbers):04x}"
 
 
 def response_of(item_id: str) -> str | None:
-    """The id of the response that an item of this id would belong to."""
+    """Return the id of the response that an item with this id would belong to; None: of none, by its form."""
     token_and_number = item_id.rpartition("_")[2]
     return id_of(token_and_number[:TOKEN_LENGTH]) if len(token_and_number) > TOKEN_LENGTH else None

@@ -1,4 +1,4 @@
-"""The responses that are stored, and those that are being made and can be asked for."""
+"""Stored responses, and responses that are being made and can be read already."""
 
 from __future__ import annotations
 
@@ -45,18 +45,19 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 OPEN_RESPONSES: Final = b"openresponses-version"
+"""Request header of clients that expect answers as in the Open Responses specification."""
 
 
 class ResponseRun(Protocol):
-    """A response that is being made, and whose id somebody may know."""
+    """A response that is being made, and whose id a client may know."""
 
     @property
     def context(self) -> ResponseContext:
-        """Its own."""
+        """The response's context: its id, input and history."""
 
     @property
     def tenant(self) -> str:
-        """Whose it is."""
+        """The tenant that it belongs to."""
 
     @property
     def model(self) -> str:
@@ -64,30 +65,33 @@ class ResponseRun(Protocol):
 
     @property
     def response(self) -> Fields | None:
-        """What it is now; None: nobody has been told of it yet."""
+        """The response object at present; None: no client knows of the response yet."""
 
     @property
     def response_id(self) -> str:
-        """Its id."""
+        """The response's id."""
 
     @property
     def events(self) -> ResponseEvents | None:
-        """Its events, as far as they have come; None: nobody but its client gets them."""
+        """The events so far; None: only the client of the request gets them."""
 
     def store_outcome(self) -> None:
-        """Store it, if it is known by now what became of it."""
+        """Store the response, if it has ended."""
 
     def cancel(self) -> None:
-        """End it. Harmless after its end."""
+        """Cancel the response. Does nothing if it has ended."""
 
 
 class StoredResponses:
-    """All of a gateway's. Belongs to the event loop."""
+    """All stored and running responses of a gateway. Belongs to the event loop.
+
+    A response belongs to its tenant. A key that is limited to some models sees the responses of these models.
+    """
 
     def __init__(
         self, store: StateStore | None, live: LiveRoutes, bounds: HistoryBounds, clock: Callable[[], float]
     ) -> None:
-        """`store` None: none are stored. `clock` gives Unix time."""
+        """`store` None: nothing is stored. `bounds`: of what a request may continue. `clock`: Unix time in seconds."""
         self._store = store
         self._live = live
         self.history_bounds = bounds
@@ -95,15 +99,15 @@ class StoredResponses:
         self._running: dict[str, ResponseRun] = {}
         self.conversation_locks = ConversationLocks()
 
-    # For requests that make them
+    # For requests that make responses
 
     @property
     def stores_responses(self) -> bool:
-        """Whether responses are stored here."""
+        """Whether this gateway stores responses."""
         return self._store is not None
 
     def new_context(self, headers: Sequence[Header]) -> ResponseContext:
-        """For a new response to a request with these headers."""
+        """Make the context of a new response, with an id that cannot be guessed. `headers`: the request's."""
         token = secrets.token_hex(TOKEN_LENGTH // 2)
         return ResponseContext(
             id=id_of(token),
@@ -114,7 +118,10 @@ class StoredResponses:
         )
 
     def load_history(self, caller: Caller, options: RequestOptions) -> asyncio.Future[History]:
-        """What a request continues and refers to; see `StateDatabase.load_history`. Raises RoundhouseError, too."""
+        """Load what a request continues and refers to. Raises like `StateDatabase.load_history`, here or in the future.
+
+        Without a store, the history is empty, and a request that continues something is refused.
+        """
         if self._store is None:
             if options.previous_id is not None:
                 raise responses_not_stored()
@@ -135,8 +142,13 @@ class StoredResponses:
         )
 
     def check_visible(self, caller: Caller, options: RequestOptions, history: History) -> None:
-        """Raises RoundhouseError `previous_response_not_found`, or `conversation_not_found`: the key is not for the
-        model that made the response, or that answered last in the conversation."""
+        """Check that the caller may use the model that made the continued response, or last answered in a conversation.
+
+        `history`: what `load_history` returned for `options`.
+
+        Raises:
+            RoundhouseError: `previous_response_not_found` or `conversation_not_found`.
+        """
         if self._may_see(caller, history.model):
             return
         if options.conversation_id is not None:
@@ -145,23 +157,25 @@ class StoredResponses:
             raise previous_not_found(options.previous_id, options.previous_id)
 
     def visible_items(self, caller: Caller, history: History) -> dict[str, Fields]:
-        """Of the items referred to, those of models that the key is for; the others are as if they were not there."""
+        """Return the referenced items, by id, that come from models which the caller may use."""
         models = history.referred_models
         return {
             name: item for name, item in history.referenced_items.items() if self._may_see(caller, models.get(name))
         }
 
     def register_run(self, run: ResponseRun) -> None:
-        """It can be asked for from now on."""
+        """Make a running response readable under its id."""
         self._running[run.context.id] = run
 
     def unregister_run(self, run: ResponseRun) -> None:
-        """It cannot be asked for any more, except where it is stored."""
+        """Stop making a running response readable; once stored, it is read from the store."""
         self._running.pop(run.context.id, None)
 
     def save_outcome(self, run: ResponseRun, response: Fields, events: bytes) -> None:
-        """Store what it has come to, and its events (`EventLog.to_stored`), and add that to its conversation. That it
-        cannot be stored is said in the log."""
+        """Store an ended response with its events, and add its items to its conversation. A failure is only logged.
+
+        `response`: the response object. `events`: from `EventLog.to_stored`; may be empty.
+        """
         try:
             stored_object = _stored_outcome(run, response, events)
             if stored_object is not None:
@@ -170,13 +184,17 @@ class StoredResponses:
             logger.error("the response %s is not stored: %s", run.context.id, error)  # noqa: TRY400
 
     def save_new_response(self, run: ResponseRun, response: Fields) -> asyncio.Future[None]:
-        """Store what it is at its beginning, if that can be. Raises RoundhouseError `invalid_request`."""
+        """Store a response at its beginning. The future ends once it is written.
+
+        Raises:
+            RoundhouseError: `invalid_request` if the request is nested too deeply.
+        """
         return self._require_store().save_new_response(_stored_response(run, response))
 
-    # For requests that ask for them. Each raises RoundhouseError `response_not_found` or `response_store_failed`.
+    # For the routes of stored responses. Each raises RoundhouseError `response_not_found` or `response_store_failed`.
 
     async def get_response(self, caller: Caller, response_id: str) -> Fields:
-        """What it is now."""
+        """Return the response object at present."""
         run = self._find_run(caller, response_id)
         if run is not None and run.response is not None:
             return run.response
@@ -188,9 +206,13 @@ class StoredResponses:
     async def open_events(
         self, caller: Caller, response_id: str, first_number: int, *, is_open_responses: bool
     ) -> ResponseEvents:
-        """The events from `first_number` on of a response in the background, which may still be made.
-        `is_open_responses`: see ResponseContext. Raises RoundhouseError `invalid_request`, too: it was not made in the
-        background."""
+        """Return the events of a background response, from number `first_number` on at least; it may be running.
+
+        Events that are not stored are made from the response object; `is_open_responses`: see `ResponseContext`.
+
+        Raises:
+            RoundhouseError: also `invalid_request` if the response was not made in the background.
+        """
         run = self._find_run(caller, response_id)
         if run is not None and run.response is not None:
             if run.events is None:
@@ -203,7 +225,7 @@ class StoredResponses:
         if log.next_number:
             return log
         if first_number and response["status"] == "failed":
-            # By a restart, perhaps, whatever number its events had come to.
+            # Perhaps failed by a restart; nobody knows how many events it had.
             log = EventLog(first_number)
             log.append_events(replay_end(response, first_number))
         else:
@@ -212,20 +234,20 @@ class StoredResponses:
         return log
 
     async def cancel_response(self, caller: Caller, response_id: str) -> Fields:
-        """End it, if it is not over. What it is then."""
+        """Cancel a response if it is running. Returns the response object."""
         run = self._find_run(caller, response_id)
         if run is not None and run.response is not None:
             run.cancel()
         return await self.get_response(caller, response_id)
 
     async def delete_response(self, caller: Caller, response_id: str) -> None:
-        """Delete it, and end it before if it is not over."""
+        """Delete a response. A running one is cancelled first."""
         await self.cancel_response(caller, response_id)
         if not await self._store_of(response_id).delete_response(caller.tenant, response_id):
             raise response_not_found(response_id)
 
     async def list_input_items(self, caller: Caller, response_id: str) -> list[Fields]:
-        """All items that it was made of, the oldest first: of those that it continues, and its own input."""
+        """Return all input items of a response, oldest first: those of what it continues, then its own."""
         run = self._find_run(caller, response_id)
         if run is not None and run.response is not None:
             return [*run.context.history, *run.context.input_items]
@@ -234,11 +256,13 @@ class StoredResponses:
             raise response_not_found(response_id)
         return model_and_items[1]
 
-    # Parts of these
+    # Internal
 
     def _find_run(self, caller: Caller, response_id: str) -> ResponseRun | None:
-        """One that runs, and is the caller's to see. One whose end is known is stored first, and runs no more: what
-        its client was told, others may count on."""
+        """Return a running response that the caller may see; None: there is none with this id.
+
+        One that has ended is stored first, and is not running then, because its client may know its end already.
+        """
         run = self._running.get(response_id)
         if run is not None:
             run.store_outcome()
@@ -261,7 +285,7 @@ class StoredResponses:
 
 
 def _stored_outcome(run: ResponseRun, response: Fields, events: bytes) -> StoredResponse | ConversationTurn | None:
-    """None: neither the response is stored nor a conversation that it was made in."""
+    """Return what to store of an ended response: the response, or its conversation's turn only; None: nothing."""
     context = run.context
     turn = None
     if context.conversation_id is not None and response["status"] in CONTINUABLE:

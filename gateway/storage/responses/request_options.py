@@ -1,4 +1,4 @@
-"""What a request asks of stored responses. Pure."""
+"""The fields of a request that concern stored responses and conversations. Pure."""
 
 from __future__ import annotations
 
@@ -12,35 +12,36 @@ from gateway.storage.conversations.errors import conversation_not_found
 from gateway.storage.responses.errors import previous_not_found, too_many_references
 
 MOST_REFERENCES: Final = 1000
+"""Stored items that the input of a request may refer to."""
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
-"""What an id may look like. Others are nobody's, and some could not even be looked up: halves of surrogate pairs."""
+"""Form of ids. No object has another, and some texts, such as half surrogate pairs, could not even be searched for."""
 
 
 class RequestOptions(NamedTuple):
-    """Of one request."""
+    """What one request continues and refers to, and whether its response is stored."""
 
     previous_id: str | None
-    """The response that it continues."""
+    """Id of the response that the request continues; None: none."""
     references: tuple[str, ...]
-    """Ids of stored items that its input refers to."""
+    """Ids of stored items that the input refers to."""
     is_stored: bool = False
-    """Its response is to be stored."""
+    """Whether the response is to be stored."""
     is_background: bool = False
-    """Its response is to be made without its client."""
+    """Whether the response is made without a connection to its client."""
     conversation_id: str | None = None
-    """The conversation that it continues."""
+    """Id of the conversation that the request continues; None: none."""
 
     @property
     def needs_stored(self) -> bool:
-        """Whether it needs something that is stored."""
+        """Whether the request continues or refers to anything that is stored."""
         return self.previous_id is not None or self.conversation_id is not None or bool(self.references)
 
     @classmethod
     def of(cls, fields: Fields, *, can_store: bool) -> RequestOptions:
-        """By a request for a response. `can_store`: this gateway stores responses.
+        """Read the options of a request for a response. `can_store`: whether this gateway stores responses.
 
         Raises:
-            RoundhouseError: `invalid_request` or `previous_response_not_found`.
+            RoundhouseError: `invalid_request`, `previous_response_not_found` or `conversation_not_found`.
         """
         options = cls.of_references(fields)
         wants_store = optional_field(fields, "store", bool) is not False
@@ -53,7 +54,7 @@ class RequestOptions(NamedTuple):
 
     @classmethod
     def of_references(cls, fields: Fields) -> RequestOptions:
-        """By a request that makes no response."""
+        """Read the options of a request that makes no response, such as one that counts tokens. Raises like `of`."""
         references = tuple(dict.fromkeys(_references(fields.get("input"))))
         if len(references) > MOST_REFERENCES:
             raise too_many_references(references, MOST_REFERENCES)
@@ -68,12 +69,12 @@ class RequestOptions(NamedTuple):
 
 
 def is_id(value: str) -> bool:
-    """Whether an id may look like that."""
+    """Return whether a text has the form of an id."""
     return _ID.fullmatch(value) is not None
 
 
 def _conversation_id(value: Any) -> str | None:
-    """Of `conversation`, which is an id, or an object that has one."""
+    """Read the field `conversation`, which is an id or an object with one; None: there is none."""
     if value is None:
         return None
     if isinstance(value, dict):
