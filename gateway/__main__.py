@@ -93,7 +93,7 @@ class Server(uvicorn.Server):
 
 
 def main() -> int:
-    """Run the gateway until it is stopped. Returns the exit code."""
+    """Run the gateway until it is stopped, or write to stderr why it cannot start. Returns the exit code."""
     try:
         settings = GatewaySettings()
     except ValidationError as error:

@@ -1,1 +1,1 @@
-"""Who may ask which replica now, who waits, in which order, and who is refused. Pure."""
+"""Admission of requests to replicas: slots, KV cache tokens, queues, fair shares of tenants, circuit breakers. Pure."""

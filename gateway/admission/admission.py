@@ -1,7 +1,8 @@
 """Admission of requests to replicas: who enters now, who waits, in what order, and who is refused. Pure.
 
-`now` is monotonic seconds. Methods that may free room return `Grant`s for tickets that waited. A granted ticket holds
-its slot already, so the caller must pass the grant to the ticket's owner or release the ticket.
+A ticket is inside a replica while it holds slots there. Methods that may free room return `Grant`s for tickets that
+waited. A granted ticket is inside already, so the caller must pass the grant to the ticket's owner or release the
+ticket. `now` is monotonic seconds.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Final
 FAILURES: Final = 3
 """Consecutive failures that open the breaker."""
 FIRST_PAUSE_S: Final = 1.0
-"""Pause before the first trial. Each failed trial doubles the pause, up to `LONGEST_PAUSE_S`."""
+"""Seconds of the pause before the first trial. Each failed trial doubles the pause, up to `LONGEST_PAUSE_S`."""
 LONGEST_PAUSE_S: Final = 30.0
 
 

@@ -22,11 +22,11 @@ class ReplicaSlots:
         self.turn = 0
         """The model's turn number when a request last entered here. Lowest goes first among equally busy replicas."""
         self.breaker: CircuitBreaker | None = None
-        """None: no connection has failed since the replica last answered."""
+        """Failures since the replica last answered; None: there are none."""
         self.is_routed = True
         """Whether the replica is in the table in force."""
         self.token_pool: TokenPool | None = None
-        """None: tokens are not counted; see `Endpoint.kv_cache_tokens`."""
+        """Tokens of the replica's KV cache; None: they are not counted; see `Endpoint.kv_cache_tokens`."""
         self.apply_endpoint(endpoint)
 
     def apply_endpoint(self, endpoint: Endpoint) -> None:

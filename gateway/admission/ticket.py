@@ -17,7 +17,7 @@ _RANKS: Final = 3
 
 
 class Slots(Protocol):
-    """What a ticket knows of its replica. Implemented by `replica_slots.ReplicaSlots`, which imports this module."""
+    """A replica, as its tickets refer to it. Implemented by `replica_slots.ReplicaSlots`, which imports `ticket`."""
 
     endpoint: Endpoint
     inflight: int
@@ -31,13 +31,13 @@ class Slots(Protocol):
 
 
 class QueueLength(Protocol):
-    """The number of waiting tickets. Implemented by `fair_queue.FairQueue`, which imports this module."""
+    """The number of waiting tickets. Implemented by `fair_queue.FairQueue`, which imports `ticket`."""
 
     waiting_count: int
 
 
 class Queue(Protocol):
-    """What a ticket knows of its model's queue. Implemented by `model_queue.ModelQueue`, which imports this module."""
+    """A model's queue, as its tickets refer to it. Implemented by `model_queue.ModelQueue`, which imports `ticket`."""
 
     model: str
     inflight: int
@@ -167,7 +167,7 @@ class Ticket:
 
     @property
     def was_preempted(self) -> bool:
-        """Whether its tokens were taken back at least once, and it was admitted again."""
+        """Whether the ticket's tokens were taken back at least once, so that it was admitted again."""
         return self.claim is not None and self.claim.preemptions > 0
 
     def __repr__(self) -> str:
@@ -175,7 +175,7 @@ class Ticket:
 
 
 class TenantAccount:
-    """What one tenant has waiting and inside at one model, and its fair-queueing counter; see `fair_queue`."""
+    """One tenant's tickets at one model, and the tenant's counter for fair queueing; see `fair_queue`."""
 
     __slots__ = ("counter", "entry", "inflight", "name", "ranks", "turn", "waiting_count", "weight")
 

@@ -17,7 +17,7 @@ from gateway.routing.live_routes import LiveRoutes
 
 
 class EngineHealth(BaseModel):
-    """One replica that takes requests."""
+    """A replica that takes requests."""
 
     key: str = Field(description="The replica's name.")
     model: str = Field(description="Its model's own name.")

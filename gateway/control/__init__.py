@@ -1,1 +1,1 @@
-"""The link to the controller: routing tables down, reports up."""
+"""The link to the controller, which sends routing tables and receives reports; probes of remote models."""

@@ -1,1 +1,1 @@
-"""Texts of files that requests hold: read in a process of their own, with limits."""
+"""Extract the texts of files in requests, each in a process of its own with limits."""

@@ -1,1 +1,1 @@
-"""Who may come in: authentication, hosts, CORS, and the headers of every answer."""
+"""Checks before a request is served: authentication, authorization, Host headers, CORS; headers of every answer."""

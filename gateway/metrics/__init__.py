@@ -1,1 +1,1 @@
-"""What Prometheus reads."""
+"""The gateway's Prometheus metrics."""

@@ -1,1 +1,1 @@
-"""The routing table in force, and which models it lets be asked for."""
+"""The routing table in force, and whether its models can serve requests."""

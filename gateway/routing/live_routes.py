@@ -1,4 +1,4 @@
-"""The routing table in force."""
+"""Holder of the routing table in force."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The client's side: connections, requests as they are read, and answers as they are written."""
+"""Connections of clients: HTTP/1.1, TLS and WebSocket, reading of requests, writing of answers."""

@@ -27,7 +27,7 @@ def request_id_of(scope: Scope) -> str:
 
 
 def local_address_of(scope: Scope) -> str | None:
-    """Return the gateway's address on the request's connection; None if the socket has none."""
+    """Return the gateway's IP address on the request's connection; None if the socket has none."""
     server = scope.get("server")
     return str(server[0]) if server else None
 

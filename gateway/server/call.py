@@ -55,7 +55,7 @@ class Connection(Protocol):
 
     @property
     def local_address(self) -> str | None:
-        """The gateway's address on this connection; None: the socket has none."""
+        """The gateway's IP address on this connection; None: the socket has none."""
 
     def send_continue(self) -> None:
         """Send `100 Continue`, which asks the client for the body."""
@@ -130,7 +130,7 @@ class ClientCall:
 
     @property
     def local_address(self) -> str | None:
-        """The gateway's address on the client's connection; None: the socket has none."""
+        """The gateway's IP address on the client's connection; None: the socket has none."""
         return self._connection.local_address
 
     # From the connection

@@ -25,7 +25,7 @@ from gateway.server.websocket import WebSocketConnection, accept_handshake
 AHEAD_BYTES: Final = 64 * 1024
 """Bytes that are read beyond a request that is being served. Without reading, a client's leaving is not noticed."""
 TURN_BYTES: Final = 512 * 1024
-"""Bytes of a body that are read before other connections have their turn; the transport would read on meanwhile."""
+"""Bytes of a body that are read before other connections have their turn; the transport has no bound of its own."""
 LINGER_S: Final = 2.0
 """Seconds in which the rest of a refused request is read and dropped, so that the refusal reaches the client."""
 _ONE_READ_BYTES: Final = 16 * 1024
@@ -192,7 +192,7 @@ class ClientConnection(RequestReader):
 
     @property
     def local_address(self) -> str | None:
-        """The gateway's address on this connection; None: the socket has none."""
+        """The gateway's IP address on this connection; None: the socket has none."""
         return self.server[0] if self.server else None
 
     def send_continue(self) -> None:

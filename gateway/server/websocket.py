@@ -172,7 +172,7 @@ class WebSocketConnection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read messages again."""
+        """Resume reading messages after `pause_reading`."""
         if not self._is_reading and not self.transport.is_closing():
             self._is_reading = True
             self._heard_at, self._pinged_at = self._loop.time(), None

@@ -1,1 +1,1 @@
-"""What the gateway keeps: responses, conversations, chat completions; one file, and one thread that has it."""
+"""Stored responses, conversations and chat completions: one SQLite file, and one thread that owns it."""

@@ -1,1 +1,1 @@
-"""API keys and their rate limits. Pure: `now` is an argument."""
+"""API keys, clients without a key, and their rate limits. Pure."""

@@ -41,10 +41,11 @@ class Caller:
     expires_at: float | None
     """Unix time in seconds; None: never."""
     requests_per_minute: int | None
-    """None: no limit, as for the next two."""
+    """None: no limit."""
     tokens_per_minute: int | None
+    """None: no limit."""
     concurrency: int | None
-    """Requests at a time, waiting ones included."""
+    """Most requests at a time, waiting ones included; None: no limit."""
     is_limited: bool
     """Whether any of the three limits is set."""
     sha256: bytes = field(repr=False)

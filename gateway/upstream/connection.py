@@ -88,9 +88,9 @@ class EngineCall:
 
     def __init__(self, listener: EngineListener) -> None:
         self.listener: EngineListener | None = listener
-        """None: the request has ended."""
+        """Receives the answer; None: the request has ended."""
         self.connection: EngineConnection | None = None
-        """None: not connected yet, or ended."""
+        """The connection that carries the request; None: not connected yet, or ended."""
         self.connect_task: asyncio.Task[None] | None = None
         """Opens the request's connection; None: it has one, or has ended."""
         self.is_paused = False
@@ -112,7 +112,7 @@ class EngineCall:
             self.connection.pause()
 
     def resume(self) -> None:
-        """Read from the engine again."""
+        """Resume reading from the engine after `pause`."""
         self.is_paused = False
         if self.connection is not None:
             self.connection.resume()
@@ -232,7 +232,7 @@ class EngineConnection(asyncio.Protocol):
         self._transport.pause_reading()
 
     def resume(self) -> None:
-        """Read from the engine again."""
+        """Resume reading from the engine after `pause`."""
         self._transport.resume_reading()
 
     def drop(self) -> None:

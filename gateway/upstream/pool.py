@@ -42,9 +42,9 @@ class Origin(Generic[C]):
 
 
 class ConnectionPool(Generic[C]):
-    """The connections of all origins. One timer serves them all, and only while some are idle.
+    """The connections to all origins. One timer closes idle ones; it runs only while some are idle.
 
-    How long a connection is idle is counted in rounds of that timer: no clock is read per request.
+    Idle time is counted in rounds of that timer, so no clock is read per request.
     """
 
     def __init__(self, keep_s: float = KEEP_S, keep_per_origin: int = KEEP_PER_ORIGIN) -> None:

@@ -28,7 +28,7 @@ class Address(NamedTuple):
 
     tls: bool
     host: str
-    """Without the brackets of an IPv6 address."""
+    """Name or IP address; IPv6 without brackets."""
     port: int
 
 

@@ -1,1 +1,1 @@
-"""Chat completions that are stored."""
+"""Stored chat completions."""

@@ -109,7 +109,7 @@ class StoredCompletions:
         return updated
 
     async def delete(self, caller: Caller, completion_id: str) -> None:
-        """Delete a completion."""
+        """Delete a chat completion."""
         await self.get(caller, completion_id)
         is_deleted = await self._store_of(completion_id).submit_change(
             lambda database: database.completions.delete(caller.tenant, completion_id)

@@ -1,1 +1,1 @@
-"""Conversations that are stored: their items as a tree, and who may write into one now."""
+"""Stored conversations: their items as a tree, and locks, so that one response at a time writes into a conversation."""

@@ -86,7 +86,7 @@ class ConversationTable:
     def create(
         self, tenant: str, conversation_id: str, metadata: Mapping[str, str], items: Sequence[NewItem]
     ) -> StoredConversation:
-        """Write a new conversation with its first items. Raises DatabaseFullError."""
+        """Write a new conversation with its first items, of which the last is active. Raises DatabaseFullError."""
         now = self._file.clock()
         encoded_metadata = json_bytes(metadata)
         self._file.make_room(size_of(items) + len(encoded_metadata), 1 + len(items))

@@ -1,1 +1,1 @@
-"""Responses that are stored, and those that are being made and can be asked for."""
+"""Stored responses, and responses that are being made and can be read already."""

@@ -118,7 +118,7 @@ class StoredResponses:
         )
 
     def load_history(self, caller: Caller, options: RequestOptions) -> asyncio.Future[History]:
-        """Load what a request continues and refers to. Raises like `StateDatabase.load_history`, here or in the future.
+        """Load what a request continues and refers to. Call or future raise what `StateDatabase.load_history` raises.
 
         Without a store, the history is empty, and a request that continues something is refused.
         """
