@@ -1,4 +1,4 @@
-"""Where one request has failed so far, as long as no byte of an answer has come. Pure."""
+"""Where a request's attempts have failed before the first byte of an answer. Pure."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 MAX_BREAKS: Final = 2
-"""Connections that may break under one request. A request that crashes engines must not crash them all."""
+"""Broken connections after which a request is not retried: one that crashes engines must not crash all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryState:
-    """What one request has met. Replicas by name."""
+    """Names of the replicas at which one request has failed."""
 
     refused_replicas: frozenset[str] = frozenset()
-    """Did not accept a connection: the request never reached them. They are not tried again."""
+    """Replicas that refused the connection, so that the request never reached them. They are not tried again."""
     broken_replicas: frozenset[str] = frozenset()
-    """Accepted it and closed without a byte of an answer: a kept connection gone stale, or an engine that died. They
-    are tried once more when no other is left."""
+    """Replicas that accepted the request and closed the connection without an answer: a stale connection, or an engine
+    that died. They are tried once more when no other is left."""
     break_count: int = 0
 
     def after_refusal(self, replica: str) -> RetryState:
-        """These retries, and one where `replica` refused the connection."""
+        """Return the state after `replica` refused the connection."""
         return replace(self, refused_replicas=self.refused_replicas | {replica})
 
     def after_break(self, replica: str) -> RetryState:
-        """These retries, and one where `replica` closed the connection before answering."""
+        """Return the state after `replica` closed the connection without an answer."""
         return replace(self, broken_replicas=self.broken_replicas | {replica}, break_count=self.break_count + 1)
 
 

@@ -15,7 +15,7 @@ _CHAT, _COUNT = APIS = (
 
 
 def declare(app: FastAPI) -> None:
-    """Declare the routes."""
+    """Add the routes to `app`."""
     declare_inference(
         app,
         _CHAT,

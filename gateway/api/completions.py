@@ -12,7 +12,7 @@ APIS = (ApiSpec("/v1/completions", streams=True, scope="inference"),)
 
 
 def declare(app: FastAPI) -> None:
-    """Declare the route."""
+    """Add the route to `app`."""
     declare_inference(
         app,
         APIS[0],

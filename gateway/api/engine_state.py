@@ -1,6 +1,6 @@
-"""The routes that change or reveal an engine's inner state: off by default, and for the scope `admin`.
+"""Routes that change or reveal an engine's inner state. They are off by default, and need the scope `admin`.
 
-With several replicas it is one of them that answers, the one with the least inside: use them on a model with one.
+Of several replicas, the one with the fewest requests answers, so use these routes with a model that has one replica.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OFF = "Served only with `ROUNDHOUSE_ENGINE_STATE_ROUTES=1`; a key needs the sco
 
 
 def declare(app: FastAPI) -> None:
-    """Declare the routes."""
+    """Add the routes to `app`."""
     routes = (
         (_SLOTS, None, "Slots", "What each slot of the engine does: a list."),
         (_SLOT, Anything, "Save, restore or erase a slot", "As the query's `action` says, if the engine allows it."),

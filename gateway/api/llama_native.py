@@ -16,7 +16,7 @@ _INFILL, _COMPLETION, _EMBEDDING = APIS = (
 
 
 def declare(app: FastAPI) -> None:
-    """Declare the routes."""
+    """Add the routes to `app`."""
     routes = (
         (_INFILL, "Infill", "Text between `input_prefix` and `input_suffix`, for models that are made for it."),
         (_COMPLETION, "Completion, llama.cpp's", "What follows `prompt`, in llama.cpp's own form: `content`, `stop`."),

@@ -14,7 +14,7 @@ APIS = (_PROPS, _LORA)
 
 
 def declare(app: FastAPI) -> None:
-    """Declare the routes."""
+    """Add the routes to `app`."""
     text = "The engine's settings, its chat template among them."
     declare_inference(app, _PROPS, request=None, answer=Anything, summary="Properties", text=text)
     text = "The LoRA adapters that the engine has loaded, and their scales: a list."

@@ -17,7 +17,7 @@ APIS = tuple(ApiSpec(path, takes_slot=False, is_native=True, scope="inference") 
 
 
 def declare(app: FastAPI) -> None:
-    """Declare the routes."""
+    """Add the routes to `app`."""
     for api in APIS:
         summary, text = _SAID[api.path]
         declare_inference(app, api, request=Anything, answer=Anything, summary=summary, text=text)

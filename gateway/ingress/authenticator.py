@@ -57,16 +57,16 @@ class Authenticator:
 
 
 class KeylessWarning:
-    """Logs it when the first table has no keys, and whenever a later one has none any more."""
+    """Logs the warning when the first table has no keys, and when a later one has none any more."""
 
     def __init__(self, host: str, *, serves_everybody: bool) -> None:
-        """`host` is the setting; `serves_everybody`: whether anybody is served while no keys are declared."""
+        """`host`: the setting. `serves_everybody`: requests without a key are served while no keys are declared."""
         self._host = host
         self._serves_everybody = serves_everybody
         self._is_told = False
 
     def follow_keys(self, *, has_keys: bool) -> None:
-        """Take what the table in force says."""
+        """Log the warning if it is due. Call for each new table. `has_keys`: whether the table declares keys."""
         if not has_keys and not self._is_told and not self._serves_everybody:
             logger.warning(
                 "no keys are declared, and %s is not loopback: every request is refused; `roundhouse key new NAME >"

@@ -1,4 +1,4 @@
-"""What of a tenant's stored objects one of its keys may see. Pure."""
+"""Which of a tenant's stored objects a key may see. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gateway.tenancy.api_keys import Caller
 
 
 def may_see_model(routes: Routes, caller: Caller, model: str | None) -> bool:
-    """Whether a caller sees what the model of that own name has made; None: no model has made it."""
+    """Return whether the caller may see objects that a model has made. `model`: its own name; None: no model."""
     if model is None:
         return True
     route = routes.models.get(model)

@@ -30,32 +30,32 @@ _ONE_TURN_BYTES = 512 * 1024
 
 
 class EngineFailureError(Exception):
-    """The engine's side failed. The text is plain; the library's own error is the cause."""
+    """A request to an engine failed. The text is for people; the library's own error is the cause."""
 
 
 class EngineRefusedError(EngineFailureError):
-    """No connection came about: the request never reached the replica."""
+    """The engine could not be connected to, so the request never reached it."""
 
     def __init__(self, text: str = "it accepts no connection") -> None:
         super().__init__(text)
 
 
 class EngineBrokenError(EngineFailureError):
-    """The connection was closed before the answer's first byte. A kept one may merely have been stale."""
+    """The connection was closed before the answer's first byte. A connection that was kept open may have been stale."""
 
     def __init__(self) -> None:
         super().__init__("it closed the connection before it answered")
 
 
 class EngineGarbledError(EngineFailureError):
-    """Something came, but not the whole head of an HTTP answer."""
+    """Bytes arrived, but not the whole head of an HTTP answer."""
 
     def __init__(self, text: str = "what it sent is not an HTTP answer") -> None:
         super().__init__(text)
 
 
 class EngineDiedError(EngineFailureError):
-    """The answer ended before it was complete, or went on with what is not HTTP."""
+    """The answer ended before it was complete, or became invalid HTTP."""
 
     def __init__(self, text: str = "the connection ended before its answer was complete") -> None:
         super().__init__(text)

@@ -124,6 +124,6 @@ class StoredCompletions:
 
 
 def completion_not_found(completion_id: str) -> RoundhouseError:
-    """There is no such completion for the tenant."""
+    """Return the error for a chat completion that the tenant does not have."""
     message = f"Chat completion with id {completion_id!r:.100} not found."
     return RoundhouseError("completion_not_found", message, param="completion_id")
