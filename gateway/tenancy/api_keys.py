@@ -172,7 +172,7 @@ def _digest_bytes(digest: str) -> bytes:
 
 
 ANONYMOUS: Final = _caller_of(_EVERYBODY, None)
-"""The caller of every request while no keys are declared."""
+"""The caller of requests while no keys are declared. Clients with limits have callers of their own; see `clients`."""
 
 
 class KeyRing:
@@ -184,7 +184,7 @@ class KeyRing:
         self.by_name: Mapping[str, Caller] = {caller.name: caller for caller in callers if caller.name is not None}
         self._by_digest = {caller.sha256: caller for caller in self.by_name.values()}
         self.is_empty = not self.by_name
-        """Whether no keys are declared; then every caller is `ANONYMOUS`."""
+        """Whether no keys are declared; then `authenticate_key` returns `ANONYMOUS` for every request."""
 
     @classmethod
     def of(cls, keys: tuple[Key, ...]) -> KeyRing:

@@ -64,8 +64,8 @@ class EngineDiedError(EngineFailureError):
 class EngineListener(Protocol):
     """Receives the answer to a request.
 
-    The methods are called in the order below, and never from within `EngineClient.send_request` or the methods of
-    `EngineCall`.
+    The methods are called in the order below, and never from within `EngineClient.send_request` or `cancel`, `pause`
+    and `resume` of `EngineCall`.
     """
 
     def engine_head(self, status: int, headers: Headers) -> None:
