@@ -15,6 +15,7 @@ from pathlib import Path
 
 import aiohttp
 
+from common.controller_address import split_listen_address
 from common.line_writer import LineWriter, end_program, open_missing_streams
 from common.program_logs import configure_logging, keep_log_file
 from controller.api.app import create_app
@@ -24,7 +25,7 @@ from controller.api.token_check import TokenCheck
 from controller.assembly import EXIT_FAILED, EXIT_RUNTIME_SILENT, Controller
 from controller.runtimes import open_runtime
 from controller.runtimes.base import RuntimeUnavailableError
-from controller.settings import ControllerSettings, SettingsError, load_settings, split_address
+from controller.settings import ControllerSettings, SettingsError, load_settings
 from controller.storage.gateway_token import GatewayToken
 from controller.storage.state_dir import StateDir, StateError, StateLockedError
 
@@ -59,8 +60,8 @@ def _fail(code: int, message: str) -> int:
 
 
 async def _serve(settings: ControllerSettings, store: StateDir) -> int:
-    token = open_token(settings)  # before the listener opens, so that every client can read the token
-    address = split_address(settings.listen)
+    token = open_token(settings)  # before anybody can connect: who does has read it
+    address = split_listen_address(settings.listen)
     try:
         listener = open_listener(address)
     except OSError as error:
@@ -95,7 +96,7 @@ def open_token(settings: ControllerSettings) -> GatewayToken | None:
     None means that no token is needed: the controller listens on a unix socket, whose file mode decides who may
     connect.
     """
-    if settings.gateway_token_file is None or isinstance(split_address(settings.listen), Path):
+    if settings.gateway_token_file is None or isinstance(split_listen_address(settings.listen), Path):
         return None
     token = GatewayToken(settings.gateway_token_file)
     token.ensure_token()

@@ -16,6 +16,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from common.controller_address import split_listen_address
 from common.gateway_token import FILE_VARIABLE
 from common.listening import pick_local_host, split_hosts
 from controller.artifacts.model_roots import ModelRoots, split_folders
@@ -178,12 +179,12 @@ class ControllerSettings(BaseSettings):
     @classmethod
     def _known_address(cls, value: str | None) -> str | None:
         if value is not None:
-            split_address(value)
+            split_listen_address(value)
         return value
 
     @model_validator(mode="after")
     def _port_has_token(self) -> Self:
-        if self.gateway_token_file is None and not isinstance(split_address(self.listen), Path):
+        if self.gateway_token_file is None and not isinstance(split_listen_address(self.listen), Path):
             raise ValueError(
                 f"{FILE_VARIABLE}: must be set where {PREFIX}CONTROLLER_LISTEN is `host:port`: a file that the "
                 "controller writes, and that gateways and the command line read"
@@ -192,7 +193,7 @@ class ControllerSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _socket_fits(self) -> Self:
-        address = split_address(self.listen)
+        address = split_listen_address(self.listen)
         if isinstance(address, Path) and len(bytes(address)) > MAX_SOCKET_PATH_BYTES:
             raise ValueError(
                 f"{PREFIX}CONTROLLER_LISTEN: the socket's path {address} is longer than the {MAX_SOCKET_PATH_BYTES} "
@@ -208,7 +209,7 @@ class ControllerSettings(BaseSettings):
     @property
     def controller_url(self) -> str:
         """Address of the controller for clients on this machine: `unix:<path>` or `http://host:port`."""
-        address = split_address(self.listen)
+        address = split_listen_address(self.listen)
         if isinstance(address, Path):
             return self.listen
         return url_of(*address)
@@ -237,25 +238,9 @@ class ControllerSettings(BaseSettings):
 
 def url_of(host: str, port: int) -> str:
     """Return the URL of a server that listens on `host` and `port`, for clients on this machine."""
-    # Not every system can connect to a wildcard address.
+    # An address that stands for all of the machine's cannot be connected to everywhere.
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - replaced, not listened on
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def split_address(listen: str) -> Path | tuple[str, int]:
-    """Parse `unix:<path>` to a path, or `host:port` to host and port. Raises ValueError."""
-    kind, _, path = listen.partition(":")
-    if kind == "unix":
-        if not path or "\0" in path:
-            raise ValueError("names no path after `unix:`")
-        return Path(path)
-    host, _, port = listen.rpartition(":")
-    is_bracketed = host.startswith("[") and host.endswith("]")
-    host = host[1:-1] if is_bracketed else host
-    is_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
-    if not host or not is_port or is_bracketed != (":" in host):
-        raise ValueError(f"must be `unix:<path>` or `host:port`, is `{listen}`")
-    return host, int(port)
 
 
 def load_settings(**values: Any) -> ControllerSettings:

@@ -13,6 +13,8 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 
+from common.controller_address import ControllerAddress
+from common.controller_client import ControllerClient
 from common.listening import ListenError, resolve_host
 from gateway.admission.admission import Admission
 from gateway.api import (
@@ -27,9 +29,8 @@ from gateway.api import (
     stored_responses,
 )
 from gateway.api.declare import TAGS
-from gateway.control.http_client import ControllerClient
 from gateway.control.inflight import InflightCounts
-from gateway.control.link import ControllerAddress, ControllerLink, LinkState
+from gateway.control.link import ControllerLink, LinkState
 from gateway.control.remote_prober import RemoteProber
 from gateway.exchange.dispatcher import InferenceDispatcher
 from gateway.exchange.services import Services
@@ -58,6 +59,9 @@ DESCRIPTION = """Declared language models behind one OpenAI-compatible address.
 Every answer has an `X-Request-Id`. Every error has one envelope, whose `error.code` says what went wrong and whose
 `error.next_steps` say what to do. `Retry-After` comes with codes that may succeed later, `x-should-retry: false` with
 those that will not. Where keys are declared, a request carries one: `Authorization: Bearer SECRET`, or `x-api-key`."""
+
+CONTROLLER_CONNECT_S = 2.0
+"""For a connection to the controller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +204,7 @@ def create_gateway(
         now=time.monotonic,
         jitter=random.random,
     )
-    controller = ControllerClient(address)
+    controller = ControllerClient(address, CONTROLLER_CONNECT_S)
     forward = admin.AdminForward(controller)
     app = _new_framework_app(link, remotes, inference, engines, controller, store, certificate)
     for group in INFERENCE_GROUPS:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from common.controller_address import ControllerAddress
 from common.listening import is_loopback, split_hosts
 
 MIB = 1024 * 1024
@@ -163,12 +164,8 @@ class GatewaySettings(BaseSettings):
     @field_validator("controller_url")
     @classmethod
     def _known_scheme(cls, value: str) -> str:
-        scheme, _, rest = value.partition(":")
-        if scheme in ("http", "https") and rest.startswith("//") and len(rest) > len("//"):
-            return value.rstrip("/")
-        if scheme == "unix" and rest:
-            return value
-        raise ValueError("must be http://host:port or unix:/path/to/controller.sock")
+        address = ControllerAddress.parse(value)
+        return value if address.socket_path is not None else address.base_url
 
     @field_validator("tls_cert", "tls_key")
     @classmethod

@@ -1,32 +1,51 @@
-"""Client of the admin API, which the controller serves and a gateway forwards."""
+"""The command line's questions to a controller: the admin API, which a gateway forwards, and the internal routes."""
 
 from __future__ import annotations
 
 import asyncio
 import codecs
+import getpass
+import json
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from pathlib import Path
+from typing import Final, NamedTuple, Self, TypeAlias, TypeVar
 from urllib.parse import quote
 
-from pydantic import JsonValue
+import aiohttp
+from pydantic import BaseModel, JsonValue, ValidationError
+from yarl import URL
 
-from controller.cli.client import ControllerClient, Query, RequestRefusedError
-from controller.cli.exit_codes import ExitCode
+from common.controller_address import ControllerAddress
+from common.controller_client import ControllerAnswer, ControllerClient
+from common.gateway_token import FILE_VARIABLE
+from controller import __version__
+from controller.cli.client_errors import RequestRefusedError, read_error, translate_failures
+from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.sse import SseEvent, SseReader
 from controller.schema.admin import AdminModel, AdminModels, Drift, DryRun, GpuMemoryAnswer, History
-from controller.schema.status import ModelState, PlanView
+from controller.schema.status import ControllerStatus, ModelState, PlanView
 from controller.status.rollout import is_rolled_out, is_rollout_blocked
 
 MODELS = "/v1/admin/models"
 """Path of the admin API's models."""
+KEY_VARIABLE: Final = "ROUNDHOUSE_KEY"
+"""Environment variable with the secret of a key of scope `admin`, for the address of a gateway."""
+ACTOR_HEADER: Final = "x-roundhouse-actor"
+"""Names who asks, for the controller's history. A gateway puts its own word there."""
+TIMEOUT_S: Final = 10.0
+STREAM_START_S: Final = 30.0
+"""Seconds to wait for the headers of a stream, which a gateway may hold back for a while."""
 SILENCE_S = 60.0
 """Seconds without data, not even a heartbeat, after which a stream of events counts as broken."""
 WAIT_MARGIN_S = 30.0
 """Seconds after the deadline of a waiting request for which an answer may still come."""
 ON_THE_WAY = {ModelState.LOADED: ModelState.LOADING, ModelState.UNLOADED: ModelState.UNLOADING}
 """Final state of a transition to the state on the way to it."""
+Query: TypeAlias = Mapping[str, str | int | Sequence[str]]
+Answer = TypeVar("Answer", bound=BaseModel)
 Result = TypeVar("Result")
 
 
@@ -55,8 +74,50 @@ class TransitionGoal:
         return ExitCode.FAILED if is_rollout_blocked(row.last_error, row.blocked) else ExitCode.PENDING
 
 
-class AdminClient(ControllerClient):
-    """Client of one controller, directly or through a gateway. Methods raise the errors of ControllerClient."""
+class AdminClient:
+    """Asks one controller, directly or through a gateway.
+
+    Every method raises NoControllerError; RequestRefusedError where the controller refuses; CommandError where its TLS
+    fails, or what answers is no controller of this version.
+    """
+
+    def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
+        """`url` is `unix:<path>` or `http://host:port`. `timeout_s` bounds an answer that is not told otherwise."""
+        token_file = os.environ.get(FILE_VARIABLE)
+        try:
+            address = ControllerAddress.parse(url, Path(token_file) if token_file else None)
+        except ValueError:
+            message = f"a controller's address is unix:PATH or http://HOST:PORT, not {url}"
+            raise CommandError(message, ExitCode.USAGE) from None
+        headers = {ACTOR_HEADER: _actor(), "user-agent": f"roundhouse/{__version__}"}
+        if address.socket_path is None and (key := os.environ.get(KEY_VARIABLE)):
+            headers["authorization"] = f"Bearer {key}"
+        self._url = url
+        self._timeout_s = timeout_s
+        self._client = ControllerClient(address, timeout_s, headers=headers, follows_redirects=True)
+
+    async def __aenter__(self) -> Self:
+        await self._client.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.__aexit__(None, None, None)
+
+    # Internal routes, which a gateway does not forward.
+
+    async def get_status(self) -> ControllerStatus:
+        """The controller's status: models, replicas, GPUs and problems."""
+        return await self._ask("GET", "/internal/status", ControllerStatus)
+
+    async def set_paused(self, paused: bool) -> ControllerStatus:
+        """Pause or resume the controller."""
+        return await self._ask("POST", "/internal/pause", ControllerStatus, {"paused": paused})
+
+    async def shut_down(self, *, stop_engines: bool) -> None:
+        """Ask the controller to end. The answer comes before the end."""
+        await self._exchange("POST", "/internal/shutdown", {"stop_engines": stop_engines})
+
+    # The admin API.
 
     async def list_models(self) -> AdminModels:
         """Return the rows of all models."""
@@ -90,7 +151,7 @@ class AdminClient(ControllerClient):
             if error.body is None or error.body.code != "model_failed":
                 raise
             row = await self.get_model(name)
-            if goal.judge_row(row) is ExitCode.DONE:  # the next attempt has succeeded meanwhile
+            if goal.judge_row(row) is ExitCode.DONE:  # by the next attempt
                 return Transition(ExitCode.DONE, row)
             reason = row.last_error or error.body.message
             return Transition(ExitCode.FAILED, row.model_copy(update={"last_error": reason}))
@@ -164,9 +225,67 @@ class AdminClient(ControllerClient):
         timeout_s = None if wait_s is None else wait_s + WAIT_MARGIN_S
         status, content = await self._exchange("POST", path, body, query, timeout_s=timeout_s)
         row = self._parse_answer(AdminModel, content)
-        # Status 200 also answers a request for a transition that is already under way.
+        # 200 is also said to whoever asks for what is on its way already.
         is_there = status != 202 and row.runtime_state is not ON_THE_WAY[goal.state]
         return Transition(ExitCode.DONE if is_there else ExitCode.PENDING, row)
+
+    async def _ask(
+        self, method: str, path: str, kind: type[Answer], body: object = None, query: Query | None = None
+    ) -> Answer:
+        _, content = await self._exchange(method, path, body, query)
+        return self._parse_answer(kind, content)
+
+    def _parse_answer(self, kind: type[Answer], content: bytes) -> Answer:
+        try:
+            return kind.model_validate_json(content)
+        except ValidationError:
+            raise CommandError(f"what answers at {self._url} is no controller of this version") from None
+
+    async def _exchange(
+        self, method: str, path: str, body: object = None, query: Query | None = None, *, timeout_s: float | None = None
+    ) -> tuple[int, bytes]:
+        """Status and content of an answer that is no error. `path` is quoted already."""
+        within_s = self._timeout_s if timeout_s is None else timeout_s
+        timeout = aiohttp.ClientTimeout(total=within_s, connect=self._timeout_s)
+        with translate_failures(self._url, within_s):
+            async with await self._send(method, path, query, timeout, body=body) as answer:
+                content = await answer.read_body()
+        if answer.status >= 400:
+            raise RequestRefusedError(answer.status, read_error(content))
+        return answer.status, content
+
+    async def _chunks(
+        self, path: str, query: Query, *, headers: Mapping[str, str], silence_s: float | None
+    ) -> AsyncGenerator[bytes, None]:
+        """An answer's bytes as they come, for as long as it takes. LostControllerError after `silence_s` of nothing."""
+        timeout = aiohttp.ClientTimeout(total=None, connect=self._timeout_s, sock_read=silence_s)
+        with translate_failures(self._url, STREAM_START_S if silence_s is None else silence_s):
+            async with asyncio.timeout(STREAM_START_S):
+                answer = await self._send("GET", path, query, timeout, headers=headers)
+            async with answer:
+                if answer.status >= 400:
+                    raise RequestRefusedError(answer.status, read_error(await answer.read_body()))
+                while chunk := await answer.read_part():
+                    yield chunk
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        query: Query | None,
+        timeout: aiohttp.ClientTimeout,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: object = None,
+    ) -> ControllerAnswer:
+        target = str(URL(path, encoded=True).with_query(query)) if query else path
+        content, all_headers = b"", {"accept": "*/*", **(headers or {})}
+        if body is not None:
+            content, all_headers["content-type"] = json.dumps(body).encode(), "application/json"
+        try:
+            return await self._client.send_request(method, target, all_headers, content, timeout=timeout)
+        except ValueError as error:
+            raise CommandError(f"{self._url} is no address: {error}", ExitCode.USAGE) from None
 
 
 def model_path(name: str) -> str:
@@ -179,8 +298,16 @@ def _query(**values: str | int | Sequence[str] | None) -> Query:
     return {name: value for name, value in values.items() if value not in (None, ())}
 
 
+def _actor() -> str:
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a user without a name, as in many containers
+        return "command line"
+    return f"command line of {user}" if user.isascii() and user.isprintable() else "command line"
+
+
 def ask_admin(url: str, question: Callable[[AdminClient], Awaitable[Result]]) -> Result:
-    """Ask the admin API at `url` one question, from a program without an event loop. Returns the answer."""
+    """Ask the controller at `url` one question, from a program that runs no event loop."""
 
     async def _asked() -> Result:
         async with AdminClient(url) as client:

@@ -17,7 +17,7 @@ from controller.cli.output import print_error, print_json, print_line
 from controller.cli.settings import read_settings
 
 if TYPE_CHECKING:
-    from controller.cli.client import ControllerClient
+    from controller.cli.admin_client import AdminClient
     from controller.cli.up.record import ProcessRecord
     from controller.settings import ControllerSettings
 
@@ -94,7 +94,7 @@ class _DownRun:
 
         settings = self._settings
         if (up := find_up(settings.state)) is not None:
-            # `up` ends its children in the right order, and their engines.
+            # It stops its children in the right order, and their engines.
             children = {
                 _process_words(name, child): child
                 for name in ("gateway", "controller")
@@ -105,7 +105,7 @@ class _DownRun:
                 "roundhouse up", up, self._up_s, f"lets running requests finish, then ends {order}", children
             )
         for gateway in find_children(settings.state, "gateway"):
-            # Before the engines, because the gateway's running requests need them.
+            # Before the engines: its running requests need them.
             await self._end("gateway", gateway, self._gateway_s, "lets running requests finish")
         await self._end_controllers(find_children(settings.state, "controller"))
         lock_wait_s = stop_timeouts.controller_stop_timeout_s(settings)
@@ -119,12 +119,13 @@ class _DownRun:
 
         Raises CommandError.
         """
-        from controller.cli.client import ControllerClient, NoControllerError
+        from controller.cli.admin_client import AdminClient
+        from controller.cli.client_errors import NoControllerError
 
         waited_for = ", ".join(_process_words("controller", each) for each in controllers)
         waited_for = waited_for or f"the controller at {self._url}"
         is_asked = is_silent = False
-        async with ControllerClient(self._url) as client:
+        async with AdminClient(self._url) as client:
             with suppress(NoControllerError):
                 await client.shut_down(stop_engines=True)
                 is_asked = True
@@ -143,10 +144,10 @@ class _DownRun:
             else:
                 await self._end("controller", controller, self._controller_s, "ends", is_told=is_asked)
 
-    async def _wait_until_silent(self, client: ControllerClient) -> bool:
+    async def _wait_until_silent(self, client: AdminClient) -> bool:
         """Wait until the controller stops answering. Returns whether it did in time. It may still run: its lock tells
         when it has ended."""
-        from controller.cli.client import NoControllerError
+        from controller.cli.client_errors import NoControllerError
 
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._controller_s
@@ -216,7 +217,7 @@ async def _wait_until_gone(record: ProcessRecord, within_s: float, children: Map
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s
     live_children = dict(children)
-    # The process is not a child of this one: only a pidfd could wait, which old kernels and some containers lack.
+    # Not our child, so there is nothing to wait on but a pidfd, which old kernels and some containers lack.
     while record.is_alive() and loop.time() < deadline:
         for process_words in [words for words, child in live_children.items() if not child.is_alive()]:
             print_error(f"{process_words} has ended")

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from pydantic import ValidationError
 
 from controller.cli.admin_client import AdminClient
-from controller.cli.client import NoControllerError, RequestRefusedError
+from controller.cli.client_errors import NoControllerError, RequestRefusedError
 from controller.cli.output import print_error
 from controller.cli.sse import SseEvent
 from controller.schema.admin import JournalEntry

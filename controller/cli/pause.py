@@ -22,9 +22,9 @@ def resume(controller: ControllerUrl = None, state: State = None, as_json: Json 
 
 
 def _set(paused: bool, url: str, as_json: bool) -> int:
-    from controller.cli.client import ask_controller  # aiohttp takes 150 ms
+    from controller.cli.admin_client import ask_admin  # aiohttp takes 150 ms
 
-    ask_controller(url, lambda client: client.set_paused(paused))
+    ask_admin(url, lambda client: client.set_paused(paused))
     if as_json:
         print_json({"paused": paused})
     else:

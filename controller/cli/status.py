@@ -35,7 +35,7 @@ ROW_NAMES: Final = {
     "progress": "load_progress",
     "replicas": "replica_details",
 }
-"""Deprecated field of a model's status to the row's field with the same value."""
+"""Field of a model's status, deprecated in the output, to the field of a row that says the same."""
 
 
 def status(
@@ -109,9 +109,9 @@ def _has_blocked_edit(model: ModelStatus) -> bool:
 
 
 async def _ask(url: str) -> ControllerStatus:
-    from controller.cli.client import ControllerClient  # aiohttp takes 150 ms
+    from controller.cli.admin_client import AdminClient  # aiohttp takes 150 ms
 
-    async with ControllerClient(url) as client:
+    async with AdminClient(url) as client:
         return await client.get_status()
 
 
@@ -121,7 +121,7 @@ async def _wait(url: str, timeout_s: float) -> ControllerStatus:
 
     Raises NoControllerError where no controller answers in time.
     """
-    from controller.cli.client import NoControllerError
+    from controller.cli.client_errors import NoControllerError
 
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
@@ -236,7 +236,7 @@ def _way_out(model: ModelStatus) -> str:
 
 
 def status_as_json(snapshot: ControllerStatus) -> dict[str, Any]:
-    """Return the status for scripts. Fields that have another name in rows appear under both names, for one version."""
+    """The status for scripts. Fields that rows name otherwise stand under both names, for one version."""
     fields = snapshot.model_dump(mode="json")
     for model in fields["models"]:
         model |= {row_name: model[name] for name, row_name in ROW_NAMES.items()}

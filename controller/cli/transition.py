@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from controller.cli.admin_client import AdminClient, Transition, TransitionGoal
-from controller.cli.client import LostControllerError, NoControllerError
+from controller.cli.client_errors import LostControllerError, NoControllerError
 from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.output import count_words, one_line, print_error
 from controller.schema.status import ModelState

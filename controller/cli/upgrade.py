@@ -97,10 +97,11 @@ def _settings_of(running: RunningController, options: Mapping[str, Path | None])
 
 def _ask_status(url: str) -> ControllerStatus | None:
     """Return the status of the controller. None means that no controller answers."""
-    from controller.cli.client import NoControllerError, ask_controller
+    from controller.cli.admin_client import ask_admin
+    from controller.cli.client_errors import NoControllerError
 
     try:
-        return ask_controller(url, lambda client: client.get_status())
+        return ask_admin(url, lambda client: client.get_status())
     except NoControllerError:
         return None
 
@@ -141,7 +142,7 @@ def _resolve_models(
         UpgradeChange("file", problem.file, f"{problem}", is_obstacle=True) for problem in parsed_folder.problems
     ]
     stored_state = StoredState()
-    with suppress(OSError, ValueError):  # another schema_version is reported separately
+    with suppress(OSError, ValueError):  # of another schema_version, which is told apart
         stored_state = StoredState.model_validate_json((settings.state / MEMORY_NAME).read_bytes())
     declared_models = {
         name: DeclaredModel(definition, parsed_folder.declared_models[name], 0.0)

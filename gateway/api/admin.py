@@ -13,9 +13,10 @@ from typing import Final
 from fastapi import FastAPI
 from starlette.routing import Route
 
+from common.controller_client import ControllerAnswer, ControllerClient, ControllerGoneError
 from controller.schema.errors import RoundhouseError
 from gateway.api.deadline import Lifetime
-from gateway.control.http_client import ControllerAnswer, ControllerClient, ControllerGoneError
+from gateway.control.link import check_token_taken
 from gateway.ingress.route_access import require_access
 from gateway.protocols.common.sse import end_of_events
 from gateway.server.asgi import ClientGoneError, Header, Receive, Scope, Send, read_body, request_id_of
@@ -97,6 +98,7 @@ class AdminForward:
             async with await self._controller.send_request(
                 scope["method"], target, _forwarded_headers(scope), body
             ) as answer:
+                check_token_taken(answer)
                 if "content-length" not in answer.headers:
                     self._endless.add(lifetime)
                 await client_answer.relay_answer(answer)

@@ -9,9 +9,10 @@ from typing import Final
 
 from fastapi import FastAPI, Response
 
+from common.controller_client import ControllerClient, ControllerGoneError
 from gateway.api.declare import admin_errors
 from gateway.api.openapi_merge import Document, decode_document, merge_documents
-from gateway.control.http_client import ControllerClient, ControllerGoneError
+from gateway.control.link import check_token_taken
 from gateway.ingress.route_access import require_access
 
 logger = logging.getLogger(__name__)
@@ -63,12 +64,10 @@ class _MergedDocument:
         async with await self._controller.send_request(
             "GET", "/openapi.json", {"accept": "application/json"}
         ) as answer:
+            check_token_taken(answer)
             if answer.status != 200:
                 raise ControllerGoneError(f"the controller answered with status {answer.status}")
-            parts = []
-            while part := await answer.read_part():
-                parts.append(part)
-            return b"".join(parts)
+            return await answer.read_body()
 
 
 def _encode(document: Document) -> bytes:

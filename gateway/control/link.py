@@ -9,14 +9,14 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 
 import aiohttp
 from pydantic import ValidationError
 
-from common.gateway_token import FILE_VARIABLE, GATEWAY_HEADER, read_token
+from common.controller_address import ControllerAddress
+from common.controller_client import ControllerAnswer, ControllerGoneError, open_connector
+from common.gateway_token import FILE_VARIABLE
 from common.tracebacks import without_tracebacks
 from controller.schema.routing import RoutingTable
 from controller.schema.status import SCHEMA_VERSION
@@ -80,41 +80,6 @@ def judge_table(current: Routes | None, table: RoutingTable, *, first_of_connect
     return TableVerdict.REPEATED if table.stamp == current.stamp else TableVerdict.OLDER
 
 
-@dataclass(frozen=True, slots=True)
-class ControllerAddress:
-    """Address of the controller. `unix_path` None: TCP. `base`: URL without a slash at its end."""
-
-    base: str
-    unix_path: str | None
-    token_file: Path | None = None
-
-    @classmethod
-    def parse(cls, setting: str, token_file: Path | None = None) -> ControllerAddress:
-        """Parse `http://host:port` or `unix:/path`. `token_file`: file with the token for an HTTP address."""
-        if setting.startswith("unix:"):
-            return cls("http://controller", setting.removeprefix("unix:"))
-        return cls(setting, None, token_file)
-
-    @property
-    def url(self) -> str:
-        """URL of the WebSocket link."""
-        return self.base + LINK_PATH
-
-    def read_headers(self) -> dict[str, str]:
-        """Return the headers that authenticate this gateway to the controller; none without a token.
-
-        The token file is read on each call, because the controller may create or replace it.
-        """
-        token = read_token(self.token_file) if self.token_file is not None else None
-        return {GATEWAY_HEADER: token} if token is not None else {}
-
-    def new_connector(self) -> aiohttp.BaseConnector:
-        """Make an aiohttp connector to this address, without a limit of connections; none is kept alive."""
-        if self.unix_path:
-            return aiohttp.UnixConnector(self.unix_path, limit=0, force_close=True)
-        return aiohttp.TCPConnector(limit=0, force_close=True)
-
-
 class LinkState:
     """State of the link to the controller."""
 
@@ -175,7 +140,7 @@ class ControllerLink:
         attempt = 0
         while True:
             try:
-                async with aiohttp.ClientSession(connector=self._address.new_connector()) as session:
+                async with aiohttp.ClientSession(connector=open_connector(self._address)) as session:
                     tables = await self._connect_and_serve(session)
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 tables = 0
@@ -212,7 +177,7 @@ class ControllerLink:
         """Connect, and serve the connection to its end. Returns the number of tables received."""
         async with asyncio.timeout(HANDSHAKE_S):
             socket = await session.ws_connect(
-                self._address.url,
+                self._address.base_url + LINK_PATH,
                 headers=self._address.read_headers(),
                 heartbeat=PING_S,
                 max_msg_size=MAX_TABLE_BYTES,
@@ -258,7 +223,7 @@ class ControllerLink:
             self._ledger.forget_absent(self._live.current)
             self._remotes.follow_table(self._live.current)
         self._state.table_at = self._now()
-        self._timer.request_report_now()  # drains wait for a report under the new table
+        self._timer.request_report_now()  # drains wait for it
 
     async def _send_reports(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         try:
@@ -266,19 +231,25 @@ class ControllerLink:
                 await self._timer.wait_until_due()
                 await socket.send_str(self._report())
         except (aiohttp.ClientError, OSError):
-            pass  # the connection ended; `_receive_tables` ends with it
+            pass  # the connection ended, which whoever receives sees too
         except Exception:
             logger.exception("a report to the controller failed; connecting anew")
             await socket.close()
 
     def _log_unreachable(self, attempt: int, error: Exception) -> None:
-        # Logged once per outage, though every attempt fails. A controller may start at the same time as the gateway.
+        # Once per absence; it is tried every two seconds after that. One that is just starting too is not absent.
         is_due = attempt == (0 if self._state.was_ever_connected else STARTING_ATTEMPTS)
         was_refused, self._is_refused = self._is_refused, is_token_refusal(error)
         if (is_due or self._is_refused) and not (was_refused and self._is_refused):
-            address = self._address.unix_path or self._address.url
+            address = self._address.socket_path or self._address.base_url + LINK_PATH
             reason = REFUSED_WORDS if self._is_refused else error or type(error).__name__
             logger.warning("no controller at %s (%s); trying on", address, reason)
+
+
+def check_token_taken(answer: ControllerAnswer) -> None:
+    """Raise ControllerGoneError for the answer of a controller that does not take the token that was shown."""
+    if answer.status == TOKEN_REFUSED:
+        raise ControllerGoneError(REFUSED_WORDS)
 
 
 def is_token_refusal(error: Exception) -> bool:
@@ -306,7 +277,7 @@ def read_table(text: str) -> RoutingTable | None:
             return None
         return RoutingTable.model_validate(fields)
     except ValidationError as error:
-        logger.error("unreadable routing table: %s", _plain_text(error))  # noqa: TRY400 - the traceback shows tokens
+        logger.error("unreadable routing table: %s", _plain_text(error))  # noqa: TRY400 - the traceback would show tokens
     except (ValueError, RecursionError) as error:
         logger.error("unreadable routing table: %s", error)  # noqa: TRY400 - the traceback would say no more
     return None

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from common.controller_address import split_listen_address
 from controller.cli.exit_codes import CommandError
 from controller.cli.output import print_error
 from controller.cli.service.run import ServiceRun
@@ -25,7 +26,7 @@ from controller.cli.up.announce import Announcer
 from controller.cli.up.record import lock_state
 from controller.cli.up.run import CONTROLLER_ENDS, GATEWAY_ENDS, UpRun, lock_and_check, program_specs
 from controller.cli.up.supervisor import ChildSpec
-from controller.settings import ControllerSettings, load_settings, split_address
+from controller.settings import ControllerSettings, load_settings
 from tests.fakes.fake_control_api import FakeControlApi
 from tests.support.wait import until
 
@@ -78,7 +79,7 @@ async def until_told(program: str, does: str, told: asyncio.Event, asked: asynci
 
 async def controller(does: str) -> None:
     """The stand-in controller."""
-    address = split_address(load_settings().listen)
+    address = split_listen_address(load_settings().listen)
     assert isinstance(address, Path)
     told = note_signals("controller")
     address.unlink(missing_ok=True)

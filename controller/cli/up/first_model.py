@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from controller.cli.client import ControllerClient
+from controller.cli.admin_client import AdminClient
 from controller.cli.exit_codes import CommandError
 from controller.cli.up.announce import Announcer
 from controller.schema.status import ControllerStatus, ModelState
@@ -54,7 +54,7 @@ class FirstModelWatcher:
         """Poll until a model can be used and was announced."""
         timeout = aiohttp.ClientTimeout(total=5)
         async with (
-            ControllerClient(self._controller_url) as controller,
+            AdminClient(self._controller_url) as controller,
             aiohttp.ClientSession(timeout=timeout, trust_env=False) as gateway,
         ):
             # The controller sends no notice of a change, so poll: often in the first seconds, then less and less.
@@ -63,7 +63,7 @@ class FirstModelWatcher:
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 1.05, LAST_POLL_S)
 
-    async def _check_models(self, controller: ControllerClient, gateway: aiohttp.ClientSession) -> bool:
+    async def _check_models(self, controller: AdminClient, gateway: aiohttp.ClientSession) -> bool:
         try:
             status = await controller.get_status()
         except CommandError:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from controller.cli import stop_timeouts
-from controller.cli.client import ControllerClient
+from controller.cli.admin_client import AdminClient
 from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.orphans import stop_orphans
 from controller.cli.up.announce import Announcer
@@ -154,7 +154,7 @@ class UpRun:
 
     async def _ask_to_end(self, controller: Child) -> None:
         try:
-            async with ControllerClient(self._settings.controller_url) as client:
+            async with AdminClient(self._settings.controller_url) as client:
                 await client.shut_down(stop_engines=True)
         except CommandError:
             # The controller does not listen yet, or no longer. Engines that it leaves are stopped afterwards.

@@ -416,5 +416,5 @@ async def test_a_turn_that_cannot_be_written_leaves_neither_response_nor_items(
 
 
 async def _fill_disk(here: Site) -> None:
-    database: Any = here.store._database
+    database: Any = here.store._file._database
     await here.store.submit_job(lambda _: database._db.execute("PRAGMA max_page_count = 1").fetchall())

@@ -96,7 +96,7 @@ async def test_a_stream_that_fails_is_stored_as_failed() -> None:
 async def test_an_answer_that_cannot_be_stored_is_an_answer_nevertheless(caplog: pytest.LogCaptureFixture) -> None:
     async with site() as here:
         first = await here.make()
-        database: Any = here.store._database
+        database: Any = here.store._file._database
         await here.store.submit_job(lambda _: database._db.execute("PRAGMA max_page_count = 1").fetchall())
         made = await here.make("x" * 200_000)
         assert made.output_text == TEXT
@@ -145,7 +145,7 @@ async def refusal_or(asking: Any) -> Any:
 async def test_a_database_that_fails_is_told(caplog: pytest.LogCaptureFixture) -> None:
     async with site() as here:
         made = await here.make()
-        database: Any = here.store._database
+        database: Any = here.store._file._database
         await here.store.submit_job(lambda _: database._db.execute("ALTER TABLE responses RENAME TO away"))
         failed = (500, "response_store_failed", None)
         assert await refusal(here.client.responses.retrieve(made.id)) == failed

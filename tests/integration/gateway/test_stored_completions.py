@@ -210,7 +210,7 @@ async def test_where_nothing_is_stored_a_request_passes_as_it_is() -> None:
 
 async def test_an_answer_that_cannot_be_stored_is_an_answer_nevertheless(caplog: pytest.LogCaptureFixture) -> None:
     async with site() as here:
-        database: Any = here.store._database
+        database: Any = here.store._file._database
         await here.store.submit_job(lambda _: database._db.execute("PRAGMA max_page_count = 1").fetchall())
         made = await complete(here.client, messages=[{"role": "user", "content": "x" * 200_000}])
         assert made.choices[0].message.content == TEXT

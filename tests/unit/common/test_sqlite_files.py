@@ -117,10 +117,9 @@ def test_an_existing_file_is_opened_and_none_is_made(tmp_path: Path) -> None:
 
 def test_a_transaction_is_whole_or_nothing(tmp_path: Path) -> None:
     db = open_connection(tmp_path / "file.db", busy_s=0.0)
-    db.execute("CREATE TABLE t (value INTEGER)")
-    with pytest.raises(ZeroDivisionError), transaction(db):
-        db.execute("INSERT INTO t VALUES (1)")
-        raise ZeroDivisionError
+    db.execute("CREATE TABLE t (value INTEGER NOT NULL)")
+    with pytest.raises(sqlite3.IntegrityError), transaction(db):
+        db.executemany("INSERT INTO t VALUES (?)", [(1,), (None,)])
     with transaction(db):
         db.execute("INSERT INTO t VALUES (2)")
     assert count_rows(db) == 1

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.settings import ControllerSettings, SettingsError, load_settings, split_address
+from controller.settings import ControllerSettings, SettingsError, load_settings
 from gateway.settings import GatewaySettings
 from tests.support.doc_tables import rows_of, setting_rows
 
@@ -123,10 +123,3 @@ def test_who_listens_on_a_port_has_a_token_for_it(monkeypatch: pytest.MonkeyPatc
         load_settings()
     monkeypatch.setenv("ROUNDHOUSE_GATEWAY_TOKEN_FILE", "/run/token")
     assert load_settings().gateway_token_file == Path("/run/token")
-
-
-def test_an_address_in_parts() -> None:
-    assert split_address("unix:a:b") == Path("a:b")
-    assert split_address("[::1]:80") == ("::1", 80)
-    with pytest.raises(ValueError, match="must be"):
-        split_address("::1")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-from pathlib import Path
 
 import pytest
 
 from controller.schema.routing import RoutingTable, Stamp
-from gateway.control.link import ControllerAddress, TableVerdict, judge_table, read_table, retry_delay
+from gateway.control.link import TableVerdict, judge_table, read_table, retry_delay
 from gateway.routing.table import Routes
 from tests.fakes.fake_controller import route
 
@@ -72,19 +71,3 @@ def test_retries_start_soon_and_never_wait_long() -> None:
     assert 0.05 <= retry_delay(0, 0.0) <= retry_delay(0, 0.999) <= 0.1
     assert delays[-1] <= 2.0
     assert retry_delay(10_000, 0.0) == 1.0
-
-
-def test_addresses() -> None:
-    assert ControllerAddress.parse("http://c:1").url == "http://c:1/internal/link"
-    unix = ControllerAddress.parse("unix:/run/c.sock")
-    assert (unix.unix_path, unix.url) == ("/run/c.sock", "http://controller/internal/link")
-
-
-def test_the_token_is_read_each_time_and_shown_on_ports_alone(tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    port = ControllerAddress.parse("http://c:1", file)
-    assert port.read_headers() == ControllerAddress.parse("http://c:1").read_headers() == {}
-    for token in ("first-" * 8, "second-" * 8):
-        file.write_text(token + "\n")
-        assert port.read_headers() == {"x-roundhouse-gateway-token": token}
-    assert ControllerAddress.parse("unix:/run/c.sock", file).read_headers() == {}

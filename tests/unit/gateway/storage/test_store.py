@@ -131,7 +131,7 @@ async def test_a_full_disk_costs_what_does_not_fit_and_nothing_else(
 ) -> None:
     async with opened(tmp_path) as store:
         await store.save_new_response(stored("a"))
-        database: Any = store._database
+        database: Any = store._file._database
         await store.submit_job(lambda _: database._db.execute("PRAGMA max_page_count = 30").fetchall())
         with held(store):  # so that they are written at once
             for name, size in (("b", 10), ("big", 200_000), ("c", 10)):
@@ -188,7 +188,7 @@ async def test_a_damaged_file_is_put_aside_when_it_is_opened(tmp_path: Path, cap
     async with opened(tmp_path) as store:
         await store.save_new_response(stored("a"))
     assert (tmp_path / "responses.db.damaged").read_bytes() == damage
-    assert "is damaged" in caplog.text
+    assert "was damaged" in caplog.text
     assert "responses.db.damaged" in caplog.text
     async with opened(tmp_path) as store:
         assert await found(store, "a") == response("a")
@@ -209,7 +209,7 @@ async def test_damage_that_shows_later_is_put_aside_then(tmp_path: Path, caplog:
     with (tmp_path / "responses.db.damaged").open("rb") as file:
         file.seek(12 * 4096)
         assert file.read(8) == b"\xff" * 8
-    assert caplog.text.count("is damaged") == 1
+    assert caplog.text.count("was damaged") == 1
 
 
 @pytest.mark.parametrize("suffixes", [("",), ("", "-wal")], ids=["the file", "its side file too"])

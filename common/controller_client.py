@@ -1,0 +1,137 @@
+"""The HTTP client of a controller, for gateways and for the command line. Answers come as bytes, in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Final
+
+import aiohttp
+from yarl import URL
+
+from common.controller_address import ControllerAddress
+from common.tracebacks import without_tracebacks
+
+_UNREACHED: Final = "the controller accepts no connection"
+_UNANSWERED: Final = "the controller ended before it answered; it may have taken the request"
+_BROKEN_OFF: Final = "the connection to the controller ended before its answer was complete"
+
+
+class ControllerGoneError(Exception):
+    """No whole answer came. The text says so in plain words; the cause is the error of aiohttp or of the system."""
+
+
+class ControllerAnswer:
+    """An HTTP answer of the controller whose headers have arrived. Leaving its context closes the connection."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+        self.status = response.status
+        self.headers: Mapping[str, str] = response.headers
+        """Values by header name, upper or lower case."""
+
+    async def __aenter__(self) -> ControllerAnswer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._response.close()
+
+    async def read_part(self) -> bytes:
+        """Return the next bytes of the body as they come; empty at its end. Raises ControllerGoneError."""
+        try:
+            return await self._response.content.readany()
+        except (aiohttp.ClientError, OSError) as error:
+            raise ControllerGoneError(_BROKEN_OFF) from error
+
+    async def read_body(self) -> bytes:
+        """Return what is left of the body. Raises ControllerGoneError."""
+        parts = []
+        while part := await self.read_part():
+            parts.append(part)
+        return b"".join(parts)
+
+
+class ControllerClient:
+    """Sends requests to one controller, for as long as its context is entered.
+
+    Each request has a connection of its own: a kept one may have gone stale with the controller, and a load must not be
+    sent twice to find out. Proxies of the environment are not for the way to the controller.
+    """
+
+    def __init__(
+        self,
+        address: ControllerAddress,
+        connect_timeout_s: float,
+        *,
+        headers: Mapping[str, str] | None = None,
+        follows_redirects: bool = False,
+    ) -> None:
+        """`connect_timeout_s` bounds a request without a timeout of its own, whose answer may take any time. `headers`
+        are sent with each request."""
+        self._address = address
+        self._timeout = aiohttp.ClientTimeout(total=None, connect=connect_timeout_s, sock_connect=connect_timeout_s)
+        self._headers = headers
+        self._follows_redirects = follows_redirects
+        self._session: aiohttp.ClientSession
+
+    async def __aenter__(self) -> ControllerClient:
+        # Not in __init__: aiohttp's sessions belong to a running event loop.
+        self._session = aiohttp.ClientSession(
+            connector=open_connector(self._address),
+            timeout=self._timeout,
+            headers=self._headers,
+            trust_env=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            skip_auto_headers=("User-Agent", "Accept", "Content-Type"),
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def send_request(
+        self,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: bytes = b"",
+        *,
+        timeout: aiohttp.ClientTimeout | None = None,
+    ) -> ControllerAnswer:
+        """Send a request and wait for the answer's headers.
+
+        `target` is the path with its query, percent-encoded; it is sent as it is. `timeout` None: the client's own; it
+        counts for reading the answer too.
+
+        Raises:
+            ControllerGoneError: the controller cannot be reached, or ended before it answered.
+            ValueError: the address makes no URL.
+        """
+        url = URL(self._address.base_url + target, encoded=True)
+        request_headers = {**headers, "accept-encoding": "identity", **self._address.read_headers()}
+        try:
+            response = await self._session.request(
+                method,
+                url,
+                data=body or None,
+                headers=request_headers,
+                allow_redirects=self._follows_redirects,
+                timeout=self._timeout if timeout is None else timeout,
+            )
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise ControllerGoneError(_UNREACHED) from without_tracebacks(error)
+        except (aiohttp.ClientError, OSError) as error:
+            raise ControllerGoneError(_UNANSWERED) from without_tracebacks(error)
+        return ControllerAnswer(response)
+
+
+def open_connector(address: ControllerAddress) -> aiohttp.BaseConnector:
+    """Return what aiohttp connects to the controller through: any number of connections, none kept after its use."""
+    if address.socket_path is not None:
+        return aiohttp.UnixConnector(address.socket_path, limit=0, force_close=True)
+    return aiohttp.TCPConnector(limit=0, force_close=True)
