@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gateway.exchange.attempt import Attempt
 from gateway.exchange.client_response import ClientResponse
 from gateway.metrics.registry import CLIENT_GONE_STATUS, Metrics
+from gateway.protocols.common.dialect import Usage
 from gateway.tenancy.api_keys import Caller
 from gateway.tenancy.rate_limits import RateLimitEntry
 
@@ -20,14 +21,18 @@ class RequestAccount:
     begun_at: float
     attempts: int = 0
     """How often it was sent to an engine."""
+    is_counted: bool = False
+    """It is counted for its key's limits, if the key has any."""
     entry: RateLimitEntry | None = None
     """What it takes of its key's limits."""
+    usage: Usage | None = None
+    """The tokens that the engine counted. Set at the end; None: no engine told."""
 
     def close_account(
         self, metrics: Metrics, path: str, caller: Caller, answer: ClientResponse, attempt: Attempt | None, now: float
     ) -> None:
         """The request is over; `attempt` is the last one, if it has come to an answer."""
-        usage = attempt.usage if attempt is not None else None
+        self.usage = usage = attempt.usage if attempt is not None else None
         if self.entry is not None:
             used_tokens = usage.prompt + usage.completion if usage is not None else None
             passed_tokens = attempt.events_passed if attempt is not None else 0

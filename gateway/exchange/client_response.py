@@ -35,13 +35,6 @@ class AnsweredCall(Protocol):
     def break_off(self) -> None: ...
 
 
-class EventSink(Protocol):
-    """What keeps the events of a stream."""
-
-    def append_events(self, events: bytes) -> None:
-        """Whole events, in order; perhaps with `[DONE]`."""
-
-
 class DiscardingCall:
     """Takes what a `ClientCall` sends."""
 
@@ -58,11 +51,11 @@ class DiscardingCall:
 
 
 class RecordingCall:
-    """Passes a stream on to a call, and its events to a sink; comments are none."""
+    """Passes a stream on to `call`, and before that each part of it to `recorders`."""
 
-    def __init__(self, call: AnsweredCall, sink: EventSink) -> None:
+    def __init__(self, call: AnsweredCall) -> None:
         self.call = call
-        self._sink = sink
+        self.recorders: list[Callable[[bytes], None]] = []
 
     def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
         """See ClientCall, as for the others."""
@@ -77,15 +70,16 @@ class RecordingCall:
         self.call.send_part(part)
 
     def end_response(self, last_part: bytes = b"") -> None:
-        self._record(last_part)
+        if last_part:
+            self._record(last_part)
         self.call.end_response(last_part)
 
     def break_off(self) -> None:
         self.call.break_off()
 
     def _record(self, part: bytes) -> None:
-        if not part.startswith(b":"):
-            self._sink.append_events(part)
+        for take_part in self.recorders:
+            take_part(part)
 
 
 class ClientResponse:
@@ -142,9 +136,12 @@ class ClientResponse:
         else:
             self._call = DiscardingCall()
 
-    def record_events(self, sink: EventSink) -> None:
-        """Give `sink`, too, the events that are sent from now on, whether or not the client is there."""
-        self._call = RecordingCall(self._call, sink)
+    def record_parts(self, take_part: Callable[[bytes], None]) -> None:
+        """Call `take_part` with each part of a stream that is sent from now on, before the client gets it and whether
+        or not the client is there. A part is whole events, perhaps with `[DONE]`, or a comment."""
+        if not isinstance(self._call, RecordingCall):
+            self._call = RecordingCall(self._call)
+        self._call.recorders.append(take_part)
 
     @property
     def id_lines(self) -> bytes:

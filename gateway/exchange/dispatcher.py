@@ -11,9 +11,12 @@ from typing import Final
 from urllib.parse import unquote_to_bytes
 
 from controller.schema.errors import RoundhouseError
-from gateway.exchange.chat_exchange import ChatExchange
+from gateway.exchange.completion_hooks import COMPLETION_HOOKS
 from gateway.exchange.exchange import Exchange
-from gateway.exchange.response_exchange import ResponseExchange
+from gateway.exchange.exchange_state import WAITING_STATES
+from gateway.exchange.file_hooks import FILE_HOOKS
+from gateway.exchange.hooks import ExchangeHooks
+from gateway.exchange.response_hooks import RESPONSE_HOOKS, open_turn_hooks
 from gateway.exchange.response_session import PATH as RESPONSES_PATH
 from gateway.exchange.response_session import ResponseSession, SocketTurn
 from gateway.exchange.services import ApiSpec, Services
@@ -30,13 +33,13 @@ logger = logging.getLogger(__name__)
 LONGEST_PAUSE_S: Final = 0.5
 """By how much what is due may be late."""
 _BARE_RESPONSES_PATH: Final = RESPONSES_PATH.removeprefix(b"/v1")
-_EXCHANGES: Final[dict[str, type[Exchange]]] = {
-    "none": Exchange,
-    "read": ResponseExchange,
-    "made": ResponseExchange,
-    "completion": ChatExchange,
+_HOOKS: Final = {
+    "none": FILE_HOOKS,
+    "read": FILE_HOOKS + RESPONSE_HOOKS,
+    "made": FILE_HOOKS + RESPONSE_HOOKS,
+    "completion": FILE_HOOKS + COMPLETION_HOOKS,
 }
-"""By what a request does with what is stored."""
+"""`ApiSpec.state` to the hooks of its requests by HTTP."""
 _NUMBER: Final = re.compile(rb"/[0-9]+$")
 
 
@@ -92,7 +95,7 @@ class InferenceDispatcher:
         """End every exchange: the gateway stops, and their grace is over."""
         self._is_stopping = True
         # Those that wait go first, because they would be let in by each of the others that ends.
-        for exchange in sorted(self._services.exchanges, key=lambda each: each.waits_since is None):
+        for exchange in sorted(self._services.exchanges, key=lambda each: each.state not in WAITING_STATES):
             exchange.fail_request(_stopped_error())
 
     def next_request_id(self) -> str:
@@ -126,9 +129,10 @@ class InferenceDispatcher:
             logger.exception("what was due failed")
 
     def _open_exchange(self, api: ApiSpec, client: ClientCall) -> Handler:
-        return self._admit_exchange(_EXCHANGES[api.state](api, client, self._services, self._next_id()), api, client)
+        return self._begin_exchange(api, client, _HOOKS[api.state])
 
-    def _admit_exchange(self, exchange: Exchange, api: ApiSpec, client: ClientCall) -> Handler:
+    def _begin_exchange(self, api: ApiSpec, client: ClientCall, hooks: ExchangeHooks) -> Handler:
+        exchange = Exchange(api, client, self._services, self._next_id(), hooks)
         try:
             caller = self._authenticator.authenticate_request(client.headers, is_http_1_1=client.is_http_1_1)
             exchange.authorize_caller(caller)
@@ -150,8 +154,7 @@ class InferenceDispatcher:
         return lambda connection: ResponseSession(connection, headers, self._open_turn, bounds)
 
     def _open_turn(self, call: ClientCall, turn: SocketTurn) -> Handler:
-        api = self._responses_api
-        return self._admit_exchange(ResponseExchange(api, call, self._services, self._next_id(), turn), api, call)
+        return self._begin_exchange(self._responses_api, call, FILE_HOOKS + open_turn_hooks(turn))
 
     def _check_running(self) -> None:
         if self._is_stopping:

@@ -16,6 +16,7 @@ from gateway.admission.answer_pace import AnswerPaces
 from gateway.control.inflight import InflightCounts
 from gateway.control.remote_prober import RemoteProber
 from gateway.documents.reader import DocumentReader
+from gateway.exchange.exchange_state import ExchangeState
 from gateway.ingress.admin_gate import AdminGate
 from gateway.ingress.response_headers import ResponseHeaders
 from gateway.metrics.registry import Metrics
@@ -39,7 +40,7 @@ class ActiveExchange(Protocol):
     """An exchange that is not over: `exchange.Exchange`."""
 
     due_at: float
-    waits_since: float | None
+    state: ExchangeState
 
     def run_due(self, now: float) -> None:
         """Something is due."""

@@ -112,3 +112,11 @@ async def settled() -> None:
     """Let callbacks run."""
     for _ in range(5):
         await asyncio.sleep(0)
+
+
+def engine_is_paused(run: Any) -> bool:
+    """Whether the gateway reads nothing more from the engine of a response that is being made."""
+    engine = run._exchange.engine
+    # None: the request waits for its slot, or the attempt for a connection.
+    call = getattr(engine._attempt, "_call", None) if engine is not None else None
+    return call is not None and call.is_paused

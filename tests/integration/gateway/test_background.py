@@ -18,7 +18,7 @@ from tests.support.gateway_rest import nothing_left
 from tests.support.loop_clock import LoopClock, loop_clock
 from tests.support.queueing import key
 from tests.support.raw_http import raw, request
-from tests.support.response_state import Site, refusal, settled, site
+from tests.support.response_state import Site, engine_is_paused, refusal, settled, site
 from tests.support.responses import check_response
 
 __all__ = ["loop_clock"]
@@ -68,7 +68,7 @@ async def test_a_stream_goes_on_when_its_client_leaves() -> None:
         await stream.close()
         server: Any = here.here.server
         [exchange] = server._gateway.inference._services.exchanges
-        await until(lambda: exchange._answer.client_gone, "it has left")
+        await until(lambda: exchange.answer.client_gone, "it has left")
         assert await status_of(here, response_id) == "in_progress"
         here.engine.release.set()
         over = await here.over(response_id)
@@ -86,8 +86,7 @@ async def test_a_stream_that_nobody_takes_goes_on_when_its_client_leaves() -> No
             client.write(request(target="/v1/responses", body=body))
             await until(lambda: len(here.running) == 1, "it runs")
             [run] = here.running.values()
-            # None: the attempt waits for its slot, or for a connection.
-            await until(lambda: bool((call := getattr(run._attempt, "_call", None)) and call.is_paused), "it waits")
+            await until(lambda: engine_is_paused(run), "it waits")
         over = await here.over(run.context.id)
         assert over.status == "completed"
         assert len(over.output_text) == 400 * 20_001

@@ -22,7 +22,7 @@ from tests.support.loop_clock import LoopClock, loop_clock
 from tests.support.queueing import key
 from tests.support.raw_http import raw, request
 from tests.support.response_sockets import socket
-from tests.support.response_state import Site, site
+from tests.support.response_state import Site, engine_is_paused, site
 from tests.support.responses import Fields, events_in
 from tests.support.wait import until
 
@@ -316,7 +316,7 @@ async def test_a_reader_that_takes_nothing_stops_the_engine_and_is_cut_off(loop_
             client.write(request("GET", "/v1/responses", headers=(*HANDSHAKE, KEY)) + frame)
             await until("it runs", lambda: here.running)
             [run] = here.running.values()
-            await until("the engine waits", lambda: (call := getattr(run._attempt, "_call", None)) and call.is_paused)
+            await until("the engine waits", lambda: engine_is_paused(run))
             await loop_clock.skip(90)
             await until("the engine stops", lambda: here.engine.cancelled == 1)
         await nothing_left(here.here)

@@ -1,0 +1,270 @@
+"""The part of an exchange that admission decides: a slot, a place in the queue, a load to wait for, or a refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from controller.schema.errors import RoundhouseError
+from controller.schema.routing import Endpoint, ModelRoute
+from controller.schema.status import ModelState
+from gateway.admission.admission import Grant, QueuePlace, Ticket, cache_exhausted_error
+from gateway.admission.prefix_affinity import prefix_keys
+from gateway.admission.retry_state import NO_RETRIES
+from gateway.admission.token_demand import read_demand
+from gateway.admission.token_pool import TokenClaim
+from gateway.exchange.attempt import Attempt
+from gateway.exchange.engine_stage import EngineStage
+from gateway.exchange.exchange_state import ExchangeState
+from gateway.exchange.load_wait import asks_for_progress, begin_load_wait, check_worth_waiting
+from gateway.protocols.api_matrix import ServingOption, serving_option
+from gateway.protocols.common.choices import count_slots
+from gateway.protocols.common.prompt_length import check_length
+from gateway.routing.availability import refusal_of
+
+if TYPE_CHECKING:
+    from gateway.exchange.exchange import Exchange
+
+
+class AdmissionStage:
+    """One request's, from when it is complete. It is the owner of the request's ticket."""
+
+    __slots__ = ("_checked_route", "_exchange", "serving_option", "ticket", "waits_since")
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._checked_route: ModelRoute | None = None
+        self.serving_option: ServingOption
+        """How the model's engine serves the request. Set when the request is checked."""
+        self.ticket: Ticket | None = None
+        """None: not admitted yet, an API that takes no slot, or the end."""
+        self.waits_since: float | None = None
+        """When the request came into the queue, in monotonic seconds; None: it is not in the queue."""
+
+    def admit_request(self, route: ModelRoute) -> None:
+        """Check and count the request, and find a place for it in `route`.
+
+        Raises:
+            RoundhouseError: the model does not take the request, or nobody can now.
+        """
+        self._check_request(route)
+        exchange = self._exchange
+        services, hooks = exchange.services, exchange.hooks
+        now = exchange.count_request()
+        for answers_request in hooks.before_admission:
+            if answers_request(exchange):
+                return
+        refusal = self._find_refusal(route)
+        endpoint: Endpoint | None
+        if refusal is None and not exchange.api.takes_slot:
+            exchange.set_header_lines(now)
+            endpoint = services.admission.choose_replica(route, now)
+        else:
+            if refusal is not None:
+                self._await_load(route, refusal, now)
+            self.ticket = ticket = self._new_ticket(route)
+            endpoint = services.admission.admit_ticket(ticket, route, now)
+            exchange.set_header_lines(now)
+        for on_admitted in hooks.on_admitted:
+            on_admitted(exchange)
+        self._take_place(route, endpoint, now)
+
+    @property
+    def place(self) -> QueuePlace | None:
+        """Where the request stood in the queue when it came; None: it has not come to admission."""
+        return self.ticket.place if self.ticket is not None else None
+
+    def renew_route(self) -> ModelRoute:
+        """Return the model as the table in force has it, and check the request again if the model has changed.
+
+        Raises:
+            RoundhouseError: see `Exchange.renew_route`; or the model does not take the request any more.
+        """
+        route = self._exchange.renew_route()
+        if route is not self._checked_route:
+            self._check_request(route)
+        return route
+
+    def _check_request(self, route: ModelRoute) -> None:
+        api, request = self._exchange.api, self._exchange.request
+        self.serving_option = option = serving_option(api.path, request, route)
+        option.dialect.check_request(request, route)
+        if api.takes_slot and not api.is_native:
+            check_length(request, route)
+        self._checked_route = route
+
+    def _new_ticket(self, route: ModelRoute) -> Ticket:
+        exchange = self._exchange
+        request, caller = exchange.request, exchange.caller
+        fields = request.outline_fields
+        prefix = prefix_keys(fields, request.prompt) if len(route.endpoints) > 1 else ()
+        rank = caller.tier_rank(fields.get("service_tier"))
+        slots = count_slots(fields, route)
+        claim = TokenClaim(read_demand(request.size, request.text_bytes + exchange.extra_text_bytes, fields, slots))
+        return Ticket(self, route.name, caller.tenant, caller.weight, rank, prefix, slots, claim)
+
+    def _take_place(self, route: ModelRoute, endpoint: Endpoint | None, now: float) -> None:
+        """Go to the replica that admission chose; None: wait in the queue, where the ticket is."""
+        exchange = self._exchange
+        if endpoint is not None:
+            exchange.load_wait = None
+            self._enter_replica(route, endpoint)
+            return
+        self.waits_since = now
+        exchange.move_to(ExchangeState.QUEUED if exchange.load_wait is None else ExchangeState.LOADING)
+        exchange.services.ledger.on_change()
+        self._tell_progress(route)
+
+    def _enter_replica(self, route: ModelRoute, endpoint: Endpoint) -> None:
+        hooks = self._exchange.hooks.before_send
+        if hooks:
+            self._exchange.run_hooks(hooks, self._send_attempt, route, endpoint)
+        else:
+            self._send_attempt(route, endpoint)
+
+    def _send_attempt(self, route: ModelRoute, endpoint: Endpoint) -> None:
+        exchange = self._exchange
+        exchange.move_to(ExchangeState.SENT)
+        engine = exchange.engine
+        if engine is None:
+            exchange.engine = engine = EngineStage(exchange, self)
+        engine.send_attempt(route, endpoint)
+
+    # In the queue: from admission, and from the routing table
+
+    def use_slot(self, endpoint: Endpoint) -> None:
+        """Use the slot at `endpoint` that admission has granted to the ticket."""
+        if not self._exchange.is_ended:
+            self._exchange.run_guarded(self._use_slot, endpoint)
+
+    def _use_slot(self, endpoint: Endpoint) -> None:
+        exchange = self._exchange
+        services, now = exchange.services, exchange.services.now()
+        if self.waits_since is not None:
+            series = services.metrics.series_of(exchange.account.model, exchange.api.path)
+            series.count_waited(now - self.waits_since)
+        self.waits_since = exchange.load_wait = None
+        exchange.set_due()
+        self._enter_replica(self.renew_route(), endpoint)
+
+    def fail_request(self, error: RoundhouseError) -> None:
+        """See Exchange. Called where admission has nothing left for the ticket."""
+        self._exchange.fail_request(error)
+
+    def follow_table(self) -> None:
+        """Look at the model again: a newer routing table came while the request waits in the queue."""
+        self._exchange.run_guarded(self._check_table)
+
+    def _check_table(self) -> None:
+        exchange = self._exchange
+        route = self.renew_route()
+        refusal = self._find_refusal(route)
+        if refusal is None:
+            exchange.load_wait = None
+            exchange.set_due()
+        else:
+            check_worth_waiting(route, refusal)
+            if exchange.load_wait is None:
+                self._await_load(route, refusal, exchange.services.now())
+        state = ExchangeState.QUEUED if exchange.load_wait is None else ExchangeState.LOADING
+        if state is not exchange.state:
+            exchange.move_to(state)
+        self._tell_progress(route)
+
+    def _find_refusal(self, route: ModelRoute) -> RoundhouseError | None:
+        """Return why the model takes no request now, as the caller may know it; None: it takes requests."""
+        if route.state is ModelState.LOADED:
+            return None
+        exchange = self._exchange
+        services = exchange.services
+        may_see_paths = services.gate.allows_admin(exchange.caller, exchange.client.local_address)
+        return refusal_of(route, services.clock(), shows_paths=may_see_paths and not exchange.hides_paths)
+
+    def _await_load(self, route: ModelRoute, refusal: RoundhouseError, now: float) -> None:
+        """Begin to wait for a load of the model. Raises `refusal` where waiting is vain."""
+        exchange = self._exchange
+        services = exchange.services
+        deadline = now + services.settings.autoload_timeout_s
+        exchange.load_wait = begin_load_wait(services.ledger, route, refusal, deadline)
+        exchange.set_due()
+
+    def _tell_progress(self, route: ModelRoute) -> None:
+        """Send a comment on the load's progress when there is something new to say, to a client that asked for it."""
+        exchange = self._exchange
+        if exchange.load_wait is not None and exchange.is_stream and asks_for_progress(exchange.client.headers):
+            comment = exchange.load_wait.next_comment(route)
+            if comment is not None:
+                exchange.answer.send_comment(comment, exchange.services.now())
+
+    # After an attempt
+
+    def retry_request(self, replica: str, *, is_refused: bool) -> None:
+        """Try elsewhere after `replica` failed before it answered. `is_refused`: it did not accept the connection.
+
+        Raises:
+            RoundhouseError: nothing is left to try, or see `renew_route`.
+        """
+        admission, exchange = self._exchange.services.admission, self._exchange
+        if self.ticket is not None:
+            self._readmit(partial(admission.retry_ticket, is_refused=is_refused))
+            return
+        route = self.renew_route()
+        if exchange.account.attempts > 1:
+            raise RoundhouseError("engine_unreachable", f"The model {route.name!r} cannot be reached.")
+        retries = NO_RETRIES.after_refusal(replica) if is_refused else NO_RETRIES.after_break(replica)
+        self._enter_replica(route, admission.choose_replica(route, exchange.services.now(), retries))
+
+    def preempt_request(self, *, by_engine: bool) -> None:
+        """Wait for more of an engine's tokens than the request had. `by_engine`: the engine itself found no room.
+
+        Raises:
+            RoundhouseError: there is no more, or see `renew_route`.
+        """
+        self._readmit(partial(self._exchange.services.admission.preempt_ticket, by_engine=by_engine))
+
+    def _readmit(self, admit: Callable[[Ticket, float], tuple[Endpoint | None, Sequence[Grant]]]) -> None:
+        """Give the slot back by `admit`, and take the place that admission finds then."""
+        assert self.ticket is not None
+        services = self._exchange.services
+        now = services.now()
+        route = self.renew_route()
+        refusal = self._find_refusal(route)
+        if refusal is not None:
+            self._await_load(route, refusal, now)
+        endpoint, grants = admit(self.ticket, now)
+        self._take_place(route, endpoint, now)
+        services.turns.grant_slots(grants)
+
+    @property
+    def may_be_resent(self) -> bool:
+        """See EngineStage."""
+        engine = self._exchange.engine
+        return engine is not None and engine.may_be_resent
+
+    def give_up_tokens(self) -> None:
+        """Leave the engine, which has no room for the request beside the others, and come back if that is possible."""
+        exchange, engine = self._exchange, self._exchange.engine
+        if exchange.is_ended or self.ticket is None:
+            return
+        if engine is None or not engine.may_be_resent:
+            exchange.fail_request(cache_exhausted_error(exchange.account.model))
+        else:
+            engine.end()
+            exchange.run_guarded(partial(self.preempt_request, by_engine=False))
+
+    def release_slot(self, attempt: Attempt | None, now: float) -> None:
+        """Leave the queue or the replica, at the end of the exchange. `attempt`: the last one."""
+        services, ticket = self._exchange.services, self.ticket
+        if ticket is None:
+            return
+        self.ticket = None  # it refers back
+        if self.waits_since is not None:
+            services.ledger.on_change()
+        ticket.is_refused = attempt is not None and attempt.is_refused
+        usage = self._exchange.account.usage
+        if usage is not None:
+            services.admission.record_usage(ticket, usage.prompt, usage.completion)
+        grants = services.admission.release_ticket(ticket, now)
+        if grants:
+            services.turns.grant_slots(grants)

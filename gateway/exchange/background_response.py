@@ -1,0 +1,145 @@
+"""Responses in the background: stored before anything else happens, and made whether or not their client is there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from controller.schema.errors import RoundhouseError
+from controller.schema.routing import Endpoint, ModelRoute
+from gateway.exchange.client_response import JSON_LINE
+from gateway.exchange.exchange import Exchange
+from gateway.exchange.exchange_state import ExchangeState
+from gateway.exchange.hooks import ExchangeHooks, Pause
+from gateway.protocols.common.conversation import Fields
+from gateway.protocols.common.errors import encode_json
+from gateway.protocols.common.large_body import LargeBody
+from gateway.protocols.responses.context import ResponseContext
+from gateway.protocols.responses.replayed_events import replay_events
+from gateway.protocols.responses.response_object import begin_response
+from gateway.server.asgi import error_headers
+from gateway.server.call import ClientCall, header_lines
+from gateway.storage.responses.event_log import EventLog
+
+_AT_WORK = (ExchangeState.SENT, ExchangeState.ANSWERING)
+
+
+class BackgroundResponse:
+    """One of them, from when admission has not refused it. Its exchange outlives its client from then on."""
+
+    __slots__ = ("_context", "_exchange", "_save_future", "events", "queued_response")
+
+    def __init__(self, exchange: Exchange, context: ResponseContext) -> None:
+        self._exchange = exchange
+        self._context = context
+        self._save_future: asyncio.Future[None]
+        self.events = EventLog()
+        """All events that the client gets, or would get."""
+        fields = exchange.request.outline_fields
+        self.queued_response: Fields = {**begin_response(fields, context), "status": "queued"}
+        """What the response is before its engine says anything."""
+        exchange.outlives_client = True
+        exchange.add_hooks(
+            ExchangeHooks(before_send=(self._await_save,), on_event=(partial(_record_part, self.events),))
+        )
+
+    def follow_save(self, save_future: asyncio.Future[None], cancel: Callable[[], None]) -> None:
+        """Ask no engine before `save_future`, which stores the queued response, is done; end the request if it fails.
+
+        A client that asked for no stream is answered then. `cancel` ends the response if that client leaves before:
+        nobody would know of it.
+        """
+        exchange = self._exchange
+        self._save_future = save_future
+        save_future.add_done_callback(self._check_save)
+        if not exchange.is_stream:
+            lines, request_id = exchange.answer.lines, exchange.answer.request_id
+            ack = BackgroundAck(cancel, exchange.client, lines, request_id, self.queued_response)
+            exchange.detach_client(ack)
+            save_future.add_done_callback(ack.answer_when_saved)
+
+    @property
+    def response(self) -> Fields:
+        """The response object while nothing is told of it by the engine."""
+        if self._exchange.state in _AT_WORK:
+            return {**self.queued_response, "status": "in_progress"}
+        return self.queued_response
+
+    def end_events(self, outcome: Fields) -> bytes:
+        """End `events`. Return what of them is to be stored; empty: nothing that `outcome` does not tell as well."""
+        log = self.events
+        is_recorded = log.next_number > 0
+        if not is_recorded:
+            log.append_events(replay_events(outcome, is_open_responses=self._context.is_open_responses))
+        log.end()
+        return log.to_stored() if is_recorded else b""
+
+    def _check_save(self, save_future: asyncio.Future[None]) -> None:
+        error = save_future.exception()
+        if isinstance(error, RoundhouseError):
+            self._exchange.fail_request(error)
+
+    def _await_save(self, _exchange: Exchange, _route: ModelRoute, _endpoint: Endpoint) -> Pause | None:
+        # One that cannot be stored could not be asked for later: its engine is not asked either.
+        return None if self._save_future.done() else Pause(self._save_future)
+
+
+def _record_part(events: EventLog, part: bytes) -> None:
+    if not part.startswith(b":"):
+        events.append_events(part)
+
+
+class BackgroundAck:
+    """The handler of a call whose request goes on without it. Tells the client once that the response is queued."""
+
+    __slots__ = ("_cancel", "_client", "_lines", "_queued_response", "_request_id")
+
+    def __init__(
+        self,
+        cancel: Callable[[], None],
+        client: ClientCall,
+        lines: bytes,
+        request_id: str,
+        queued_response: Fields,
+    ) -> None:
+        """`lines`: header lines of the answer. `cancel`: called if the client leaves before its answer."""
+        self._cancel = cancel
+        self._client: ClientCall | None = client
+        self._lines = lines
+        self._request_id = request_id
+        self._queued_response = queued_response
+
+    def answer_when_saved(self, save_future: asyncio.Future[None]) -> None:
+        """Answer with the queued response, which is stored, or with the error that kept it from being stored."""
+        error, client = save_future.exception(), self._release_client()
+        if client is None:
+            return
+        if isinstance(error, RoundhouseError):
+            lines = self._lines + header_lines(error_headers(error))
+            client.send_whole(error.entry.status, lines, error.json_bytes(self._request_id))
+        else:
+            client.send_whole(200, self._lines + JSON_LINE, encode_json(self._queued_response))
+
+    def take_body(self, body: bytes | LargeBody) -> None:
+        """See Handler. Never called: the request was complete before."""
+
+    def fail_request(self, error: RoundhouseError) -> None:
+        """See Handler. Never called, for the same reason."""
+
+    def client_gone(self) -> None:
+        """See Handler."""
+        self._cancel()
+        self._release_client()
+
+    def client_full(self) -> None:
+        """See Handler. The one answer is short."""
+
+    def client_ready(self) -> None:
+        """See Handler."""
+
+    def _release_client(self) -> ClientCall | None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.handler = None
+        return client

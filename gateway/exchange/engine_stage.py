@@ -1,0 +1,147 @@
+"""The part of an exchange that an engine decides: the attempts, one at a time, and what follows when one fails."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from controller.schema.errors import RoundhouseError
+from controller.schema.routing import Endpoint, ModelRoute
+from gateway.admission.admission import Ticket, cache_exhausted_error
+from gateway.exchange.attempt import AnswerForm, Attempt
+from gateway.exchange.gathering import learn_pace, should_gather
+from gateway.upstream.client import EngineBrokenError, EngineFailureError, EngineRefusedError
+
+if TYPE_CHECKING:
+    from gateway.exchange.admission_stage import AdmissionStage
+    from gateway.exchange.exchange import Exchange
+
+
+class EngineStage:
+    """One request's, from its first attempt on. It is the `AttemptOwner`."""
+
+    __slots__ = ("_admission", "_attempt", "_exchange", "_route")
+
+    def __init__(self, exchange: Exchange, admission: AdmissionStage) -> None:
+        self._exchange = exchange
+        self._admission = admission
+        self._attempt: Attempt | None = None
+        """The attempt that is under way."""
+        self._route: ModelRoute
+        """The model at the last attempt."""
+
+    def send_attempt(self, route: ModelRoute, endpoint: Endpoint) -> None:
+        """Send the request to the replica at `endpoint`. Raises RoundhouseError: it cannot be said to this engine."""
+        exchange, option, ticket = self._exchange, self._admission.serving_option, self._admission.ticket
+        self._route = route
+        services, request, api = exchange.services, exchange.request, exchange.api
+        dialect = option.dialect
+        events = dialect.open_stream(request) if exchange.is_stream else None
+        may_gather = (api.streams or api.gathers) and not exchange.is_stream
+        is_gathered = may_gather and should_gather(services, route, request)
+        collector = dialect.open_collector(request) if is_gathered else None
+        body = request.fill(dialect.engine_body(request, route, as_stream=collector is not None))
+        headers = services.lines.engine_headers(exchange.answer.request_id, exchange.client.headers)
+        # A kept connection that broke may merely have been stale; a second one would prove nothing.
+        fresh = exchange.account.attempts > 0
+        exchange.account.attempts += 1
+        form = AnswerForm(events, collector, dialect.get_body_converter(request), dialect.may_flow)
+        for shape_answer in exchange.hooks.shape_answer:
+            form = shape_answer(exchange, form)
+        self._attempt = attempt = Attempt(self, services, exchange.answer, route.name, endpoint, form)
+        if ticket is not None:
+            attempt.mark = services.admission.begin_answer(ticket, is_counted=attempt.asks_for_stream)
+        attempt.send_request(api.method, option.target or request.target, headers, body, fresh=fresh)
+
+    def pause(self) -> None:
+        """Take no more from the engine."""
+        if self._attempt is not None:
+            self._attempt.pause()
+
+    def resume(self) -> None:
+        """Take more."""
+        if self._attempt is not None:
+            self._attempt.resume()
+
+    def end(self) -> Attempt | None:
+        """Stop the engine if it is at work. Return the last attempt; None: it failed before it had an answer."""
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            attempt.cancel()
+            self._exchange.account.attempts += attempt.resent
+        return attempt
+
+    # From the attempt: AttemptOwner
+
+    def has_other_replica(self, replica: str) -> bool:
+        """See AttemptOwner."""
+        services = self._exchange.services
+        return services.admission.has_other_replica(self._exchange.account.model, replica, services.now())
+
+    def answer_begun(self) -> None:
+        """See AttemptOwner."""
+        self._exchange.begin_answer()
+
+    def attempt_done(self) -> None:
+        """See AttemptOwner."""
+        exchange, attempt = self._exchange, self._attempt
+        if attempt is not None and exchange.answer.status == 200:
+            learn_pace(exchange.services, self._route, attempt)
+        exchange.close()
+
+    def attempt_failed(self, failure: EngineFailureError, replica: str, *, resent: bool) -> None:
+        """See AttemptOwner. Tries elsewhere where that can do no harm."""
+        self._attempt = None
+        exchange, ticket = self._exchange, self._admission.ticket
+        if exchange.is_ended:
+            return
+        exchange.account.attempts += resent
+        if resent and ticket is not None:
+            ticket.retries = ticket.retries.after_break(replica)  # the kept connection's
+        if isinstance(failure, (EngineRefusedError, EngineBrokenError)):
+            is_refused = isinstance(failure, EngineRefusedError)
+            exchange.run_guarded(partial(self._admission.retry_request, replica, is_refused=is_refused))
+        else:
+            exchange.fail_request(RoundhouseError("engine_disconnected", f"The engine failed: {failure}."))
+
+    def attempt_overrun(self, *, may_resend: bool) -> None:
+        """See AttemptOwner. Tries again with more of the engine's room."""
+        self._attempt = None
+        exchange, ticket = self._exchange, self._admission.ticket
+        if exchange.is_ended:
+            return
+        if ticket is not None:
+            exchange.services.admission.record_overrun(ticket, exchange.services.now())
+        if not may_resend:
+            exchange.answer.broken_off_code = cache_exhausted_error(exchange.account.model).entry.code
+            exchange.close()
+        elif ticket is None or not exchange.has_body:
+            exchange.fail_request(cache_exhausted_error(exchange.account.model))
+        else:
+            exchange.run_guarded(partial(self._admission.preempt_request, by_engine=True))
+
+    def extend_answer(self, answered: int) -> None:
+        """See AttemptOwner. Another request that must leave for that does so now."""
+        attempt, ticket = self._attempt, self._admission.ticket
+        if attempt is None or ticket is None:
+            return
+        admission = self._exchange.services.admission
+        attempt.mark, victims = admission.extend_answer(ticket, answered, _may_be_resent)
+        for victim in victims:
+            victim.owner.give_up_tokens()
+
+    def fail_request(self, error: RoundhouseError) -> None:
+        """See AttemptOwner."""
+        self._exchange.fail_request(error)
+
+    @property
+    def may_be_resent(self) -> bool:
+        """Whether the engine notices at once that the request leaves, and the client has no part of an answer."""
+        exchange, attempt = self._exchange, self._attempt
+        is_unanswered = exchange.answer.first_byte_at is None and exchange.has_body
+        return attempt is not None and attempt.asks_for_stream and is_unanswered
+
+
+def _may_be_resent(ticket: Ticket) -> bool:
+    owner: AdmissionStage = ticket.owner
+    return owner.may_be_resent

@@ -1,0 +1,33 @@
+"""Whether a blocking answer is gathered from a stream of the engine's.
+
+An engine that does not notice when the client of a blocking call leaves notices it of a stream. Gathering costs work
+for each token, so an answer that is expected to be short is not gathered.
+"""
+
+from __future__ import annotations
+
+from controller.schema.routing import ModelRoute
+from gateway.exchange.attempt import Attempt
+from gateway.exchange.services import Services
+from gateway.protocols.common.request import InferenceRequest
+from gateway.tenancy.rate_limits import BYTES_PER_TOKEN, answer_bound
+
+
+def should_gather(services: Services, route: ModelRoute, request: InferenceRequest) -> bool:
+    """Return whether a blocking answer of `route` should be gathered, as far as that is possible."""
+    return not (route.notices_leaving or _ends_soon(services, route.name, request))
+
+
+def learn_pace(services: Services, route: ModelRoute, attempt: Attempt) -> None:
+    """Note how long a complete answer of `route` took, for `should_gather`. Call at its last byte."""
+    usage = attempt.usage
+    if usage is not None and not route.notices_leaving:
+        services.paces.of(route.name).record_answer(*usage, services.now() - attempt.sent_at)
+
+
+def _ends_soon(services: Services, model: str, request: InferenceRequest) -> bool:
+    fields = request.outline_fields
+    expected_s = services.paces.of(model).expected_s(
+        request.size // BYTES_PER_TOKEN, answer_bound(fields), runs_to_bound=bool(fields.get("ignore_eos"))
+    )
+    return expected_s is not None and expected_s < services.settings.gather_after_s

@@ -1,0 +1,247 @@
+"""Responses: continued from what is stored, stored at their end, made in the background, cancelled by others."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Final
+
+from controller.schema.errors import RoundhouseError
+from controller.schema.routing import ModelRoute
+from gateway.exchange.background_response import BackgroundResponse
+from gateway.exchange.exchange import Exchange
+from gateway.exchange.hooks import ExchangeHooks, Pause
+from gateway.exchange.response_session import SocketTurn
+from gateway.protocols.common.conversation import Fields
+from gateway.protocols.common.json_bytes import json_bytes
+from gateway.protocols.responses.answer_stream import ResponseWriter
+from gateway.protocols.responses.context import ResponseContext
+from gateway.protocols.responses.response_object import fail_response
+from gateway.storage.responses.event_log import ResponseEvents
+from gateway.storage.responses.recent_response import RecentResponse
+from gateway.storage.responses.records import RUNNING, History
+from gateway.storage.responses.request_options import RequestOptions
+
+
+class ExchangeRun:
+    """A `ResponseRun` of one exchange, from when its request is read. Of an API that only counts tokens of a response,
+    it loads what that continues."""
+
+    __slots__ = ("_background", "_context", "_exchange", "_is_cancelled", "_is_outcome_stored", "_options", "_turn")
+
+    def __init__(self, exchange: Exchange, turn: SocketTurn | None) -> None:
+        """Read what the request asks of stored responses, and add the hooks for that. `turn` None: it came by HTTP.
+
+        Raises:
+            RoundhouseError: `invalid_request` or `previous_response_not_found`.
+        """
+        self._exchange = exchange
+        self._turn = turn
+        self._background: BackgroundResponse | None = None
+        """None: the response is not made in the background, or not accepted yet."""
+        self._is_cancelled = False
+        self._is_outcome_stored = False
+        responses, fields = exchange.services.responses, exchange.request.outline_fields
+        self._context = context = responses.new_context(exchange.client.headers)
+        if self._makes_response:
+            self._options = options = RequestOptions.of(fields, can_store=responses.stores_responses)
+        else:
+            self._options = options = RequestOptions.of_references(fields)
+        exchange.request.state = context
+        context.stores = options.is_stored
+        context.conversation_id = options.conversation_id
+        exchange.hides_paths = options.is_background  # other keys of the tenant may read its error
+        is_registered = options.is_background or (options.is_stored and exchange.request.stream)
+        answers_at_once = turn is not None and not turn.generates
+        exchange.add_hooks(
+            ExchangeHooks(
+                before_admission=(self._answer_at_once,) if answers_at_once else (),
+                on_admitted=(self._register,) if is_registered else (),
+                on_end=(self._end,),
+            )
+        )
+
+    @property
+    def _makes_response(self) -> bool:
+        return self._exchange.api.state == "made"
+
+    @property
+    def context(self) -> ResponseContext:
+        """See ResponseRun, as for the other properties."""
+        return self._context
+
+    @property
+    def response_id(self) -> str:
+        return self._context.id
+
+    @property
+    def tenant(self) -> str:
+        return self._exchange.caller.tenant
+
+    @property
+    def model(self) -> str:
+        return self._exchange.account.model
+
+    @property
+    def response(self) -> Fields | None:
+        if self._context.response is not None or self._background is None:
+            return self._context.response
+        return self._background.response
+
+    @property
+    def events(self) -> ResponseEvents | None:
+        return self._background.events if self._background is not None else None
+
+    # The way in
+
+    def load_history(self) -> Pause | None:
+        """Begin to load what the request continues and refers to, after locking its conversation. None: nothing is to
+        be loaded.
+
+        Raises:
+            RoundhouseError: the conversation is locked, or what is continued cannot be.
+        """
+        exchange, options = self._exchange, self._options
+        responses = exchange.services.responses
+        if options.conversation_id is not None and self._makes_response:
+            responses.conversation_locks.acquire(self.tenant, options.conversation_id, self)
+        if self._turn is not None:
+            options = self._use_recent(self._turn, options)
+        if not options.needs_stored:
+            self._count_history()
+            return None
+        exchange.count_request()
+        return Pause(responses.load_history(exchange.caller, options), self._use_history)
+
+    def _use_recent(self, turn: SocketTurn, options: RequestOptions) -> RequestOptions:
+        """Continue what was made last on the connection, if that is asked for. Return what must still be loaded."""
+        context, previous_id = self._context, options.previous_id
+        context.keeps_items, context.may_lack_input = True, not turn.generates
+        history = turn.recent.find_history(previous_id) if previous_id is not None else None
+        if previous_id is None or history is None:
+            return options
+        self._exchange.services.responses.check_visible(self._exchange.caller, options, history)
+        context.history, context.owns_history = history.items, not turn.recent.is_stored(previous_id)
+        context.referenced_items = {item["id"]: item for item in history.items if item["id"] in options.references}
+        unread = tuple(item_id for item_id in options.references if item_id not in context.referenced_items)
+        return options._replace(previous_id=None, references=unread)
+
+    def _use_history(self, history: History) -> None:
+        responses, caller, context = self._exchange.services.responses, self._exchange.caller, self._context
+        responses.check_visible(caller, self._options, history)
+        context.history = context.history or history.items
+        context.conversation_item = history.conversation_item
+        context.referenced_items = {**context.referenced_items, **responses.visible_items(caller, history)}
+        self._count_history()
+
+    def _count_history(self) -> None:
+        if self._context.history and self._exchange.api.takes_slot:
+            self._exchange.extra_text_bytes = len(json_bytes(self._context.history))
+
+    def _answer_at_once(self, exchange: Exchange) -> bool:
+        """Answer with an empty response, which the next one of the connection may continue."""
+        exchange.set_header_lines(exchange.services.now())
+        writer = ResponseWriter(exchange.request.fields, self._context)
+        exchange.answer.send_events(writer.begin_answer(""))
+        exchange.answer.end_response(writer.end_answer("stop", None, None))
+        exchange.close()
+        return True
+
+    def _register(self, exchange: Exchange) -> None:
+        responses = exchange.services.responses
+        if self._options.is_background:
+            self._background = background = BackgroundResponse(exchange, self._context)
+            responses.register_run(self)
+            background.follow_save(responses.save_new_response(self, background.queued_response), self.cancel)
+        else:
+            responses.register_run(self)
+
+    # What becomes of it
+
+    def cancel(self) -> None:
+        """See ResponseRun."""
+        self.store_outcome()
+        exchange = self._exchange
+        if exchange.is_ended or self._is_outcome_stored:
+            return
+        self._is_cancelled = True
+        if self._context.cancel is not None:
+            exchange.answer.end_response(self._context.cancel())
+        else:
+            exchange.answer.send_error(RoundhouseError("state_conflict", "The response was cancelled."))
+        exchange.close()
+
+    def store_outcome(self) -> None:
+        """See ResponseRun."""
+        if self._is_outcome_stored or not (self._options.is_stored or self._options.conversation_id):
+            return
+        outcome = self._find_outcome()
+        if outcome is not None:
+            self._is_outcome_stored = True
+            responses = self._exchange.services.responses
+            responses.unregister_run(self)
+            events = self._background.end_events(outcome) if self._background is not None else b""
+            responses.save_outcome(self, outcome, events)
+            self._unlock_conversation()
+
+    def _end(self, exchange: Exchange) -> None:
+        self.store_outcome()
+        if self._turn is not None:
+            self._remember_outcome(self._turn.recent)
+        exchange.services.responses.unregister_run(self)
+        self._unlock_conversation()
+        self._context.cancel = None  # it refers back, see Exchange
+
+    def _unlock_conversation(self) -> None:
+        if self._options.conversation_id is not None:
+            locks = self._exchange.services.responses.conversation_locks
+            locks.release(self.tenant, self._options.conversation_id, self)
+
+    def _remember_outcome(self, recent: RecentResponse) -> None:
+        response = self._context.response
+        if self._exchange.answer.error is not None or (response is not None and response["status"] == "failed"):
+            recent.forget(self._options.previous_id)
+        else:
+            recent.keep(self._context, self.model)
+
+    def _find_outcome(self) -> Fields | None:
+        """Return what is to be stored; None: nothing yet, or nobody was told that there is a response."""
+        exchange, context = self._exchange, self._context
+        response = context.response
+        if response is None and self._background is not None:
+            response = self._background.queued_response
+        if response is None or not (exchange.is_ended or _is_complete(response)):
+            return None
+        if _is_complete(response):
+            return response
+        if self._is_cancelled or (exchange.answer.client_gone and not exchange.outlives_client):
+            if context.cancel is None:
+                return {**response, "status": "cancelled"}
+            context.cancel()
+            return context.response
+        return fail_response(response, [], self._error_fields())
+
+    def _error_fields(self) -> Fields:
+        """Return every field of the error that was told."""
+        body = self._exchange.answer.error
+        if body is None:
+            body = RoundhouseError("internal_error", "The gateway failed on this request.").json_bytes()
+        error: Fields = json.loads(body)["error"]
+        return error
+
+
+def _open_run(exchange: Exchange, _: ModelRoute, turn: SocketTurn | None = None) -> Pause | None:
+    return ExchangeRun(exchange, turn).load_history()
+
+
+RESPONSE_HOOKS: Final = ExchangeHooks(on_request=(_open_run,))
+"""For requests by HTTP."""
+
+
+def open_turn_hooks(turn: SocketTurn) -> ExchangeHooks:
+    """Return the hooks of a request by WebSocket."""
+    return ExchangeHooks(on_request=(partial(_open_run, turn=turn),))
+
+
+def _is_complete(response: Fields) -> bool:
+    return response["status"] not in RUNNING
