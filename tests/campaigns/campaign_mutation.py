@@ -35,7 +35,12 @@ class Subject:
 SUBJECTS = (
     Subject(
         "plan",
-        ("controller/planning/plan.py",),
+        (
+            "controller/planning/plan.py",
+            "controller/planning/model_turn.py",
+            "controller/planning/rolling.py",
+            "controller/planning/starting.py",
+        ),
         (
             "tests/unit/controller/planning/test_plan_rules.py",
             "tests/unit/controller/status/test_model_status.py",

@@ -11,7 +11,8 @@ from controller.engines.base import Verdict
 from controller.engines.stub import StubDefinition
 from controller.planning.actions import Blocked, Drain, Plan, Preflight, PullImage, Remove, Start, Stop, Undrain
 from controller.planning.backoff import verdict_of_exit
-from controller.planning.plan import VANISHED_DRAIN_S, plan
+from controller.planning.model_turn import VANISHED_DRAIN_S
+from controller.planning.plan import plan
 from controller.schema.attempts import AttemptNumbers
 from controller.state import (
     HOST,

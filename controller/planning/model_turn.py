@@ -1,0 +1,129 @@
+"""One model's turn in one plan: what is known of the model, and what the plan decides for it so far. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from controller.engines.base import Verdict
+from controller.planning.actions import Action, Blocked, Drain, Remove, Stop, Undrain
+from controller.planning.backoff import verdict_of_exit
+from controller.planning.classify import Buckets
+from controller.planning.placement import ClaimLedger
+from controller.state import HOST, DesiredModel, ObservedReplica, ObservedState, ReplicaKey
+
+VANISHED_DRAIN_S: Final = 300.0
+"""Drain deadline of a model that is no longer declared, whose own deadline is not known any more."""
+
+
+@dataclass(slots=True)
+class ModelTurn:
+    """The turn of one model, or of the replicas of a model that is no longer declared.
+
+    The ledger is shared by all turns of the plan. Actions, blocked items and times to wake at add up.
+    """
+
+    model: DesiredModel | None
+    """None: the model is not declared."""
+    observed: ObservedState
+    ledger: ClaimLedger
+    now: float
+    preflight_recheck_s: float
+    wait_reason: str | None = None
+    """The room that the model waits for, in words; None: it need not wait for others to leave."""
+    buckets: Buckets = field(default_factory=Buckets)
+    actions: list[Action] = field(default_factory=list)
+    blocked: list[Blocked] = field(default_factory=list)
+    wake_times: list[float] = field(default_factory=list)
+    failed_keys: set[ReplicaKey] = field(default_factory=set)
+    """Keys whose failure this plan reports. Only the next plan knows when to try them again."""
+
+    def clear_replicas(self) -> None:
+        """Remove what has ended, stop what is broken, and retire what is not wanted."""
+        for replica in self.buckets.ended:
+            end = self._verdict_of_end(replica)
+            self.actions.append(Remove(replica.id, replica.name, "ended", end))
+            if end is not None:
+                self.failed_keys.add(replica.id.key)
+        for replica in self.buckets.half_created:
+            self.actions.append(Remove(replica.id, replica.name, "half-created, and nothing is creating it"))
+        for replica, reason in self.buckets.broken:
+            self.actions.append(Stop(replica.id, replica.name, reason, Verdict(reason)))
+            self.failed_keys.add(replica.id.key)
+        for replica, reason in self.buckets.off_gpu:
+            self.actions.append(Stop(replica.id, replica.name, reason, Verdict(reason), served=False))
+            self.failed_keys.add(replica.id.key)
+        for replica in self.buckets.surplus:
+            self.retire_replica(replica, self._surplus_reason())
+
+    def _verdict_of_end(self, replica: ObservedReplica) -> Verdict | None:
+        if self.model is None or replica.exit is None or self.model.replicas == 0 or replica.draining is not None:
+            return None
+        return verdict_of_exit(self.model.backend, replica.exit, was_ready=replica.ready_since is not None)
+
+    def _surplus_reason(self) -> str:
+        if self.model is None:
+            return "the model is no longer declared"
+        if not self.model.runs:
+            return "the model is served elsewhere now"
+        return f"unloaded: {self.model.statement.reason}" if self.model.replicas == 0 else "more replicas than declared"
+
+    def retire_replica(self, replica: ObservedReplica, reason: str) -> None:
+        """Drain a replica, and stop it once it is empty or its drain deadline has passed. A replica that was never
+        ready is stopped at once, since no request was ever routed to it."""
+        draining = replica.draining
+        deadline = self._drain_deadline(self.now if draining is None else draining.since)
+        if replica.ready_since is None:
+            self._stop(replica, reason)
+        elif draining is None:
+            self.actions.append(Drain(replica.id, replica.name, reason, deadline))
+        elif draining.idle:
+            self._stop(replica, f"{reason}; drained")
+        elif deadline is not None and self.now >= deadline:
+            self._stop(replica, f"{reason}; its drain deadline has passed")
+        elif deadline is not None:
+            self.wake_times.append(deadline)
+
+    def retire_current(self, reason: str) -> None:
+        """Retire every replica that runs what is declared."""
+        for current in self.buckets.current.values():
+            if current is not None:
+                self.retire_replica(current, reason)
+
+    def _stop(self, replica: ObservedReplica, reason: str) -> None:
+        """Stop a replica, unless another one loads or stops on its GPUs: engines measure what memory is free then."""
+        busy_replica = self.ledger.find_busy_neighbour(replica)
+        if busy_replica is None:
+            self.actions.append(Stop(replica.id, replica.name, reason))
+            self.ledger.busy_replicas.update(
+                dict.fromkeys((uuid for uuid in replica.claims if uuid != HOST), replica.name)
+            )
+        else:
+            wait_reason = f"it is stopped once {busy_replica} is done on its GPU"
+            self.blocked.append(Blocked(replica.id.model, replica.id.index, wait_reason))
+
+    def _drain_deadline(self, since: float) -> float | None:
+        """None: an operator's unload, which waits as long as it takes."""
+        if self.model is None:
+            return since + VANISHED_DRAIN_S
+        if self.model.replicas == 0 and not self.model.drain_ends:
+            return None
+        return since + self.model.drain_timeout_s
+
+    def undrain_replica(self, replica: ObservedReplica, reason: str) -> None:
+        """Let a replica serve on if it is being drained."""
+        if replica.draining is not None:
+            self.actions.append(Undrain(replica.id, replica.name, reason))
+
+    def add_once(self, action: Action) -> None:
+        """Add an action unless the turn has it already."""
+        if action not in self.actions:
+            self.actions.append(action)
+
+    def add_blocked(self, index: int, reason: str, retry_at: float | None, *, failed: bool = False) -> None:
+        """Note what keeps the replica at `index` from starting. `retry_at`: Unix time to look again; None: not known.
+        `failed`: nothing is under way that would change it."""
+        name = self.model.name if self.model is not None else ""
+        self.blocked.append(Blocked(name, index, reason, failed, retry_at))
+        if retry_at is not None:
+            self.wake_times.append(retry_at)

@@ -1,0 +1,116 @@
+"""The replicas that a declared model shall have: missing ones start, outdated ones are replaced one at a time. Pure."""
+
+from __future__ import annotations
+
+from controller.planning.model_turn import ModelTurn
+from controller.planning.placement import NoRoom, Placement, place_replica
+from controller.planning.starting import backs_off, is_start_checked, issue_start, start_replica, wait_for_room
+from controller.state import DesiredModel, Health, ObservedReplica, ReplicaKey
+
+
+def fill_replicas(turn: ModelTurn) -> None:
+    """Start a replica at every wanted index that has none, and replace outdated replicas one at a time."""
+    model = turn.model
+    if model is None or not model.runs or _holds_together(turn, model):
+        return
+    _keep_current(turn, model)
+    is_rolling = _is_rolling(turn, model)
+    for index in range(model.replicas):
+        old_replica = turn.buckets.outdated.get(index)
+        if index in turn.buckets.current:
+            if old_replica is not None:
+                _retire_replaced(turn, turn.buckets.current[index], old_replica)
+                is_rolling = True
+        elif old_replica is None:
+            start_replica(turn, model, index)
+            is_rolling = True
+        elif not is_rolling:
+            _replace(turn, model, index, old_replica)
+            is_rolling = True
+
+
+def _is_rolling(turn: ModelTurn, model: DesiredModel) -> bool:
+    """Whether a replica is on its way, or failed on it. Until it serves, no other one is replaced."""
+    buckets = turn.buckets
+    if any(replica is None or replica.health is not Health.READY for replica in buckets.current.values()):
+        return True
+    missing_indices = set(range(model.replicas)) - buckets.outdated.keys() - buckets.current.keys()
+    keys = (ReplicaKey(model.name, index, model.spec_hash) for index in missing_indices)
+    failures = (turn.observed.failures.get(key) for key in keys)
+    return any(failure is not None and failure.must_wait(turn.now) for failure in failures)
+
+
+def _keep_current(turn: ModelTurn, model: DesiredModel) -> None:
+    for current in filter(None, turn.buckets.current.values()):
+        if current.draining is not None:
+            turn.undrain_replica(current, "wanted again")
+        elif current.ready_since is None and current.started_at is not None:
+            turn.wake_times.append(current.started_at + model.start_timeout_s)
+
+
+def _holds_together(turn: ModelTurn, model: DesiredModel) -> bool:
+    """Whether the model's replicas may not come yet: until a model was loaded once, all of them come or none."""
+    if model.replicas < 2 or model.name in turn.observed.loaded_once or turn.buckets.outdated:
+        return False
+    for index in range(model.replicas):
+        key = ReplicaKey(model.name, index, model.spec_hash)
+        failure = turn.observed.failures.get(key)
+        if failure is None or not failure.must_wait(turn.now):
+            continue
+        turn.retire_current(f"all or nothing: replica {index} failed")
+        turn.add_blocked(index, failure.error, failure.retry_at, failed=True)
+        return True
+    return _exceeds_room(turn, model)
+
+
+def _exceeds_room(turn: ModelTurn, model: DesiredModel) -> bool:
+    missing_indices = [index for index in range(model.replicas) if index not in turn.buckets.current]
+    if not missing_indices:
+        return False
+    scratch = turn.ledger.copy_without(())
+    for index in missing_indices:
+        placement = place_replica(model, turn.observed, scratch)
+        if turn.wait_reason is not None:
+            wait_for_room(turn, model, index, turn.wait_reason)
+            return True
+        if isinstance(placement, Placement):
+            scratch.add_claims(placement.claims, model=model.name)
+        elif not placement.waiting:
+            turn.retire_current(f"all or nothing: no room for replica {index}")
+            turn.add_blocked(index, placement.reason, None, failed=True)
+            return True
+    return False
+
+
+def _retire_replaced(turn: ModelTurn, current: ObservedReplica | None, old_replica: ObservedReplica) -> None:
+    if current is not None and current.health is Health.READY:
+        turn.retire_replica(old_replica, "replaced by a replica of the edited definition")
+
+
+def _replace(turn: ModelTurn, model: DesiredModel, index: int, old_replica: ObservedReplica) -> None:
+    """Start the new replica first where memory allows both; otherwise drain the old one first."""
+    if backs_off(turn, model, index):
+        _let_serve(turn, old_replica)
+        return
+    # One failed probe does not make an engine useless: what has served may serve again.
+    is_serving = old_replica.ready_since is not None and old_replica.draining is None
+    placement_alongside = place_replica(model, turn.observed, turn.ledger)
+    placement_instead = place_replica(model, turn.observed, turn.ledger.copy_without([old_replica.claims]))
+    if is_serving and isinstance(placement_alongside, NoRoom) and placement_alongside.waiting:
+        turn.add_blocked(index, placement_alongside.reason, None)
+    elif isinstance(placement_alongside, NoRoom) and isinstance(placement_instead, NoRoom):
+        turn.add_blocked(index, placement_instead.reason, None, failed=not placement_instead.waiting)
+        _let_serve(turn, old_replica)
+    elif not is_start_checked(turn, model, index):
+        result = turn.observed.preflights.get((model.name, model.spec_hash))
+        if result is not None and not result.ok:
+            _let_serve(turn, old_replica)
+    elif is_serving and isinstance(placement_alongside, Placement):
+        reason = "the definition was edited; the old replica serves until then"
+        issue_start(turn, model, index, placement_alongside, reason)
+    else:
+        turn.retire_replica(old_replica, "the definition was edited" + ("; no room for both" if is_serving else ""))
+
+
+def _let_serve(turn: ModelTurn, old_replica: ObservedReplica) -> None:
+    turn.undrain_replica(old_replica, "what was to replace it cannot start")

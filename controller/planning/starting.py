@@ -1,0 +1,77 @@
+"""Starting one replica: its backoff, its place, its preflight and its image. Pure."""
+
+from __future__ import annotations
+
+from controller.planning.actions import Preflight, PullImage, Start
+from controller.planning.model_turn import ModelTurn
+from controller.planning.placement import NoRoom, Placement, place_replica
+from controller.state import DesiredModel, ReplicaId, ReplicaKey
+
+
+def start_replica(turn: ModelTurn, model: DesiredModel, index: int) -> None:
+    """Start the missing replica at `index`, or do what must come before its start and note what it waits for."""
+    if backs_off(turn, model, index):
+        return
+    placement = place_replica(model, turn.observed, turn.ledger)
+    if turn.wait_reason is not None:
+        wait_for_room(turn, model, index, turn.wait_reason)
+    elif isinstance(placement, NoRoom):
+        turn.add_blocked(index, placement.reason, None, failed=not placement.waiting)
+    elif is_start_checked(turn, model, index):
+        issue_start(turn, model, index, placement, "no replica at this index")
+
+
+def backs_off(turn: ModelTurn, model: DesiredModel, index: int) -> bool:
+    """Whether the replica at `index` has failed and must wait before its next attempt."""
+    key = ReplicaKey(model.name, index, model.spec_hash)
+    if key in turn.failed_keys:
+        return True
+    failure = turn.observed.failures.get(key)
+    if failure is None or not failure.must_wait(turn.now):
+        return False
+    turn.add_blocked(index, failure.error, failure.retry_at, failed=True)
+    return True
+
+
+def wait_for_room(turn: ModelTurn, model: DesiredModel, index: int, reason: str) -> None:
+    """Note that the replica waits for room. Its preflight is made meanwhile: nothing leaves for a replica that cannot
+    be started."""
+    is_start_checked(turn, model, index)
+    result = turn.observed.preflights.get((model.name, model.spec_hash))
+    if result is None or result.ok:
+        turn.add_blocked(index, reason, None)
+
+
+def is_start_checked(turn: ModelTurn, model: DesiredModel, index: int) -> bool:
+    """Whether a fresh preflight says that the start can succeed; otherwise add what must be done about it."""
+    key = (model.name, model.spec_hash)
+    result = turn.observed.preflights.get(key)
+    is_fresh = result is not None and result.is_fresh(turn.now, turn.preflight_recheck_s)
+    if not is_fresh and key not in turn.observed.preflighting:
+        turn.add_once(Preflight(model.name, model.spec_hash, "before a start"))
+    if result is None:
+        return False
+    if result.missing_image is not None:
+        _pull_image(turn, model, index, result.missing_image)
+    elif not result.ok:
+        recheck_at = result.at + turn.preflight_recheck_s
+        turn.add_blocked(index, result.error or "preflight failed", recheck_at, failed=True)
+    return is_fresh and result.ok
+
+
+def _pull_image(turn: ModelTurn, model: DesiredModel, index: int, image: str) -> None:
+    failure = turn.observed.pulls.get(image)
+    if failure is not None and failure.must_wait(turn.now):
+        turn.add_blocked(index, failure.error, failure.retry_at, failed=True)
+    elif image in turn.observed.pulls and failure is None:
+        turn.add_blocked(index, f"image {image} is being pulled", None)
+    else:
+        turn.add_once(PullImage(model.name, image, "the image is not on this host"))
+
+
+def issue_start(turn: ModelTurn, model: DesiredModel, index: int, placement: Placement, reason: str) -> None:
+    """Start the replica at `index` on its place, and book its claims."""
+    key = ReplicaKey(model.name, index, model.spec_hash)
+    attempt = 1 + turn.observed.attempts.highest_of(key.text)
+    turn.ledger.add_claims(placement.claims, model=model.name, busy_with=f"{model.name}/{index}")
+    turn.actions.append(Start(ReplicaId(model.name, index, model.spec_hash, attempt), reason, placement.claims))
