@@ -10,7 +10,7 @@ from pathlib import Path
 from controller.artifacts.model_roots import ModelRoots
 from controller.config.debounce import DebouncedState, debounce
 from controller.config.last_good import LastGoodError, load_last_good, save_last_good
-from controller.config.parse import ParsedFolder, parse_folder
+from controller.config.parse import Document, ParsedFolder, parse_documents, read_documents
 from controller.config.read import read_folder
 from controller.schema.override import field_digest
 from controller.schema.status import Problem
@@ -48,6 +48,8 @@ class FileSource:
         self._on_change = on_change
         self._read_lock = asyncio.Lock()
         self._read_at = 0.0
+        self._documents: dict[str, Document] = {}
+        """The files as last read, so that only files whose bytes changed are parsed again."""
         self._declared_since: dict[str, tuple[str, float]] = {}
         """Model to the digest of its fields, and the Unix time since when the files declare these."""
         self.in_force: DebouncedState | None = None
@@ -81,7 +83,8 @@ class FileSource:
         # One at a time: an older snapshot must not come into force after a newer one.
         async with self._read_lock:
             snapshot = await asyncio.to_thread(read_folder, self._folder)
-            self._apply_files(parse_folder(snapshot, self._roots))
+            self._documents = read_documents(snapshot, self._documents)
+            self._apply_files(parse_documents(snapshot, self._documents, self._roots))
 
     def _apply_files(self, parsed: ParsedFolder) -> None:
         previous, now = self.in_force, self._clock()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controller.config.parse import parse_folder
+from controller.config.parse import parse_documents, parse_folder, read_documents
 from controller.config.read import FolderSnapshot
 from controller.schema.status import Problem
 from tests.support.config_files import MODELS_ROOT, parse_text, problems_of, snapshot
@@ -68,3 +68,15 @@ def test_the_digest_is_of_what_is_declared() -> None:
 def test_json_files_and_yaml_files_together() -> None:
     files = {"a.json": '{"models": {"a": {"backend": "stub"}}}', "b.yml": "models: {b: {backend: stub}}"}
     assert sorted(parse_folder(snapshot(files), MODELS_ROOT).definitions) == ["a", "b"]  # type: ignore[arg-type]
+
+
+def test_a_file_is_read_again_only_when_its_bytes_changed() -> None:
+    first = snapshot({"a.yaml": "models: {a: {backend: stub}}", "b.yaml": "models: {b: {backend: stub}}"})
+    edited = snapshot({"a.yaml": "models: {a: {backend: stub}}", "b.yaml": "models: {c: {backend: stub}}"})
+    known = read_documents(first)
+    documents = read_documents(edited, known)
+    path_a, path_b = (edited.path_of(name) for name in ("a.yaml", "b.yaml"))
+    assert documents[path_a] is known[path_a]
+    assert documents[path_b] is not known[path_b]
+    assert parse_documents(edited, documents, MODELS_ROOT) == parse_folder(edited, MODELS_ROOT)
+    assert list(read_documents(snapshot({"b.yaml": "models: {}"}), documents)) == [path_b]
