@@ -1,1 +1,1 @@
-"""What the controller, the gateway and other programs share and none of them owns. Imports none of them."""
+"""Code that several programs (controller, gateway, worker, command line) share. It imports none of them."""

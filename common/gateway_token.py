@@ -1,4 +1,4 @@
-"""The token by which a controller that listens on a port knows its gateways and its command line."""
+"""The token that gateways and the command line show to a controller that listens on a port."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Final
 
 GATEWAY_HEADER: Final = "x-roundhouse-gateway-token"
-"""Header of requests to the controller that holds the token. A gateway passes none of its clients' on."""
+"""Header with the token in requests to the controller. A gateway never forwards its clients' header of that name."""
 FILE_VARIABLE: Final = "ROUNDHOUSE_GATEWAY_TOKEN_FILE"
-"""Names the file that holds the token, for the controller, for gateways and for the command line."""
+"""Environment variable with the path of the token's file, for the controller, gateways and the command line."""
 _TOKEN: Final = re.compile(r"[!-~]{16,512}", re.ASCII)
 
 
 def read_token(path: Path) -> str | None:
-    """The token in a file; None: there is none that counts (no file, one that cannot be read, or less than 16 printable
-    characters)."""
+    """Read the token in a file. None: the file is missing, cannot be read, or does not hold 16 to 512 printable
+    characters of ASCII."""
     try:
         text = path.read_text("ascii").strip()
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
-"""Lines for people (logs, notes) on an output that may be dead, so that it never changes what a program does.
+"""Writing lines (logs, notes) to an output that may be dead, without failing or blocking the program.
 
-A pipe may have no reader, or one that reads no more, a terminal may be gone or stopped, a disk full, and the output may
-have been closed before the program began. Python's own streams raise then, or wait for ever; and what they could not
-write they try again when the interpreter ends, which then exits with code 120 in place of the program's own.
+A pipe may have no reader or one that stopped reading, a terminal may be gone or stopped, a disk full, or the output
+closed before the program began. Python's own streams then raise or block for ever; at exit they try again, fail, and
+replace the program's exit code by 120.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from collections.abc import Sequence
 from typing import Final, NoReturn, TextIO
 
 PATIENCE_S: Final = 1.0
-"""How long a reader may take nothing, while a line waits for it, before it counts as stalled."""
+"""Seconds that a line waits for a reader that takes nothing, before the reader counts as stalled."""
 _STANDARD_DESCRIPTORS: Final = (0, 1, 2)
 
 
 class LineWriter:
-    """Writes lines to a stream's descriptor. A line that nobody takes is lost, and nothing else is.
+    """Writes lines to the descriptor of a stream. A line that the reader does not take is lost; nothing raises.
 
-    Several programs may write to one pipe. Should two take its last free page at the same moment, one of them waits for
-    the reader all the same.
+    Several programs may write to one pipe. If two of them take its last free page at the same moment, one still blocks
+    until the reader reads.
     """
 
     def __init__(self, stream: TextIO | None, patience_s: float = PATIENCE_S) -> None:
-        """`stream` None, or without a descriptor: every line is lost."""
+        """`stream` None, or without a descriptor: every line is lost. `patience_s`: see `PATIENCE_S`."""
         self._descriptor: int | None = None
         self._encoding = "utf-8"
         self._patience_s = patience_s
         self._is_stalled = False
-        """The reader took nothing for that long: no line waits until there is room again."""
+        """Whether the reader took nothing for `patience_s`. Until there is room again, lines do not wait."""
         self._lost_lines = 0
-        """Since the last line that was written."""
+        """Lines lost since the last one that was written."""
         if stream is not None:
             try:
                 self._descriptor = stream.fileno()
@@ -44,7 +44,7 @@ class LineWriter:
                 self._descriptor = None
 
     def write_line(self, line: str) -> bool:
-        """Write one line; whether it was taken. A line that follows lost ones begins with how many they were."""
+        """Write one line. Returns whether it was written. A note of how many lines were lost before it comes first."""
         lines = [f"roundhouse: {self._lost_lines} lines were lost here: nobody took them", line]
         text = "".join(f"{each}\n" for each in (lines if self._lost_lines else lines[1:]))
         is_written = self._write(text.encode(self._encoding, "backslashreplace"))
@@ -65,7 +65,7 @@ class LineWriter:
         return True
 
     def _has_room(self, descriptor: int) -> bool:
-        """Whether a write returns at once, be it with an error."""
+        """Whether a write returns at once, with success or with an error."""
         poll = select.poll()
         poll.register(descriptor, select.POLLOUT)
         self._is_stalled = not poll.poll(0 if self._is_stalled else self._patience_s * 1000)
@@ -73,14 +73,14 @@ class LineWriter:
 
 
 class LineHandler(logging.Handler):
-    """A handler of `logging` for an output that may be dead: a LineWriter writes each record, and waits for nobody."""
+    """A `logging` handler that writes each record with a `LineWriter`, so that a dead output never blocks."""
 
     def __init__(self, writer: LineWriter) -> None:
         super().__init__()
         self._writer = writer
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record; in place of one without a text, why: logging's own report of that might wait for ever."""
+        """Write one record. Where formatting fails, write the traceback instead: logging's own report could block."""
         try:
             line = self.format(record)
         except Exception:  # noqa: BLE001 - what the arguments of a record raise
@@ -89,10 +89,10 @@ class LineHandler(logging.Handler):
 
 
 def open_missing_streams() -> None:
-    """Open /dev/null in place of each standard stream that this process was started without.
+    """Open /dev/null for each standard stream (descriptors 0 to 2) that this process was started without.
 
-    The next file that is opened would be it else: a lock or a database that the program's children write their output
-    into. To be called before anything is opened.
+    Otherwise the next opened file, such as a lock or a database, becomes that stream, and children write their output
+    into it. Call before anything is opened.
     """
     for descriptor in _STANDARD_DESCRIPTORS:
         try:
@@ -103,7 +103,7 @@ def open_missing_streams() -> None:
 
 
 def end_program(code: int) -> NoReturn:
-    """End with this exit code, also where the standard streams hold what cannot be written."""
+    """Exit with this code, even where stdout or stderr hold text that cannot be written."""
     _discard_unwritten((sys.stdout, sys.stderr))
     sys.exit(code)
 

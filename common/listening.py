@@ -1,4 +1,4 @@
-"""What a server listens on: one port at several addresses or names, and how they are written in one setting."""
+"""Listening on one port at several addresses or names, and the setting that lists them."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 _LOOPBACK_OF_WILDCARD: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared with, not listened on
-"""The addresses that stand for all of this machine's, and where a client on it reaches who listens there."""
+"""Wildcard address to the address at which a client on this machine reaches a server that listens there."""
 _NOT_OF_THIS_MACHINE: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 _PORT_TRIES: Final = 20
-"""For a port that is free at every address, where none is named."""
+"""Tries to find a port that is free at every address, where the port is 0."""
 
 
 class ListenError(Exception):
-    """An address cannot be listened on, or a name stands for none. The text is the reason."""
+    """An address cannot be listened on, or a name resolves to no address. The text is the reason."""
 
     def __init__(self, host: str, reason: str, *, is_unresolved: bool = False) -> None:
         super().__init__(reason)
         self.host = host
-        """The address, or the name with the address that it stands for."""
+        """The address, or the name with the address that it resolved to."""
         self.is_unresolved = is_unresolved
-        """It is a name that stands for no address."""
+        """Whether `host` is a name that resolves to no address."""
 
 
 class HostAddress(NamedTuple):
-    """An address of a host, of which each name may have several."""
+    """One address of a host. A name may have several."""
 
     host: str
-    """As it was asked for: the address itself, or a name."""
+    """The address or the name as the setting has it."""
     family: int
     socket_address: tuple[Any, ...]
-    """As `socket.bind` takes it, with port 0."""
+    """Argument of `socket.bind`, with port 0."""
 
     @property
     def ip(self) -> str:
-        """The address as text. A link-local one names its interface."""
+        """The address as text. A link-local address ends with its interface: `fe80::1%eth0`."""
         return str(self.socket_address[0])
 
     @property
     def is_wildcard(self) -> bool:
-        """Whether it stands for all addresses of this machine."""
+        """Whether the address is 0.0.0.0 or ::, which stands for all addresses of this machine."""
         return self.ip in _LOOPBACK_OF_WILDCARD
 
 
 def split_hosts(text: str) -> tuple[str, ...]:
-    """The addresses and names of a comma-separated list, each once. Raises ValueError where it names none."""
+    """Split a comma-separated list of addresses and names, without duplicates. Raises ValueError for an empty list."""
     hosts = tuple(dict.fromkeys(host.strip() for host in text.split(",") if host.strip()))
     if not hosts:
         raise ValueError("names no address")
@@ -56,7 +56,7 @@ def split_hosts(text: str) -> tuple[str, ...]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`. Of names, only `localhost` is known to be so."""
+    """Whether only this machine reaches `host`. The only name that counts as loopback is `localhost`."""
     if host == "localhost":
         return True
     try:
@@ -66,14 +66,14 @@ def is_loopback(host: str) -> bool:
 
 
 def pick_local_host(hosts: Sequence[str]) -> str:
-    """By which host a client on this machine reaches a server that listens at all of `hosts`."""
+    """Return the host by which a client on this machine reaches a server that listens at all of `hosts`."""
     loopback_host = next(filter(is_loopback, hosts), None)
     wildcard = next((host for host in hosts if host in _LOOPBACK_OF_WILDCARD), None)
     return loopback_host or _LOOPBACK_OF_WILDCARD.get(wildcard or "") or hosts[0]
 
 
 def resolve_host(host: str) -> list[HostAddress]:
-    """All addresses of `host`. Raises ListenError where there is none."""
+    """Resolve an address or a name to all of its addresses. Raises ListenError where there is none."""
     try:
         answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -92,13 +92,13 @@ def select_addresses(addresses: Iterable[HostAddress]) -> list[HostAddress]:
 
 
 def bind_listeners(hosts: Iterable[str], port: int) -> list[socket.socket]:
-    """Bound sockets, one for each address of `hosts`, all with the same port; 0 takes one that is free at all of them.
+    """Bind a socket to each address of `hosts`, all with the same port. `port` 0: one that is free at all of them.
 
-    A name stands for those of its addresses that this machine has: `localhost` is often known by an address of IPv6
-    where that is switched off.
+    Of a name, the addresses that this machine does not have are skipped: `localhost` often has an IPv6 address where
+    IPv6 is switched off.
 
     Raises:
-        ListenError: an address is not this machine's or is taken, or a name stands for none of this machine's.
+        ListenError: an address is taken, or is not one of this machine, or none of a name's addresses is.
     """
     addresses = select_addresses(address for host in hosts for address in resolve_host(host))
     for _ in range(_PORT_TRIES if port == 0 else 0):

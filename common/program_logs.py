@@ -1,4 +1,4 @@
-"""What controller and gateway log: lines on stderr, and the same in a bounded file of the state folder."""
+"""Logging of the controller and the gateway: lines on stderr, and the same lines in a bounded file."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from common.line_writer import LineHandler, LineWriter
 log = logging.getLogger(__name__)
 
 FOLDER_NAME: Final = "logs"
-"""Below the state folder. The process runtime keeps its engines' logs there too, whose names begin with `rh-`."""
+"""Folder below the state folder. The process runtime keeps engines' logs there too; their names begin with `rh-`."""
 LINE_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _MIB: Final = 1024 * 1024
 _STDERR: Final = 2
 _PRIORITIES: Final = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
-"""Levels and the priorities of syslog that they come to (sd-daemon(3)); what is below them is 7, debug."""
+"""Least level to its syslog priority (sd-daemon(3)). Lower levels have priority 7, debug."""
 
 
 def configure_logging(level: str) -> None:
-    """Log to stderr from `level` on: lines with their time, or, where journald reads them, with their priority.
+    """Log to stderr from `level` on. Lines begin with their time, or with their priority where journald reads stderr.
 
-    An error that nobody catches is logged before the program ends by it.
+    An uncaught exception is logged too, before it ends the program.
     """
     handler = LineHandler(LineWriter(sys.stderr))
     is_journal = goes_to_journal(os.environ, _STDERR)
@@ -37,9 +37,9 @@ def configure_logging(level: str) -> None:
 
 
 def keep_log_file(state: Path, program: str, limit_mib: int) -> None:
-    """Log to `logs/<program>.log` of the state folder too, at most `limit_mib`; 0: to no file.
+    """Also log to `logs/<program>.log` in the state folder, `limit_mib` MiB at most; 0: to no file.
 
-    Where there is no state folder (a gateway that stores nothing), none is made and no file is kept.
+    A missing state folder is not made, and then there is no file: a gateway that stores nothing has none.
     """
     if limit_mib and state.is_dir():
         handler = BoundedLogFile(state / FOLDER_NAME / f"{program}.log", limit_mib * _MIB)
@@ -48,9 +48,9 @@ def keep_log_file(state: Path, program: str, limit_mib: int) -> None:
 
 
 def goes_to_journal(environ: Mapping[str, str], descriptor: int) -> bool:
-    """Whether what is written there reaches journald: systemd names the device and inode of what it has connected.
+    """Whether the descriptor is the one that systemd connected to journald (systemd.exec(5), `JOURNAL_STREAM`).
 
-    The variable is inherited by programs whose output somebody has redirected since (systemd.exec(5)).
+    The variable names the device and inode of the stream, because programs inherit it whose output was redirected.
     """
     device, _, inode = environ.get("JOURNAL_STREAM", "").partition(":")
     try:
@@ -61,31 +61,31 @@ def goes_to_journal(environ: Mapping[str, str], descriptor: int) -> bool:
 
 
 def journal_priority(level: int) -> int:
-    """The priority of syslog that a level of `logging` comes to."""
+    """Return the syslog priority of a level of `logging`."""
     return next((priority for least, priority in _PRIORITIES if level >= least), 7)
 
 
 class JournalFormatter(logging.Formatter):
-    """Lines for journald, which adds the time: each has its priority in front, those of a traceback too."""
+    """Formats records for journald, which adds the time: each line begins with its priority."""
 
     def __init__(self) -> None:
         super().__init__("%(name)s: %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as lines, each with its priority. A traceback makes several; the last has no newline."""
+        """Return the lines of the record, a traceback's included, each with its priority; no newline at the end."""
         prefix = f"<{journal_priority(record.levelno)}>"
         return "\n".join(f"{prefix}{line}" for line in super().format(record).split("\n"))
 
 
 class BoundedLogFile(logging.Handler):
-    """Appends lines to a file, which at half of the limit becomes `<file>.1`, in place of the one before.
+    """A `logging` handler that appends lines to a file. At half of the limit, the file replaces `<file>.1`.
 
-    What cannot be written is lost, as whole lines, and a warning says so once: a full disk or a folder that is away
-    never ends a program. The next line that can be written is written.
+    A line that cannot be written, such as on a full disk or without the folder, is lost as a whole; the first one is
+    warned of. Later lines are tried again.
     """
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
-        """The folder of `path` is made when it is missing, its parents are not."""
+        """`limit_bytes` bounds both files together. A missing folder of `path` is made, but not its parents."""
         super().__init__()
         self._path = path
         self._part_bytes = limit_bytes // 2
@@ -93,7 +93,7 @@ class BoundedLogFile(logging.Handler):
         self._is_losing = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Append the record as one line. A line that cannot be written is lost, and the first lost one is warned of."""
+        """Append the record. Never raises."""
         try:
             line = self.format(record).encode("utf-8", "backslashreplace")
         except Exception:  # noqa: BLE001 - as every handler of `logging`: a wrong call that logs ends nothing
@@ -119,7 +119,7 @@ class BoundedLogFile(logging.Handler):
         super().close()
 
     def _write_line(self, line: bytes) -> None:
-        """Raises OSError; nothing of the line is in the file then."""
+        """Append a line. Raises OSError; the file then holds nothing of the line."""
         descriptor = self._open_file()
         size = os.fstat(descriptor).st_size
         if size and size + len(line) > self._part_bytes:
@@ -131,7 +131,7 @@ class BoundedLogFile(logging.Handler):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _open_file(self) -> int:
-        """The file that has the path now: whoever rotates or deletes it is not asked to tell."""
+        """Return a descriptor of the file that has the path now, which may have been rotated or deleted by others."""
         if self._descriptor is not None:
             try:
                 if os.path.samestat(self._path.stat(), os.fstat(self._descriptor)):

@@ -1,7 +1,7 @@
-"""Every environment variable `ROUNDHOUSE_*` that this version reads, by who reads it, and those that went.
+"""The environment variables `ROUNDHOUSE_*` that this version reads, by program, and the deprecated ones.
 
-`roundhouse upgrade --check` compares an environment with it, and may import neither the gateway nor the worker. A test
-compares it with the programs' settings.
+`roundhouse upgrade --check` compares an environment with this list, because it may import neither the gateway nor the
+worker. A test compares the list with the programs' settings.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _variables(names: str) -> frozenset[str]:
 CONTROLLER_VARIABLES: Final = _variables(_CONTROLLER)
 GATEWAY_VARIABLES: Final = _variables(_GATEWAY)
 OTHER_VARIABLES: Final = _variables(_OTHERS)
-"""Of the command line, of engines, of compose.yaml, and of development."""
+"""Variables of the command line, of engines, of compose.yaml, and of development."""
 KNOWN_VARIABLES: Final = CONTROLLER_VARIABLES | GATEWAY_VARIABLES | OTHER_VARIABLES
 DEPRECATED_VARIABLES: Final[Mapping[str, str]] = MappingProxyType({})
-"""Variable that is still read, or was, to what to do in its place. None went so far."""
+"""Deprecated or removed variable to what to do instead. There is none so far."""

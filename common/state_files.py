@@ -1,4 +1,4 @@
-"""Files that one program writes and another must judge: their names and versions."""
+"""Names and schema versions of files that the gateway writes and the controller's commands check."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from typing import Final
 
 RESPONSES_NAME: Final = "responses.db"
 RESPONSES_SCHEMA_VERSION: Final = 2
-"""Its `user_version`. Raised when an older gateway would misread what is written."""
+"""`user_version` of that SQLite file. Raise it when an older gateway would misread the file."""

@@ -1,4 +1,4 @@
-"""Errors that are kept, or passed on as values, without the frames that they came through."""
+"""Keeping exceptions as values without keeping the frames that they passed through."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ E = TypeVar("E", bound=BaseException)
 
 
 def without_tracebacks(error: E) -> E:
-    """The same error, from which no frame can be reached any more, nor from those that caused it.
+    """Remove the tracebacks of an error, its causes and its contexts. Returns the same error.
 
-    A frame that has the error in a variable makes a cycle with the error's traceback. Only the cyclic garbage collector
-    frees that, and all that the frames hold, such as a request's body; and the gateway lets it run rarely.
+    A frame with the error in a variable makes a cycle with the error's traceback. Only the cyclic garbage collector
+    frees that cycle and all that the frames hold, such as a request's body, and the gateway runs it rarely.
     """
     pending: list[BaseException | None] = [error]
     seen: set[int] = set()

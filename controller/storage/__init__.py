@@ -1,1 +1,1 @@
-"""The state folder, and files that are replaced as a whole."""
+"""The state folder of a controller, and writing files so that a crash leaves them whole."""

@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole: a crash leaves the old one or the new one. And one way around that."""
+"""Writing whole files so that a crash leaves the old content or the new one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 
 
 def write_atomic(path: Path, content: bytes, *, durable: bool = True, mode: int = 0o600) -> None:
-    """Replace a file, by default readable by its owner alone. Raises OSError; the old file then stands as it was.
+    """Replace a file, or make it. Raises OSError; the old file is then unchanged.
 
-    `durable`: on disk before it replaces the old one, so that it outlives a power cut.
+    `durable`: the content is on disk before it replaces the old one, so that it outlives a power cut. `mode`: the
+    permissions of the new file; by default its owner alone may read it.
     """
     new_path = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
@@ -27,10 +28,10 @@ def write_atomic(path: Path, content: bytes, *, durable: bool = True, mode: int 
 
 
 def overwrite(path: Path, content: bytes) -> None:
-    """Write over a file that exists, which most file systems can do where they have no room for a second one.
+    """Write over an existing file in place. Use it where a full disk has no room for the second file of `write_atomic`.
 
-    For content below a page only: a killed process leaves the old or the new; a power cut may leave neither. Raises
-    OSError; the old content then stands as it was.
+    The content must be shorter than a page: then a killed process leaves the old or the new content. A power cut may
+    leave neither. Raises OSError; the old content is then unchanged.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:

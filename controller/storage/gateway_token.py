@@ -1,4 +1,4 @@
-"""The file with the gateways' token: the controller makes it once, and what it holds is what counts from then on."""
+"""The file with the gateways' token. The controller makes it once; from then on the content of the file counts."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ READABLE_BY_ALL: Final = 0o644
 
 
 class GatewayToken:
-    """Who shows the token of the file. It is read each time: one that is replaced is in force at once."""
+    """The token in a file. The file is read for each comparison, so that a replaced token is in force at once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._is_failure_logged = False
 
     def ensure_token(self) -> str | None:
-        """The token, made and stored if there is none; None: it cannot be stored, so that nobody could show it."""
+        """Return the token; make and store one where the file has none. None: it could not be stored, so that no
+        gateway could show it."""
         if (token := read_token(self._path)) is not None:
             return token
         token = secrets.token_urlsafe(TOKEN_BYTES)

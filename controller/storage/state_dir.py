@@ -1,17 +1,17 @@
-"""The state folder: who this instance is, and the little that must outlive the controller. No database of what runs.
+"""The state folder: the identity of an instance, and what a restarted controller must know and cannot observe.
 
-One lock, atomic replaces, `schema_version` in every file:
+The folder has one lock. Its files are replaced atomically, and each has a `schema_version`:
 
     lock            held by the one controller (or `roundhouse down`) that may act
-    identity.json   instance id, the secret that replica tokens are derived from
-    epoch.json      counts controller starts; orders routing tables
-    memory.json     paused, autoload demand and rest, models and replicas that were ready, runtime overrides, numbers of
-                    attempts
+    identity.json   instance id, and the secret that replica tokens are derived from
+    epoch.json      counts the starts of controllers; orders routing tables
+    memory.json     paused, autoload demand, evictions, models that were loaded, replicas that were ready, overrides by
+                    operators, attempt numbers
 
-`observed-memory.json`, a guess that may be lost, is controller.sizing.history's.
+`observed-memory.json` belongs to controller.sizing.history, and may be lost.
 
-On a full disk a controller starts all the same, on a folder that has an identity: whatever is new to it stays in its
-memory, and its status names it.
+A controller starts on a full disk too, if the folder has an identity: changes then stay in the controller's memory, and
+its status names them.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ IDENTITY_NAME: Final = "identity.json"
 EPOCH_NAME: Final = "epoch.json"
 MEMORY_NAME: Final = "memory.json"
 OBSERVED_MEMORY_NAME: Final = "observed-memory.json"
-"""Written by controller.sizing.history."""
+"""Belongs to controller.sizing.history."""
 
 
 class StateError(Exception):
-    """The state folder cannot be used. The message is for the operator."""
+    """The state folder cannot be used. The message says why, to the operator."""
 
 
 class StateLockedError(StateError):
-    """Another controller works on this state folder."""
+    """Another process holds the lock of the state folder."""
 
 
 class Identity(BaseModel):
-    """Who this instance is: labels and names carry `instance`, replica tokens come from `secret`."""
+    """The identity of an instance: `instance` is part of labels and names, `secret` (hex) the key of replica tokens."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -66,14 +66,15 @@ class Identity(BaseModel):
 
 
 class Epoch(BaseModel):
-    """How often a controller was started on this folder."""
+    """The number of times that a controller was started on the folder."""
 
     schema_version: int = SCHEMA_VERSION
     epoch: int = 0
 
 
 class StoredState(BaseModel):
-    """What a restarted controller must still know and cannot observe."""
+    """What a restarted controller must know and cannot observe. Keys are model names, those of `ready_since` replica
+    names; times are Unix time in seconds. `rested` holds the evictions."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -86,7 +87,7 @@ class StoredState(BaseModel):
     overrides: dict[str, Override] = Field(default_factory=dict)
     rested: dict[str, Evicted] = Field(default_factory=dict)
     attempts: AttemptNumbers | None = None
-    """None: the last controller's version did not keep them."""
+    """Highest attempt number of each replica; None: the last controller was of a version that did not keep them."""
 
 
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
@@ -96,7 +97,7 @@ class StateDir:
     """An opened and locked state folder."""
 
     def __init__(self, folder: Path, lock: int, identity: Identity, *, is_new: bool) -> None:
-        """`is_new`: no controller has worked on this folder."""
+        """`lock`: the descriptor that holds the lock. `is_new`: no controller has worked on this folder before."""
         self.folder = folder
         self.identity = identity
         self._is_new = is_new
@@ -105,9 +106,9 @@ class StateDir:
 
     @classmethod
     def open_folder(cls, folder: Path, instance: str | None = None) -> StateDir:
-        """Lock the folder, making it if it is missing. Raises StateError.
+        """Lock the folder, and make it if it is missing. Raises StateError.
 
-        `instance` names a new folder's instance; a folder that has a name keeps it.
+        `instance` names the instance of a new folder; None: a random name. A folder that has an identity keeps it.
         """
         lock = lock_state_folder(folder)
         try:
@@ -119,20 +120,20 @@ class StateDir:
 
     @property
     def instance(self) -> str:
-        """This instance's id, as labels carry it."""
+        """The id of this instance, as in labels and names."""
         return self.identity.instance
 
     @property
     def secret(self) -> bytes:
-        """Key of the replica tokens."""
+        """The key that replica tokens are derived from."""
         return bytes.fromhex(self.identity.secret)
 
     def next_epoch(self, now: float) -> int:
-        """This controller start's number, greater than every earlier one's. `now` is Unix time in seconds.
+        """Return the number of this start, greater than that of every earlier one. `now` is Unix time in seconds.
 
-        Where it cannot be stored, or the file of earlier ones is gone, it is `now` in milliseconds, which is greater
-        than any count of starts and than that of an earlier start that could not be stored either; `save_epoch` tries
-        again.
+        Where the number cannot be stored, or the file of earlier numbers is gone, it is `now` in milliseconds: greater
+        than any count of starts, and than the number of an earlier start that could not be stored. Call `save_epoch` to
+        try to store it again.
         """
         stored = _read_file(self.folder / EPOCH_NAME, Epoch)
         # A gateway that heard of earlier ones takes no table with a lower one.
@@ -143,7 +144,7 @@ class StateDir:
         return epoch.epoch
 
     def save_epoch(self) -> bool:
-        """Store the number of this start if it is not stored yet. Whether it is now."""
+        """Store the number of this start if it is not stored yet. Returns whether it is stored now."""
         if self._unsaved_epoch is not None:
             path = self.folder / EPOCH_NAME
             try:
@@ -163,22 +164,22 @@ class StateDir:
         return self._unsaved_epoch is None
 
     def load_memory(self) -> StoredState:
-        """What the last controller left."""
+        """Read what the last controller stored; defaults where it stored nothing. Raises StateError for a damaged file."""
         return _read_file(self.folder / MEMORY_NAME, StoredState) or StoredState()
 
     def save_memory(self, memory: StoredState) -> None:
-        """Keep what the next controller must know."""
+        """Store what the next controller must know. Raises OSError."""
         _write_file(self.folder / MEMORY_NAME, memory)
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Give the lock of the folder back."""
         os.close(self._lock)
 
 
 def lock_state_folder(folder: Path) -> int:
-    """Lock the folder, making it if it is missing; the descriptor holds the lock.
+    """Lock the folder, and make it if it is missing. Returns the descriptor that holds the lock.
 
-    Raises StateLockedError: a controller works on it. Raises StateError: it cannot be used.
+    Raises StateLockedError: another process holds the lock. Raises StateError: the folder cannot be used.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -196,7 +197,7 @@ def lock_state_folder(folder: Path) -> int:
 
 
 def _note_holder(lock: int) -> None:
-    """Write down who holds the lock, for the message of who wants it too; best effort."""
+    """Write this process's id into the lock file, for the error of the next one that wants the lock; best effort."""
     holder = f"{os.getpid()}\n".encode()
     try:
         # Over the last holder's number, and only then cut: a file that is emptied first may not get its room back.
@@ -208,7 +209,7 @@ def _note_holder(lock: int) -> None:
 
 
 def _settle_identity(folder: Path, identity: Identity | None, instance: str | None) -> Identity:
-    """The folder's identity, made where it has none."""
+    """Return the folder's identity, after making and storing one where it has none. Raises StateError."""
     path = folder / IDENTITY_NAME
     if identity is None:
         try:
