@@ -1,5 +1,4 @@
-"""Parses the files of the folder to definitions: read, merge, validate. Pure. One problem makes the whole set of files
-invalid."""
+"""A folder's bytes to definitions: read, merge, validate. Pure; the whole set of files stands or falls together."""
 
 from __future__ import annotations
 
@@ -7,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final
 
 from controller.artifacts.model_roots import ModelRoots
@@ -23,47 +23,69 @@ from controller.schema.keys import KeyDefinition
 from controller.schema.status import Problem
 
 TOP_LEVEL: Final = ("models", "keys")
-"""Keys that a file may have at its top level."""
+"""Keys that a file may hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedFolder:
-    """Declarations of one read of the folder. With problems it declares nothing, and the last valid declarations stay
-    in force."""
+    """What one read of the folder declares. With problems it declares nothing: the last good state rules."""
 
     definitions: Mapping[str, Definition] = field(default_factory=dict)
-    """Validated definitions by model name."""
     declared_models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Fields as declared, by model name, merged and without nulls. Overrides digest them, and `last_good` stores
-    them."""
+    """Per model what the files say, merged and without nulls: what overrides digest and `last_good` stores."""
     keys: Mapping[str, KeyDefinition] = field(default_factory=dict)
-    """Validated keys by name."""
     declared_keys: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Fields as declared, by key name."""
+    """Per key what the files say."""
     problems: tuple[Problem, ...] = ()
-    """Problems of the files, with secrets masked."""
+    """They show no secrets."""
     digest: str = ""
-    """Digest of the declarations. Layout, comments and the distribution over files do not count. Empty with
-    problems."""
+    """Of what is declared: layout, comments and which file says it do not count. Empty with problems."""
 
     @property
     def is_valid(self) -> bool:
-        """Whether the declarations may take effect: there are no problems."""
+        """Whether the files can rule."""
         return not self.problems
 
 
-def parse_folder(snapshot: FolderSnapshot, roots: ModelRoots) -> ParsedFolder:
-    """Parse the files of a snapshot. `roots` are absolute. Never raises: every fault is a problem of the result."""
-    problems = list(snapshot.problems)
-    tables: list[Table] = []
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One file of a snapshot as read, before it is merged with the others."""
+
+    content: bytes
+    table: Table | None
+    """None: the file could not be read to its end."""
+    problems: tuple[Problem, ...]
+    """What is wrong with the file by itself. They may show secrets."""
+
+
+def read_documents(
+    snapshot: FolderSnapshot, known: Mapping[str, Document] = MappingProxyType({})
+) -> dict[str, Document]:
+    """Read each file of the snapshot, by its path. A file with the path and the bytes of a document of `known` is that
+    document: reading is most of the work of `parse_folder`, and depends on nothing else."""
+    documents: dict[str, Document] = {}
     for name, content in snapshot.files.items():
-        table, faults = read_document(snapshot.path_of(name), content)
-        problems += faults
-        if table is not None:
-            problems += _unknown_keys(table)
-            tables.append(table)
+        path = snapshot.path_of(name)
+        document = known.get(path)
+        if document is None or document.content != content:
+            table, problems = read_document(path, content)
+            unknown_keys = _unknown_keys(table) if table is not None else ()
+            document = Document(content, table, (*problems, *unknown_keys))
+        documents[path] = document
+    return documents
+
+
+def parse_folder(snapshot: FolderSnapshot, roots: ModelRoots) -> ParsedFolder:
+    """What the snapshot declares. `roots` are absolute. Never raises: every fault is a problem."""
+    return parse_documents(snapshot, read_documents(snapshot), roots)
+
+
+def parse_documents(snapshot: FolderSnapshot, documents: Mapping[str, Document], roots: ModelRoots) -> ParsedFolder:
+    """Do the rest of `parse_folder`, with the documents that `read_documents` returned for the snapshot."""
+    problems = [*snapshot.problems, *(problem for each in documents.values() for problem in each.problems)]
+    tables = [each.table for each in documents.values() if each.table is not None]
     if snapshot.problems or len(tables) < len(snapshot.files):
-        # A file that could not be read may declare what the other files lack, so check nothing else.
+        # Part of what is declared is unknown: what the rest lacks may stand there.
         return ParsedFolder(problems=redact_problems(problems))
     merged_table = merge_all(tables)
     models = _find_models(snapshot, merged_table)
@@ -88,7 +110,7 @@ def parse_folder(snapshot: FolderSnapshot, roots: ModelRoots) -> ParsedFolder:
 
 
 def digest_of(declared_models: Mapping[str, Mapping[str, Any]], keys: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a digest of declared models and keys: 64 bits as 16 hex digits, equal in every process."""
+    """64 bits, hex, of what models and keys are declared; stable across processes."""
     text = json.dumps([declared_models, keys], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -117,5 +139,5 @@ def _find_models(snapshot: FolderSnapshot, merged_table: Table) -> Table | Probl
 
 
 def redact_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
-    """Return the problems with secrets in their messages masked. Every reader of files returns only such problems."""
+    """The problems without what their words mark as a secret. Everything that reads files gives these and no others."""
     return tuple(each.model_copy(update={"message": mask_text(each.message)}) for each in problems)
