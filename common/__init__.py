@@ -1,1 +1,3 @@
-"""Code that several programs (controller, gateway, worker, command line) share. It imports none of them."""
+"""Code that several programs share and none owns: listening sockets, program logs, SQLite files, the gateways' token.
+Imports none of the programs.
+"""

@@ -1,3 +1,3 @@
-"""The controller: desired state x observed state -> plan -> actions."""
+"""The controller: compares what should run with what runs, and starts and stops engines until both agree."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,3 @@
-"""What a model's files say of the model: read from their headers, never from their tensors.
-
-`read.py` alone touches files; the others turn bytes and values into facts.
+"""Facts about model files, read from their headers and never from their tensors. `read` opens the files, `gguf`, `hf`
+and `ct2` parse their bytes into `facts`, `model_roots` and `locate` resolve the paths of a definition.
 """

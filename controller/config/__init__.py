@@ -1,3 +1,4 @@
-"""Reading the desired-state folder: bytes to values with places, merged, validated, settled. Only `read` does I/O,
-and `last_good`, which keeps what was last in force.
+"""Desired-state files, parsed to validated definitions; each problem has its file, line and field. `yaml12` parses one
+file, `merge` combines all, `validate` checks models, `keys` checks API keys, `debounce` decides when the result comes
+into force. Only `read` and `last_good` do I/O.
 """

@@ -1,1 +1,3 @@
-"""The desired state: files, overrides by operators and demand by requests, resolved to what should run."""
+"""The desired state. `source` combines desired-state files, operators' overrides and demand, `resolve` computes the
+result, `config_diff` compares two declared states, `upgrade_check` two versions of Roundhouse.
+"""

@@ -1,4 +1,6 @@
-"""The backends, listed. Which one serves a model that names none is resolved from its artifact."""
+"""The backends, one module each: a definition's fields, command line, APIs, probe, memory forecast and exit messages. A
+definition without `backend:` gets the backend of its file's suffix. Pure.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""The controller's loop, the actions that it starts, and the operations that are under way."""
+"""The reconcile loop. `reconciler` observes, plans, acts and publishes; `executor` starts actions without awaiting
+them; `operation_state` remembers operations under way, failures and drains; `watchers` wake the loop on edits and
+runtime events.
+"""

@@ -1,1 +1,3 @@
-"""Finds the secrets in model definitions, and masks them in texts."""
+"""Secrets of definitions and loads. `patterns` tells which fields and values are secret, `redactor` masks them in logs,
+errors and answers. Pure.
+"""

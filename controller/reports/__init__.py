@@ -1,1 +1,3 @@
-"""Reports for operators: drift, dry runs, views of rounds, metrics."""
+"""Reports for operators: `drift` between declared and running engines, the `dry_run` of proposed files, `views` of a
+round, Prometheus `metrics`.
+"""

@@ -1,4 +1,7 @@
-"""Runtimes: where replicas run, as containers or as processes. `open_runtime` chooses one by the settings."""
+"""Where replicas run: `base` declares the protocol `Runtime`, `docker` and `process` implement it. The only package
+that starts, signals or stops engines. `nvml` reads the host's GPUs, `gpu_owners` attributes their processes to
+replicas.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ log = logging.getLogger(__name__)
 
 
 async def open_runtime(settings: ControllerSettings, instance: str) -> Runtime:
-    """Open the runtime that the settings name. `auto` is docker if a Docker Engine answers, else process.
+    """The runtime that the settings name; `auto` is docker where a Docker Engine answers, else process.
 
-    Raises RuntimeUnavailableError if docker is named and no Docker Engine answers.
+    Raises RuntimeUnavailableError when docker is named and does not answer.
     """
     if settings.runtime != "process":
-        # Imported only where it is used: the Docker client takes 60 ms and 20 MB.
+        # The Docker client costs 60 ms and 20 MB to import: only who uses it pays.
         from controller.runtimes.docker.runtime import open_docker
 
         try:

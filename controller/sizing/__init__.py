@@ -1,1 +1,3 @@
-"""Memory of replicas in MiB: predicted from model files, and observed while they run."""
+"""Memory of replicas, in MiB. `estimator` predicts it from model files, `sampler` measures it while engines run,
+`history` stores the measurements, `requirements` combines both for the plan.
+"""

@@ -1,1 +1,3 @@
-"""Derives what operators and gateways see of models: states, load progress, the routing table. Pure."""
+"""What operators and gateways are told: `model_status` computes each model's state, `state_machine` lists the legal
+steps, `routing_table` builds the table for gateways. Pure.
+"""

@@ -1,1 +1,3 @@
-"""The state folder of a controller, and writing files so that a crash leaves them whole."""
+"""The state folder. `state_dir` locks it and stores what must outlive the controller, `atomic_write` replaces files as
+a whole, `gateway_token` makes the gateways' token.
+"""

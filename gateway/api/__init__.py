@@ -1,4 +1,6 @@
-"""The gateway's routes, one file per route group."""
+"""The HTTP routes, one module per route group. `declare` puts inference routes into the OpenAPI document, `admin`
+forwards `/v1/admin/*` to the controller, `schemas` describes bodies.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,15 @@ from gateway.exchange.services import ApiSpec
 
 
 class InferenceGroup(Protocol):
-    """A module of this folder whose routes are answered by engines."""
+    """A file of this folder whose routes engines answer."""
 
     @property
     def APIS(self) -> tuple[ApiSpec, ...]:  # noqa: N802 - modules have it as a constant
-        """How the gateway serves each route of the group."""
+        """The routes."""
 
     @property
     def declare(self) -> Callable[[FastAPI], None]:
-        """Adds the routes to the application's OpenAPI document."""
+        """Puts them into the document."""
 
 
 INFERENCE_GROUPS: Final[tuple[InferenceGroup, ...]] = (

@@ -1,1 +1,3 @@
-"""The link to the controller, which sends routing tables and receives reports; probes of remote models."""
+"""The link to the controller. `link` receives routing tables and sends reports, `inflight` counts requests per replica
+and demand per model, `remote_prober` probes remote models.
+"""

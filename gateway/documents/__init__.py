@@ -1,1 +1,3 @@
-"""Extract the texts of files in requests, each in a process of its own with limits."""
+"""Texts of files in requests, such as PDFs. `reader` starts one process per file, `extract_text`, within limits of
+time, memory and size.
+"""

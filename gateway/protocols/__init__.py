@@ -1,1 +1,3 @@
-"""One folder per API family: its requests, answers, streams and errors, and its translation for other engines."""
+"""API families: how each writes requests, answers, streams and errors, and how one is translated to another.
+`api_matrix` says which engine API serves which path. Pure.
+"""

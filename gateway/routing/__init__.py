@@ -1,1 +1,3 @@
-"""The routing table in force, and whether its models can serve requests."""
+"""The routing table in force. `live_routes` holds it, `table` finds a request's model and key in it, `availability`
+tells whether a model takes requests now, or why not. Pure.
+"""

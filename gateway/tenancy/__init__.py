@@ -1,1 +1,1 @@
-"""API keys, clients without a key, and their rate limits. Pure."""
+"""API keys, tenants and rate limits. Pure: the time is an argument."""

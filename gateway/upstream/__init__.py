@@ -1,1 +1,3 @@
-"""HTTP/1.1 client for engines, by callbacks: connections, their pool, and addresses."""
+"""The engine's side of HTTP/1.1, by callbacks. `client` sends requests, `connection` parses answers, `pool` keeps
+connections open between requests.
+"""

@@ -1,1 +1,3 @@
-"""Adapters to engines' libraries: code that concerns one library and not the engine interface."""
+"""Calls into single engines' libraries (ExLlamaV3, LiteRT-LM, llama-cpp-python): what is theirs alone and not part of
+the engine interface.
+"""

@@ -1,1 +1,1 @@
-"""The engines: one module each, named as the engine is on the command line."""
+"""The engines, one module each, named as in `python -m worker ENGINE`. Each implements `worker.engine.Engine`."""

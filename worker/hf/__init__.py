@@ -1,1 +1,3 @@
-"""Shared by engines whose models have a Hugging Face tokenizer: tokenizer, chat templates, common base of engines."""
+"""What engines with Hugging Face model folders share: `vocabulary`, chat templates (`prompts`), and all of `engine` but
+the computing.
+"""

@@ -1,1 +1,3 @@
-"""Launchers of engines that have a server of their own."""
+"""Engines with a server of their own, `llama_server` and `vllm`, which the worker launches; `child_process` never
+outlives it.
+"""

@@ -1,1 +1,3 @@
-"""The worker's HTTP server: its routes, its engine threads, its start and stop."""
+"""The worker's HTTP surface. `app` declares the routes, `runner` runs jobs in engine threads, `response_stream` writes
+answers, `server` listens, loads, serves and stops.
+"""

@@ -1,1 +1,3 @@
-"""Text before and after generation: prompts, answer objects, thoughts, tool calls, grammars. Pure."""
+"""Prompts and answers as text. `prompt_form` and `chat_template` render prompts; `reasoning`, `stop_strings` and
+`tool_calls` read answers; `grammars` constrain them. Pure.
+"""

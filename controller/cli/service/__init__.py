@@ -1,1 +1,3 @@
-"""`roundhouse service`: the unit of systemd, where it is written, and what it runs."""
+"""`roundhouse service`: Roundhouse as a systemd service. `unit` renders the unit file, `install` writes and removes it,
+`run` is what systemd starts.
+"""

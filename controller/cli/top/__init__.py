@@ -1,1 +1,3 @@
-"""`roundhouse top`: where its figures come from, and how they are shown."""
+"""`roundhouse top`: a live view of states, requests, tokens per second and memory. `source` reads the admin API and the
+gateway's metrics, `view` renders them.
+"""

@@ -1,1 +1,3 @@
-"""The runtime that runs replicas as containers of a Docker Engine."""
+"""Replicas as containers of one Docker daemon. `runtime` implements `Runtime`, `container_spec` builds the body of a
+container's creation, `labels` identify this instance's containers, `gpus` reads GPUs through a probe container.
+"""

@@ -1,1 +1,1 @@
-"""Anthropic's messages, passed through or translated into chat completions. Pure."""
+"""Anthropic's messages: passed through, or translated to chat completions. Pure."""

@@ -1,1 +1,3 @@
-"""OpenAI's chat completions and completions, passed through and adapted to each engine. Pure."""
+"""OpenAI's chat completions, and completions of engines that serve these. `engine_request` adapts a request to the
+model's engine. Pure.
+"""

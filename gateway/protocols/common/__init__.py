@@ -1,1 +1,3 @@
-"""Shared by all API families: the dialect interface, conversations, request bodies, errors and streams. Pure."""
+"""What API families share: the protocol `Dialect`, a conversation in no family's form, request parsing, errors,
+streams. Pure.
+"""

@@ -1,1 +1,1 @@
-"""OpenAI's completions, translated for engines that serve chat completions alone. Pure."""
+"""OpenAI's completions, translated to chat completions for engines that serve those alone. Pure."""

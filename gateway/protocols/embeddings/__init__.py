@@ -1,1 +1,1 @@
-"""OpenAI's embeddings, passed through and shortened where the engine cannot. Pure."""
+"""OpenAI's embeddings; vectors are shortened here where an engine cannot. Pure."""

@@ -1,1 +1,1 @@
-"""llama.cpp's own generation APIs, `/infill` and `/completion`, passed through. Pure."""
+"""llama.cpp's own generation routes, `/infill` and `/completion`. Pure."""

@@ -1,1 +1,1 @@
-"""Rankings in Jina's and Cohere's forms. Pure."""
+"""Rankings in Jina's and Cohere's forms, whatever form the engine uses. Pure."""

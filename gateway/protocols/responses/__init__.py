@@ -1,1 +1,1 @@
-"""OpenAI's responses, translated into chat completions. Pure."""
+"""OpenAI's responses, translated to chat completions. Pure."""

@@ -1,1 +1,3 @@
-"""What all API families share that are translated into chat completions. Pure."""
+"""The part of a translation to chat completions that all API families share: `dialect` for answers, `token_count` for
+counts. Pure.
+"""

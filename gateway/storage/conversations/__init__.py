@@ -1,1 +1,1 @@
-"""Stored conversations: their items as a tree, and locks, so that one response at a time writes into a conversation."""
+"""Stored conversations: items as a tree, and `locks` that let one response at a time write into each."""

@@ -1,1 +1,3 @@
-"""Stored responses, and responses that are being made and can be read already."""
+"""Stored responses, and responses in the background while they are made. `registry` finds them, `event_log` keeps their
+events for readers that come later.
+"""

@@ -1,0 +1,72 @@
+"""docs/architecture.md says what the tree has: packages, protocols, and the modules that its steps name."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.support.architecture import (
+    PAGE,
+    PROGRAMS,
+    ROOT,
+    Shape,
+    find_implementations,
+    find_protocols,
+    generated_parts,
+    list_packages,
+    parse_sources,
+    replace_parts,
+)
+
+WRITE = "python -m tests.support.architecture --write"
+MODULE = re.compile(rf"`((?:{'|'.join(PROGRAMS)})/[\w/]+(?:\.py|/))`")
+
+
+def test_the_generated_parts_are_those_of_the_sources() -> None:
+    text = PAGE.read_text()
+    assert replace_parts(text, generated_parts()) == text, f"docs/architecture.md is old: {WRITE}"
+
+
+def test_every_module_that_the_page_names_exists() -> None:
+    names = MODULE.findall(PAGE.read_text())
+    assert len(names) > 100
+    assert [name for name in names if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("step", ["a request", "an edit", "a load", "an NVML reading"])
+def test_every_step_of_a_way_names_its_module(step: str) -> None:
+    section = re.search(rf"^## The way of {step}\n(.*?)(?=^## )", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert section is not None
+    steps = re.findall(r"^\d+\. .*?(?=^\d+\. |\Z|^$)", section[1], re.MULTILINE | re.DOTALL)
+    assert len(steps) >= 5
+    assert [each for each in steps if not MODULE.search(each)] == []
+
+
+@pytest.mark.parametrize("package", list_packages())
+def test_a_package_says_its_purpose_and_names_modules_that_it_has(package: str) -> None:
+    """In a package's docstring, a name in lower case alone in backquotes is one of its modules or packages."""
+    purpose = parse_sources()[f"{package}/__init__.py"].body[0].value.value  # type: ignore[attr-defined]
+    names = re.findall(r"`([a-z_]+)`", purpose)
+    here = ROOT / package
+    assert [name for name in names if not ((here / f"{name}.py").exists() or (here / name).is_dir())] == []
+
+
+@pytest.mark.parametrize(("protocol", "purpose"), find_protocols(), ids=lambda each: getattr(each, "name", ""))
+def test_a_protocol_says_its_purpose_and_has_an_implementation(protocol: Shape, purpose: str) -> None:
+    assert purpose
+    assert find_implementations(protocol, purpose), f"nothing in {PROGRAMS} implements {protocol.name}"
+
+
+def test_what_lacks_a_member_or_has_other_parameters_is_no_implementation() -> None:
+    protocol = Shape("P", "gateway/p.py", {"size": None, "send_part": ("part", "*last")})
+    assert Shape("A", "gateway/a.py", {"size": None, "send_part": ("part", "*last"), "more": ()}).implements(protocol)
+    assert not Shape("B", "gateway/a.py", {"send_part": ("part", "*last")}).implements(protocol)
+    assert not Shape("C", "gateway/a.py", {"size": None, "send_part": ("part", "last")}).implements(protocol)
+    assert not Shape("D", "worker/a.py", {"size": None, "send_part": ("part", "*last")}).implements(protocol)
+    assert Shape("E", "gateway/a.py", {"send_part": ("part", "*last")}, has_library_base=True).implements(protocol)
+
+
+def test_a_page_without_a_marker_is_refused() -> None:
+    with pytest.raises(ValueError, match="controller"):
+        replace_parts("# Architecture\n", {"controller": "x"})
