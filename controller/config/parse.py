@@ -1,4 +1,5 @@
-"""A folder's bytes to definitions: read, merge, validate. Pure; the whole set of files stands or falls together."""
+"""Parses the files of the folder to definitions: read, merge, validate. Pure. One problem makes the whole set of files
+invalid."""
 
 from __future__ import annotations
 
@@ -23,27 +24,32 @@ from controller.schema.keys import KeyDefinition
 from controller.schema.status import Problem
 
 TOP_LEVEL: Final = ("models", "keys")
-"""Keys that a file may hold."""
+"""Keys that a file may have at its top level."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedFolder:
-    """What one read of the folder declares. With problems it declares nothing: the last good state rules."""
+    """Declarations of one read of the folder. With problems it declares nothing, and the last valid declarations stay
+    in force."""
 
     definitions: Mapping[str, Definition] = field(default_factory=dict)
+    """Validated definitions by model name."""
     declared_models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Per model what the files say, merged and without nulls: what overrides digest and `last_good` stores."""
+    """Fields as declared, by model name, merged and without nulls. Overrides digest them, and `last_good` stores
+    them."""
     keys: Mapping[str, KeyDefinition] = field(default_factory=dict)
+    """Validated keys by name."""
     declared_keys: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Per key what the files say."""
+    """Fields as declared, by key name."""
     problems: tuple[Problem, ...] = ()
-    """They show no secrets."""
+    """Problems of the files, with secrets masked."""
     digest: str = ""
-    """Of what is declared: layout, comments and which file says it do not count. Empty with problems."""
+    """Digest of the declarations. Layout, comments and the distribution over files do not count. Empty with
+    problems."""
 
     @property
     def is_valid(self) -> bool:
-        """Whether the files can rule."""
+        """Whether the declarations may take effect: there are no problems."""
         return not self.problems
 
 
@@ -76,7 +82,7 @@ def read_documents(
 
 
 def parse_folder(snapshot: FolderSnapshot, roots: ModelRoots) -> ParsedFolder:
-    """What the snapshot declares. `roots` are absolute. Never raises: every fault is a problem."""
+    """Parse the files of a snapshot. `roots` are absolute. Never raises: every fault is a problem of the result."""
     return parse_documents(snapshot, read_documents(snapshot), roots)
 
 
@@ -110,7 +116,7 @@ def parse_documents(snapshot: FolderSnapshot, documents: Mapping[str, Document],
 
 
 def digest_of(declared_models: Mapping[str, Mapping[str, Any]], keys: Mapping[str, Mapping[str, Any]]) -> str:
-    """64 bits, hex, of what models and keys are declared; stable across processes."""
+    """Return a digest of declared models and keys: 64 bits as 16 hex digits, equal in every process."""
     text = json.dumps([declared_models, keys], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -139,5 +145,5 @@ def _find_models(snapshot: FolderSnapshot, merged_table: Table) -> Table | Probl
 
 
 def redact_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
-    """The problems without what their words mark as a secret. Everything that reads files gives these and no others."""
+    """Return the problems with secrets in their messages masked. Every reader of files returns only such problems."""
     return tuple(each.model_copy(update={"message": mask_text(each.message)}) for each in problems)

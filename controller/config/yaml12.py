@@ -1,8 +1,8 @@
-"""One file's bytes to a tree: YAML 1.2 (core schema) and JSON, every value with its line. Pure.
+"""Parser of one file: YAML 1.2 (core schema) or JSON, to a tree in which every value has its line. Pure.
 
-ruamel.yaml gives the events; what they mean is decided here, so that `on`, `yes` and `2026-01-01` are strings, a key
-that stands twice is an error with a line, and no file can make the reader recurse or grow without bound. Problems name
-keys and never values: here it is not known where secrets stand.
+ruamel.yaml yields the events. Their meaning is decided here, so that `on`, `yes` and `2026-01-01` are strings, a
+duplicate key is an error with a line, and no file can cause unbounded recursion or memory use. Problems name keys and
+never values, because this module does not know which values are secrets.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ from controller.config.tree import Entry, Listing, Node, Scalar, SourcePlace, Ta
 from controller.schema.status import Problem
 
 MAX_DEPTH: Final = 32
+"""Maximum nesting of mappings and lists."""
 MAX_NODES: Final = 200_000
-"""Values in one file after aliases are resolved: an alias may stand for many."""
+"""Maximum number of values of a file after aliases are resolved: one alias may stand for many values."""
 
 UNKNOWN_TAG: Final = "a tag that is not known here; a text that begins with ! is put in quotes"
 
@@ -45,13 +46,13 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _MAX_DIGITS = 18
 _HANDLE = re.compile(r" '!\w[^']*'")
-"""A tag handle as ruamel quotes it: a text that lacks its quotes looks like one."""
+"""A tag handle in ruamel's messages. An unquoted text that begins with `!` looks like one."""
 _STRING_TAGS = ("tag:yaml.org,2002:str", "!")
 _COLLECTION_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq", "!")
 
 
 class _FileError(Exception):
-    """The file cannot be read on from here."""
+    """The file cannot be parsed beyond this line."""
 
     def __init__(self, message: str, line: int | None) -> None:
         super().__init__(message)
@@ -59,9 +60,10 @@ class _FileError(Exception):
 
 
 def read_document(file: str, content: bytes) -> tuple[Table | None, list[Problem]]:
-    """The file's table, empty for a file of comments alone, and everything that is wrong with it.
+    """Parse a file to its table, empty for a file of comments alone, and the list of all problems.
 
-    None: it could not be read to its end, so what it declares is unknown.
+    A table of None means that the file could not be read to its end, so that its declarations are unknown. `file` is
+    the name in problems.
     """
     problems: list[Problem] = []
     try:
@@ -88,19 +90,19 @@ def _decode(content: bytes) -> str:
 
 
 class _LineIndex:
-    """Line numbers as editors count them. ruamel's own follow YAML 1.1, where U+2028 begins a line."""
+    """Line numbers as editors count them. ruamel counts by YAML 1.1, where U+2028 also begins a line."""
 
     def __init__(self, text: str) -> None:
         self._ends = [index for index, char in enumerate(text) if char == "\n"]
         self._last = len(self._ends) + (0 if text.endswith("\n") else 1)
 
     def find_line(self, index: int) -> int:
-        """The line of the character at `index`; of the text's end its last line."""
+        """Return the line of the character at `index`. The end of the text belongs to its last line."""
         return min(bisect.bisect_left(self._ends, index) + 1, max(1, self._last))
 
 
 def _events(text: str, lines: _LineIndex) -> Iterator[Any]:
-    """ruamel's events; whatever it raises becomes a `_FileError` with a line."""
+    """Yield ruamel's events. Every exception of ruamel becomes a `_FileError` with a line."""
     try:
         yield from YAML(typ="safe", pure=True).parse(text)
     except MarkedYAMLError as error:
@@ -126,22 +128,23 @@ def _syntax_words(problem: str | None, context: str | None) -> str:
 
 @dataclass
 class _Composer:
-    """Builds the tree of one document from events."""
+    """Builder of one document's tree from ruamel's events."""
 
     file: str
     text: str
     lines: _LineIndex
     problems: list[Problem]
     anchors: dict[str, Node | None] = field(default_factory=dict)
-    """Anchored nodes; None while the node is being read, so that one which holds itself is seen."""
+    """Anchored nodes by name. None while the node is being read, so that an alias to itself is detected."""
     sizes: dict[str, int] = field(default_factory=dict)
+    """Number of values in each anchored node."""
     places: dict[int, SourcePlace] = field(default_factory=dict)
     """Line to its place, which all values of the line share."""
     depth: int = 0
     node_count: int = 0
 
     def compose_document(self) -> Node | None:
-        """The only document; None when there is none."""
+        """Return the root of the only document. None means that the file has no document."""
         root: Node | None = None
         document_count = 0
         events = _events(self.text, self.lines)
@@ -157,11 +160,11 @@ class _Composer:
         return root
 
     def find_line(self, event: Any) -> int:
-        """The event's line."""
+        """Return the line of an event."""
         return self.lines.find_line(event.start_mark.index)
 
     def locate_event(self, event: Any) -> SourcePlace:
-        """Where the event stands."""
+        """Return the place of an event."""
         line = self.find_line(event)
         place = self.places.get(line)
         if place is None:
@@ -169,11 +172,11 @@ class _Composer:
         return place
 
     def add_problem(self, event: Any, message: str) -> None:
-        """Note a problem and read on."""
+        """Add a problem at an event, and continue."""
         self.problems.append(Problem(file=self.file, line=self.find_line(event), message=message))
 
     def compose_node(self, event: Any, events: Iterator[Any]) -> Node:
-        """One value, with all that it holds."""
+        """Read one value with everything in it."""
         self.node_count += 1
         if self.node_count > MAX_NODES:
             raise _FileError(f"more than {MAX_NODES} values", self.find_line(event))
@@ -193,7 +196,7 @@ class _Composer:
         return node
 
     def resolve_alias(self, event: Any) -> Node:
-        """What the alias stands for."""
+        """Return the node that an alias stands for."""
         if event.anchor not in self.anchors:
             raise _FileError(
                 "an alias whose anchor does not stand before it; a text that begins with * is put in quotes",
@@ -206,7 +209,7 @@ class _Composer:
         return target
 
     def compose_collection(self, event: Any, events: Iterator[Any]) -> Node:
-        """A mapping or a list, to its end."""
+        """Read a mapping or a list to its end."""
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise _FileError(f"nested more than {MAX_DEPTH} levels deep", self.find_line(event))
@@ -218,7 +221,7 @@ class _Composer:
         return node
 
     def compose_list(self, event: Any, events: Iterator[Any]) -> Listing:
-        """A list, to its end."""
+        """Read a list to its end."""
         items: list[Node] = []
         for item in events:
             if isinstance(item, SequenceEndEvent):
@@ -227,7 +230,7 @@ class _Composer:
         return Listing(tuple(items), self.locate_event(event))
 
     def compose_table(self, event: Any, events: Iterator[Any]) -> Table:
-        """A mapping, to its end; a key that stands twice is a problem."""
+        """Read a mapping to its end. A duplicate key is a problem."""
         entries: dict[str, Entry] = {}
         for key_event in events:
             if isinstance(key_event, MappingEndEvent):
@@ -245,7 +248,7 @@ class _Composer:
         return Table(entries, self.locate_event(event))
 
     def compose_key(self, event: Any, node: Node) -> str | None:
-        """The key, or None with a problem when it is no string."""
+        """Return the key of an entry. None means that the key is no string, which is a problem."""
         if isinstance(node, Scalar) and isinstance(node.value, str):
             if node.value == "<<" and event.style is None:
                 self.add_problem(
@@ -258,7 +261,7 @@ class _Composer:
         return None
 
     def compose_scalar(self, event: Any) -> Scalar:
-        """A scalar by the core schema; a quoted or `!!str` one is a string."""
+        """Read a scalar by the core schema. A quoted scalar, or one tagged `!!str`, is a string."""
         place = self.locate_event(event)
         text: str = event.value
         if event.style is not None or event.tag in _STRING_TAGS:
@@ -272,7 +275,7 @@ class _Composer:
             return Scalar(None, place)
 
     def join_surrogates(self, event: Any, text: str) -> str:
-        """The text with JSON's surrogate pairs joined."""
+        """Return the text with surrogate pairs of JSON joined to characters."""
         if not any("\ud800" <= char <= "\udfff" for char in text):
             return text
         try:
@@ -283,7 +286,7 @@ class _Composer:
 
 
 def resolve_scalar(text: str) -> str | int | float | bool | None:
-    """What a plain scalar means in YAML 1.2's core schema. Raises ValueError for a number out of range."""
+    """Return the value of a plain scalar in YAML 1.2's core schema. Raises ValueError for a number out of range."""
     if _NULL.fullmatch(text):
         return None
     if match := _BOOL.fullmatch(text):
