@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import Endpoint, ModelRoute
 from controller.schema.status import ModelState
-from gateway.admission.admission import Grant, QueuePlace, Ticket, cache_exhausted_error
+from gateway.admission.admission import Grant, Ticket, cache_exhausted_error
 from gateway.admission.prefix_affinity import prefix_keys
 from gateway.admission.retry_state import NO_RETRIES
 from gateway.admission.token_demand import read_demand
 from gateway.admission.token_pool import TokenClaim
 from gateway.exchange.attempt import Attempt
-from gateway.exchange.engine_stage import EngineStage
 from gateway.exchange.exchange_state import ExchangeState
+from gateway.exchange.hooks import SendHook
 from gateway.exchange.load_wait import asks_for_progress, begin_load_wait, check_worth_waiting
 from gateway.protocols.api_matrix import ServingOption, serving_option
 from gateway.protocols.common.choices import count_slots
@@ -25,6 +25,9 @@ from gateway.routing.availability import refusal_of
 
 if TYPE_CHECKING:
     from gateway.exchange.exchange import Exchange
+
+_QUEUED, _LOADING = ExchangeState.QUEUED, ExchangeState.LOADING
+_HELD, _LOADED = ExchangeState.HELD, ModelState.LOADED
 
 
 class AdmissionStage:
@@ -52,9 +55,8 @@ class AdmissionStage:
         exchange = self._exchange
         services, hooks = exchange.services, exchange.hooks
         now = exchange.count_request()
-        for answers_request in hooks.before_admission:
-            if answers_request(exchange):
-                return
+        if hooks.before_admission and any(answers(exchange) for answers in hooks.before_admission):
+            return
         refusal = self._find_refusal(route)
         endpoint: Endpoint | None
         if refusal is None and not exchange.api.takes_slot:
@@ -66,14 +68,13 @@ class AdmissionStage:
             self.ticket = ticket = self._new_ticket(route)
             endpoint = services.admission.admit_ticket(ticket, route, now)
             exchange.set_header_lines(now)
-        for on_admitted in hooks.on_admitted:
-            on_admitted(exchange)
-        self._take_place(route, endpoint, now)
-
-    @property
-    def place(self) -> QueuePlace | None:
-        """Where the request stood in the queue when it came; None: it has not come to admission."""
-        return self.ticket.place if self.ticket is not None else None
+        if hooks.on_admitted:
+            for on_admitted in hooks.on_admitted:
+                on_admitted(exchange)
+        if endpoint is None:
+            self._wait_in_queue(route, now)
+        else:
+            self._enter_replica(route, endpoint)
 
     def renew_route(self) -> ModelRoute:
         """Return the model as the table in force has it, and check the request again if the model has changed.
@@ -104,31 +105,33 @@ class AdmissionStage:
         claim = TokenClaim(read_demand(request.size, request.text_bytes + exchange.extra_text_bytes, fields, slots))
         return Ticket(self, route.name, caller.tenant, caller.weight, rank, prefix, slots, claim)
 
-    def _take_place(self, route: ModelRoute, endpoint: Endpoint | None, now: float) -> None:
-        """Go to the replica that admission chose; None: wait in the queue, where the ticket is."""
+    def _wait_in_queue(self, route: ModelRoute, now: float) -> None:
+        """Wait for a slot in the queue, where admission has put the ticket."""
         exchange = self._exchange
-        if endpoint is not None:
-            exchange.load_wait = None
-            self._enter_replica(route, endpoint)
-            return
         self.waits_since = now
-        exchange.move_to(ExchangeState.QUEUED if exchange.load_wait is None else ExchangeState.LOADING)
+        exchange.move_to(_QUEUED if exchange.load_wait is None else _LOADING)
         exchange.services.ledger.on_change()
         self._tell_progress(route)
 
     def _enter_replica(self, route: ModelRoute, endpoint: Endpoint) -> None:
-        hooks = self._exchange.hooks.before_send
-        if hooks:
-            self._exchange.run_hooks(hooks, self._send_attempt, route, endpoint)
+        """Send the request to the replica whose slot it has, and wait no longer."""
+        exchange, engine = self._exchange, self._exchange.engine
+        assert engine is not None
+        exchange.load_wait = None
+        if exchange.hooks.before_send:
+            self._send_after(exchange.hooks.before_send, endpoint, route)
         else:
-            self._send_attempt(route, endpoint)
+            engine.send_attempt(route, endpoint)
 
-    def _send_attempt(self, route: ModelRoute, endpoint: Endpoint) -> None:
-        exchange = self._exchange
-        exchange.move_to(ExchangeState.SENT)
-        engine = exchange.engine
-        if engine is None:
-            exchange.engine = engine = EngineStage(exchange, self)
+    def _send_after(self, hooks: Sequence[SendHook], endpoint: Endpoint, route: ModelRoute) -> None:
+        """Call `hooks`, and send the request after the last of them."""
+        exchange, engine = self._exchange, self._exchange.engine
+        assert engine is not None
+        for number, hook in enumerate(hooks, 1):
+            pause = hook(exchange, route, endpoint)
+            if pause is not None:
+                exchange.wait_for(pause, _HELD, partial(self._send_after, hooks[number:], endpoint))
+                return
         engine.send_attempt(route, endpoint)
 
     # In the queue: from admission, and from the routing table
@@ -167,14 +170,14 @@ class AdmissionStage:
             check_worth_waiting(route, refusal)
             if exchange.load_wait is None:
                 self._await_load(route, refusal, exchange.services.now())
-        state = ExchangeState.QUEUED if exchange.load_wait is None else ExchangeState.LOADING
+        state = _QUEUED if exchange.load_wait is None else _LOADING
         if state is not exchange.state:
             exchange.move_to(state)
         self._tell_progress(route)
 
     def _find_refusal(self, route: ModelRoute) -> RoundhouseError | None:
         """Return why the model takes no request now, as the caller may know it; None: it takes requests."""
-        if route.state is ModelState.LOADED:
+        if route.state is _LOADED:
             return None
         exchange = self._exchange
         services = exchange.services
@@ -233,7 +236,10 @@ class AdmissionStage:
         if refusal is not None:
             self._await_load(route, refusal, now)
         endpoint, grants = admit(self.ticket, now)
-        self._take_place(route, endpoint, now)
+        if endpoint is None:
+            self._wait_in_queue(route, now)
+        else:
+            self._enter_replica(route, endpoint)
         services.turns.grant_slots(grants)
 
     @property

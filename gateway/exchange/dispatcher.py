@@ -60,7 +60,7 @@ class InferenceDispatcher:
         self.body_budget = BodyBudget(services.settings.body_memory_bytes)
         """See InferenceRoutes."""
         named_apis = {(api.method.encode(), api.path.encode()): api for api in apis}
-        self._openers = {name: partial(self._open_exchange, api) for name, api in named_apis.items()}
+        self._openers = {name: partial(self._open_exchange, api, _HOOKS[api.state]) for name, api in named_apis.items()}
         self._responses_api = named_apis[b"POST", RESPONSES_PATH]
         self._keyless_warning = KeylessWarning(
             services.settings.host, serves_everybody=services.settings.serves_everybody
@@ -128,10 +128,7 @@ class InferenceDispatcher:
         except Exception:
             logger.exception("what was due failed")
 
-    def _open_exchange(self, api: ApiSpec, client: ClientCall) -> Handler:
-        return self._begin_exchange(api, client, _HOOKS[api.state])
-
-    def _begin_exchange(self, api: ApiSpec, client: ClientCall, hooks: ExchangeHooks) -> Handler:
+    def _open_exchange(self, api: ApiSpec, hooks: ExchangeHooks, client: ClientCall) -> Handler:
         exchange = Exchange(api, client, self._services, self._next_id(), hooks)
         try:
             caller = self._authenticator.authenticate_request(client.headers, is_http_1_1=client.is_http_1_1)
@@ -154,7 +151,7 @@ class InferenceDispatcher:
         return lambda connection: ResponseSession(connection, headers, self._open_turn, bounds)
 
     def _open_turn(self, call: ClientCall, turn: SocketTurn) -> Handler:
-        return self._begin_exchange(self._responses_api, call, FILE_HOOKS + open_turn_hooks(turn))
+        return self._open_exchange(self._responses_api, FILE_HOOKS + open_turn_hooks(turn), call)
 
     def _check_running(self) -> None:
         if self._is_stopping:

@@ -9,6 +9,7 @@ from controller.schema.errors import RoundhouseError
 from controller.schema.routing import Endpoint, ModelRoute
 from gateway.admission.admission import Ticket, cache_exhausted_error
 from gateway.exchange.attempt import AnswerForm, Attempt
+from gateway.exchange.exchange_state import ExchangeState
 from gateway.exchange.gathering import learn_pace, should_gather
 from gateway.upstream.client import EngineBrokenError, EngineFailureError, EngineRefusedError
 
@@ -16,9 +17,11 @@ if TYPE_CHECKING:
     from gateway.exchange.admission_stage import AdmissionStage
     from gateway.exchange.exchange import Exchange
 
+_SENT, _ANSWERING = ExchangeState.SENT, ExchangeState.ANSWERING
+
 
 class EngineStage:
-    """One request's, from its first attempt on. It is the `AttemptOwner`."""
+    """One request's. It is the `AttemptOwner`."""
 
     __slots__ = ("_admission", "_attempt", "_exchange", "_route")
 
@@ -33,6 +36,7 @@ class EngineStage:
     def send_attempt(self, route: ModelRoute, endpoint: Endpoint) -> None:
         """Send the request to the replica at `endpoint`. Raises RoundhouseError: it cannot be said to this engine."""
         exchange, option, ticket = self._exchange, self._admission.serving_option, self._admission.ticket
+        exchange.move_to(_SENT)
         self._route = route
         services, request, api = exchange.services, exchange.request, exchange.api
         dialect = option.dialect
@@ -46,8 +50,9 @@ class EngineStage:
         fresh = exchange.account.attempts > 0
         exchange.account.attempts += 1
         form = AnswerForm(events, collector, dialect.get_body_converter(request), dialect.may_flow)
-        for shape_answer in exchange.hooks.shape_answer:
-            form = shape_answer(exchange, form)
+        if exchange.hooks.shape_answer:
+            for shape_answer in exchange.hooks.shape_answer:
+                form = shape_answer(exchange, form)
         self._attempt = attempt = Attempt(self, services, exchange.answer, route.name, endpoint, form)
         if ticket is not None:
             attempt.mark = services.admission.begin_answer(ticket, is_counted=attempt.asks_for_stream)
@@ -80,12 +85,15 @@ class EngineStage:
 
     def answer_begun(self) -> None:
         """See AttemptOwner."""
-        self._exchange.begin_answer()
+        exchange = self._exchange
+        exchange.move_to(_ANSWERING)
+        if exchange.large_body is not None:
+            exchange.free_body()
 
     def attempt_done(self) -> None:
         """See AttemptOwner."""
         exchange, attempt = self._exchange, self._attempt
-        if attempt is not None and exchange.answer.status == 200:
+        if not self._route.notices_leaving and attempt is not None and exchange.answer.status == 200:
             learn_pace(exchange.services, self._route, attempt)
         exchange.close()
 

@@ -25,7 +25,7 @@ from gateway.exchange.admission_stage import AdmissionStage
 from gateway.exchange.client_response import ClientResponse
 from gateway.exchange.engine_stage import EngineStage
 from gateway.exchange.exchange_state import NEXT_STATES, ExchangeState
-from gateway.exchange.hooks import NO_HOOKS, ExchangeHooks, Pause
+from gateway.exchange.hooks import NO_HOOKS, ExchangeHooks, Pause, RequestHook
 from gateway.exchange.load_wait import LoadWait
 from gateway.exchange.services import ApiSpec, Services
 from gateway.metrics.registry import UNKNOWN_MODEL
@@ -39,13 +39,15 @@ from gateway.tenancy.rate_limits import estimated_tokens
 
 logger = logging.getLogger(__name__)
 
+_OPENED, _PREPARING = ExchangeState.OPENED, ExchangeState.PREPARING
+_ENDED = ExchangeState.ENDED
+
 
 class Exchange:
     """One request. Every method is called in the event loop's one thread, and none of them waits."""
 
     __slots__ = (
         "_deadline",
-        "_large_body",
         "account",
         "admission",
         "answer",
@@ -58,6 +60,7 @@ class Exchange:
         "hides_paths",
         "hooks",
         "is_stream",
+        "large_body",
         "load_wait",
         "outlives_client",
         "request",
@@ -75,15 +78,15 @@ class Exchange:
         self.caller = ANONYMOUS
         self.account = RequestAccount(UNKNOWN_MODEL, now)
         self.answer = ClientResponse(client, api.dialect, request_id, services.now)
-        self.state = ExchangeState.OPENED
+        self.state = _OPENED
         self.request: InferenceRequest
         """Set when the body is read."""
-        self._large_body: LargeBody | None = None
+        self.large_body: LargeBody | None = None
         """The body, to be freed as soon as no engine can need it any more; None: it is small, or freed."""
         self.admission: AdmissionStage | None = None
         """None before the request is complete, and after its end."""
         self.engine: EngineStage | None = None
-        """None before the first attempt, and after the end."""
+        """None, as `admission`."""
         self.load_wait: LoadWait | None = None
         """The wait for a load; None: the request waits for none."""
         self._deadline = now + services.settings.request_timeout_s
@@ -98,8 +101,8 @@ class Exchange:
         self.extra_text_bytes = 0
         """For hooks to set before admission: bytes of text in the engine's prompt that the request does not have."""
         self.hooks = hooks
-        for take_part in hooks.on_event:
-            self.answer.record_parts(take_part)
+        if hooks.on_event:
+            self._record_parts(hooks)
 
     def move_to(self, state: ExchangeState) -> None:
         """Enter `state`. An illegal transition is a programming error."""
@@ -126,8 +129,8 @@ class Exchange:
     def take_body(self, body: bytes | LargeBody) -> None:
         """See Handler."""
         if isinstance(body, LargeBody):
-            self._large_body = body
-        if self.is_ended:
+            self.large_body = body
+        if self.state is _ENDED:
             self.free_body()
         else:
             self.run_guarded(self._read_request, body)
@@ -162,51 +165,45 @@ class Exchange:
             self.request = request = self.api.read_request(body, self.client, routes)
         except RoundhouseError as error:
             raise explain_unread_body(error, self.client.headers) from None
-        self.move_to(ExchangeState.PREPARING)
+        self.move_to(_PREPARING)
         self.answer.request = request
         request.id, request.received_at = self.answer.request_id, self.services.clock()
         route = find_model(routes, request.model)
         self.account.model = route.name
         self.caller.require_model(route)
-        if self.hooks.on_request:
-            self.run_hooks(self.hooks.on_request, self._admit_request, route)
-        else:
-            self._admit_request(route)
+        self._prepare(self.hooks.on_request, route)
 
-    def _admit_request(self, route: ModelRoute) -> None:
-        self.admission = AdmissionStage(self)
-        self.admission.admit_request(route)
-
-    def run_hooks(
-        self, hooks: Sequence[Callable[..., Pause | None]], then: Callable[..., None], route: ModelRoute, *more: object
-    ) -> None:
-        """Call `hooks` and then `then`, each with `route` and `more`. A pause is waited for, and renews `route`."""
+    def _prepare(self, hooks: Sequence[RequestHook], route: ModelRoute) -> None:
+        """Let `hooks` complete the request, one after the other, and then let it into admission."""
         for number, hook in enumerate(hooks, 1):
-            pause = hook(self, route, *more)
+            pause = hook(self, route)
             if pause is not None:
-                self.move_to(ExchangeState.PREPARING if self.admission is None else ExchangeState.HELD)
-                if self.is_stream and not self.answer.lines:  # a heartbeat may have to begin the answer
-                    self.set_header_lines(self.services.now())
-                go_on = partial(self.run_hooks, hooks[number:], then)
-                pause.future.add_done_callback(partial(self._end_pause, pause, go_on, more))
+                self.wait_for(pause, _PREPARING, partial(self._prepare, hooks[number:]))
                 return
-        then(route, *more)
+        self.admission = admission = AdmissionStage(self)
+        self.engine = EngineStage(self, admission)
+        admission.admit_request(route)
 
-    def _end_pause(
-        self, pause: Pause, go_on: Callable[..., None], more: Sequence[object], _: asyncio.Future[object]
-    ) -> None:
-        if pause.future.cancelled():
+    def wait_for(self, pause: Pause, state: ExchangeState, go_on: Callable[[ModelRoute], None]) -> None:
+        """Wait in `state` for a hook's pause, and call `go_on` after it, with the model as the table has it then."""
+        self.move_to(state)
+        if self.is_stream and not self.answer.lines:  # a heartbeat may have to begin the answer
+            self.set_header_lines(self.services.now())
+        pause.future.add_done_callback(partial(self._end_pause, pause, go_on))
+
+    def _end_pause(self, pause: Pause, go_on: Callable[[ModelRoute], None], future: asyncio.Future[object]) -> None:
+        if future.cancelled():
             return
         if self.is_ended:
-            pause.future.exception()  # else asyncio says that nobody has looked at it
+            future.exception()  # else asyncio says that nobody has looked at it
         else:
-            self.run_guarded(self._resume, pause, go_on, more)
+            self.run_guarded(self._resume, pause, go_on)
 
-    def _resume(self, pause: Pause, go_on: Callable[..., None], more: Sequence[object]) -> None:
+    def _resume(self, pause: Pause, go_on: Callable[[ModelRoute], None]) -> None:
         result = pause.future.result()
         if pause.then is not None:
             pause.then(result)
-        go_on(self.renew_route() if self.admission is None else self.admission.renew_route(), *more)
+        go_on(self.renew_route() if self.admission is None else self.admission.renew_route())
 
     def renew_route(self) -> ModelRoute:
         """Return the model as the table in force has it: by its own name, because an alias may have moved meanwhile.
@@ -222,11 +219,6 @@ class Exchange:
             raise RoundhouseError("unknown_model", f"The model {self.account.model!r} is gone.", param="model")
         caller.require_model(route)
         return route
-
-    def begin_answer(self) -> None:
-        """Note that the engine answers: no other attempt needs the body."""
-        self.move_to(ExchangeState.ANSWERING)
-        self.free_body()
 
     # The clock
 
@@ -260,16 +252,20 @@ class Exchange:
     @property
     def is_ended(self) -> bool:
         """Whether the request is over."""
-        return self.state is ExchangeState.ENDED
+        return self.state is _ENDED
 
     @property
     def has_body(self) -> bool:
         """Whether the request can be sent once more: a large body is let go when its engine begins to answer."""
-        return self.request.large_body is None or self._large_body is not None
+        return self.request.large_body is None or self.large_body is not None
 
     def add_hooks(self, hooks: ExchangeHooks) -> None:
         """Call these hooks after those that are there. Hooks of a kind whose time has come already are not called."""
         self.hooks = self.hooks + hooks
+        if hooks.on_event:
+            self._record_parts(hooks)
+
+    def _record_parts(self, hooks: ExchangeHooks) -> None:
         for take_part in hooks.on_event:
             self.answer.record_parts(take_part)
 
@@ -298,7 +294,8 @@ class Exchange:
 
     def set_header_lines(self, now: float) -> None:
         """Set the header lines of the answer: whose it is, its place in the queue, what the key has left."""
-        place = self.admission.place if self.admission is not None else None
+        ticket = self.admission.ticket if self.admission is not None else None
+        place = ticket.place if ticket is not None else None
         rate_lines = self.services.limits.header_lines(self.caller, now)
         self.answer.lines = self.services.lines.client_headers(
             self.answer.id_lines, self.client.headers, self.caller, place, rate_lines
@@ -328,10 +325,11 @@ class Exchange:
 
     def close(self) -> None:
         """Give back all that the request holds, and count it. Whatever happens, this is run once."""
-        if self.is_ended:
+        if self.state is _ENDED:
             return
-        self.move_to(ExchangeState.ENDED)
-        self.free_body()
+        self.move_to(_ENDED)
+        if self.large_body is not None:
+            self.free_body()
         services, admission = self.services, self.admission
         now = services.now()
         services.exchanges.discard(self)
@@ -344,6 +342,10 @@ class Exchange:
             self.client.handler = None
         if admission is not None:
             admission.release_slot(attempt, now)
+        if hooks.on_end:
+            self._end_hooks(hooks)
+
+    def _end_hooks(self, hooks: ExchangeHooks) -> None:
         for on_end in hooks.on_end:
             try:
                 on_end(self)
@@ -352,6 +354,6 @@ class Exchange:
 
     def free_body(self) -> None:
         """Let go of a large body, which no engine can need any more."""
-        if self._large_body is not None:
-            self._large_body.free()
-            self._large_body = None
+        if self.large_body is not None:
+            self.large_body.free()
+            self.large_body = None

@@ -19,9 +19,10 @@ def should_gather(services: Services, route: ModelRoute, request: InferenceReque
 
 
 def learn_pace(services: Services, route: ModelRoute, attempt: Attempt) -> None:
-    """Note how long a complete answer of `route` took, for `should_gather`. Call at its last byte."""
+    """Note how long a complete answer took, for `should_gather`. Call at its last byte, where `route` needs it: its
+    engine does not notice who leaves."""
     usage = attempt.usage
-    if usage is not None and not route.notices_leaving:
+    if usage is not None:
         services.paces.of(route.name).record_answer(*usage, services.now() - attempt.sent_at)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from controller.schema.routing import Endpoint, ModelRoute
 from gateway.exchange.attempt import AnswerForm
@@ -28,6 +28,10 @@ class Pause(NamedTuple):
     """Called with the result, if the request is not over. May raise RoundhouseError."""
 
 
+RequestHook: TypeAlias = "Callable[[Exchange, ModelRoute], Pause | None]"
+SendHook: TypeAlias = "Callable[[Exchange, ModelRoute, Endpoint], Pause | None]"
+
+
 @dataclass(frozen=True, slots=True)
 class ExchangeHooks:
     """The hooks of one exchange, by kind, in the order of their calls. A kind without hooks costs one look.
@@ -36,7 +40,7 @@ class ExchangeHooks:
     the last two must not raise.
     """
 
-    on_request: tuple[Callable[[Exchange, ModelRoute], Pause | None], ...] = ()
+    on_request: tuple[RequestHook, ...] = ()
     """Complete or change the request. Its body is read and its caller may use the model; it is neither checked against
     the model nor counted against the key's limits yet. Before an expensive step, call `exchange.count_request`."""
     before_admission: tuple[Callable[[Exchange], bool], ...] = ()
@@ -45,7 +49,7 @@ class ExchangeHooks:
     on_admitted: tuple[Callable[[Exchange], None], ...] = ()
     """Note that admission took the request: it has a slot, or waits in the queue. Called once, when the header lines of
     the answer are set and before the engine is asked."""
-    before_send: tuple[Callable[[Exchange, ModelRoute, Endpoint], Pause | None], ...] = ()
+    before_send: tuple[SendHook, ...] = ()
     """Look at the replica, whose slot the request holds, and change the request for it. Called for each attempt, before
     the engine's body is made. A pause should be short: it keeps the slot, and the replica may leave the table."""
     shape_answer: tuple[Callable[[Exchange, AnswerForm], AnswerForm], ...] = ()
