@@ -164,7 +164,7 @@ class StateDir:
         return self._unsaved_epoch is None
 
     def load_memory(self) -> StoredState:
-        """Read what the last controller stored, or defaults if there is nothing. Raises StateError for a damaged file."""
+        """Read what the last controller stored, or defaults if nothing. Raises StateError for a damaged file."""
         return _read_file(self.folder / MEMORY_NAME, StoredState) or StoredState()
 
     def save_memory(self, memory: StoredState) -> None:

@@ -251,13 +251,10 @@ def _modules() -> tuple[Shape, ...]:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 names[node.name] = None
             elif isinstance(node, ast.Assign):
-                names |= {each.id: None for target in node.targets for each in ast.walk(target) if _is_name(each)}
+                parts = (each for target in node.targets for each in ast.walk(target))
+                names |= {each.id: None for each in parts if isinstance(each, ast.Name)}
         shapes.append(Shape(path, path, names))
     return tuple(shapes)
-
-
-def _is_name(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name)
 
 
 # The page
