@@ -21,7 +21,7 @@ from gateway.api import (
     responses,
     tokens,
 )
-from gateway.exchange.services import ApiSpec
+from gateway.exchange.api_spec import ApiSpec
 
 
 class InferenceGroup(Protocol):

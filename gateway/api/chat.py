@@ -6,7 +6,7 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import ChatCompletion, ChatCompletionRequest, InputTokens
-from gateway.exchange.services import ApiSpec
+from gateway.exchange.api_spec import ApiSpec
 
 _CHAT, _COUNT = APIS = (
     ApiSpec("/v1/chat/completions", streams=True, state="completion", scope="inference"),

@@ -15,7 +15,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from controller.schema.errors import ERROR_CODES, ErrorEnvelope, RoundhouseError
-from gateway.exchange.services import ApiSpec
+from gateway.exchange.api_spec import ApiSpec
 from gateway.ingress.route_access import require_access
 from gateway.server.asgi import Receive, Scope, Send
 

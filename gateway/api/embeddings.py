@@ -6,7 +6,7 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import EmbeddingList, EmbeddingRequest
-from gateway.exchange.services import ApiSpec
+from gateway.exchange.api_spec import ApiSpec
 
 APIS = (ApiSpec("/v1/embeddings", scope="inference"),)
 

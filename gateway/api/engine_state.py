@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import Anything
-from gateway.exchange.services import ApiSpec
+from gateway.exchange.api_spec import ApiSpec
 
 _state = partial(ApiSpec, takes_slot=False, is_native=True, scope="admin", is_inner_state=True)
 _SLOTS = _state("/slots", method="GET", body="none")

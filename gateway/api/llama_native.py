@@ -6,7 +6,7 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import Anything
-from gateway.exchange.services import ApiSpec
+from gateway.exchange.api_spec import ApiSpec
 
 _INFILL, _COMPLETION, _EMBEDDING = APIS = (
     ApiSpec("/infill", streams=True, is_native=True, scope="inference"),

@@ -6,7 +6,7 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import AnthropicMessage, MessagesRequest, MessagesTokensRequest, MessageTokens
-from gateway.exchange.services import ApiSpec
+from gateway.exchange.api_spec import ApiSpec
 
 _MESSAGES = ApiSpec("/v1/messages", streams=True, scope="inference")
 _COUNT = ApiSpec("/v1/messages/count_tokens", takes_slot=False, scope="inference")

@@ -6,7 +6,7 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import Anything
-from gateway.exchange.services import ApiSpec
+from gateway.exchange.api_spec import ApiSpec
 
 _PROPS = ApiSpec("/props", method="GET", takes_slot=False, is_native=True, body="none", scope="inference")
 _LORA = ApiSpec("/lora-adapters", method="GET", takes_slot=False, is_native=True, body="none", scope="inference")

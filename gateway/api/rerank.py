@@ -6,7 +6,7 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import CohereRanking, CohereRerankRequest, Ranking, RerankRequest
-from gateway.exchange.services import ApiSpec
+from gateway.exchange.api_spec import ApiSpec
 
 _V1, _ALIAS, _V2 = APIS = (
     ApiSpec("/v1/rerank", scope="inference"),

@@ -6,7 +6,7 @@ from fastapi import FastAPI
 
 from gateway.api.declare import declare_inference
 from gateway.api.schemas import Anything, Compaction, InputTokens, ResponsesRequest
-from gateway.exchange.services import ApiSpec
+from gateway.exchange.api_spec import ApiSpec
 
 _MAKE, _COMPACT, _COUNT = APIS = (
     ApiSpec("/v1/responses", streams=True, state="made", scope="inference"),

@@ -1,4 +1,4 @@
-"""What remains of a request when it is over: its key's limits are settled, and it is counted."""
+"""The account of one request: its rate limits are settled and its metrics counted when it ends."""
 
 from __future__ import annotations
 
@@ -14,24 +14,27 @@ from gateway.tenancy.rate_limits import RateLimitEntry
 
 @dataclass(slots=True)
 class RequestAccount:
-    """One request's. Times are monotonic seconds."""
+    """The account of one request. Times are monotonic seconds."""
 
     model: str
     """The model's own name, or `UNKNOWN_MODEL`."""
     begun_at: float
     attempts: int = 0
-    """How often it was sent to an engine."""
+    """How many times the request was sent to an engine."""
     is_counted: bool = False
-    """It is counted for its key's limits, if the key has any."""
+    """Whether `Exchange.count_request` has counted the request against its key's limits, if the key has any."""
     entry: RateLimitEntry | None = None
-    """What it takes of its key's limits."""
+    """What the request takes of its key's rate limits; None: the key has none, or the request is not counted yet."""
     usage: Usage | None = None
-    """The tokens that the engine counted. Set at the end; None: no engine told."""
+    """Tokens as the engine counted them; None before the end of the request, and where the engine sent no count."""
 
     def close_account(
         self, metrics: Metrics, path: str, caller: Caller, answer: ClientResponse, attempt: Attempt | None, now: float
     ) -> None:
-        """The request is over; `attempt` is the last one, if it has come to an answer."""
+        """Settle the request's rate limits and count it in the metrics. Call once, at the end of the request.
+
+        `path`: of its API. `attempt`: the last one; None: no attempt came as far as an answer.
+        """
         self.usage = usage = attempt.usage if attempt is not None else None
         if self.entry is not None:
             used_tokens = usage.prompt + usage.completion if usage is not None else None

@@ -1,4 +1,4 @@
-"""The part of an exchange that admission decides: a slot, a place in the queue, a load to wait for, or a refusal."""
+"""An exchange in admission: it gets a slot or a refusal, or waits in the queue, perhaps for a load."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _HELD, _LOADED = ExchangeState.HELD, ModelState.LOADED
 
 
 class AdmissionStage:
-    """One request's, from when it is complete. It is the owner of the request's ticket."""
+    """A complete request in admission. It is the owner of the request's ticket (`Ticket.owner`)."""
 
     __slots__ = ("_checked_route", "_exchange", "serving_option", "ticket", "waits_since")
 
@@ -39,17 +39,18 @@ class AdmissionStage:
         self._exchange = exchange
         self._checked_route: ModelRoute | None = None
         self.serving_option: ServingOption
-        """How the model's engine serves the request. Set when the request is checked."""
+        """How the model's engine serves the request's API. Set when the request is checked."""
         self.ticket: Ticket | None = None
-        """None: not admitted yet, an API that takes no slot, or the end."""
+        """None before admission, after the end, and for an API that takes no slot."""
         self.waits_since: float | None = None
-        """When the request came into the queue, in monotonic seconds; None: it is not in the queue."""
+        """When the request entered the queue, in monotonic seconds; None: it is not in the queue."""
 
     def admit_request(self, route: ModelRoute) -> None:
-        """Check and count the request, and find a place for it in `route`.
+        """Check and count the request, and send it or put it into the queue of its model, `route`.
 
         Raises:
-            RoundhouseError: the model does not take the request, or nobody can now.
+            RoundhouseError: the model cannot serve this request or is not available, the queue is full, or the key's
+                limits are reached.
         """
         self._check_request(route)
         exchange = self._exchange
@@ -106,7 +107,7 @@ class AdmissionStage:
         return Ticket(self, route.name, caller.tenant, caller.weight, rank, prefix, slots, claim)
 
     def _wait_in_queue(self, route: ModelRoute, now: float) -> None:
-        """Wait for a slot in the queue, where admission has put the ticket."""
+        """Note that admission has put the ticket into the queue."""
         exchange = self._exchange
         self.waits_since = now
         exchange.move_to(_QUEUED if exchange.load_wait is None else _LOADING)
@@ -114,7 +115,7 @@ class AdmissionStage:
         self._tell_progress(route)
 
     def _enter_replica(self, route: ModelRoute, endpoint: Endpoint) -> None:
-        """Send the request to the replica whose slot it has, and wait no longer."""
+        """Send the request to the replica whose slot it has, after the hooks of `before_send`."""
         exchange, engine = self._exchange, self._exchange.engine
         assert engine is not None
         exchange.load_wait = None
@@ -124,7 +125,7 @@ class AdmissionStage:
             engine.send_attempt(route, endpoint)
 
     def _send_after(self, hooks: Sequence[SendHook], endpoint: Endpoint, route: ModelRoute) -> None:
-        """Call `hooks`, and send the request after the last of them."""
+        """Send the request after `hooks`, which may pause."""
         exchange, engine = self._exchange, self._exchange.engine
         assert engine is not None
         for number, hook in enumerate(hooks, 1):
@@ -156,7 +157,7 @@ class AdmissionStage:
         self._exchange.fail_request(error)
 
     def follow_table(self) -> None:
-        """Look at the model again: a newer routing table came while the request waits in the queue."""
+        """Look at the model again. Call when a routing table comes into force while the request is in the queue."""
         self._exchange.run_guarded(self._check_table)
 
     def _check_table(self) -> None:
@@ -176,7 +177,7 @@ class AdmissionStage:
         self._tell_progress(route)
 
     def _find_refusal(self, route: ModelRoute) -> RoundhouseError | None:
-        """Return why the model takes no request now, as the caller may know it; None: it takes requests."""
+        """Return why the model takes no request now, in words that the caller may read; None: it takes requests."""
         if route.state is _LOADED:
             return None
         exchange = self._exchange
@@ -185,7 +186,7 @@ class AdmissionStage:
         return refusal_of(route, services.clock(), shows_paths=may_see_paths and not exchange.hides_paths)
 
     def _await_load(self, route: ModelRoute, refusal: RoundhouseError, now: float) -> None:
-        """Begin to wait for a load of the model. Raises `refusal` where waiting is vain."""
+        """Begin to wait for a load of the model. Raises `refusal` if nothing is going to load it."""
         exchange = self._exchange
         services = exchange.services
         deadline = now + services.settings.autoload_timeout_s
@@ -193,7 +194,7 @@ class AdmissionStage:
         exchange.set_due()
 
     def _tell_progress(self, route: ModelRoute) -> None:
-        """Send a comment on the load's progress when there is something new to say, to a client that asked for it."""
+        """Send a comment on the load's progress to a client that asked for it, if the progress has changed."""
         exchange = self._exchange
         if exchange.load_wait is not None and exchange.is_stream and asks_for_progress(exchange.client.headers):
             comment = exchange.load_wait.next_comment(route)
@@ -203,10 +204,12 @@ class AdmissionStage:
     # After an attempt
 
     def retry_request(self, replica: str, *, is_refused: bool) -> None:
-        """Try elsewhere after `replica` failed before it answered. `is_refused`: it did not accept the connection.
+        """Send the request elsewhere, or queue it, after `replica` failed before it answered.
+
+        `is_refused`: the replica did not accept the connection; False: it accepted and broke it.
 
         Raises:
-            RoundhouseError: nothing is left to try, or see `renew_route`.
+            RoundhouseError: no replica is left to try, or see `renew_route`.
         """
         admission, exchange = self._exchange.services.admission, self._exchange
         if self.ticket is not None:
@@ -219,15 +222,15 @@ class AdmissionStage:
         self._enter_replica(route, admission.choose_replica(route, exchange.services.now(), retries))
 
     def preempt_request(self, *, by_engine: bool) -> None:
-        """Wait for more of an engine's tokens than the request had. `by_engine`: the engine itself found no room.
+        """Give the slot back and claim more tokens of a KV cache. `by_engine`: the engine gave the request up.
 
         Raises:
-            RoundhouseError: there is no more, or see `renew_route`.
+            RoundhouseError: `kv_cache_exhausted`: there are no more tokens to claim; or see `renew_route`.
         """
         self._readmit(partial(self._exchange.services.admission.preempt_ticket, by_engine=by_engine))
 
     def _readmit(self, admit: Callable[[Ticket, float], tuple[Endpoint | None, Sequence[Grant]]]) -> None:
-        """Give the slot back by `admit`, and take the place that admission finds then."""
+        """Call `admit`, which gives the slot back and admits the ticket anew, and send or queue the request."""
         assert self.ticket is not None
         services = self._exchange.services
         now = services.now()
@@ -249,7 +252,7 @@ class AdmissionStage:
         return engine is not None and engine.may_be_resent
 
     def give_up_tokens(self) -> None:
-        """Leave the engine, which has no room for the request beside the others, and come back if that is possible."""
+        """Leave the engine, whose KV cache has no room for the request, and queue again if that is possible."""
         exchange, engine = self._exchange, self._exchange.engine
         if exchange.is_ended or self.ticket is None:
             return
@@ -260,7 +263,7 @@ class AdmissionStage:
             exchange.run_guarded(partial(self.preempt_request, by_engine=False))
 
     def release_slot(self, attempt: Attempt | None, now: float) -> None:
-        """Leave the queue or the replica, at the end of the exchange. `attempt`: the last one."""
+        """Take the ticket out of the queue or its replica. Call at the end of the exchange. `attempt`: the last one."""
         services, ticket = self._exchange.services, self.ticket
         if ticket is None:
             return

@@ -1,4 +1,4 @@
-"""One try of a request at one replica: it is inside from the choice of the replica until its last byte."""
+"""One attempt to have one replica answer a request."""
 
 from __future__ import annotations
 
@@ -28,48 +28,51 @@ _TOKEN_REFUSED = 401
 
 
 class AttemptOwner(Protocol):
-    """Whose attempt it is. The attempt calls one of `attempt_done`, `attempt_failed`, `attempt_overrun` and
-    `fail_request`, once, unless it was cancelled."""
+    """What an attempt reports to. It calls exactly one of `attempt_done`, `attempt_failed`, `attempt_overrun` and
+    `fail_request`, once, unless it is cancelled."""
 
     def has_other_replica(self, replica: str) -> bool:
-        """Whether the request may be tried at a replica other than `replica`, now or when one has room."""
+        """Return whether the model has a replica other than `replica` that takes requests; it may be full."""
 
     def answer_begun(self) -> None:
-        """The engine answers: the request will not be sent again."""
+        """Note that the engine has begun to answer. The attempt will not send the request again."""
 
     def attempt_done(self) -> None:
-        """The client's answer is complete."""
+        """Note that the client's answer is complete."""
 
     def attempt_failed(self, failure: EngineFailureError, replica: str, *, resent: bool) -> None:
-        """The engine's side failed before any part of an answer came: another try may be made. `resent`: a kept
-        connection broke before, and the request was sent again."""
+        """Note that the connection to `replica` failed before any part of an answer came, so the request may be sent
+        elsewhere. `resent`: this was the second connection, after a kept one that broke."""
 
     def attempt_overrun(self, *, may_resend: bool) -> None:
-        """The engine had no room for it beside the others, and gave it up. `may_resend`: no part of its answer was
-        sent, so that another try may be made; else the answer has ended with the engine's error."""
+        """Note that the engine gave the request up, because its KV cache had no room for it beside the others.
+
+        `may_resend`: the client has no part of an answer, so the request may be sent again. False: the client's answer
+        has ended with the engine's error.
+        """
 
     def extend_answer(self, answered: int) -> None:
-        """The answer, which has so many events, goes on beyond what was granted to it; see `Attempt.mark`."""
+        """Note that the answer has `answered` events, at least `Attempt.mark`. The owner sets the next mark."""
 
     def fail_request(self, error: RoundhouseError) -> None:
-        """The engine's side failed, and there must be no other try."""
+        """End the request with `error`: the engine failed in a way that another attempt would not mend."""
 
 
 class AnswerForm(NamedTuple):
-    """What to make of an engine's answer."""
+    """How an engine's answer becomes the client's."""
 
     events: EventStream | None
-    """Of a stream, a stream."""
+    """Translates a stream into the client's stream; None: the client asked for a blocking answer."""
     collector: StreamCollector | None
-    """Of a stream, a blocking answer."""
+    """Gathers a stream into a blocking answer; None: the engine is asked for what the client asked for."""
     translate: Callable[[bytes], bytes] | None
-    """Of a blocking answer's body, the client's; None: it passes as it is."""
+    """Translates the body of a blocking answer; None: the body is passed on unchanged. Never gets an error."""
     may_flow: bool
-    """A blocking answer that is too long to hold passes as it is."""
+    """A blocking answer that is too long to hold in memory is passed on in parts, without `translate`."""
 
 
 class Attempt:
-    """Listens to an engine's answer."""
+    """Sends the request to a replica and passes its answer on. The engine's connection calls `engine_*`."""
 
     __slots__ = (
         "_answer",
@@ -109,17 +112,17 @@ class Attempt:
         self._is_inside = False
         self._is_kept_connection = False
         self.resent = False
-        """A kept connection broke before a byte of an answer, and the request went out again on a fresh one."""
+        """A kept connection broke before the first byte of an answer, so the request was sent again on a new one."""
         self.is_refused = False
-        """The engine answers with an error."""
+        """The engine answers with an error status."""
         self.mark = NEVER
-        """After how many events of its answer the owner is told that it goes on."""
+        """The number of events of the answer at which `AttemptOwner.extend_answer` is called next."""
         self._request: tuple[str, str, bytes, RequestBody] | None = None
-        """What may have to be sent again."""
+        """Method, target, headers and body, for sending them again; None before sending and once an answer begins."""
         self.sent_at = services.now()
 
     def send_request(self, method: str, target: str, headers: bytes, body: RequestBody, *, fresh: bool) -> None:
-        """Send the request. `fresh` opens a connection of its own."""
+        """Send the request. `headers`: header lines. `fresh`: open a new connection instead of using a kept one."""
         services, endpoint = self._services, self._endpoint
         # No gap between the look at the table, the choice of the replica, and the count: see Ledger.
         services.ledger.enter_replica(self._model, endpoint.replica, self._answer.request_id)
@@ -129,37 +132,37 @@ class Attempt:
         self._is_kept_connection = call.connection is not None
 
     def cancel(self) -> None:
-        """Close the engine's connection, which makes it stop. Harmless after the end."""
+        """Close the engine's connection, which makes the engine stop. Does nothing after the end."""
         self._leave_replica()
         self._cancel_call()
 
     def pause(self) -> None:
-        """Take no more from the engine."""
+        """Stop reading from the engine, until `resume`."""
         if self._call is not None:
             self._call.pause()
 
     def resume(self) -> None:
-        """Take more."""
+        """Read from the engine again."""
         if self._call is not None:
             self._call.resume()
 
     @property
     def asks_for_stream(self) -> bool:
-        """Whether the engine is asked for a stream, whose events can be counted."""
+        """Whether the engine was asked for a stream, whose events can be counted."""
         return self._form.events is not None or self._form.collector is not None
 
     @property
     def usage(self) -> Usage | None:
-        """Tokens, as far as the engine has told."""
+        """Tokens as counted by the engine; None: it has sent no count yet."""
         return self._relay.usage if self._relay is not None else None
 
     @property
     def events_passed(self) -> int:
-        """Events of a stream that have come: about as many as tokens."""
+        """Events of a stream received so far, about one per token; 0 for a blocking answer."""
         return self._relay.events_passed if self._relay is not None else 0
 
     def engine_head(self, status: int, headers: list[Header]) -> None:
-        """An answer begins."""
+        """Handle the status and headers of an answer: choose how its body is passed on."""
         services, replica = self._services, self._endpoint.replica
         if status == _TOKEN_REFUSED and self._endpoint.token is not None and not self._endpoint.remote:
             # A replica takes its own token: its address has passed to another engine, as Docker gives the address of a
@@ -192,7 +195,7 @@ class Attempt:
             )
 
     def engine_data(self, data: bytes) -> None:
-        """A part of its body."""
+        """Pass on a part of the body."""
         assert self._relay is not None
         try:
             self._relay.feed_data(data)
@@ -204,7 +207,7 @@ class Attempt:
                 self._owner.extend_answer(self._relay.events_passed)
 
     def engine_end(self) -> None:
-        """Its last byte."""
+        """Complete the client's answer after the last byte of the engine's."""
         assert self._relay is not None
         self._call = None
         self._leave_replica()
@@ -222,7 +225,7 @@ class Attempt:
             self._owner.attempt_done()
 
     def engine_failed(self, failure: EngineFailureError) -> None:
-        """Its side failed."""
+        """Handle a failed connection: try once more on a new one, or report to the owner."""
         services, replica = self._services, self._endpoint.replica
         if self._is_kept_connection and isinstance(failure, EngineBrokenError) and self._request is not None:
             # It says nothing of the replica: llama-server closes a connection after each stream, without announcing it.

@@ -1,4 +1,4 @@
-"""Responses in the background: stored before anything else happens, and made whether or not their client is there."""
+"""Responses in the background: stored before an engine is asked, and made whether or not the client stays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _AT_WORK = (ExchangeState.SENT, ExchangeState.ANSWERING)
 
 
 class BackgroundResponse:
-    """One of them, from when admission has not refused it. Its exchange outlives its client from then on."""
+    """A background response that admission has accepted. From then on its exchange outlives its client."""
 
     __slots__ = ("_context", "_exchange", "_save_future", "events", "queued_response")
 
@@ -35,20 +35,20 @@ class BackgroundResponse:
         self._context = context
         self._save_future: asyncio.Future[None]
         self.events = EventLog()
-        """All events that the client gets, or would get."""
+        """All events of the response, whether or not a client reads them."""
         fields = exchange.request.outline_fields
         self.queued_response: Fields = {**begin_response(fields, context), "status": "queued"}
-        """What the response is before its engine says anything."""
+        """The response object with the status `queued`, which is stored and told first."""
         exchange.outlives_client = True
         exchange.add_hooks(
             ExchangeHooks(before_send=(self._await_save,), on_event=(partial(_record_part, self.events),))
         )
 
     def follow_save(self, save_future: asyncio.Future[None], cancel: Callable[[], None]) -> None:
-        """Ask no engine before `save_future`, which stores the queued response, is done; end the request if it fails.
+        """Hold the request back until `save_future` is done, and end it if that fails.
 
-        A client that asked for no stream is answered then. `cancel` ends the response if that client leaves before:
-        nobody would know of it.
+        `save_future` stores the queued response. A client that asked for no stream is answered then; `cancel` is called
+        if it leaves before, because nobody would know the response's id.
         """
         exchange = self._exchange
         self._save_future = save_future
@@ -61,13 +61,16 @@ class BackgroundResponse:
 
     @property
     def response(self) -> Fields:
-        """The response object while nothing is told of it by the engine."""
+        """The response object until the engine's answer begins: `queued`, or `in_progress` once an engine is asked."""
         if self._exchange.state in _AT_WORK:
             return {**self.queued_response, "status": "in_progress"}
         return self.queued_response
 
     def end_events(self, outcome: Fields) -> bytes:
-        """End `events`. Return what of them is to be stored; empty: nothing that `outcome` does not tell as well."""
+        """End `events`. `outcome`: the final response object.
+
+        Return the events to store; empty: none came, and they can be made from `outcome` when they are asked for.
+        """
         log = self.events
         is_recorded = log.next_number > 0
         if not is_recorded:
@@ -81,7 +84,7 @@ class BackgroundResponse:
             self._exchange.fail_request(error)
 
     def _await_save(self, _exchange: Exchange, _route: ModelRoute, _endpoint: Endpoint) -> Pause | None:
-        # One that cannot be stored could not be asked for later: its engine is not asked either.
+        # A response that cannot be stored could not be fetched later, so no engine works on it.
         return None if self._save_future.done() else Pause(self._save_future)
 
 
@@ -91,7 +94,7 @@ def _record_part(events: EventLog, part: bytes) -> None:
 
 
 class BackgroundAck:
-    """The handler of a call whose request goes on without it. Tells the client once that the response is queued."""
+    """The handler of a call whose exchange goes on without it. Answers once: the response is queued."""
 
     __slots__ = ("_cancel", "_client", "_lines", "_queued_response", "_request_id")
 
@@ -133,7 +136,7 @@ class BackgroundAck:
         self._release_client()
 
     def client_full(self) -> None:
-        """See Handler. The one answer is short."""
+        """See Handler. Nothing to do: the one answer is short."""
 
     def client_ready(self) -> None:
         """See Handler."""

@@ -1,4 +1,4 @@
-"""From an engine's answer to the client's: event by event, gathered, or whole."""
+"""How the body of an engine's answer is passed on: event by event, gathered from events, or whole."""
 
 from __future__ import annotations
 
@@ -15,38 +15,48 @@ from gateway.server.asgi import Header
 
 _CACHE_EXHAUSTED: Final = CACHE_EXHAUSTED.encode()
 STREAM_OVERHEAD: Final = 16
-"""Bytes of a stream that may become one byte of a blocking answer: more is what a stream cannot be made of."""
+"""The most bytes of a stream for one byte of the blocking answer that is gathered from it. An engine that sends more
+than this times the bytes that may be held is cut off."""
 
 
 class CacheExhaustedError(Exception):
-    """The engine gave the request up, because its cache has no room for it beside the others."""
+    """The engine gave the request up, because its KV cache has no room for it beside the others."""
 
     def __init__(self, *, may_resend: bool) -> None:
-        """`may_resend`: no part of the answer was sent; else it has ended with the engine's error."""
+        """`may_resend`: the client has no part of an answer. False: its answer has ended with the engine's error."""
         super().__init__()
         self.may_resend = may_resend
 
 
 class BodyRelay(Protocol):
-    """What becomes of the body of an engine's answer."""
+    """Passes the body of one engine's answer on to a `ClientResponse`."""
 
     def feed_data(self, data: bytes) -> None:
-        """Take a part. Raises RoundhouseError."""
+        """Take a part of the body, cut anywhere.
+
+        Raises:
+            RoundhouseError: the answer is too long, or cannot be passed on.
+        """
 
     def finish_answer(self) -> None:
-        """Complete the client's answer. Raises RoundhouseError: the engine's was not complete; CacheExhaustedError."""
+        """Complete the client's answer after the last part.
+
+        Raises:
+            CacheExhaustedError: the engine gave the request up.
+            RoundhouseError: the engine's answer was not complete, or cannot be translated.
+        """
 
     @property
     def usage(self) -> Usage | None:
-        """Tokens, as far as the engine has told."""
+        """Tokens as counted by the engine; None: it has sent no count yet."""
 
     @property
     def events_passed(self) -> int:
-        """Events of a stream that have come."""
+        """Events of a stream received so far; 0 for a blocking answer."""
 
 
 class EventRelay:
-    """A stream passes. Nothing happens to a chunk but a look and a write."""
+    """A stream is passed on as a stream. Costs a look and a write per chunk."""
 
     __slots__ = ("_answer", "_events", "_last_data", "events_passed")
 
@@ -57,7 +67,7 @@ class EventRelay:
         self.events_passed = 0
 
     def feed_data(self, data: bytes) -> None:
-        """Pass on the events that are whole now."""
+        """See BodyRelay. Sends the events that `data` completes."""
         self._last_data = data
         try:
             whole_events = self._events.feed_data(data)
@@ -68,7 +78,7 @@ class EventRelay:
             self._answer.send_events(whole_events)
 
     def finish_answer(self) -> None:
-        """End as the family ends."""
+        """See BodyRelay. Ends the stream as its API family ends streams."""
         last_events = self._events.finish_stream()
         if not self._events.is_complete:
             if last_events:
@@ -83,12 +93,12 @@ class EventRelay:
 
     @property
     def usage(self) -> Usage | None:
-        """Of the usage event."""
+        """See BodyRelay."""
         return self._events.usage
 
 
 class CollectingRelay:
-    """A stream becomes a blocking answer."""
+    """A stream is gathered into a blocking answer."""
 
     __slots__ = ("_answer", "_bytes_left", "_collector", "events_passed")
 
@@ -99,7 +109,7 @@ class CollectingRelay:
         self.events_passed = 0
 
     def feed_data(self, data: bytes) -> None:
-        """Add to the answer."""
+        """See BodyRelay. Sends nothing."""
         self.events_passed += data.count(b"\n\n")
         self._bytes_left -= len(data)
         if self._bytes_left < 0:
@@ -110,7 +120,7 @@ class CollectingRelay:
             raise _disconnected_error(f"it sent {error}") from error
 
     def finish_answer(self) -> None:
-        """Send it."""
+        """See BodyRelay. Sends the whole answer."""
         result = self._collector.build_result()
         if result is None:
             raise _disconnected_error("its stream ended without its last event")
@@ -124,13 +134,16 @@ class CollectingRelay:
 
     @property
     def usage(self) -> Usage | None:
-        """As the stream told."""
+        """See BodyRelay."""
         return self._collector.usage
 
 
 class WholeRelay:
-    """A body is passed on once it is whole; one longer than `hold_bytes` flows through as it is, if it may. An error
-    never does, because it must not tell where the engine is: it is told by its beginning."""
+    """A blocking answer is passed on when it is whole. One longer than `hold_bytes` is passed on in parts if it may be.
+
+    An error is never passed on in parts, because it must not reveal the engine's address: of a long one the first
+    `hold_bytes` are used.
+    """
 
     __slots__ = (
         "_answer",
@@ -158,8 +171,9 @@ class WholeRelay:
         *,
         may_flow: bool,
     ) -> None:
-        """`translate` makes the client's body of the engine's, where that is no error. `may_flow`: an answer that is
-        too long to hold is passed on without it."""
+        """`status`, `headers`: the engine's. `translate`: makes the client's body of the engine's, unless that is an
+        error; None: it stays as it is. `may_flow`: a body that is too long to hold is passed on in parts, untranslated.
+        """
         self._answer = answer
         self._engine_status = status
         self._status = client_status(status)
@@ -175,7 +189,7 @@ class WholeRelay:
         self.usage: Usage | None = None
 
     def feed_data(self, data: bytes) -> None:
-        """Hold it, or let it flow."""
+        """See BodyRelay. Holds the part, or sends it."""
         if self._is_flowing:
             self._answer.send_part(self._status, b"", data)
             return
@@ -193,7 +207,7 @@ class WholeRelay:
             self._answer.send_part(self._status, self._lines, held_body)
 
     def finish_answer(self) -> None:
-        """Send what was held."""
+        """See BodyRelay. Sends what was held."""
         answer = self._answer
         if self._is_flowing:
             answer.end_response()

@@ -1,4 +1,4 @@
-"""The answer that a client gets: whole, as a stream of events, or flowing through."""
+"""The answer that a client gets: whole, as a stream of events, or in parts as they come from the engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EVENT_STREAM_LINES: Final = (
 
 
 class AnsweredCall(Protocol):
-    """What an answer goes to: a client's `ClientCall`, or what stands in its place."""
+    """Where an answer is written: a client's `ClientCall`, or what stands in its place."""
 
     def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
         """See ClientCall, as for the others."""
@@ -36,7 +36,7 @@ class AnsweredCall(Protocol):
 
 
 class DiscardingCall:
-    """Takes what a `ClientCall` sends."""
+    """Discards an answer whose client is gone, or is not sent it."""
 
     def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
         """See ClientCall, as for the others."""
@@ -51,7 +51,7 @@ class DiscardingCall:
 
 
 class RecordingCall:
-    """Passes a stream on to `call`, and before that each part of it to `recorders`."""
+    """Gives each part of a stream to `recorders`, and then passes it on to `call`."""
 
     def __init__(self, call: AnsweredCall) -> None:
         self.call = call
@@ -83,7 +83,7 @@ class RecordingCall:
 
 
 class ClientResponse:
-    """One answer. Its form is open until the first byte is sent; from then on errors travel in that form."""
+    """One answer. The first byte decides its form: whole, stream or parts. Later errors are told in the same form."""
 
     __slots__ = (
         "_call",
@@ -111,26 +111,26 @@ class ClientResponse:
         self.dialect = dialect
         self.request_id = request_id
         self.request: InferenceRequest | None = None
-        """What is answered, once that is known."""
+        """The request that is answered; None: its body is not read yet."""
         self.lines = b""
-        """Header lines of every form of this answer."""
+        """Header lines of the answer, whatever its form; each with its line end."""
         self.events: EventStream | None = None
-        """The stream that passes through; how it fails depends on what has passed."""
+        """The stream that is passed on, which knows how to end with an error; None: the engine has sent none."""
         self.status = 0
-        """0: nothing was sent yet."""
+        """HTTP status; 0: nothing is sent yet."""
         self.first_byte_at: float | None = None
-        """When the first byte of the engine's was sent, or of an error; heartbeats are none."""
+        """When the first byte of the answer or of an error was sent, in monotonic seconds. Comments do not count."""
         self.last_sent_at = 0.0
         self.error: bytes | None = None
-        """Body of the error that was told, or would have been in an answer that had not begun."""
+        """JSON of the error that ended the answer; None: no error."""
         self.broken_off_code: str | None = None
-        """Code of the error that ended an answer after its status was sent."""
+        """Code of the error that ended the answer after its status was sent; None: no such error."""
         self.is_ended = False
         self.client_gone = False
-        """Nobody waited for its end."""
+        """The client left before the end of the answer."""
 
     def detach_client(self) -> None:
-        """Go on without the client: what is sent from now on, nobody gets."""
+        """Discard what is sent from now on. Recorders still get it."""
         if isinstance(self._call, RecordingCall):
             self._call.call = DiscardingCall()
         else:
@@ -145,13 +145,13 @@ class ClientResponse:
 
     @property
     def id_lines(self) -> bytes:
-        """Header lines that name the request."""
+        """Header lines with the request's id."""
         name, request_id = self.dialect.id_header, self.request_id.encode()
         lines = b"x-request-id: %b\r\n" % request_id
         return lines if name is None else lines + b"%b: %b\r\n" % (name, request_id)
 
     def send_events(self, events: bytes) -> None:
-        """Send whole events; the first ones commit the answer to being a stream."""
+        """Send whole events. If nothing is sent yet, this begins a stream."""
         self.last_sent_at = now = self._now()
         if self.first_byte_at is None:
             self.first_byte_at = now
@@ -161,11 +161,14 @@ class ClientResponse:
             self._commit_stream(events)
 
     def send_heartbeat(self, now: float) -> None:
-        """Break the silence."""
+        """Send a comment that keeps the connection alive. `now`: monotonic seconds."""
         self.send_comment(self.dialect.heartbeat, now)
 
     def send_comment(self, comment: bytes, now: float) -> None:
-        """Send what is no part of the answer. Stands between events, because `send_events` is given whole ones only."""
+        """Send an SSE comment. If nothing is sent yet, this begins a stream. Does nothing if the answer is no stream.
+
+        A comment never splits an event, because `send_events` gets whole ones. `now`: monotonic seconds.
+        """
         self.last_sent_at = now
         if self.status and not self._is_stream:
             return  # something else came, and flows
@@ -180,10 +183,10 @@ class ClientResponse:
         self._call.start_response(200, self.lines + _EVENT_STREAM_LINES, first_part)
 
     def send_part(self, status: int, lines: bytes, part: bytes) -> None:
-        """Send a part of an answer that is too long to be held; `status` and `lines` count for the first part.
+        """Send a part of an answer that is too long to be held. `status` and `lines` are used with the first part.
 
         Raises:
-            RoundhouseError: the answer is committed to being a stream, and this is none.
+            RoundhouseError: a stream has begun, so that another form of answer is impossible.
         """
         if self._is_stream:
             raise RoundhouseError("engine_disconnected", "The engine answered a stream with something else.")
@@ -195,12 +198,12 @@ class ClientResponse:
             self._call.start_response(status, self.lines + lines, part)
 
     def end_response(self, last_part: bytes = b"") -> None:
-        """End a stream, or an answer that flows through."""
+        """End a stream, or an answer that is sent in parts."""
         self.is_ended = True
         self._call.end_response(last_part)
 
     def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
-        """Send a complete answer. One that comes when a stream is committed becomes its last events."""
+        """Send a complete answer. If a stream has begun, `body` must be an error and becomes the last events."""
         self.is_ended = True
         if status >= 400:
             self.error = body
@@ -220,7 +223,7 @@ class ClientResponse:
         return self.request is not None and self.request.stream and self.dialect.is_told_by_events(error)
 
     def send_error(self, error: RoundhouseError) -> None:
-        """Tell the client of `error`, in the form that is left."""
+        """End the answer with `error`, in the form that is still possible. Does nothing after the end."""
         if self.is_ended:
             return
         self.error = body = self.dialect.error_body(error, self.request_id)

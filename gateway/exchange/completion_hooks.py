@@ -1,4 +1,4 @@
-"""Chat completions that are stored where their request asks for it (`store: true`)."""
+"""Stored chat completions by hooks: `store: true` keeps the completion and the messages that it answers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _OWN_FIELDS: Final = ("store", "metadata")
 
 
 class _Storing(NamedTuple):
-    """What is stored of a request beside the completion."""
+    """The parts of a request that are stored with its completion."""
 
     asked_fields: Fields
     metadata: Mapping[str, str]
 
     def shape_answer(self, exchange: Exchange, form: AnswerForm) -> AnswerForm:
-        """Store the completion once it is complete, under an id of the gateway's."""
+        """Return `form` extended to store the completion when it is complete, under an id of the gateway's."""
         return record_form(form, exchange.services.completions.new_id(), partial(self._save_completion, exchange))
 
     def _save_completion(self, exchange: Exchange, answer: Fields) -> None:
@@ -53,7 +53,7 @@ def _read_store(exchange: Exchange, _: ModelRoute) -> None:
 
 
 def _drop_own_fields(request: InferenceRequest) -> None:
-    """Drop what asks for storing from the engine's request: what is stored here is no engine's to keep."""
+    """Drop `store` and `metadata` from the engine's request, since the gateway stores the completion."""
     engine_fields = {name: value for name, value in request.outline_fields.items() if name not in _OWN_FIELDS}
     request.outline_fields = engine_fields
     try:
@@ -64,3 +64,4 @@ def _drop_own_fields(request: InferenceRequest) -> None:
 
 
 COMPLETION_HOOKS: Final = ExchangeHooks(on_request=(_read_store,))
+"""The hooks of requests for chat completions."""

@@ -1,5 +1,7 @@
-"""A chat completion on its way to the client, as it is to be stored: under an id of the gateway's own, which the client
-gets too."""
+"""Recording a chat completion while it is passed on to the client.
+
+The client and the stored completion get an id of the gateway's, since engines' ids are not unique.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,11 @@ KeepCompletion = Callable[[Fields], None]
 
 
 def record_form(form: AnswerForm, completion_id: str, keep: KeepCompletion) -> AnswerForm:
-    """What an engine's answer is made into, with `completion_id` in the place of the engine's own id; `keep` is called
-    with the completion once that is complete, before its last byte is passed on. An answer without an id gets none."""
+    """Return `form` extended to record the completion, with `completion_id` in the place of the engine's id.
+
+    `keep` is called with the completion object when it is complete, before its last byte is passed on, and never for an
+    error or a stream that breaks off. An event without an id gets none.
+    """
     body_recorder = _BodyRecorder(completion_id, keep)
     translate = form.translate
     return form._replace(
@@ -31,14 +36,14 @@ def record_form(form: AnswerForm, completion_id: str, keep: KeepCompletion) -> A
 
 
 class _BodyRecorder:
-    """Takes whole completions."""
+    """Replaces the id of a whole completion and gives it to `keep`."""
 
     def __init__(self, completion_id: str, keep: KeepCompletion) -> None:
         self.completion_id = completion_id
         self._keep = keep
 
     def record_body(self, body: bytes) -> bytes:
-        """The body with the id; what is no completion passes as it is."""
+        """Return the body with the new id. A body that is no completion is returned unchanged and not kept."""
         fields = decode_json(body)
         if not isinstance(fields, dict) or not isinstance(fields.get("choices"), list):
             return body
@@ -48,7 +53,7 @@ class _BodyRecorder:
 
 
 class _RecordedCollector:
-    """A `StreamCollector` whose answer is kept."""
+    """A `StreamCollector` that records the answer it builds."""
 
     __slots__ = ("_collector", "_recorder")
 
@@ -74,7 +79,7 @@ class _RecordedCollector:
 
 
 class _RecordedStream:
-    """An `EventStream` whose events pass, and are gathered beside into the completion that is kept."""
+    """An `EventStream` that gathers its events into a completion, beside passing them on with the new id."""
 
     __slots__ = ("_collector", "_engine_id", "_events", "_is_recorded", "_recorder")
 
@@ -123,7 +128,7 @@ class _RecordedStream:
                 self._recorder.record_body(body)
 
     def _rename(self, events: bytes) -> bytes:
-        """The events with the id of the gateway's."""
+        """Return the events with the new id in the place of the engine's."""
         if self._engine_id is None:
             engine_id = self._collector.answer_id
             if engine_id is None:

@@ -1,4 +1,4 @@
-"""Which API a request is for, and the exchange that serves it."""
+"""Opens an exchange for each inference request, and calls exchanges when time passes or the routing table changes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Final
 from urllib.parse import unquote_to_bytes
 
 from controller.schema.errors import RoundhouseError
+from gateway.exchange.api_spec import ApiSpec
 from gateway.exchange.completion_hooks import COMPLETION_HOOKS
 from gateway.exchange.exchange import Exchange
 from gateway.exchange.exchange_state import WAITING_STATES
@@ -19,7 +20,7 @@ from gateway.exchange.hooks import ExchangeHooks
 from gateway.exchange.response_hooks import RESPONSE_HOOKS, open_turn_hooks
 from gateway.exchange.response_session import PATH as RESPONSES_PATH
 from gateway.exchange.response_session import ResponseSession, SocketTurn
-from gateway.exchange.services import ApiSpec, Services
+from gateway.exchange.services import Services
 from gateway.ingress.authenticator import Authenticator, KeylessWarning
 from gateway.routing.table import Routes
 from gateway.server.asgi import Header
@@ -31,7 +32,7 @@ from gateway.server.websocket import WebSocketConnection
 logger = logging.getLogger(__name__)
 
 LONGEST_PAUSE_S: Final = 0.5
-"""By how much what is due may be late."""
+"""The longest time between two scans for exchanges that have something due."""
 _BARE_RESPONSES_PATH: Final = RESPONSES_PATH.removeprefix(b"/v1")
 _HOOKS: Final = {
     "none": FILE_HOOKS,
@@ -44,7 +45,7 @@ _NUMBER: Final = re.compile(rb"/[0-9]+$")
 
 
 class InferenceDispatcher:
-    """What serves requests without the web framework (`request_reader.InferenceRoutes`)."""
+    """Serves inference requests, which bypass the web framework. It is a `request_reader.InferenceRoutes`."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class InferenceDispatcher:
         services.live.on_table = self._follow_table
 
     def open_request(self, method: bytes, path: bytes) -> Callable[[ClientCall], Handler] | None:
-        """What opens such a request; None: it goes through the framework."""
+        """Return the function that opens an exchange for such a request; None: the web framework serves it."""
         if b"%" in path:
             path = unquote_to_bytes(path)
         opener = self._openers.get((method, path))
@@ -77,34 +78,37 @@ class InferenceDispatcher:
         return opener
 
     def find_websocket(self, path: bytes) -> WebSocketOpener | None:
-        """What opens a WebSocket at this path; None: there is none."""
+        """Return the function that opens a WebSocket at this path; None: there is none."""
         if b"%" in path:
             path = unquote_to_bytes(path)
         return self._open_session if path in (RESPONSES_PATH, _BARE_RESPONSES_PATH) else None
 
     def max_body_bytes(self) -> int:
-        """Most bytes of a request's body."""
+        """Return the most bytes that the body of a request may have."""
         return self._services.settings.max_body_bytes
 
     @property
     def is_busy(self) -> bool:
-        """Whether some exchange is not over."""
+        """Whether any exchange has not ended."""
         return bool(self._services.exchanges)
 
     def end_all(self) -> None:
-        """End every exchange: the gateway stops, and their grace is over."""
+        """End every exchange with `gateway_stopping` and refuse new ones. Call after the grace period of a stop."""
         self._is_stopping = True
         # Those that wait go first, because they would be let in by each of the others that ends.
         for exchange in sorted(self._services.exchanges, key=lambda each: each.state not in WAITING_STATES):
             exchange.fail_request(_stopped_error())
 
     def next_request_id(self) -> str:
-        """A request's id, for answers to what is no request of ours."""
+        """Return a new request id, for the answer to what is no inference request."""
         return self._next_id()
 
     async def run_timers(self) -> None:
-        """Call exchanges when something of theirs is due, and give replicas that were left out their trials; until
-        cancelled. One look at all of them costs less than a timer for each, most of which would never fire."""
+        """Fire exchange timers until cancelled.
+
+        At most every 0.5 s, call `run_due` on exchanges whose `due_at` has passed, and let admission retry replicas
+        whose circuit breaker has cooled down. One scan replaces a timer per request (ADR 8).
+        """
         services = self._services
         settings = services.settings
         shortest_s = min(
@@ -122,7 +126,7 @@ class InferenceDispatcher:
         self._services.turns.grant_slots(self._services.admission.admit_trials(now))
 
     def _run_guarded(self, action: Callable[[float], None], now: float) -> None:
-        """One that fails must not end the time of all others."""
+        """Call `action`. Its failure must not stop the timers of all other exchanges."""
         try:
             action(now)
         except Exception:
@@ -143,7 +147,7 @@ class InferenceDispatcher:
     def _open_session(
         self, headers: list[Header], local_address: str | None
     ) -> Callable[[WebSocketConnection], ResponseSession]:
-        """See WebSocketOpener. Each request is asked for its key again: it may be revoked in the meantime."""
+        """See WebSocketOpener. Each request of the connection is authenticated again: its key may be revoked then."""
         self._check_running()
         caller = self._authenticator.authenticate_request(headers, is_http_1_1=True)
         self._services.gate.authorize_request(caller, self._responses_api.scope, local_address)
@@ -162,7 +166,7 @@ class InferenceDispatcher:
             raise RoundhouseError("route_disabled", f"{api.method} {api.path} is not served.")
 
     def _follow_table(self, routes: Routes) -> None:
-        """Let in whom the new table has room for, and tell the others that wait what became of their model and key."""
+        """Apply a new routing table: admit requests that have room now, and let those that wait check their model."""
         services = self._services
         self._keyless_warning.follow_keys(has_keys=not routes.keys.is_empty)
         services.limits.follow_keys(routes.keys, services.now())

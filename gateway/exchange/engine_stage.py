@@ -1,4 +1,4 @@
-"""The part of an exchange that an engine decides: the attempts, one at a time, and what follows when one fails."""
+"""An exchange at engines: its attempts, one at a time, and what follows when one fails."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SENT, _ANSWERING = ExchangeState.SENT, ExchangeState.ANSWERING
 
 
 class EngineStage:
-    """One request's. It is the `AttemptOwner`."""
+    """The attempts of one request. It is their `AttemptOwner`."""
 
     __slots__ = ("_admission", "_attempt", "_exchange", "_route")
 
@@ -29,12 +29,16 @@ class EngineStage:
         self._exchange = exchange
         self._admission = admission
         self._attempt: Attempt | None = None
-        """The attempt that is under way."""
+        """The attempt that is under way, or has ended with an answer; None: none yet, or the last one failed."""
         self._route: ModelRoute
-        """The model at the last attempt."""
+        """The model as it was at the last attempt."""
 
     def send_attempt(self, route: ModelRoute, endpoint: Endpoint) -> None:
-        """Send the request to the replica at `endpoint`. Raises RoundhouseError: it cannot be said to this engine."""
+        """Send the request to the replica at `endpoint`, whose slot it has.
+
+        Raises:
+            RoundhouseError: the request cannot be translated for this engine.
+        """
         exchange, option, ticket = self._exchange, self._admission.serving_option, self._admission.ticket
         exchange.move_to(_SENT)
         self._route = route
@@ -59,17 +63,17 @@ class EngineStage:
         attempt.send_request(api.method, option.target or request.target, headers, body, fresh=fresh)
 
     def pause(self) -> None:
-        """Take no more from the engine."""
+        """Stop reading from the engine."""
         if self._attempt is not None:
             self._attempt.pause()
 
     def resume(self) -> None:
-        """Take more."""
+        """Read from the engine again."""
         if self._attempt is not None:
             self._attempt.resume()
 
     def end(self) -> Attempt | None:
-        """Stop the engine if it is at work. Return the last attempt; None: it failed before it had an answer."""
+        """Cancel the attempt that is under way, and return it; None: there is none, or it failed before an answer."""
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
             attempt.cancel()
@@ -98,7 +102,7 @@ class EngineStage:
         exchange.close()
 
     def attempt_failed(self, failure: EngineFailureError, replica: str, *, resent: bool) -> None:
-        """See AttemptOwner. Tries elsewhere where that can do no harm."""
+        """See AttemptOwner. Tries another replica if this one refused the connection or closed it without an answer."""
         self._attempt = None
         exchange, ticket = self._exchange, self._admission.ticket
         if exchange.is_ended:
@@ -113,7 +117,7 @@ class EngineStage:
             exchange.fail_request(RoundhouseError("engine_disconnected", f"The engine failed: {failure}."))
 
     def attempt_overrun(self, *, may_resend: bool) -> None:
-        """See AttemptOwner. Tries again with more of the engine's room."""
+        """See AttemptOwner. Admits the request again with a larger claim on the KV cache."""
         self._attempt = None
         exchange, ticket = self._exchange, self._admission.ticket
         if exchange.is_ended:
@@ -129,7 +133,7 @@ class EngineStage:
             exchange.run_guarded(partial(self._admission.preempt_request, by_engine=True))
 
     def extend_answer(self, answered: int) -> None:
-        """See AttemptOwner. Another request that must leave for that does so now."""
+        """See AttemptOwner. Requests that must leave the engine to make room are preempted now."""
         attempt, ticket = self._attempt, self._admission.ticket
         if attempt is None or ticket is None:
             return
@@ -144,7 +148,8 @@ class EngineStage:
 
     @property
     def may_be_resent(self) -> bool:
-        """Whether the engine notices at once that the request leaves, and the client has no part of an answer."""
+        """Whether the request can leave its engine and be sent again: the engine was asked for a stream, so it notices
+        at once, and the client has no part of an answer."""
         exchange, attempt = self._exchange, self._attempt
         is_unanswered = exchange.answer.first_byte_at is None and exchange.has_body
         return attempt is not None and attempt.asks_for_stream and is_unanswered

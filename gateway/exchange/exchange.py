@@ -1,8 +1,8 @@
 """The hot path: one inference request, from the client to an engine and back.
 
 The story of a request: its body is there, find its model, let hooks complete it, refuse what the model does not take,
-wait for a slot or a load (`AdmissionStage`), send it to the replica that admission chose and elsewhere as long as
-nothing has come back (`EngineStage`), and hand the answer on (`ClientResponse`). Whatever goes wrong ends in one error,
+wait for a slot or a load (`AdmissionStage`), send it to the replica that admission chose, and elsewhere as long as
+nothing has come back (`EngineStage`), and pass the answer on (`ClientResponse`). Whatever goes wrong ends in one error,
 told in whichever form the answer still allows.
 
 No task runs for it (ADR 8). An `Exchange` and its stages are called by what they wait for: the client's connection,
@@ -22,12 +22,13 @@ from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
 from gateway.exchange.accounting import RequestAccount
 from gateway.exchange.admission_stage import AdmissionStage
+from gateway.exchange.api_spec import ApiSpec
 from gateway.exchange.client_response import ClientResponse
 from gateway.exchange.engine_stage import EngineStage
 from gateway.exchange.exchange_state import NEXT_STATES, ExchangeState
 from gateway.exchange.hooks import NO_HOOKS, ExchangeHooks, Pause, RequestHook
 from gateway.exchange.load_wait import LoadWait
-from gateway.exchange.services import ApiSpec, Services
+from gateway.exchange.services import Services
 from gateway.metrics.registry import UNKNOWN_MODEL
 from gateway.protocols.common.large_body import LargeBody
 from gateway.protocols.common.request import InferenceRequest
@@ -44,7 +45,7 @@ _ENDED = ExchangeState.ENDED
 
 
 class Exchange:
-    """One request. Every method is called in the event loop's one thread, and none of them waits."""
+    """One request. All methods are called in the event loop's thread, and none of them blocks."""
 
     __slots__ = (
         "_deadline",
@@ -82,35 +83,39 @@ class Exchange:
         self.request: InferenceRequest
         """Set when the body is read."""
         self.large_body: LargeBody | None = None
-        """The body, to be freed as soon as no engine can need it any more; None: it is small, or freed."""
+        """A body that must be freed as soon as no engine can need it; None: the body is small, or is freed."""
         self.admission: AdmissionStage | None = None
-        """None before the request is complete, and after its end."""
+        """The request in admission; None before the request is complete and after its end."""
         self.engine: EngineStage | None = None
-        """None, as `admission`."""
+        """The request at engines; None when `admission` is None."""
         self.load_wait: LoadWait | None = None
         """The wait for a load; None: the request waits for none."""
         self._deadline = now + services.settings.request_timeout_s
         self.due_at = self._deadline
-        """When `run_due` is to be called, or a little later, in monotonic seconds."""
+        """The time, in monotonic seconds, at which or soon after which `run_due` must be called."""
         self.is_stream = False
-        """The answer is a stream, which heartbeats keep alive. Set when the request is counted."""
+        """The client asked for a stream, which heartbeats keep alive from now on. Set when the request is counted."""
         self.outlives_client = False
-        """For hooks to set: the request goes on when its client leaves."""
+        """Set by hooks: the request goes on when its client leaves."""
         self.hides_paths = False
-        """For hooks to set: others than the caller may read the answer, so its errors name no files of the server."""
+        """Set by hooks: others than the caller may read the answer, so its errors must not name files of the server."""
         self.extra_text_bytes = 0
-        """For hooks to set before admission: bytes of text in the engine's prompt that the request does not have."""
+        """Set by hooks before admission: bytes of text that the engine's prompt has beside the request's."""
         self.hooks = hooks
         if hooks.on_event:
             self._record_parts(hooks)
 
     def move_to(self, state: ExchangeState) -> None:
-        """Enter `state`. An illegal transition is a programming error."""
+        """Enter `state`.
+
+        Raises:
+            AssertionError: the transition is not in `NEXT_STATES`.
+        """
         assert state in NEXT_STATES[self.state], f"{self.state.name} to {state.name}"
         self.state = state
 
     def run_guarded(self, step: Callable[..., None], *arguments: object) -> None:
-        """Call `step` with `arguments`. Whatever it raises ends the request, and is told to the client."""
+        """Call `step` with `arguments`. An exception ends the request and is told to the client."""
         try:
             step(*arguments)
         except RoundhouseError as error:
@@ -122,7 +127,7 @@ class Exchange:
     # From the client
 
     def authorize_caller(self, caller: Caller) -> None:
-        """Begin the request of `caller`, whose headers are read."""
+        """Set the caller and begin to call the exchange by the clock. Call when the headers are read."""
         self.caller = caller
         self.services.exchanges.add(self)
 
@@ -136,7 +141,7 @@ class Exchange:
             self.run_guarded(self._read_request, body)
 
     def client_gone(self) -> None:
-        """See Handler. Ends the request unless it outlives its client: closing the engine's connection stops it."""
+        """See Handler. Ends the request, and so stops its engine, unless the request outlives its client."""
         if self.is_ended:
             return
         self.answer.client_gone = True
@@ -148,12 +153,12 @@ class Exchange:
             self.close()
 
     def client_full(self) -> None:
-        """See Handler. Reads no more from the engine."""
+        """See Handler. Stops reading from the engine."""
         if self.engine is not None:
             self.engine.pause()
 
     def client_ready(self) -> None:
-        """See Handler."""
+        """See Handler. Reads from the engine again."""
         if self.engine is not None:
             self.engine.resume()
 
@@ -174,7 +179,7 @@ class Exchange:
         self._prepare(self.hooks.on_request, route)
 
     def _prepare(self, hooks: Sequence[RequestHook], route: ModelRoute) -> None:
-        """Let `hooks` complete the request, one after the other, and then let it into admission."""
+        """Call `hooks`, one after the other, to complete the request, and then take it to admission."""
         for number, hook in enumerate(hooks, 1):
             pause = hook(self, route)
             if pause is not None:
@@ -185,7 +190,7 @@ class Exchange:
         admission.admit_request(route)
 
     def wait_for(self, pause: Pause, state: ExchangeState, go_on: Callable[[ModelRoute], None]) -> None:
-        """Wait in `state` for a hook's pause, and call `go_on` after it, with the model as the table has it then."""
+        """Enter `state`, and call `go_on` after the pause with the model as the routing table in force has it then."""
         self.move_to(state)
         if self.is_stream and not self.answer.lines:  # a heartbeat may have to begin the answer
             self.set_header_lines(self.services.now())
@@ -206,10 +211,12 @@ class Exchange:
         go_on(self.renew_route() if self.admission is None else self.admission.renew_route())
 
     def renew_route(self) -> ModelRoute:
-        """Return the model as the table in force has it: by its own name, because an alias may have moved meanwhile.
+        """Return the request's model as the routing table in force has it, and renew `caller` by that table.
+
+        The model is looked up by its own name, because the alias that the client used may have moved.
 
         Raises:
-            RoundhouseError: the model is gone, or no longer for the key, which may be gone itself.
+            RoundhouseError: the model or the key is gone, or the key is not for the model any more.
         """
         routes = self.services.live.current
         self.caller = caller = routes.keys.renew_caller(self.caller, self.services.clock())
@@ -223,7 +230,7 @@ class Exchange:
     # The clock
 
     def set_due(self) -> None:
-        """Compute `due_at`. Call when what it depends on has changed."""
+        """Compute `due_at`. Call when `load_wait` or `is_stream` has changed."""
         due_at = self._deadline if self.load_wait is None else min(self._deadline, self.load_wait.deadline)
         if self.is_stream:
             settings = self.services.settings
@@ -232,7 +239,8 @@ class Exchange:
         self.due_at = due_at
 
     def run_due(self, now: float) -> None:
-        """Do what is due: end the request or its wait for a load, or send a heartbeat. `now`: monotonic seconds."""
+        """Do what is due: fail the request at its deadline or that of its load, or send a heartbeat. `now`: monotonic
+        seconds."""
         settings, answer, load_wait = self.services.settings, self.answer, self.load_wait
         if self.is_ended:
             return
@@ -256,11 +264,11 @@ class Exchange:
 
     @property
     def has_body(self) -> bool:
-        """Whether the request can be sent once more: a large body is let go when its engine begins to answer."""
+        """Whether the request can be sent again: a large body is freed when an engine begins to answer."""
         return self.request.large_body is None or self.large_body is not None
 
     def add_hooks(self, hooks: ExchangeHooks) -> None:
-        """Call these hooks after those that are there. Hooks of a kind whose time has come already are not called."""
+        """Call `hooks`, too, after those that are there. Those of `on_request` are not called."""
         self.hooks = self.hooks + hooks
         if hooks.on_event:
             self._record_parts(hooks)
@@ -270,11 +278,12 @@ class Exchange:
             self.answer.record_parts(take_part)
 
     def replace_request(self, request: InferenceRequest) -> None:
-        """Go on with `request` in the place of the client's. For hooks of the kinds `on_request` and `before_send`."""
+        """Replace the client's request. Call in a hook of `on_request` or `before_send` only."""
         self.request = self.answer.request = request
 
     def count_request(self) -> float:
-        """Count the request against its key's limits, once, and begin to keep a stream alive. Return monotonic seconds.
+        """Count the request against its key's limits and begin the heartbeats of a stream. Does so once; later calls
+        only return the time. Return monotonic seconds.
 
         Raises:
             RoundhouseError: `rate_limit_exceeded`.
@@ -293,7 +302,8 @@ class Exchange:
         return now
 
     def set_header_lines(self, now: float) -> None:
-        """Set the header lines of the answer: whose it is, its place in the queue, what the key has left."""
+        """Set the header lines of the answer: request id, client, place in the queue, rate limits. `now`: monotonic
+        seconds."""
         ticket = self.admission.ticket if self.admission is not None else None
         place = ticket.place if ticket is not None else None
         rate_lines = self.services.limits.header_lines(self.caller, now)
@@ -302,8 +312,10 @@ class Exchange:
         )
 
     def detach_client(self, handler: Handler | None = None) -> None:
-        """Send the client nothing more of the answer. `handler` serves the client's connection from now on; None: the
-        client is gone."""
+        """Send no more of the answer to the client; hooks of `on_event` still get it.
+
+        `handler`: serves the client's connection from now on; None: the client is gone.
+        """
         self.answer.detach_client()
         if handler is not None:
             self.client.handler = handler
@@ -311,7 +323,7 @@ class Exchange:
     # The end
 
     def fail_request(self, error: RoundhouseError) -> None:
-        """Answer `error`, in the form that is left, and end the request. Harmless after its end."""
+        """End the request with `error`, in the form that the answer still allows. Does nothing after the end."""
         if self.is_ended:
             return
         answer = self.answer
@@ -324,7 +336,7 @@ class Exchange:
         self.close()
 
     def close(self) -> None:
-        """Give back all that the request holds, and count it. Whatever happens, this is run once."""
+        """End the request: give back all that it holds, and count it. Does nothing after the end."""
         if self.state is _ENDED:
             return
         self.move_to(_ENDED)
@@ -353,7 +365,7 @@ class Exchange:
                 logger.exception("request %s: a hook failed at its end", self.answer.request_id)
 
     def free_body(self) -> None:
-        """Let go of a large body, which no engine can need any more."""
+        """Free a large body. Call when no engine can need it any more."""
         if self.large_body is not None:
             self.large_body.free()
             self.large_body = None

@@ -1,4 +1,4 @@
-"""PDFs in a request, for a model that takes none: their texts stand in their place."""
+"""PDFs by hooks: for a model that takes no files, the text of each PDF replaces the PDF in the request."""
 
 from __future__ import annotations
 
@@ -39,4 +39,4 @@ def _stop_reading(task: asyncio.Task[list[str]], _: Exchange) -> None:
 
 
 FILE_HOOKS: Final = ExchangeHooks(on_request=(_read_files,))
-"""For the requests of every API."""
+"""The hooks of requests for every API."""

@@ -1,4 +1,4 @@
-"""Whether a blocking answer is gathered from a stream of the engine's.
+"""Whether to ask an engine for a stream and gather it, where the client asked for a blocking answer.
 
 An engine that does not notice when the client of a blocking call leaves notices it of a stream. Gathering costs work
 for each token, so an answer that is expected to be short is not gathered.
@@ -14,13 +14,13 @@ from gateway.tenancy.rate_limits import BYTES_PER_TOKEN, answer_bound
 
 
 def should_gather(services: Services, route: ModelRoute, request: InferenceRequest) -> bool:
-    """Return whether a blocking answer of `route` should be gathered, as far as that is possible."""
+    """Return whether to gather the blocking answer to `request`, if its API and family can."""
     return not (route.notices_leaving or _ends_soon(services, route.name, request))
 
 
 def learn_pace(services: Services, route: ModelRoute, attempt: Attempt) -> None:
-    """Note how long a complete answer took, for `should_gather`. Call at its last byte, where `route` needs it: its
-    engine does not notice who leaves."""
+    """Record how long a complete answer took, for `should_gather`. Call at its last byte, for a model whose engine does
+    not notice when a client leaves (`notices_leaving`)."""
     usage = attempt.usage
     if usage is not None:
         services.paces.of(route.name).record_answer(*usage, services.now() - attempt.sent_at)

@@ -13,11 +13,11 @@ from gateway.routing.availability import is_worth_waiting, no_longer_loading
 from gateway.server.asgi import Header
 
 PROGRESS_HEADER: Final = (b"x-load-progress", b"true")
-"""Sent by a client that wants to be told of the progress of a load."""
+"""The header of a client that wants SSE comments on the progress of a load."""
 
 
 class LoadWait:
-    """One wait of one request. It exists while the request waits."""
+    """A request's wait for one load. It exists as long as the request waits."""
 
     __slots__ = ("_last_comment", "deadline")
 
@@ -36,7 +36,9 @@ class LoadWait:
 
 
 def begin_load_wait(ledger: InflightCounts, route: ModelRoute, refusal: RoundhouseError, deadline: float) -> LoadWait:
-    """Record the demand for a model that is not loaded, and begin to wait for its load.
+    """Record the demand for a model that is not loaded, and return a wait for its load.
+
+    `refusal`: why the model takes no request now. `deadline`: monotonic seconds.
 
     Raises:
         RoundhouseError: `refusal`, where demand does not load the model or its load failed.

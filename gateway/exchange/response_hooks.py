@@ -1,4 +1,4 @@
-"""Responses: continued from what is stored, stored at their end, made in the background, cancelled by others."""
+"""Stored responses by hooks: a request continues them, and its own response is stored, can be fetched and cancelled."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ from gateway.storage.responses.request_options import RequestOptions
 
 
 class ExchangeRun:
-    """A `ResponseRun` of one exchange, from when its request is read. Of an API that only counts tokens of a response,
-    it loads what that continues."""
+    """The response that an exchange makes; a `ResponseRun`, from when the request is read.
+
+    For an API that makes no response (`input_tokens`, `compact`), only what the request continues is loaded.
+    """
 
     __slots__ = ("_background", "_context", "_exchange", "_is_cancelled", "_is_outcome_stored", "_options", "_turn")
 
     def __init__(self, exchange: Exchange, turn: SocketTurn | None) -> None:
-        """Read what the request asks of stored responses, and add the hooks for that. `turn` None: it came by HTTP.
+        """Read the request's options and add the hooks that they need. `turn` None: the request came by HTTP.
 
         Raises:
             RoundhouseError: `invalid_request` or `previous_response_not_found`.
@@ -38,7 +40,7 @@ class ExchangeRun:
         self._exchange = exchange
         self._turn = turn
         self._background: BackgroundResponse | None = None
-        """None: the response is not made in the background, or not accepted yet."""
+        """None: the response is not made in the background, or admission has not accepted it yet."""
         self._is_cancelled = False
         self._is_outcome_stored = False
         responses, fields = exchange.services.responses, exchange.request.outline_fields
@@ -95,11 +97,11 @@ class ExchangeRun:
     # The way in
 
     def load_history(self) -> Pause | None:
-        """Begin to load what the request continues and refers to, after locking its conversation. None: nothing is to
-        be loaded.
+        """Lock the request's conversation, and begin to load the items that the request continues and refers to. None:
+        there is nothing to load.
 
         Raises:
-            RoundhouseError: the conversation is locked, or what is continued cannot be.
+            RoundhouseError: the conversation is locked, or the response cannot be continued.
         """
         exchange, options = self._exchange, self._options
         responses = exchange.services.responses
@@ -114,7 +116,8 @@ class ExchangeRun:
         return Pause(responses.load_history(exchange.caller, options), self._use_history)
 
     def _use_recent(self, turn: SocketTurn, options: RequestOptions) -> RequestOptions:
-        """Continue what was made last on the connection, if that is asked for. Return what must still be loaded."""
+        """Take the history from the connection's memory if the request continues the last response there. Return the
+        options without what needs no loading."""
         context, previous_id = self._context, options.previous_id
         context.keeps_items, context.may_lack_input = True, not turn.generates
         history = turn.recent.find_history(previous_id) if previous_id is not None else None
@@ -139,7 +142,7 @@ class ExchangeRun:
             self._exchange.extra_text_bytes = len(json_bytes(self._context.history))
 
     def _answer_at_once(self, exchange: Exchange) -> bool:
-        """Answer with an empty response, which the next one of the connection may continue."""
+        """Answer with an empty response, which the connection's next request may continue."""
         exchange.set_header_lines(exchange.services.now())
         writer = ResponseWriter(exchange.request.fields, self._context)
         exchange.answer.send_events(writer.begin_answer(""))
@@ -205,7 +208,7 @@ class ExchangeRun:
             recent.keep(self._context, self.model)
 
     def _find_outcome(self) -> Fields | None:
-        """Return what is to be stored; None: nothing yet, or nobody was told that there is a response."""
+        """Return the response object to store; None: it is not final, or nobody was told of a response."""
         exchange, context = self._exchange, self._context
         response = context.response
         if response is None and self._background is not None:
@@ -222,7 +225,7 @@ class ExchangeRun:
         return fail_response(response, [], self._error_fields())
 
     def _error_fields(self) -> Fields:
-        """Return every field of the error that was told."""
+        """Return all fields of the error that ended the answer."""
         body = self._exchange.answer.error
         if body is None:
             body = RoundhouseError("internal_error", "The gateway failed on this request.").json_bytes()
@@ -235,7 +238,7 @@ def _open_run(exchange: Exchange, _: ModelRoute, turn: SocketTurn | None = None)
 
 
 RESPONSE_HOOKS: Final = ExchangeHooks(on_request=(_open_run,))
-"""For requests by HTTP."""
+"""The hooks of requests by HTTP."""
 
 
 def open_turn_hooks(turn: SocketTurn) -> ExchangeHooks:

@@ -1,8 +1,8 @@
-"""Responses over WebSocket (`GET /v1/responses` with Upgrade), as OpenAI and Open Responses have them.
+"""Responses over WebSocket (`GET /v1/responses` with Upgrade), as OpenAI and Open Responses define them.
 
-Each message `response.create` is one request, one after the other: it takes the way of a `POST /v1/responses` with
-`stream: true`, key, limits and queue included, and the events of its stream are its messages. What is special is the
-memory of the connection (`RecentResponse`), and `generate: false`.
+Each message `response.create` is a request, and they are served one after the other. A request is handled as a
+`POST /v1/responses` with `stream: true` is, with its key, its limits and the queue; each event of the answer becomes a
+message. Beyond that, the connection remembers the last response (`RecentResponse`), and `generate: false` exists.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from gateway.storage.responses.recent_response import RecentResponse
 from gateway.storage.responses.records import HistoryBounds
 
 LONGEST_S: Final = 3600.0
-"""Seconds that a connection may be open, as OpenAI has it."""
+"""The most seconds that a connection may be open: OpenAI's value."""
 MOST_WAITING: Final = 16
-"""Messages that wait for those before them; then nothing more is read."""
+"""The most messages that may wait for those before them. Then the gateway stops reading from the connection."""
 PATH: Final = b"/v1/responses"
 _CREATE: Final = "response.create"
 _DATA: Final = b"data: "
@@ -39,18 +39,18 @@ _TOLD_HEADERS: Final = ("retry-after", "x-should-retry", "x-request-id")
 
 @dataclass(frozen=True, slots=True)
 class SocketTurn:
-    """What a request that came over WebSocket is beside its fields."""
+    """What a request that came over WebSocket has beside its fields."""
 
     recent: RecentResponse
     generates: bool = True
-    """False: nothing is asked of the engine, and the response is empty: the next one continues it."""
+    """False: no engine is asked and the response is empty. The next request may continue it."""
 
 
 TurnOpener = Callable[[ClientCall, SocketTurn], Handler]
 
 
 class TurnCall(ClientCall):
-    """A request that came as a message: its answer goes out as messages."""
+    """A `ClientCall` for a request that came as a message. Its answer is sent as messages."""
 
     __slots__ = ("_session",)
 
@@ -60,7 +60,7 @@ class TurnCall(ClientCall):
         self.body_complete = True
 
     def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
-        """See ClientCall. An error, since answers are streams."""
+        """See ClientCall. A whole answer is always an error here, since the requests ask for streams."""
         headers = [line.split(": ", 1) for line in lines.decode("latin-1").splitlines()]
         self._session.send_error(status, body, {name: value for name, value in headers if name in _TOLD_HEADERS})
         self._end_turn()
@@ -88,24 +88,24 @@ class TurnCall(ClientCall):
 
 
 class ResponseSession:
-    """A `MessageSession`: the responses of one connection."""
+    """Serves the requests of one connection, one at a time. It is a `MessageSession`."""
 
     def __init__(
         self, connection: WebSocketConnection, headers: list[Header], open_turn: TurnOpener, bounds: HistoryBounds
     ) -> None:
-        """`headers`: of the handshake, whose key is that of every request. `open_turn` begins one. `bounds`: of what is
-        remembered."""
+        """`headers`: those of the handshake, which every request gets, API key included. `open_turn`: opens a request.
+        `bounds`: of what the connection remembers."""
         self._connection = connection
         self._headers = headers
         self._open_turn = open_turn
         self._recent = RecentResponse(bounds)
         self._call: TurnCall | None = None
-        """The request that is under way."""
+        """The request that is being served; None: none is."""
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
         self._is_serving = False
         self._close_code: int | None = None
-        """With which the connection is closed as soon as nothing is under way."""
+        """The code with which to close the connection as soon as no request is being served; None: it stays open."""
 
     # From the connection
 
@@ -157,18 +157,18 @@ class ResponseSession:
     # From the request that is under way
 
     def send_events(self, events: bytes) -> None:
-        """Server-sent events as messages: their data, without `[DONE]` and comments."""
+        """Send the data of whole server-sent events as messages, without `[DONE]` and comments."""
         self._connection.send_messages(list(messages_of(events)))
 
     def send_error(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        """An error instead of events. `body`: as it is answered to a POST."""
+        """Send an error in the place of events. `body`: the JSON that a POST is answered with."""
         fields = errors.decode_json(body)
         error = fields.get("error") if isinstance(fields, dict) else None
         told = {"type": "error", "status": status, "error": error}
         self._connection.send_messages([json_bytes(told | ({"headers": headers} if headers else {}))])
 
     def end_turn(self) -> None:
-        """The answer is complete."""
+        """Serve the next message: the answer to the current one is complete."""
         self._call = None
         if not self._is_serving:  # not at once: the request still has to give back what it holds
             asyncio.get_running_loop().call_soon(self._serve_messages)
@@ -176,7 +176,7 @@ class ResponseSession:
     # Requests
 
     def _serve_messages(self) -> None:
-        """Begin what waits: in a loop, since one that is refused ends at once."""
+        """Serve the messages that wait. In a loop, since a request that is refused ends at once."""
         if self._is_serving:
             return
         self._is_serving = True
@@ -210,7 +210,7 @@ class ResponseSession:
 
 
 def read_create(message: bytes, recent: RecentResponse) -> tuple[dict[str, Any], SocketTurn]:
-    """The fields of a `POST /v1/responses` that a client's message stands for, and what it is beside.
+    """Return the body of the `POST /v1/responses` that a client's message stands for, and what is not in the body.
 
     Raises:
         RoundhouseError: `invalid_json` or `invalid_request`.
@@ -234,7 +234,7 @@ def read_create(message: bytes, recent: RecentResponse) -> tuple[dict[str, Any],
 
 
 def messages_of(events: bytes) -> Sequence[bytes]:
-    """The messages that whole server-sent events stand for. An error's says its status, too."""
+    """Return the messages for whole server-sent events. An error's message has its HTTP status, too."""
     messages = []
     for event in events.split(b"\n\n"):
         data = event.partition(_DATA)[2]

@@ -17,7 +17,7 @@ from yarl import URL
 
 from gateway.api import INFERENCE_GROUPS, chat, models
 from gateway.app import Gateway, create_gateway
-from gateway.exchange.services import ApiSpec
+from gateway.exchange.api_spec import ApiSpec
 from gateway.ingress.route_access import Access, UndeclaredRouteError, require_access
 from gateway.routing.live_routes import LiveRoutes
 from gateway.settings import GatewaySettings

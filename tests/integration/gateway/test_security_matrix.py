@@ -20,7 +20,7 @@ from controller.api.app import create_app
 from controller.schema.errors import ERROR_CODES, RoundhouseError
 from controller.schema.keys import Key
 from gateway.api import INFERENCE_GROUPS
-from gateway.exchange.services import ApiSpec
+from gateway.exchange.api_spec import ApiSpec
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, until
 from tests.fakes.mock_engine import MockEngine

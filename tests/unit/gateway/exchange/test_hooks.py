@@ -14,11 +14,12 @@ from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute, RoutingTable
 from controller.schema.status import ModelState
 from gateway.app import create_gateway
+from gateway.exchange.api_spec import ApiSpec
 from gateway.exchange.attempt import AnswerForm
 from gateway.exchange.exchange import Exchange
 from gateway.exchange.exchange_state import ExchangeState
 from gateway.exchange.hooks import NO_HOOKS, ExchangeHooks, Pause
-from gateway.exchange.services import ApiSpec, Services
+from gateway.exchange.services import Services
 from gateway.server.call import ClientCall
 from gateway.settings import GatewaySettings
 from gateway.tenancy.api_keys import ANONYMOUS

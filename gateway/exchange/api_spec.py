@@ -1,0 +1,61 @@
+"""The declaration of one inference API: who may ask it, how its requests are read, and what its answers may be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from controller.schema.keys import KeyScope
+from gateway.protocols.api_matrix import SERVING_OPTIONS
+from gateway.protocols.common.dialect import Dialect
+from gateway.protocols.common.large_body import LargeBody
+from gateway.protocols.common.request import BodyKind, InferenceRequest, parse_native, parse_request
+from gateway.routing.table import Routes
+from gateway.server.call import ClientCall
+
+
+@dataclass(frozen=True, slots=True)
+class ApiSpec:
+    """An API that engines answer, directly or through a translation. Route groups in `gateway/api` declare them."""
+
+    path: str
+    """The path as clients request it; `{id}` stands for a number. `api_matrix.SERVING_OPTIONS` maps it to engines."""
+    method: str = "POST"
+    streams: bool = False
+    """Requests may set `stream`."""
+    gathers: bool = False
+    """Requests cannot set `stream`, but the gateway may ask the engine for a stream and answer with the whole of it
+    (see `gathering`), as it may for every API that streams."""
+    takes_slot: bool = True
+    """A request occupies one of the engine's slots and is admitted; False: the request is sent at once."""
+    scope: KeyScope = field(kw_only=True)
+    """The scope that a key needs. It has no default, so the gateway does not start with an API that declares none."""
+    is_inner_state: bool = False
+    """The API changes or reveals an engine's inner state. It is served only if `engine_state_routes` is set."""
+    body: BodyKind = "object"
+    """The JSON that a request must hold. Where that is no object, the query names the model."""
+    state: Literal["none", "read", "made", "completion"] = "none"
+    """How requests use stored state: not at all; they continue a response; they make a response; or they make a chat
+    completion, which is stored if the request says so. `dispatcher` maps it to hooks."""
+    is_native: bool = False
+    """llama.cpp's own API: the query may name the model, or nothing does where only one model serves the API."""
+
+    @property
+    def dialect(self) -> Dialect:
+        """The API's family, for what does not depend on the engine: errors and heartbeats."""
+        return SERVING_OPTIONS[self.path][0].dialect
+
+    def read_request(self, body: bytes | LargeBody, client: ClientCall, routes: Routes) -> InferenceRequest:
+        """Decode a request. `routes`: the table in force, for an API whose requests need not name their model.
+
+        Raises:
+            RoundhouseError: `invalid_json` or `invalid_request`.
+        """
+        if not self.is_native:
+            request = parse_request(body, may_stream=self.streams)
+            request.target = self.path
+            return request
+        path = client.path.decode("latin-1") if "{" in self.path else self.path
+        return parse_native(
+            body, client.query, path, routes.sole_model(SERVING_OPTIONS[self.path][0].required_api), body=self.body
+        )
