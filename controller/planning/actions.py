@@ -1,4 +1,4 @@
-"""What a plan is made of. Every action is idempotent, carries its reason, and is started, never awaited."""
+"""The parts of a plan. Every action is idempotent, has a reason in words, and is started and never awaited."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from controller.state import DesiredState, ReplicaId
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """Look whether a replica of this definition could be started."""
+    """Check whether a replica of this definition could be started."""
 
     kind: ClassVar[str] = "preflight"
     model: str
@@ -22,7 +22,7 @@ class Preflight:
 
 @dataclass(frozen=True, slots=True)
 class PullImage:
-    """Fetch an image, outside every start deadline."""
+    """Pull an image. The time that it takes does not count towards a start deadline."""
 
     kind: ClassVar[str] = "pull"
     model: str
@@ -32,19 +32,19 @@ class PullImage:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaAction:
-    """An action on one replica."""
+    """Base of the actions on one replica."""
 
     id: ReplicaId
 
     @property
     def model(self) -> str:
-        """The replica's model."""
+        """The name of the replica's model."""
         return self.id.model
 
 
 @dataclass(frozen=True, slots=True)
 class Start(ReplicaAction):
-    """Start one replica on these GPUs."""
+    """Start one replica. `claims`: GPU uuid, or HOST for main memory, to MiB."""
 
     kind: ClassVar[str] = "start"
     reason: str
@@ -53,7 +53,8 @@ class Start(ReplicaAction):
 
 @dataclass(frozen=True, slots=True)
 class Drain(ReplicaAction):
-    """Route nothing new to a replica and let its requests finish. `deadline` None only reports."""
+    """Route no new requests to a replica and let its requests finish. `deadline`: Unix time at which the replica is
+    stopped even so; None: never."""
 
     kind: ClassVar[str] = "drain"
     name: str
@@ -63,7 +64,7 @@ class Drain(ReplicaAction):
 
 @dataclass(frozen=True, slots=True)
 class Undrain(ReplicaAction):
-    """Route to a replica again: it is wanted after all, and was not stopped yet."""
+    """Route requests to a draining replica again, because it is wanted after all."""
 
     kind: ClassVar[str] = "undrain"
     name: str
@@ -72,19 +73,19 @@ class Undrain(ReplicaAction):
 
 @dataclass(frozen=True, slots=True)
 class Stop(ReplicaAction):
-    """End a running replica. `failure`: it is ended because it failed, which counts towards its backoff."""
+    """Stop a running replica. `failure`: why it failed, which counts towards its backoff; None: it did not fail."""
 
     kind: ClassVar[str] = "stop"
     name: str
     reason: str
     failure: Verdict | None = None
     served: bool = True
-    """False: what it was ready for is not what was declared, so its backoff grows as if it never had been ready."""
+    """False: the replica never served as declared, so its backoff grows as if it had never been ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remove(ReplicaAction):
-    """Clear away what an ended or half-created replica left."""
+    """Remove what an ended or half-created replica left. `failure`: why it failed; None: it did not fail."""
 
     kind: ClassVar[str] = "remove"
     name: str
@@ -97,7 +98,10 @@ Action: TypeAlias = Preflight | PullImage | Start | Drain | Undrain | Stop | Rem
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """What is wanted and cannot be done now. `failed`: nothing is under way that would change it."""
+    """A wanted replica that cannot be started now, and why. `index` None: the whole model.
+
+    `failed`: nothing is under way that would change it. `retry_at`: Unix time of the next attempt; None: not known.
+    """
 
     model: str
     index: int | None
@@ -108,19 +112,19 @@ class Blocked:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Ordered actions, what is blocked and why, and when to look again at the latest."""
+    """Ordered actions, blocked replicas, and the Unix time at which to plan again at the latest (None: no time)."""
 
     generation: int
     actions: tuple[Action, ...] = ()
     blocked: tuple[Blocked, ...] = ()
     wake_at: float | None = None
     desired: DesiredState | None = None
-    """What is wanted once it was decided which models are evicted; None: as it was given."""
+    """The desired state with the evictions of this plan; None: the state that the plan was made for."""
     evicted: Mapping[str, str] = field(default_factory=dict)
-    """Those of these models that now lose an engine, or have none, each with the reason: no way back but demand."""
+    """Evicted models that lose an engine by this plan or have none, to the reason. A request loads them again."""
     reload_requested: tuple[str, ...] = ()
-    """Evicted models that requests wait for."""
+    """Evicted models that are wanted again, because requests wait for them."""
 
     def apply_evictions(self, desired: DesiredState) -> DesiredState:
-        """What is wanted, with those decisions: nothing is evicted while the controller is paused."""
+        """Return the desired state with the plan's evictions. While the controller is paused, it evicts nothing."""
         return desired if desired.paused or self.desired is None else self.desired

@@ -1,4 +1,4 @@
-"""What a failure means: plain words for the operator, and when to try again. Pure."""
+"""Failures of replicas: their explanation for the operator, and when to try again. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SIGNALS = {-9: "was killed (SIGKILL)", -11: "crashed (SIGSEGV)", -6: "aborted (
 
 
 def verdict_of_exit(backend: str, end: Exit, *, was_ready: bool) -> Verdict:
-    """An ended engine in plain words, then its last log lines."""
+    """Explain why an engine ended: plain words, then its last log lines. `was_ready`: whether it was ever ready."""
     engine = ENGINES.get(backend)
     verdict = engine.explain_exit(end.code, end.log_tail) if engine and end.code != 0 else None
     if end.oom:
@@ -43,7 +43,7 @@ def _describe_exit(code: int | None) -> str:
 
 
 def with_log_tail(message: str, log_tail: str) -> str:
-    """`message`, then the last log lines, where there are any."""
+    """Return `message`, followed by the last non-empty log lines if there are any."""
     lines = [line for line in log_tail.splitlines() if line.strip()][-SHOWN_LINES:]
     return f"{message}. Last log lines:\n" + "\n".join(lines) if lines else message
 
@@ -51,10 +51,11 @@ def with_log_tail(message: str, log_tail: str) -> str:
 def next_failure(
     previous: Failure | None, verdict: Verdict, attempt: int, now: float, *, ready_for_s: float | None
 ) -> Failure:
-    """The failure to remember. `ready_for_s`: how long the replica had been ready; None: never was.
+    """Return the failure to record for a replica that failed at `now`, with the Unix time of its next attempt.
 
-    An engine that ends after it was ready is started again at once, the first time; then and otherwise the wait
-    doubles from 1 s to 5 min.
+    `previous`: the failure recorded before; None: there is none. `ready_for_s`: seconds that the replica was ready;
+    None: never. An engine that was ready is started again at once the first time; otherwise the wait doubles from 1 s
+    to 5 min. A permanent failure is not retried (`retry_at` is None).
     """
     was_stable = ready_for_s is not None and ready_for_s >= STABLE_S
     count = 1 if previous is None or was_stable else previous.count + 1
@@ -68,7 +69,7 @@ def next_failure(
 
 
 def has_recovered(replica: ObservedReplica, now: float) -> bool:
-    """Whether a replica runs, and has been ready long enough for its key's failures to be forgotten."""
+    """Whether a replica runs and has been ready for `STABLE_S`, so that its key's failures are forgotten."""
     if replica.phase is not Phase.RUNNING or replica.ready_since is None:
         return False
     return now - replica.ready_since >= STABLE_S

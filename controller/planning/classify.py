@@ -1,4 +1,4 @@
-"""Each observed replica of a model into exactly one bucket, by what it is and by what is wanted. Pure."""
+"""Sorting each observed replica of a model into exactly one bucket, by its state and by the desired state. Pure."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ _UNKNOWN: Final[Mapping[str, Mapping[str, int]]] = MappingProxyType({})
 
 @dataclass(slots=True)
 class Buckets:
-    """One model's replicas, each in exactly one place."""
+    """The replicas of one model, each in exactly one bucket."""
 
     busy: list[ReplicaId] = field(default_factory=list)
-    """An operation is under way, so that nothing may be issued; claims are still held."""
+    """Replicas with an operation under way: no action may be issued, and their claims are still held."""
     ended: list[ObservedReplica] = field(default_factory=list)
     half_created: list[ObservedReplica] = field(default_factory=list)
     broken: list[tuple[ObservedReplica, str]] = field(default_factory=list)
-    """Running, and of no use: dead, stalled, or past the start deadline."""
+    """Running replicas that are dead, stalled or past their start deadline, each with the reason."""
     off_gpu: list[tuple[ObservedReplica, str]] = field(default_factory=list)
-    """Ready, and not computing on the GPUs that it claims."""
+    """Ready replicas that do not compute on the GPUs that they claim, each with the reason."""
     current: dict[int, ObservedReplica | None] = field(default_factory=dict)
-    """Index to the replica that runs what is declared; None: its start is still under way."""
+    """Wanted index to the replica that runs the declared definition; None: its start is under way."""
     outdated: dict[int, ObservedReplica] = field(default_factory=dict)
-    """Index to the replica that runs an older definition at a wanted index."""
+    """Wanted index to the replica that runs an older definition."""
     surplus: list[ObservedReplica] = field(default_factory=list)
+    """Running replicas that are not wanted."""
 
 
 def classify_replicas(
@@ -40,7 +41,11 @@ def classify_replicas(
     now: float,
     gpu_use: Mapping[str, Mapping[str, int]] = _UNKNOWN,
 ) -> Buckets:
-    """Put each replica of one model into its bucket. `gpu_use` is that of the `ObservedState`."""
+    """Sort the replicas of one model into buckets.
+
+    `model` None: the model is not declared. `pending`: replica name and operation of each operation under way, also of
+    replicas that are not observed yet. `gpu_use`: see `ObservedState`.
+    """
     buckets = Buckets()
     operations = dict(pending)
     # Ready ones first, so that of two replicas at one index the one that serves is kept.
@@ -64,7 +69,7 @@ def classify_replicas(
 
 
 def _serving_order(replica: ObservedReplica) -> tuple[bool, int, str, int]:
-    """Of replicas of one model. The order of `ReplicaId` is the same, and four times as slow."""
+    """Sort key for replicas of one model. Ordering by `ReplicaId` gives the same and is four times as slow."""
     replica_id = replica.id
     return replica.health is not Health.READY, replica_id.index, replica_id.spec_hash, replica_id.attempt
 

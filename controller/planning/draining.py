@@ -1,11 +1,11 @@
-"""When a drained replica is empty. Pure.
+"""Deciding when a draining replica holds no requests any more. Pure.
 
-Invariant: a replica counts as empty only when nobody who may have been given it can still hold a request for it:
-every gateway reports zero under a table that no longer routes to it. A lost gateway's counts are unknown, never zero;
-then the engine's own idle figure decides, else the drain's deadline.
+Invariant: a replica counts as empty only when no gateway that was ever routed to it can still hold a request for it:
+every gateway reports zero under a table that no longer routes to the replica. A lost gateway's counts are unknown, not
+zero; then the engine's own idle figure decides, and without one the drain's deadline.
 
-What a lost gateway holds of a replica is bounded by what the replica's engine says of itself: one that has said since
-the loss, for `IDLE_PROOF_S`, that it is idle, holds nothing of that gateway's (docs/adr/0013).
+An engine that reports itself idle for `IDLE_PROOF_S` since a gateway was lost holds no request of that gateway
+(docs/adr/0013).
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from controller.schema.routing import GatewayReport, Stamp
 from controller.state import IdleSpan
 
 ARRIVAL_S = 5.0
-"""A new controller gives gateways that still route by an older table this long to come back."""
+"""Seconds that a new controller waits for gateways that still route by an older table."""
 FORGET_S = 600.0
-"""A gateway that has been gone this long holds no request any more."""
+"""Seconds after which a lost gateway counts as holding no requests."""
 IDLE_PROOF_S = 5.0
-"""An engine that has been idle this long, by its own figure and after the last gateway was lost, holds no request of a
-lost gateway. By then what was on its way has come, and a gateway that lost nothing but its link is back."""
+"""Seconds of idleness, by the engine's own figure and since the last gateway was lost, that prove that the engine holds
+no request of a lost gateway. By then requests on their way have arrived, and a gateway that only lost its link is back.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayView:
-    """One gateway as last heard of. `lost_at` None: its link is up."""
+    """The last report of one gateway. `lost_at`: Unix time when its link was lost; None: the link is up."""
 
     report: GatewayReport
     lost_at: float | None = None
@@ -35,21 +36,21 @@ class GatewayView:
 
 @dataclass(frozen=True, slots=True)
 class DrainState:
-    """A drain under way. `unrouted_stamp` is the first table that no longer routes to the replica; None: there is
-    none yet."""
+    """A drain under way. `unrouted_stamp`: the first table that does not route to the replica; None: none yet."""
 
     since: float
     unrouted_stamp: Stamp | None = None
 
 
 def gateways_may_reconnect(now: float, up_since: float) -> bool:
-    """Whether gateways of the controller before this one, which is up since then, may not be back yet."""
+    """Whether gateways of the previous controller may not have reconnected yet. `up_since`: Unix time at which this
+    controller started."""
     return 0 <= now - up_since < ARRIVAL_S
 
 
 def counts_unknown_since(gateways: Iterable[GatewayView], now: float) -> float | None:
-    """Since when some gateway's counts are unknown: when the last one was lost, or ever since where there is none;
-    None: all are known."""
+    """Return the Unix time since when some gateway's counts are unknown: when the last one was lost, or -infinity where
+    there is no gateway. None: the counts of all gateways are known."""
     views = present_gateways(gateways, now)
     if not views:
         return float("-inf")
@@ -57,20 +58,24 @@ def counts_unknown_since(gateways: Iterable[GatewayView], now: float) -> float |
 
 
 def idle_proof_due_at(idle_span: IdleSpan, unknown_since: float) -> float:
-    """From when on one more probe that hears the same proves that nothing is inside which gateways do not tell of."""
+    """Return the Unix time from which on one more idle probe proves that the engine holds no unreported requests.
+
+    `unknown_since`: see `counts_unknown_since`.
+    """
     return max(idle_span.since, unknown_since) + IDLE_PROOF_S
 
 
 def proves_idle(idle_span: IdleSpan | None, unknown_since: float) -> bool:
-    """Whether by the engine's word nothing is inside that gateways, unknown since then, do not tell of."""
+    """Whether the engine's idle time proves that it holds no requests of gateways whose counts are unknown. `idle_span`
+    None: the engine is not idle, or does not report it."""
     return idle_span is not None and idle_span.until >= idle_proof_due_at(idle_span, unknown_since)
 
 
 def count_inflight(
     name: str, gateways: Iterable[GatewayView], now: float, idle_span: IdleSpan | None = None
 ) -> int | None:
-    """Requests inside one replica, by all gateways; None: one of them is lost, or there is none, and `idle_span` does
-    not prove that the engine holds nothing else."""
+    """Count the requests that gateways have in one replica. None: unknown, because a gateway is lost or there is none,
+    and `idle_span` does not prove that the engine holds no other requests."""
     views = present_gateways(gateways, now)
     unknown_since = counts_unknown_since(views, now)
     if unknown_since is not None and not proves_idle(idle_span, unknown_since):
@@ -81,8 +86,11 @@ def count_inflight(
 def is_drained(
     name: str, drain: DrainState, gateways: Iterable[GatewayView], engine_idle: bool | None, *, now: float, unsure: bool
 ) -> bool | None:
-    """Whether the replica is empty. `engine_idle`: the engine's own figure, read after the drain began. `unsure`: more
-    gateways than these may have been given it."""
+    """Whether a draining replica holds no requests; None: unknown.
+
+    `engine_idle`: the engine's own figure, read after the drain began; None: it has none. `unsure`: gateways other than
+    these may route to the replica.
+    """
     if drain.unrouted_stamp is None:
         return False
     has_lost_gateway = False
@@ -98,7 +106,7 @@ def is_drained(
 
 
 def present_gateways(gateways: Iterable[GatewayView], now: float) -> list[GatewayView]:
-    """The gateways that may still hold requests."""
+    """Return the gateways that may still hold requests: all but those lost for `FORGET_S`."""
     return [view for view in gateways if not _is_forgotten(view, now)]
 
 

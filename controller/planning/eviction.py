@@ -1,18 +1,18 @@
-"""Which models of those that requests load stay loaded, and which are evicted. Pure.
+"""Evicting models that requests loaded, when they are unused or another model needs their room. Pure.
 
-A model can be let go if a request would load it again (`autoload`), nobody said by hand that it is to be loaded, and it
-is not pinned. It is let go when it is not used for its `idle_ttl_s`, or when somebody else wants its room:
+A model may be evicted if a request would load it again (`autoload`), no operator loaded it, and it is not pinned. It is
+evicted when it was not used for its `idle_ttl_s`, or when another model needs its room:
 
-- one that is used by nobody now goes at once, the one first whose idle time is greatest against what a reload costs;
-- one that is in use gets no new requests once somebody has waited for `swap_wait_s`, and is stopped when it is empty;
-- none goes before it has been loaded for `min_residency_s`;
-- none goes for a model whose start is not known to be possible, or that would not fit even then.
+- among idle models, the one with the highest ratio of idle seconds to reload seconds is evicted first, at once;
+- a busy model gets no new requests once another model has waited for `swap_wait_s`, and is stopped when it is empty;
+- no model is evicted before it has been loaded for `min_residency_s`;
+- no model is evicted for another whose start is not known to be possible, or that would not fit even then.
 
-Requests for one model thus gather while another is in its place, and are served together.
+While one model holds the room, requests for another gather, and are then served together.
 
-Invariants, held by tests/properties/controller/planning/test_eviction.py: what is pinned, busy (and nobody starves) or
-young is never let go; nothing is let go unless all that wants its room then fits; every wanted model that has no room
-says why.
+Invariants, held by tests/properties/controller/planning/test_eviction.py: no pinned or young model is evicted, and no
+busy one unless another starves; no model is evicted unless the model that needs its room then fits; every wanted model
+without room says why.
 """
 
 from __future__ import annotations
@@ -40,38 +40,40 @@ from controller.state import (
 )
 
 FRESH_DEMAND_S: Final = 5.0
-"""A request that asked for a model counts as waiting for so long, until the gateway's count of them comes."""
-
-
+"""Seconds for which a reported request counts as waiting, until the gateway's count of waiting requests comes."""
 CHECKED_ANEW_S: Final = 10.0
-"""How long a check may take that has become due."""
+"""Seconds that a preflight may be overdue while a model leaves for the one that was checked."""
 _SEATED: Final = (0, 0.0, "")
 
 
 @dataclass(frozen=True, slots=True)
 class EvictionDecision:
-    """What is wanted once it is decided who has to go."""
+    """The desired state with evictions applied, and what waits for them. Keys are model names."""
 
     desired: DesiredState
     evicted: Mapping[str, str] = field(default_factory=dict)
-    """Models that nothing but demand will load again, to the reason why they go."""
+    """Evicted models to the reason. Only a request loads them again."""
     wait_reasons: Mapping[str, str] = field(default_factory=dict)
-    """Models that wait for the room that others will leave, to that in words."""
+    """Models that wait for room that others will leave, to the reason in words."""
     reload_requested: tuple[str, ...] = ()
-    """Evicted models that are wanted again."""
+    """Evicted models that are wanted again, because requests wait for them."""
     queue_places: Mapping[str, tuple[int, float, str]] = field(default_factory=dict)
-    """Of those that have none."""
+    """Sort keys of the models without room; see `RoomAllocator.order_queue`."""
     wake_times: tuple[float, ...] = ()
+    """Unix times at which the decision may change by time alone."""
 
     def queue_place(self, model: DesiredModel | None) -> tuple[int, float, str]:
-        """A model's place in the queue for room, the least first."""
+        """Sort key of a model in the queue for room; the least gets room first."""
         return self.queue_places.get(model.name, _SEATED) if model is not None else _SEATED
 
 
 def decide_evictions(
     desired: DesiredState, observed: ObservedState, ledger: ClaimLedger, now: float
 ) -> EvictionDecision:
-    """Decide. `ledger` has the claims of all that is not seen gone; it is not changed."""
+    """Decide which models are evicted, and which wait for room.
+
+    `ledger`: claims of all replicas that are not seen gone; it is not changed.
+    """
     desired_on_demand = _request_reloads(desired, observed)
     reload_names = tuple(name for name, model in desired_on_demand.models.items() if model is not desired.models[name])
     alive_by_model, pending_names = alive_replicas(observed), pending_models(observed)
@@ -120,7 +122,7 @@ def decide_evictions(
 
 
 def _request_reloads(desired: DesiredState, observed: ObservedState) -> DesiredState:
-    """What requests wait for is wanted again, though it was let go."""
+    """Return the desired state in which evicted models are wanted again that requests wait for."""
     models = dict(desired.models)
     for name, model in desired.models.items():
         traffic = observed.traffic.get(name, UNUSED)
@@ -133,7 +135,7 @@ def _request_reloads(desired: DesiredState, observed: ObservedState) -> DesiredS
 
 @dataclass(slots=True)
 class RoomAllocator:
-    """Who gets which room, in the order of the queue."""
+    """Gives room to models that have none, in the order of the queue, and evicts others for it."""
 
     desired: DesiredState
     observed: ObservedState
@@ -141,31 +143,33 @@ class RoomAllocator:
     candidates: dict[str, EvictionCandidate]
     missing_indices: Mapping[str, tuple[int, ...]]
     current_ledger: ClaimLedger
-    """What is claimed now."""
+    """Claims of what runs or starts now."""
     free_ledger: ClaimLedger
-    """What is claimed until those that leave are seen gone, and by those that got their room before."""
+    """`current_ledger`, and the claims of models that got room before in this decision."""
     future_ledger: ClaimLedger
-    """The same as if they were gone."""
+    """`free_ledger` without the replicas that are leaving."""
     leaving_models: list[str]
-    """Models of which something leaves."""
+    """Models of which a replica is leaving."""
     coming_claims: dict[str, list[Mapping[str, int]]]
-    """See `coming_replicas`; and those that have room."""
+    """Result of `coming_replicas`, and the claims of models that got room before in this decision."""
     room_holders: dict[str, str] = field(default_factory=dict)
-    """Candidates whose room one that starves will have, to that one."""
+    """Candidates to the model that gets their room."""
     evicted: dict[str, tuple[float, str]] = field(default_factory=dict)
     wait_reasons: dict[str, str] = field(default_factory=dict)
     allocated_models: set[str] = field(default_factory=set)
     wake_times: list[float] = field(default_factory=list)
 
     def order_queue(self, model: DesiredModel) -> tuple[int, float, str]:
-        """What the files or an operator want comes first, then whose requests have waited longest."""
+        """Sort key of a model in the queue: first models that files or operators want, then those whose requests have
+        waited longest."""
         if model.statement.kind != "autoload":
             return 0, model.statement.since, model.name
         traffic = self.observed.traffic.get(model.name, UNUSED)
         return 1 if self._has_waiting_requests(model) else 2, traffic.waits_since or model.statement.since, model.name
 
     def allocate_room(self, model: DesiredModel) -> None:
-        """Room for a model's missing replicas, of what is free or will be."""
+        """Give a model's missing replicas free room, room of leaving replicas, or room of models to evict. Note what the
+        model waits for in `wait_reasons`."""
         if self._cannot_start(model):
             return
         self._seek_room(model)
@@ -195,7 +199,7 @@ class RoomAllocator:
             self._make_room(model)
 
     def evict_unused(self) -> None:
-        """Let go what has not been used for its `idle_ttl_s`."""
+        """Evict the candidates that were not used for their `idle_ttl_s`."""
         for candidate in self.candidates.values():
             ttl_s = self.desired.models[candidate.name].idle_ttl_s
             if ttl_s is None or candidate.is_busy or candidate.name in self.evicted:
@@ -224,7 +228,7 @@ class RoomAllocator:
                 self.coming_claims.setdefault(model.name, []).append(claims)
 
     def _place_missing(self, model: DesiredModel, ledger: ClaimLedger) -> list[Mapping[str, int]] | NoRoom:
-        """What all missing replicas of the model would take."""
+        """Return the claims of all missing replicas of the model if placed on `ledger`, which is not changed."""
         scratch, claims_list = ledger.copy_without(()), []
         for _ in self.missing_indices[model.name]:
             placement = place_replica(model, self.observed, scratch)
@@ -264,8 +268,8 @@ class RoomAllocator:
             self._hold_room(model, victims)
 
     def _is_start_checked(self, model: DesiredModel, victims: Iterable[EvictionCandidate]) -> bool:
-        """Whether a start is known to be possible. While somebody leaves for it, the last check holds until the
-        next."""
+        """Whether a preflight says that the model can be started. While a victim is already leaving, an overdue
+        preflight counts for `CHECKED_ANEW_S`."""
         preflight = self.observed.preflights.get((model.name, model.spec_hash))
         if preflight is None or not preflight.ok:
             return False
@@ -273,14 +277,15 @@ class RoomAllocator:
         return any(preflight.is_fresh(at, self.desired.preflight_recheck_s) for at in (self.now, lenient_now))
 
     def _hold_room(self, model: DesiredModel, victims: Iterable[EvictionCandidate]) -> None:
-        """What goes, or will, still takes its room: to others it is that of the one that it goes for."""
+        """Book the room of the victims for the model, so that no other model takes it."""
         self.room_holders.update({each.name: model.name for each in victims})
         self.future_ledger = self._ledger_without(victims)
         placement = self._place_missing(model, self.future_ledger)
         self._claim_room(model, () if isinstance(placement, NoRoom) else placement)
 
     def _wait_for_loads(self, model: DesiredModel, candidates: Iterable[EvictionCandidate]) -> None:
-        """It waits for what is being loaded now, if that can make room later; if not, the plan says what is missing."""
+        """Let the model wait for models that are being loaded, if their eviction can make room later. Otherwise no wait
+        is noted, and the plan says what is missing."""
         claims = (claims for each in self.coming_claims.values() for claims in each)
         if not isinstance(self._place_missing(model, self._ledger_without(candidates).copy_without(claims)), NoRoom):
             self.wait_reasons[model.name] = f"waits for room: {_join_names(sorted(self.coming_claims))} is loaded first"
@@ -305,7 +310,8 @@ class RoomAllocator:
     def _choose_victims(
         self, model: DesiredModel, candidates: Sequence[EvictionCandidate]
     ) -> Collection[EvictionCandidate] | None:
-        """The first of these whose going makes room, and none that need not go; None: all of them do not."""
+        """Return the first candidates whose eviction makes room, without those that need not go. None: evicting all of
+        them does not make room."""
         for count in range(1, len(candidates) + 1):
             victims = list(candidates[:count])
             if isinstance(self._place_missing(model, self._ledger_without(victims)), NoRoom):

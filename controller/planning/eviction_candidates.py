@@ -1,4 +1,4 @@
-"""The models that could be let go, and what that would cost. Pure."""
+"""Eviction candidates: models that could be evicted, and what their reload would cost. Pure."""
 
 from __future__ import annotations
 
@@ -9,44 +9,52 @@ from typing import Final
 from controller.state import DesiredModel, ModelTraffic, ObservedReplica, ObservedState, Phase
 
 LONGEST_RESIDENCY_S: Final = 60.0
-"""A model whose `min_residency_s` is not declared stays at most this long, however long its load took."""
+"""Most seconds that a model stays loaded by default: as long as its load took, but no longer than this."""
 CHEAPEST_RELOAD_S: Final = 0.1
+"""Least seconds that a reload counts as in `eviction_order`."""
 UNUSED: Final = ModelTraffic()
 
 
 @dataclass(frozen=True, slots=True)
 class EvictionCandidate:
-    """A model that could be let go."""
+    """A model that could be evicted. Times are Unix time in seconds."""
 
     name: str
     replicas: tuple[ObservedReplica, ...]
     traffic: ModelTraffic
     inflight: int | None
+    """Requests in its replicas; None: not known."""
     is_leaving: bool
-    """It is on its way out already."""
+    """Whether all of its replicas are being drained."""
     idle_since: float
     reload_s: float
+    """Seconds that its last load took."""
     stays_until: float
+    """When its `min_residency_s` is over."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether somebody is, or may be, at it."""
+        """Whether requests use the model or wait for it, or may do so because the counts are unknown."""
         return self.inflight != 0 or self.traffic.waiting != 0
 
     @property
     def has_known_traffic(self) -> bool:
-        """Whether it is known who is at it: while a gateway is lost it is not, unless its engines say for long enough
-        that they are idle."""
+        """Whether the requests in and for the model are known. While a gateway is lost they are not, unless the model's
+        engines report for long enough that they are idle."""
         return self.inflight is not None and self.traffic.waiting is not None
 
     def eviction_order(self, now: float) -> tuple[bool, bool, float, str]:
-        """The least goes first."""
+        """Sort key; the least is evicted first.
+
+        Idle models come before busy ones. Among them, models that are being drained come first, then the highest ratio
+        of idle seconds to reload seconds.
+        """
         worth = (now - self.idle_since) / max(self.reload_s, CHEAPEST_RELOAD_S)
         return self.is_busy, not self.is_leaving, -worth, self.name
 
 
 def alive_replicas(observed: ObservedState) -> dict[str, list[ObservedReplica]]:
-    """Model to its replicas that run, ready or not."""
+    """Return model to its running replicas, ready or not."""
     replicas_by_model: dict[str, list[ObservedReplica]] = {}
     for replica in observed.replicas:
         if replica.phase is Phase.RUNNING:
@@ -55,12 +63,12 @@ def alive_replicas(observed: ObservedState) -> dict[str, list[ObservedReplica]]:
 
 
 def pending_models(observed: ObservedState) -> set[str]:
-    """Names of the models of which a replica is being started, stopped or removed."""
+    """Return the names of the models of which a replica is being started, stopped or removed."""
     return {operation.id.model for operation in observed.pending.values()}
 
 
 def is_evictable(model: DesiredModel | None) -> bool:
-    """Whether a request would load it again, and nobody has said that it is to stay."""
+    """Whether a model may be evicted: a request would load it again, no operator loaded it, and it is not pinned."""
     return model is not None and model.autoload and not model.pinned and model.statement.kind in ("autoload", "file")
 
 
@@ -71,9 +79,9 @@ def candidate_of(
     now: float,
     pending_names: Collection[str],
 ) -> EvictionCandidate | None:
-    """The model as a candidate. None: the model cannot be evicted, or no replica of it runs.
+    """Return the model as a candidate. None: it may not be evicted, has no running replica, or is loading or ending.
 
-    `replicas` are those that run. `pending_names` is of `pending_models`: such a model loads, or goes anyway.
+    `replicas`: the model's running replicas. `pending_names`: result of `pending_models`.
     """
     if model.name in pending_names or not (is_evictable(model) and model.replicas and replicas):
         return None

@@ -1,7 +1,7 @@
-"""Whether a ready replica computes on the GPUs that it claims, by the memory that it holds there. Pure.
+"""Detecting ready replicas that compute on the CPU instead of their GPUs, by the GPU memory that they hold. Pure.
 
-Some engines compute on the CPU where CUDA does not start, and become ready. Their own refusals are better
-(`--device` of llama-server); this is for all of them, whatever they say.
+Some engines fall back to the CPU where CUDA does not start, and become ready. An engine's own refusal is better
+(`--device` of llama-server); this check is for all engines.
 """
 
 from __future__ import annotations
@@ -12,22 +12,20 @@ from typing import Final
 from controller.state import HOST, Gpu, ObservedReplica
 
 UNUSED_MIB: Final = 64
-"""What holds less of a GPU does not compute there. CUDA's context alone, one for each process, takes 107 MiB of an RTX
-4060 Ti, 256 of an RTX 3090 and 555 of an RTX PRO 6000 (llama.cpp#23604, InvokeAI#9413); the model comes on top."""
+"""A process that holds less MiB of a GPU does not compute there. CUDA's context alone, one for each process, takes 107
+MiB of an RTX 4060 Ti, 256 of an RTX 3090 and 555 of an RTX PRO 6000 (llama.cpp#23604, InvokeAI#9413)."""
 SETTLED_S: Final = 20.0
-"""A replica that has been ready this long was ready when the GPUs were read: a reading of the probe container is 17 s
-old at most."""
+"""Seconds after which a ready replica was surely ready when the GPUs were read: readings are 17 s old at most."""
 
 
 def measure_gpu_use(
     replica: ObservedReplica, gpus: tuple[Gpu, ...], growth_mib: Mapping[str, int], now: float
 ) -> dict[str, int]:
-    """MiB that a replica holds of its GPUs, by uuid, as read since it was ready. Of a GPU that is left out, nothing is
-    known.
+    """Return GPU uuid to the MiB that a replica holds there. A GPU is left out where that is not known.
 
-    `growth_mib` is by how much the use of each GPU grew by its load, by uuid, of those where nobody else changed it.
-    It stands where the driver does not tell what processes hold, but not for a GPU that has main memory in place of its
-    own, which everybody uses. MIG instances are left out: drivers differ about their processes.
+    `growth_mib`: GPU uuid to the MiB by which the GPU's use grew while the replica loaded, where no other process
+    changed it. It is used where the driver does not report the memory of processes, but not for GPUs that share main
+    memory. MIG instances are left out, because drivers differ about their processes.
     """
     if replica.ready_since is None or now - replica.ready_since < SETTLED_S:
         return {}
@@ -53,8 +51,8 @@ def _processes_mib(gpu: Gpu, name: str, growth_mib: int | None) -> int | None:
 
 
 def explain_unused_gpus(replica: ObservedReplica, held_mib: Mapping[str, int]) -> str | None:
-    """Why a ready replica has failed that holds almost nothing of any GPU that it claims; None: it uses one, claims
-    none, or that is not known. `held_mib` is of `measure_gpu_use`."""
+    """Explain why a ready replica that holds almost no memory of its GPUs counts as failed. None: it uses a GPU, claims
+    none, or its use is not known. `held_mib`: result of `measure_gpu_use`."""
     uuids = sorted(replica.claims.keys() - {HOST})
     if not uuids or any(held_mib.get(uuid, UNUSED_MIB) >= UNUSED_MIB for uuid in uuids):
         return None

@@ -1,4 +1,4 @@
-"""What the gateways say of the requests for each model. Pure."""
+"""Adding up what gateways report of the requests for each model. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from controller.state import IdleSpan, ModelTraffic, ObservedReplica, Phase
 
 
 def joint_idle_span(spans: Iterable[IdleSpan | None]) -> IdleSpan | None:
-    """While all of these engines were idle; None: one is not, does not tell, or there is none."""
+    """Return the span in which all of these engines were idle. None: one is not idle or does not report it, or there is
+    no engine."""
     known_spans = []
     for span in spans:
         if span is None:
@@ -21,7 +22,7 @@ def joint_idle_span(spans: Iterable[IdleSpan | None]) -> IdleSpan | None:
 
 
 def idle_span_by_model(replicas: Iterable[ObservedReplica]) -> dict[str, IdleSpan]:
-    """Model to while all of its engines that run were idle; absent: they are not, or there is none."""
+    """Return model to the span in which all of its running engines were idle. Models without one are left out."""
     spans_by_model: dict[str, list[IdleSpan | None]] = {}
     for replica in replicas:
         if replica.phase is Phase.RUNNING:
@@ -40,11 +41,14 @@ def traffic_by_model(
     unsure: bool,
     idle_spans: Mapping[str, IdleSpan],
 ) -> dict[str, ModelTraffic]:
-    """Model to the requests for it. How many wait is unknown while a gateway is lost, while there is none, and while
-    there may be more (`unsure`). What is in none of `last_used` may have been used until the controller was `up_since`.
+    """Return model to its traffic: requests that wait, since when, and the last use.
 
-    `idle_spans` are by model. Nobody waits for a slot of engines that are idle; so in a lost gateway nobody waits for
-    them, or only such as cannot go in before it is back and says so. It may have used them until they became idle.
+    `last_used`: model to the Unix time of its last request. A model without one may have been used until this
+    controller's start, `up_since`. `unsure`: there may be gateways besides these. The number of waiting requests is
+    unknown (None) while `unsure`, while a gateway is lost, and while there is no gateway.
+
+    `idle_spans`: see `idle_span_by_model`. Idle engines have free slots, so in a lost gateway no request waits for
+    them. It may have used them until they became idle.
     """
     views = present_gateways(gateways, now)
     reports = [view.report for view in views if view.lost_at is None]

@@ -1,9 +1,9 @@
-"""Replicas onto GPUs, and into main memory. Pure.
+"""Placing replicas on GPUs and in main memory. Pure.
 
-Invariant: on no GPU do the claims ever exceed its memory, nor in main memory what engines may take of it; for a GPU
-that has main memory in place of its own the claims of both count; and a replica whose need of GPU memory is not known
-shares its GPUs with nobody. One that claims GPUs claims main memory, too, where what it takes of that is known. One
-replica per GPU loads or stops at a time, because engines that size themselves by free memory mis-measure each other.
+Invariants: the claims on a GPU never exceed its memory, nor those on main memory what engines may take of it. For a GPU
+that shares main memory, both claims count together. A replica whose need of GPU memory is unknown shares its GPUs with
+no other. A replica on GPUs also claims main memory, where its need is known. One replica per GPU loads or stops at a
+time, because engines size themselves by the memory that is free then.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from controller.state import (
 )
 
 RELEASE_S: Final = 60.0
-"""How long the memory of an engine that is gone may still be in use before that is a failure."""
+"""Seconds that memory of an ended engine may still be in use before that counts as a failure."""
 FOREIGN_USE: Final = 0.1
-"""Share of a GPU's memory that others may use while the GPU still counts as empty for a whole-GPU claim."""
+"""Share of a GPU's memory that other processes may use while the GPU counts as empty for a replica of unknown need."""
 _UNKNOWN: Final = Requirement()
 NAMED = 3
-"""Processes that are named; the others are counted."""
+"""Most processes that a reason names; the others are counted."""
 
 
 @dataclass(slots=True)
 class ClaimLedger:
-    """Claims as they add up while one plan is made."""
+    """Claims on GPUs and main memory, as they add up while one plan is made. All sizes are MiB."""
 
     claimed_mib: dict[str, int] = field(default_factory=dict)
-    """GPU uuid, or HOST, to MiB."""
+    """GPU uuid, or HOST for main memory, to claimed MiB."""
     busy_replicas: dict[str, str] = field(default_factory=dict)
-    """GPU uuid to the replica that loads or stops there."""
+    """GPU uuid to the name of the replica that loads or stops there."""
     released_mib: dict[str, int] = field(default_factory=dict)
-    """GPU uuid to MiB still in use by replicas that are counted as gone."""
+    """GPU uuid to the MiB still in use by replicas that this ledger counts as gone."""
     models_by_gpu: dict[str, set[str]] = field(default_factory=dict)
-    """GPU uuid to the models that have a replica there."""
+    """GPU uuid to the names of models with a replica there."""
     unified_gpus: frozenset[str] = frozenset()
-    """Uuids of GPUs that have main memory in place of their own."""
+    """Uuids of GPUs that share main memory."""
 
     @classmethod
     def of(cls, observed: ObservedState) -> ClaimLedger:
-        """Claims of all that is not seen gone, and of all that is about to come."""
+        """Return the claims of all replicas that are not seen gone, and of all that are being started."""
         ledger = cls(unified_gpus=observed.unified_gpus)
         seen_names = set()
         # In the order of their names, so that whoever counts as busy is the same in whatever order they were seen.
@@ -68,7 +68,7 @@ class ClaimLedger:
         return ledger
 
     def add_claims(self, claims: Mapping[str, int], *, model: str | None = None, busy_with: str | None = None) -> None:
-        """Book a replica's claims."""
+        """Book a replica's claims. `busy_with`: the replica's name where it loads or stops, which keeps its GPUs busy."""
         for uuid, mib in claims.items():
             self.claimed_mib[uuid] = self.claimed_mib.get(uuid, 0) + mib
             if model is not None:
@@ -77,26 +77,26 @@ class ClaimLedger:
                 self.busy_replicas[uuid] = busy_with
 
     def claimed_on(self, key: str) -> int:
-        """MiB that are claimed of a GPU (by uuid) or of main memory (HOST), which may be the same memory."""
+        """Return the MiB claimed of a GPU (by uuid) or of main memory (HOST), and of whatever is the same memory."""
         return self._sum_mib(self.claimed_mib, key)
 
     def released_on(self, key: str) -> int:
-        """MiB still in use there by replicas that are counted as gone."""
+        """Return the MiB still in use there by replicas that this ledger counts as gone."""
         return self._sum_mib(self.released_mib, key)
 
     def _sum_mib(self, mib_by_key: Mapping[str, int], key: str) -> int:
-        """The sum over `key` and whatever is the same memory."""
+        """Sum over `key` and whatever is the same memory."""
         if key == HOST or key in self.unified_gpus:
             return mib_by_key.get(HOST, 0) + sum(mib_by_key.get(uuid, 0) for uuid in self.unified_gpus)
         return mib_by_key.get(key, 0)
 
     def find_busy_neighbour(self, replica: ObservedReplica) -> str | None:
-        """Another one that loads or stops on one of its GPUs."""
+        """Return the name of another replica that loads or stops on one of the replica's GPUs; None: there is none."""
         others = (self.busy_replicas.get(uuid, replica.name) for uuid in replica.claims)
         return next((name for name in others if name != replica.name), None)
 
     def copy_without(self, claims: Iterable[Mapping[str, int]]) -> ClaimLedger:
-        """This ledger as if some replicas were gone."""
+        """Return a copy without the given claims, whose memory counts as still in use (`released_mib`)."""
         models = {uuid: set(names) for uuid, names in self.models_by_gpu.items()}
         copy = ClaimLedger(
             dict(self.claimed_mib), dict(self.busy_replicas), dict(self.released_mib), models, self.unified_gpus
@@ -108,7 +108,8 @@ class ClaimLedger:
         return copy
 
     def copy_without_replicas(self, replicas: Iterable[ObservedReplica], observed: ObservedState) -> ClaimLedger:
-        """The same, with what they hold of the GPUs, which may be more or less than what they claim."""
+        """Return a copy without the claims of these replicas. The memory that they hold of the GPUs, which may differ
+        from their claims, counts as still in use."""
         copy = self.copy_without(())
         for replica in replicas:
             for uuid, mib in replica.claims.items():
@@ -134,22 +135,26 @@ class ClaimLedger:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where one replica goes: GPU uuids and HOST to MiB; without HOST where its need of main memory is not known."""
+    """The place of one replica. `claims`: GPU uuid and HOST to MiB; HOST is left out where the need of main memory is
+    unknown."""
 
     claims: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class NoRoom:
-    """Why a replica goes nowhere now. `waiting`: it only has to wait for its turn."""
+    """Why a replica has no place now. `waiting`: it has one once others have loaded, stopped or released memory."""
 
     reason: str
     waiting: bool = False
 
 
 def place_replica(model: DesiredModel, observed: ObservedState, ledger: ClaimLedger) -> Placement | NoRoom:
-    """Best fit: the GPUs with the least room that is still enough, those first where nothing is loading, then those
-    where no other replica of the model is."""
+    """Place one replica of the model on `ledger`, which is not changed.
+
+    Best fit: GPUs where nothing loads come first, then GPUs without another replica of the model, then those with the
+    least room that is still enough.
+    """
     requirement = requirement_of(model, observed)
     host_claims = _claim_main_memory(requirement, observed, ledger)
     if model.gpu_count == 0:
@@ -201,8 +206,10 @@ def _place_on_gpus(
 
 
 def requirement_of(model: DesiredModel, observed: ObservedState) -> Requirement:
-    """What a replica takes: as declared, else as observed or predicted (DESIGN.md §3). A share that is declared beside
-    `vram_mib` is taken all the same, so both are claimed."""
+    """Return what a replica of the model needs: as declared, else as observed or predicted (DESIGN.md §3).
+
+    An engine takes its declared share of a GPU also where `vram_mib` is declared, so both are claimed.
+    """
     requirement = observed.requirements.get(model.name, _UNKNOWN)
     if model.vram_mib is not None:
         requirement = replace(requirement, per_gpu_mib=model.vram_mib)
@@ -268,13 +275,13 @@ def _foreign_used_mib(gpu: Gpu, ledger: ClaimLedger) -> int:
 
 
 def _needed_mib(requirement: Requirement, gpu: Gpu, ledger: ClaimLedger) -> int | None:
-    """What must be free there; None: not known."""
+    """Return the MiB that must be free on the GPU; None: not known."""
     mib = requirement.mib_on_gpu(gpu)
     return None if mib is None else mib + _own_host_mib(requirement, gpu, ledger)
 
 
 def _own_host_mib(requirement: Requirement, gpu: Gpu, ledger: ClaimLedger) -> int:
-    """What the same replica takes of this GPU's memory as main memory."""
+    """Return the MiB that the replica takes of this GPU's memory as main memory; 0 unless the GPU shares it."""
     return (requirement.host_mib or 0) if gpu.uuid in ledger.unified_gpus else 0
 
 
@@ -325,9 +332,10 @@ def _gpu_count_text(count: int) -> str:
 
 
 def holders_of(gpu: Gpu, running_names: Collection[str], *, expected_mib: int) -> str | None:
-    """Which processes hold memory there, beside those of the replicas in `running_names`; None: none does.
+    """Describe the processes that hold memory of the GPU, without those of the replicas in `running_names`; None: no
+    other process does.
 
-    Where the driver names no processes, it is what is in use beyond `expected_mib`, without a name.
+    Where the driver names no processes, describe the memory in use beyond `expected_mib`.
     """
     if gpu.processes is None:
         excess_mib = gpu.used_mib - expected_mib

@@ -1,7 +1,7 @@
 """`plan(desired, observed, now) -> Plan`: the one place where Roundhouse decides what to do. Pure.
 
-Every replica is first put into one bucket, by what it is and by what is wanted; then each bucket gets its action.
-The same input gives the same plan; a plan applied in part, in any prefix, leads to a state whose own plan goes on.
+First each replica is sorted into one bucket by its state and by the desired state; then each bucket gets its action.
+The same input gives the same plan. After any prefix of a plan was applied, the plan of the new state continues it.
 Apply, dry run, status and metrics all use this function.
 
 Invariants, held by tests/properties/controller/planning/test_plan.py:
@@ -10,7 +10,7 @@ Invariants, held by tests/properties/controller/planning/test_plan.py:
 - nothing is drained for a replacement before the replacement's preflight succeeded;
 - a roll takes one replica at a time: of n that serve, n - 1 go on serving;
 - nothing is started before its backoff is over;
-- a model is let go only as controller/planning/eviction.py allows;
+- a model is evicted only as controller/planning/eviction.py allows;
 - no action names a replica that was not observed as ours.
 """
 
@@ -28,7 +28,10 @@ from controller.state import DesiredState, ObservedReplica, ObservedState, Pendi
 
 
 def plan(desired: DesiredState, observed: ObservedState, now: float) -> Plan:
-    """What to do now. O(replicas + models); `now` is Unix time in seconds."""
+    """Return the actions to take now, what is blocked, and when to plan again. `now` is Unix time in seconds.
+
+    Takes O(replicas + models) time where no model waits for the room of others.
+    """
     replicas: dict[str, list[ObservedReplica]] = defaultdict(list)
     for replica in observed.replicas:
         replicas[replica.id.model].append(replica)

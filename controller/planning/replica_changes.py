@@ -1,4 +1,4 @@
-"""Replicas that leave, are missing, or come, whatever is decided about their room. Pure."""
+"""Replicas that leave, are missing or come independently of evictions. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from controller.state import DesiredState, ObservedReplica, ObservedState, OpKin
 
 
 def leaving_replicas(desired: DesiredState, observed: ObservedState, now: float) -> list[ObservedReplica]:
-    """Replicas that will be gone, whatever is decided here; not those that take longer than anybody should wait."""
+    """Return the running replicas that are ending or not wanted, if they began to leave less than `swap_wait_s` ago."""
     replicas = []
     for replica in observed.replicas:
         model = desired.models.get(replica.id.model)
@@ -24,7 +24,7 @@ def leaving_replicas(desired: DesiredState, observed: ObservedState, now: float)
 
 
 def missing_replicas(desired: DesiredState, observed: ObservedState) -> dict[str, tuple[int, ...]]:
-    """Models to the wanted indices at which no engine is, nor comes."""
+    """Return model to the wanted indices at which no engine runs or is being started."""
     indices_by_model: dict[str, set[int]] = {}
     for replica in observed.replicas:
         operation = observed.pending.get(replica.name)
@@ -44,7 +44,7 @@ def missing_replicas(desired: DesiredState, observed: ObservedState) -> dict[str
 def coming_replicas(
     desired: DesiredState, observed: ObservedState, candidates: Mapping[str, EvictionCandidate]
 ) -> dict[str, list[Mapping[str, int]]]:
-    """Models that could be let go once they are loaded, to what they will take."""
+    """Return model to the claims of its replicas, for models that will be eviction candidates once they are loaded."""
     claims_by_model: dict[str, list[Mapping[str, int]]] = {}
     observed_names = {replica.name for replica in observed.replicas}
     active_replicas = [
