@@ -82,7 +82,8 @@ class AdminClient:
     """
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
-        """`url` is `unix:<path>` or `http://host:port`. `timeout_s` bounds an answer that is not told otherwise."""
+        """`url` is `unix:<path>` or `http://host:port`. `timeout_s`: default for answers. Raises CommandError for
+        another kind of address."""
         token_file = os.environ.get(FILE_VARIABLE)
         try:
             address = ControllerAddress.parse(url, Path(token_file) if token_file else None)
@@ -244,7 +245,7 @@ class AdminClient:
     async def _exchange(
         self, method: str, path: str, body: object = None, query: Query | None = None, *, timeout_s: float | None = None
     ) -> tuple[int, bytes]:
-        """Status and content of an answer that is no error. `path` is quoted already."""
+        """Return status and body of an answer. `path` is percent-encoded. Raises RequestRefusedError for an error."""
         within_s = self._timeout_s if timeout_s is None else timeout_s
         timeout = aiohttp.ClientTimeout(total=within_s, connect=self._timeout_s)
         with translate_failures(self._url, within_s):
@@ -257,7 +258,8 @@ class AdminClient:
     async def _chunks(
         self, path: str, query: Query, *, headers: Mapping[str, str], silence_s: float | None
     ) -> AsyncGenerator[bytes, None]:
-        """An answer's bytes as they come, for as long as it takes. LostControllerError after `silence_s` of nothing."""
+        """Yield the body of an answer as it comes. Raises LostControllerError after `silence_s` seconds of silence; None:
+        without a limit."""
         timeout = aiohttp.ClientTimeout(total=None, connect=self._timeout_s, sock_read=silence_s)
         with translate_failures(self._url, STREAM_START_S if silence_s is None else silence_s):
             async with asyncio.timeout(STREAM_START_S):

@@ -168,8 +168,8 @@ class RoomAllocator:
         return 1 if self._has_waiting_requests(model) else 2, traffic.waits_since or model.statement.since, model.name
 
     def allocate_room(self, model: DesiredModel) -> None:
-        """Give a model's missing replicas free room, room of leaving replicas, or room of models to evict. Note what the
-        model waits for in `wait_reasons`."""
+        """Give a model's missing replicas free room, room of leaving replicas, or room of models to evict. What the
+        model waits for is noted in `wait_reasons`."""
         if self._cannot_start(model):
             return
         self._seek_room(model)

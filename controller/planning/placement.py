@@ -68,7 +68,7 @@ class ClaimLedger:
         return ledger
 
     def add_claims(self, claims: Mapping[str, int], *, model: str | None = None, busy_with: str | None = None) -> None:
-        """Book a replica's claims. `busy_with`: the replica's name where it loads or stops, which keeps its GPUs busy."""
+        """Book a replica's claims. `busy_with`: the replica's name while it loads or stops, and keeps its GPUs busy."""
         for uuid, mib in claims.items():
             self.claimed_mib[uuid] = self.claimed_mib.get(uuid, 0) + mib
             if model is not None:

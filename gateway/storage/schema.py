@@ -10,7 +10,7 @@ from common.sqlite_files import FileConnection, NewerDatabaseError, open_connect
 from common.state_files import RESPONSES_SCHEMA_VERSION
 
 BUSY_S: Final = 2.0
-"""How long a predecessor may take to let go of the file."""
+"""Seconds that the previous gateway may take to give the file back."""
 
 _RESPONSES: Final = """
 CREATE TABLE responses (
@@ -114,7 +114,7 @@ def open_database(path: Path) -> FileConnection:
 
 
 def _version_of(db: sqlite3.Connection) -> int:
-    """0: there is nothing in it. Raises NewerDatabaseError before anything is written."""
+    """Read the schema version; 0: the file is empty. Raises NewerDatabaseError before anything is written."""
     [version] = db.execute("PRAGMA user_version").fetchone()
     if version > RESPONSES_SCHEMA_VERSION:
         raise NewerDatabaseError(f"a newer Roundhouse wrote it (schema version {version})")
