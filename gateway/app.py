@@ -61,7 +61,7 @@ Every answer has an `X-Request-Id`. Every error has one envelope, whose `error.c
 those that will not. Where keys are declared, a request carries one: `Authorization: Bearer SECRET`, or `x-api-key`."""
 
 CONTROLLER_CONNECT_S = 2.0
-"""For a connection to the controller."""
+"""Seconds that a connection to the controller may take to come about."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -258,8 +258,8 @@ class AdminClient:
     async def _chunks(
         self, path: str, query: Query, *, headers: Mapping[str, str], silence_s: float | None
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the body of an answer as it comes. Raises LostControllerError after `silence_s` seconds of silence; None:
-        without a limit."""
+        """Yield the body of an answer as it comes. Raises LostControllerError after `silence_s` seconds of silence;
+        None: without a limit."""
         timeout = aiohttp.ClientTimeout(total=None, connect=self._timeout_s, sock_read=silence_s)
         with translate_failures(self._url, STREAM_START_S if silence_s is None else silence_s):
             async with asyncio.timeout(STREAM_START_S):
