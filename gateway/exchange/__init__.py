@@ -1,4 +1,6 @@
 """One inference request, from the client to an engine and back, without a task of its own. `dispatcher` opens an
-`exchange` per request, `attempt` is one try at one replica, `body_relay` passes the engine's answer on,
-`client_response` writes it to the client, `accounting` settles limits and metrics at the end.
+`exchange` for an `api_spec`, which goes through `admission_stage` (slot, queue, `load_wait`) and `engine_stage`
+(attempts); `exchange_state` has the legal transitions. `attempt` is one try at one replica, `body_relay` passes the
+engine's answer on, `client_response` writes it to the client, `accounting` settles limits and metrics at the end.
+Features take part by `hooks`: `file_hooks`, `completion_hooks`, `response_hooks`.
 """
