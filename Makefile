@@ -17,7 +17,7 @@ WORKERS ?= $(shell expr $$(nproc) + 1)
 PORT_OPTION = $(if $(filter command,$(origin PORT)),--port $(PORT))
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help up install install-launcher images test quick engines check format bench campaign lock audit sbom clean
+.PHONY: help up install install-launcher images test quick engines check format derive bench campaign lock audit sbom clean
 
 help: ## This list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 26
@@ -73,6 +73,11 @@ check: $(VENV)/.installed-dev ## Lint, types, imports.
 format: $(VENV)/.installed-dev ## Format the sources.
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
+
+derive: $(VENV)/.installed-dev ## Write anew what follows from declarations: tables of docs/models.md, JSON Schema, goldens.
+	@$(BIN)/python -m tests.support.doc_tables --write
+	@$(BIN)/roundhouse schema --write --desired desired-state
+	@$(BIN)/python -m tests.support.goldens --write
 
 bench: $(VENV)/.installed-dev models/clockwork.gguf ## Side-by-side benchmarks: medians and ratios.
 	@exec $(BIN)/python -m tests.bench $(ARGS)

@@ -46,7 +46,7 @@ def files_schema() -> Schema:
         "$defs": {
             "model": _model_schema(),
             "key": _key_schema(),
-            **{name: _definition_schema(engine) for name, engine in ENGINES.items()},
+            **{name: definition_schema(engine) for name, engine in ENGINES.items()},
             "any": _any_backend_schema(),
         },
     }
@@ -55,6 +55,15 @@ def files_schema() -> Schema:
 def schema_text() -> str:
     """Return the schema as JSON text with a final line break, as `schema.json` holds it."""
     return json.dumps(files_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+def definition_schema(engine: Engine[Any]) -> Schema:
+    """Return the schema of a model of that backend."""
+    fields = {
+        **_field_schemas(engine.definition),
+        "backend": {"enum": [engine.name, None], "description": _description("backend")},
+    }
+    return _closed_object((engine.definition.__doc__ or "").strip(), fields)
 
 
 def _model_schema() -> Schema:
@@ -97,14 +106,6 @@ def _suffix_pattern(suffix: str) -> str:
     that."""
     letters = "".join(f"[{each}{each.upper()}]" for each in suffix.removeprefix("."))
     return rf"\.{letters}$"
-
-
-def _definition_schema(engine: Engine) -> Schema:
-    fields = {
-        **_field_schemas(engine.definition),
-        "backend": {"enum": [engine.name, None], "description": _description("backend")},
-    }
-    return _closed_object((engine.definition.__doc__ or "").strip(), fields)
 
 
 def _any_backend_schema() -> Schema:

@@ -14,6 +14,7 @@ from controller.config.paths import PathRefusedError, normalize_model_path
 from controller.config.tree import Listing, SourcePlace, Table, known_part, place_of, to_plain_value
 from controller.engines import ENGINES, resolve_backend
 from controller.engines.base import Engine
+from controller.engines.options import list_paths
 from controller.schema.desired import Definition, ModelName
 from controller.schema.status import Problem
 
@@ -95,15 +96,15 @@ class _ModelValidator:
                 self.add_problem(f"the name {explain_errors(each)}")
         values = {**_values(self.table)}
         if isinstance(values.get("model_path"), str):
-            values["model_path"] = self.normalize_path("model_path", values["model_path"])
+            values["model_path"] = self.normalize_path(values["model_path"], "model_path")
         engine = self.find_engine(values)
         if engine is None:
             self.check_common_fields(values)
             return None
         definition = self.parse_definition(engine.definition, {**values, "backend": engine.name}, engine)
-        return self.with_normalized_paths(engine, definition) if definition is not None else None
+        return self.with_normalized_paths(definition) if definition is not None else None
 
-    def find_engine(self, values: Mapping[str, Any]) -> Engine | None:
+    def find_engine(self, values: Mapping[str, Any]) -> Engine[Any] | None:
         """Return the backend, as declared or as the model path implies. None means that there are problems."""
         declared_backend, path = values.get("backend"), values.get("model_path")
         if declared_backend is None:
@@ -135,7 +136,7 @@ class _ModelValidator:
                 self.add_problem(f"unknown field{suggest_name(key, known_fields)}", key)
 
     def parse_definition(
-        self, definition_class: type[Definition], values: Mapping[str, Any], engine: Engine | None = None
+        self, definition_class: type[Definition], values: Mapping[str, Any], engine: Engine[Any] | None = None
     ) -> Definition | None:
         """Return the values as an instance of `definition_class`. None means that there are problems.
 
@@ -159,22 +160,28 @@ class _ModelValidator:
         words = error["msg"].replace(",", " ").replace("`", " ").split()
         return tuple(word for word in words if word in self.table.entries)[:1]
 
-    def with_normalized_paths(self, engine: Engine, definition: Definition) -> Definition | None:
-        """Return the definition with canonical model paths. None means that there are problems."""
-        path_checks = (check for check in engine.list_files(definition) if check.field != "model_path")
-        normalized_paths = {check.field: self.normalize_path(check.field, check.path) for check in path_checks}
+    def with_normalized_paths(self, definition: Definition) -> Definition | None:
+        """Return the definition with the paths of all options in their one way of writing, or None with problems."""
+        normalized_paths: dict[str, str | list[str]] = {}
+        for name, _, value in list_paths(definition):
+            if isinstance(value, str):
+                normalized_paths[name] = self.normalize_path(value, name)
+            else:
+                paths = enumerate(value)
+                normalized_paths[name] = [self.normalize_path(path, name, number) for number, path in paths]
         return definition.model_copy(update=normalized_paths) if not self.problems else None
 
-    def normalize_path(self, key: str, declared_path: str) -> str:
-        """Return the canonical path. A refused path is returned as declared, and becomes a problem."""
+    def normalize_path(self, declared_path: str, *place: str | int) -> str:
+        """Return the path in its one way of writing; where it is refused, the path as declared, with a problem noted
+        at `place` (a field, or a field and the number of a list's item)."""
         try:
             return normalize_model_path(declared_path, self.roots)
         except PathRefusedError as error:
-            self.add_problem(str(error), key)
+            self.add_problem(str(error), *place)
             return declared_path
 
 
-def _describe_unknown_field(key: str, engine: Engine) -> str:
+def _describe_unknown_field(key: str, engine: Engine[Any]) -> str:
     owners = [each.name for each in ENGINES.values() if key in each.definition.model_fields]
     if owners:
         return f"belongs to backend {' and '.join(owners)}; this model's backend is {engine.name}"

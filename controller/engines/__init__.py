@@ -1,6 +1,4 @@
-"""The backends, one module each: a definition's fields, command line, APIs, probe, memory forecast and exit messages. A
-definition without `backend:` gets the backend of its file's suffix. Pure.
-"""
+"""The list of backends, the choice of a backend for a model that names none, and the spec hash."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ import json
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from controller.engines.base import Engine
 from controller.engines.ct2 import CT2
@@ -19,12 +17,13 @@ from controller.engines.llama_cpp import LlamaCpp
 from controller.engines.llama_server import LlamaServer
 from controller.engines.onnx import Onnx
 from controller.engines.openai_remote import OpenAIRemote
+from controller.engines.options import read_hashed_values
 from controller.engines.stub import Stub
 from controller.engines.vllm import Vllm
 from controller.engines.vllm_serve import VllmServe
 from controller.schema.desired import Definition
 
-_ALL: Final = (
+_ALL: Final[tuple[Engine[Any], ...]] = (
     LlamaServer(),
     LlamaCpp(),
     VllmServe(),
@@ -36,37 +35,43 @@ _ALL: Final = (
     OpenAIRemote(),
     Stub(),
 )
-ENGINES: Final[Mapping[str, Engine]] = MappingProxyType({engine.name: engine for engine in _ALL})
+ENGINES: Final[Mapping[str, Engine[Any]]] = MappingProxyType({engine.name: engine for engine in _ALL})
+"""Engine by backend name."""
 
 BACKEND_OF_SUFFIX: Final[Mapping[str, str]] = MappingProxyType(
     {".gguf": LlamaServer.name, ".litertlm": LiteRTLM.name, ".onnx": Onnx.name}
 )
-"""Which backend a file is for when none is named. A folder does not tell: vLLM, ExLlamaV3 and CTranslate2 take one."""
+"""Backend by suffix of the model file, for models that name no backend. Folders are not here: vLLM, ExLlamaV3 and
+CTranslate2 all take folders."""
 
 _HASHED_COMMON: Final = ("model_path", "env", "extra_args", "image", "memory_mib")
 
 
 def resolve_backend(model_path: str | None) -> str | None:
-    """The backend for an artifact, or None when the artifact does not tell."""
+    """Return the backend for a model file by its suffix, in any case; None: name a backend instead."""
     suffix = PurePosixPath(model_path).suffix.lower() if model_path is not None else ""
     return BACKEND_OF_SUFFIX.get(suffix)
 
 
-def get_engine(definition: Definition) -> Engine:
-    """The engine that serves a validated definition."""
+def get_engine(definition: Definition) -> Engine[Any]:
+    """Return the engine of a validated definition, whose backend is declared or follows from `model_path`."""
     name = definition.backend or resolve_backend(definition.model_path)
     assert name is not None, "validation resolves the backend"
     return ENGINES[name]
 
 
 def spec_hash(definition: Definition, image: str | None, served_name: str, *, render_version: int | None = None) -> str:
-    """Digest (64 bits, hex) of all that affects a running engine, and of nothing else.
+    """Return the digest (64 bits, 16 hex digits) of everything that affects a running engine.
 
-    Never aliases, scheduling fields, which GPU, port or secrets; `target_inflight` and `vram_mib` only where the engine
-    renders them. `render_version`: as an engine that an earlier version started; None: as this version starts it.
+    An engine whose hash differs from that of its definition is replaced. Covered are `model_path`, `env`, `extra_args`,
+    `memory_mib`, the number of GPUs, `image` (the reference in force), the options as `Hashed` says, and
+    `target_inflight` and `vram_mib` where the command line contains them. Never aliases, scheduling fields, the choice
+    of GPUs, ports or secrets.
+
+    `render_version` None: this version's. Another one gives the hash of an engine that an earlier version started.
     """
     engine = get_engine(definition)
-    set_names = [name for name in engine.hashed_when_set if getattr(definition, name) is not None]
+    fields = {name: getattr(definition, name) for name in _HASHED_COMMON}
     content = {
         "backend": engine.name,
         "render_version": engine.render_version if render_version is None else render_version,
@@ -74,7 +79,7 @@ def spec_hash(definition: Definition, image: str | None, served_name: str, *, re
         "served_name": served_name,
         "gpus": definition.gpu_count,
         "target_inflight": engine.target_inflight(definition) if engine.renders_inflight else None,
-        "fields": {name: getattr(definition, name) for name in (*_HASHED_COMMON, *engine.hashed_fields, *set_names)},
+        "fields": fields | read_hashed_values(definition),
     }
     if (vram_mib := engine.rendered_vram_mib(definition)) is not None:
         content["vram_mib"] = vram_mib

@@ -1,301 +1,342 @@
 """What a backend declares about itself. Pure: nothing here starts, reads or asks anything.
 
-A new backend is one file beside this one, a definition class and an `Engine`, listed in `__init__.py`.
+A new backend is one file beside this one, with a definition class and an `Engine`, and a line in `__init__.py`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
 
 from controller.artifacts.facts import Artifact
 from controller.engines.load_fields import LoadFault, LoadField, LoadValue, find_faults
 from controller.engines.memory import Forecast
+from controller.engines.options import FileKind, list_load_fields, list_paths, split_paths
 from controller.schema.admin import Capabilities, PairPresets
 from controller.schema.desired import Definition
 from controller.schema.routing import MaxTokensField, ThinkingControl
 
+DefinitionT = TypeVar("DefinitionT", bound=Definition)
 RuntimeKind = Literal["docker", "process"]
 SHM_BYTES: Final = 10 * 2**30
-"""Shared memory of a container, through which tensor parallel workers pass data; a bound, taken only as it is used."""
+"""Size of a container's shared memory, through which tensor parallel workers pass data. An upper bound: memory is taken
+only as it is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedGpu:
-    """One GPU, or one MIG instance, that an engine may use."""
+    """A GPU, or a MIG instance, that one replica may use."""
 
     uuid: str
     claim_mib: int
-    """What the replica claims of it."""
+    """What the replica claims of its memory."""
     total_mib: int
 
 
 @dataclass(frozen=True, slots=True)
 class RenderContext:
-    """Where an engine will run, as it sees the world itself."""
+    """Where an engine will run. Paths and addresses are as the engine sees them."""
 
     runtime: RuntimeKind
     served_name: str
     models_root: PurePosixPath
-    """The first models folder, as the engine sees it: `/models` in a container."""
+    """The first models folder: `/models` in a container."""
     host: str
     port: int
     cache_dir: PurePosixPath
-    """Writable folder that outlives the engine: compiled kernels."""
+    """Writable folder that outlives the engine, for compiled kernels and downloads."""
     executables: Mapping[str, str] = field(default_factory=dict)
-    """Process runtime: programs found at boot, such as `llama-server` and `python`. Empty in containers."""
+    """Process runtime: paths of the programs found at boot, by name (`llama-server`, `python`). Empty in containers."""
     images: Mapping[str, str] = field(default_factory=dict)
-    """Docker: default image by image kind (`llama-server`, `worker`)."""
+    """Docker runtime: default image by image kind (`llama-server`, `worker`)."""
     gpus: tuple[ClaimedGpu, ...] = ()
-    """In the order in which the engine sees them, which is that of PCI. Empty also where it is not known yet which
-    GPUs the engine will have (a preflight)."""
+    """GPUs of the replica in PCI order, which is the engine's order. Empty in a preflight, which runs before GPUs are
+    chosen."""
     model_paths: Mapping[str, str] = field(default_factory=dict)
-    """Engine-side path by model path of the definition, as far as they were looked for."""
+    """Engine-side path by model path, for the model paths that the runtime looked up."""
 
     def resolve_path(self, model_path: str) -> str:
-        """The engine-side path of a model path; of one that was not looked for, below the first models folder."""
+        """Return the engine-side path of a model path. One that was not looked up lies below the first models
+        folder."""
         return self.model_paths.get(model_path) or str(self.models_root / model_path)
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One engine's start, rendered. `env` never holds a secret: the runtime sets `token_env` itself."""
+    """How to start one engine. `env` holds no secret: the runtime sets `token_env` itself."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     image: str | None = None
     token_env: str | None = None
-    """Environment variable in which the engine expects the replica's own token, where it can check one."""
+    """Environment variable from which the engine reads the replica's token; None: the engine checks no token."""
     shm_bytes: int | None = None
+    """Size of the container's shared memory; None: Docker's default."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileCheck:
-    """One file that must be there before an engine is started (or an old one drained)."""
+    """A file that must exist before an engine starts, and before an old engine is drained for it."""
 
     field: str
     path: str
-    """As the definition has it: relative to a models folder, or absolute."""
-    kind: Literal["gguf", "file", "folder", "any"] = "any"
+    """Model path as the definition has it: relative to a models folder, or absolute."""
+    kind: FileKind = "any"
     inside: str = ""
-    """The file in the folder `path` that is meant; empty: `path` itself."""
+    """Name of the file to check inside the folder `path`; empty: check `path` itself."""
     beside: tuple[str, ...] = ()
-    """Names, with `*`, of which one at least must be in the file's folder."""
+    """File name patterns with `*`. At least one must match in the folder of the file. Empty: nothing is looked for."""
 
     @property
     def full_path(self) -> str:
-        """The path of the file that is meant."""
+        """`path`, with `inside` appended where it is set."""
         return f"{self.path}/{self.inside}" if self.inside else self.path
 
 
 @dataclass(frozen=True, slots=True)
 class CodeCheck:
-    """A folder that may bring no code along: the engine might run it, and the definition does not allow that."""
+    """A model folder that must not contain custom code, because the definition does not allow the engine to run it."""
 
     field: str
     path: str
-    """As the definition has it: relative to a models folder, or absolute."""
+    """Model path as the definition has it: relative to a models folder, or absolute."""
     switch: str
     """The field that would allow it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """How readiness is seen: a health path, then one token (or one embedding)."""
+    """How to see that an engine is ready: a GET of `health_path`, then a POST of `ready_body` to `ready_path`."""
 
     health_path: str
     ready_path: str
     ready_body: Mapping[str, Any]
     metrics_path: str | None = None
-    """Prometheus text with `busy_metric` and `progress_metrics`, for the engine's own idle figure and its progress."""
+    """Path of the engine's metrics in Prometheus' text format, which hold the metrics named below; None: no metrics."""
     busy_metrics: tuple[str, ...] = ()
+    """Metrics whose sum is the number of requests inside the engine. Zero: the engine is idle."""
     progress_metrics: tuple[str, ...] = ()
+    """Metrics that grow while the engine works."""
     cache_metric: str | None = None
-    """There: whose labels say how many tokens the KV cache holds."""
+    """Metric whose labels state the size of the KV cache in tokens; None: there is none."""
     preemption_metric: str | None = None
-    """There: how often a request that was begun had to give its cache back."""
+    """Metric that counts how often a running request lost its part of the KV cache; None: there is none."""
     template_path: str | None = None
-    """Where the engine renders a conversation by the model's chat template without answering it; None: nowhere."""
+    """Path that renders a conversation with the model's chat template, without an answer; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an ended engine's exit code and last log lines mean."""
+    """Why an engine ended, in plain words."""
 
     message: str
     permanent: bool = False
-    """True: starting it again with the same definition cannot help."""
+    """True: another start with the same definition cannot help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """Where a model is served by somebody else: nothing to start."""
+    """A model that another server serves. Roundhouse starts nothing for it."""
 
     base_url: str
     model: str
+    """Name of the model there; empty: the public name."""
     health_path: str
     api_key_env: str | None = None
+    """Environment variable of the controller that holds the key; None: see `api_key_file`."""
     api_key_file: str | None = None
+    """File that holds the key, as the controller sees it; None as well: the server gets no key."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFigures:
-    """What a running engine tells of itself. None: it has not, or does not."""
+    """What a running engine reports about itself. None: not reported."""
 
     context_length: int | None = None
-    """Tokens of one request."""
+    """Context length of one request, in tokens."""
     kv_cache_tokens: int | None = None
-    """Tokens that its KV cache holds, where its metrics say so."""
+    """Size of the KV cache, in tokens, by the engine's metrics."""
     is_preempting: bool = False
-    """Its metrics say that it takes the cache from requests that it has begun."""
+    """Whether the metrics show that running requests lose their part of the KV cache."""
 
 
-class Engine:
-    """One backend's declaration. Subclasses override what differs; instances hold no state."""
+class Engine(Generic[DefinitionT]):
+    """A backend: its definition class, its command line, its memory, and what it can do.
+
+    Subclasses override what differs. Instances have no state.
+    """
 
     name: ClassVar[str]
-    definition: ClassVar[type[Definition]]
+    definition: type[DefinitionT]
     runs: ClassVar[bool] = True
-    """False: nothing to start (a remote)."""
+    """False: Roundhouse starts nothing (a remote)."""
     start_timeout_s: ClassVar[float] = 600.0
+    """Seconds from start to ready, where neither definition nor settings say otherwise."""
     default_target_inflight: ClassVar[int] = 1
+    """Requests that one replica serves in parallel, where the definition says nothing."""
     render_version: ClassVar[int] = 1
-    """Raised on purpose when the same definition must give a different engine."""
-    hashed_fields: ClassVar[tuple[str, ...]] = ()
-    """The backend's fields that affect the engine, beside `model_path`, `env`, `extra_args`, `gpus` count and image."""
-    hashed_when_set: ClassVar[tuple[str, ...]] = ()
-    """The same, of fields that came with a later version: one that is None does not count, so that an upgrade restarts
-    nothing."""
+    """Part of the spec hash. Raise it to replace every running engine of this backend at an upgrade."""
     image_kind: ClassVar[str | None] = None
+    """Key of the default image in `RenderContext.images`; None: the backend has no image."""
     gpu_capabilities: ClassVar[tuple[str, ...]] = ("compute", "utility")
-    """Parts of NVIDIA's driver that its container gets with a GPU, in the words of `NVIDIA_DRIVER_CAPABILITIES`."""
+    """Driver capabilities of a container with a GPU, in the words of `NVIDIA_DRIVER_CAPABILITIES`."""
     renders_inflight: ClassVar[bool] = False
-    """True: `target_inflight` is part of the command line, and so of the spec hash."""
+    """Whether the command line contains `target_inflight`, which makes it part of the spec hash."""
     most_inflight: ClassVar[int | None] = None
-    """Requests that one engine can work on at a time, whatever is configured; None: no limit of its own."""
+    """Requests that one engine can serve in parallel, whatever is configured; None: no limit."""
     computes: ClassVar[bool] = True
-    """False: a stand-in for a model, which holds nothing of the GPUs that it claims."""
+    """False: a stand-in for a model, which uses no memory of the GPUs that it claims."""
     notices_leaving: ClassVar[bool] = True
-    """False: work on a blocking request goes on for a while after its client left."""
+    """False: the engine goes on with a blocking request for a while after the client disconnected."""
     choices_take_slots: ClassVar[bool] = True
-    """Each of several answers to one request (`n`) is worked on as a request of its own would be."""
+    """Whether each of the `n` answers to one request takes a slot, as a request does."""
     preempts_when_full: ClassVar[bool] = False
-    """It makes room in its KV cache by computing requests again; false: all requests inside fail."""
+    """When the KV cache is full: true: the engine computes some requests again; false: all requests inside fail."""
     takes_dimensions: ClassVar[bool] = False
-    """It shortens embeddings itself to the `dimensions` of a request, or refuses; else it may overlook them."""
+    """Whether the engine cuts embeddings to a request's `dimensions`, or refuses. False: it may ignore the field."""
     takes_mig_instances: ClassVar[bool] = True
-    """False: as a process it takes GPUs by number alone, and a MIG instance has none."""
+    """False: as a process the engine selects GPUs by number, and a MIG instance has no number."""
     thinking_switch: ClassVar[ThinkingControl] = "chat_template_kwargs"
-    """How it is told to think or not, where it can be told."""
-    load_fields: ClassVar[tuple[LoadField, ...]] = ()
-    """What a live load may set."""
+    """Request field that turns thinking on and off, for models that can do both."""
     load_recommendations: ClassVar[Mapping[str, PairPresets]] = MappingProxyType({})
+    """Values that a UI offers first, by a name of the group."""
+    verdicts: ClassVar[tuple[tuple[str, Verdict], ...]] = ()
+    """Patterns of log lines (regular expressions, case ignored) and what they mean. The first match counts."""
 
-    def configured_inflight(self, definition: Definition) -> int:
-        """Requests that one replica is meant to serve at a time."""
+    @property
+    def load_fields(self) -> tuple[LoadField, ...]:
+        """The fields that a live load may set."""
+        return list_load_fields(self.definition)
+
+    def configured_inflight(self, definition: DefinitionT) -> int:
+        """Return how many requests one replica is meant to serve in parallel."""
         return definition.target_inflight or self.default_target_inflight
 
-    def target_inflight(self, definition: Definition) -> int:
-        """Requests that one replica serves at a time: as configured, as far as the engine can."""
+    def target_inflight(self, definition: DefinitionT) -> int:
+        """Return how many requests one replica serves in parallel: the configured number, up to what the engine can
+        do."""
         configured_count = self.configured_inflight(definition)
         return configured_count if self.most_inflight is None else min(configured_count, self.most_inflight)
 
-    def max_choices(self, definition: Definition) -> int | None:
-        """Most answers to one request (`n`); None: it has no such limit. A worker makes one."""
+    def max_choices(self, definition: DefinitionT) -> int | None:
+        """Return the highest `n` (answers to one request) that the engine takes; None: no limit of its own. A worker
+        makes one answer."""
         return 1
 
     def load_faults(self, params: Mapping[str, Any]) -> list[LoadFault]:
-        """What is wrong with a load's values, all of which are this backend's. Backends add rules about pairs."""
+        """Return what is wrong with a load's values, by field name. All fields belong to this backend.
+
+        Backends override it to add rules about several fields.
+        """
         return find_faults(self.load_fields, params)
 
     def load_override(self, params: Mapping[str, LoadValue]) -> dict[str, LoadValue]:
-        """A load's values as definition fields: what is kept, reported and applied."""
+        """Return a load's values as fields of the definition: what is stored, reported and applied."""
         return dict(params)
 
-    def rendered_vram_mib(self, definition: Definition) -> int | None:
-        """The `vram_mib` that its command line depends on, and so its spec hash; None: it depends on none."""
+    def rendered_vram_mib(self, definition: DefinitionT) -> int | None:
+        """Return `vram_mib` where the command line depends on it, which makes it part of the spec hash; else None."""
         return None
 
-    def derive_capabilities(self, definition: Definition) -> Capabilities:
-        """What requests it takes."""
+    def derive_capabilities(self, definition: DefinitionT) -> Capabilities:
+        """Return which requests the model takes."""
         return Capabilities()
 
-    def max_tokens_field(self, definition: Definition) -> MaxTokensField:
-        """What the engine calls the most tokens of a chat completion."""
+    def max_tokens_field(self, definition: DefinitionT) -> MaxTokensField:
+        """Return the request field that limits the output tokens of a chat completion."""
         return "max_tokens"
 
-    def thinking_control(self, definition: Definition) -> ThinkingControl | None:
-        """How it is told to think or not; None: it takes `default` alone."""
+    def thinking_control(self, definition: DefinitionT) -> ThinkingControl | None:
+        """Return the request field that turns thinking on and off; None: the model takes `default` alone."""
         return self.thinking_switch if len(self.derive_capabilities(definition).thinking_modes) > 1 else None
 
-    def context_length(self, definition: Definition) -> int | None:
-        """Tokens of one request, prompt and answer, as declared; None: nothing is said. What the engine tells rules."""
+    def context_length(self, definition: DefinitionT) -> int | None:
+        """Return the declared context length of one request, prompt and answer, in tokens; None: not declared.
+
+        What a running engine reports takes precedence.
+        """
         return None
 
-    def kv_cache_tokens(self, definition: Definition, told: EngineFigures) -> int | None:
-        """Tokens that the KV cache of one replica holds, of all requests inside together, where more than it holds harm
-        each other; None: not known, or they do not. `told` is what the replica says of itself."""
+    def kv_cache_tokens(self, definition: DefinitionT, told: EngineFigures) -> int | None:
+        """Return how many tokens all requests inside one replica may hold together; None: unknown, or no limit.
+
+        For engines whose requests harm each other once the KV cache is full. `told` is what the replica reports.
+        """
         return None
 
-    def list_artifacts(self, definition: Definition) -> tuple[str, ...]:
-        """Model paths whose sizes estimate the memory that a replica takes."""
+    def list_artifacts(self, definition: DefinitionT) -> tuple[str, ...]:
+        """Return the model paths whose contents the memory formulas and `longest_token` need."""
         return ()
 
-    def longest_token(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> int | None:
-        """Bytes that a token of its vocabulary stands for at most, by what is read of `artifacts`, by path; None: that
-        is not known, or the engine cuts off what is too long of a prompt."""
+    def longest_token(self, definition: DefinitionT, artifacts: Mapping[str, Artifact]) -> int | None:
+        """Return the length in bytes of the longest token in the vocabulary.
+
+        `artifacts` holds what was read of the model files, by model path. None: unknown, or the engine truncates
+        prompts that are too long.
+        """
         return None
 
-    def predict_memory(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
-        """What a replica takes of memory, by what is read of `artifacts`, by path; None: nothing is here to say it."""
+    def predict_memory(self, definition: DefinitionT, artifacts: Mapping[str, Artifact]) -> Forecast | None:
+        """Predict the memory of one replica.
+
+        `artifacts` holds what was read of the model files, by model path. None: the backend has no formula.
+        """
         return None
 
-    def is_held_to_claim(self, definition: Definition) -> bool:
-        """Whether the engine is told how much of each GPU it may take, and does not load where that is too little.
+    def is_held_to_claim(self, definition: DefinitionT) -> bool:
+        """Return whether the engine gets a memory limit per GPU, and fails to load where the limit is too low.
 
-        Then a replica that took little shows how little it was given, not how little it needs.
+        The memory seen of such a replica shows what it was given, not what it needs.
         """
         return False
 
     def parse_progress(self, log_tail: str) -> float | None:
-        """How far a load is, 0 to 1, by the engine's log; None: it does not tell."""
+        """Return the progress of a load, from 0 to 1, by the end of the engine's log; None: the log does not say."""
         return None
 
-    def resolve_image(self, definition: Definition, images: Mapping[str, str]) -> str | None:
-        """The image reference in force, or None where the backend has no image."""
+    def resolve_image(self, definition: DefinitionT, images: Mapping[str, str]) -> str | None:
+        """Return the image to run: the definition's, else the default of `images`; None: the backend has none."""
         return definition.image or (images.get(self.image_kind) if self.image_kind else None)
 
-    def render_command(self, definition: Definition, ctx: RenderContext) -> Launch:
-        """The command line and environment of one replica."""
+    def render_command(self, definition: DefinitionT, ctx: RenderContext) -> Launch:
+        """Return the command line and environment of one replica. Raises TypeError if the backend starts nothing."""
         raise TypeError(f"backend {self.name} starts nothing")
 
-    def list_files(self, definition: Definition) -> tuple[FileCheck, ...]:
-        """The files that must be there."""
-        return ()
+    def list_files(self, definition: DefinitionT) -> tuple[FileCheck, ...]:
+        """Return the files that must exist before a start. Here those that options name; backends add the model."""
+        checks: list[FileCheck] = []
+        for name, flag, value in list_paths(definition):
+            for path in split_paths(value):
+                checks.append(FileCheck(name, path, flag.kind))
+                if flag.inside:
+                    checks.append(FileCheck(name, path, "file", flag.inside))
+        return tuple(checks)
 
-    def list_code_checks(self, definition: Definition) -> tuple[CodeCheck, ...]:
+    def list_code_checks(self, definition: DefinitionT) -> tuple[CodeCheck, ...]:
         """Return the model folders that must not contain custom code (`auto_map`)."""
         return ()
 
-    def describe_probe(self, definition: Definition) -> Probe:
-        """How readiness is seen."""
+    def describe_probe(self, definition: DefinitionT) -> Probe:
+        """Return how to see that a replica is ready. Raises TypeError for a remote, which gateways probe."""
         raise TypeError(f"backend {self.name} is probed as a remote")
 
-    def describe_remote(self, definition: Definition) -> Remote | None:
-        """Where the model is served, for a backend that starts nothing."""
+    def describe_remote(self, definition: DefinitionT) -> Remote | None:
+        """Return where another server serves the model; None: Roundhouse starts an engine for it."""
         return None
 
-    def list_apis(self, definition: Definition) -> tuple[str, ...]:
-        """The gateway paths that the engine answers itself."""
+    def list_apis(self, definition: DefinitionT) -> tuple[str, ...]:
+        """Return the gateway paths that the engine answers itself, without translation."""
         return ()
 
-    def list_extra_fields(self, definition: Definition) -> tuple[str, ...] | None:
-        """Fields of requests that it gets beside those that the API family knows; None: all, as an engine of ours."""
+    def list_extra_fields(self, definition: DefinitionT) -> tuple[str, ...] | None:
+        """Return the request fields to pass on beside those that the API family knows; None: all of them."""
         return None
 
     def explain_exit(self, exit_code: int | None, log_tail: str) -> Verdict | None:
-        """The engine's end in plain words; None when nothing better than its last log line is known."""
-        return None
+        """Return why an engine ended, by `verdicts` and the end of its log; None: show its last log line instead."""
+        matches = (verdict for pattern, verdict in self.verdicts if re.search(pattern, log_tail, re.IGNORECASE))
+        return next(matches, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -12,13 +12,13 @@ from controller.engines.base import Engine, FileCheck, Launch, Probe, RenderCont
 from controller.engines.capabilities import apply_declared
 from controller.engines.cuda_log import OLD_DRIVER
 from controller.engines.families import ChatFormat, family_of, thinking_modes
-from controller.engines.hf_worker import HF_VERDICTS
 from controller.engines.memory import Forecast
 from controller.engines.memory_ct2 import predict_ct2
+from controller.engines.options import Flag, Hashed, PathFlag, render_options
 from controller.engines.worker import (
+    HF_VERDICTS,
     WORKER_CHAT_APIS,
     WORKER_TOKEN_ENV,
-    first_verdict,
     gpu_verdict,
     memory_verdicts,
     worker_probe,
@@ -47,18 +47,22 @@ class CT2Definition(Definition):
 
     backend: Literal["ct2"]
     model_path: str = Field(description="The model's folder (CTranslate2), in a models folder.")
-    ct2_tokenizer: str | None = Field(
-        default=None, description="Folder of the tokenizer, in a models folder; default: the model's."
+    ct2_tokenizer: Annotated[str | None, PathFlag("--tokenizer", "folder", inside="tokenizer.json"), Hashed.ALWAYS] = (
+        Field(default=None, description="Folder of the tokenizer, in a models folder; default: the model's.")
     )
-    ct2_compute_type: ComputeType | None = Field(
+    ct2_compute_type: Annotated[ComputeType | None, Flag("--compute-type"), Hashed.ALWAYS] = Field(
         default=None, description="Type that it computes in; default: as converted."
     )
-    ct2_max_tokens: int | None = Field(
+    ct2_max_tokens: Annotated[int | None, Flag("--max-tokens"), Hashed.ALWAYS] = Field(
         default=None, ge=1, description="Tokens of one request at most, prompt and answer; default: the model's own."
     )
-    ct2_inter_threads: int | None = Field(default=None, ge=1, description="Requests computed side by side (CPU).")
-    ct2_intra_threads: int | None = Field(default=None, ge=1, description="CPU threads of one request.")
-    prompt_format: ChatFormat | None = Field(
+    ct2_inter_threads: Annotated[int | None, Flag("--inter-threads"), Hashed.ALWAYS] = Field(
+        default=None, ge=1, description="Requests computed side by side (CPU)."
+    )
+    ct2_intra_threads: Annotated[int | None, Flag("--intra-threads"), Hashed.ALWAYS] = Field(
+        default=None, ge=1, description="CPU threads of one request."
+    )
+    prompt_format: Annotated[ChatFormat | None, Flag("--prompt-format"), Hashed.ALWAYS] = Field(
         default=None, description="Prompt format; default: the chat template of the tokenizer."
     )
 
@@ -68,14 +72,6 @@ class CT2Definition(Definition):
             raise ValueError(f"ct2 computes on one GPU: `gpus` is {self.gpu_count}")
         return self
 
-
-_FLAGS = (
-    ("ct2_compute_type", "--compute-type"),
-    ("ct2_max_tokens", "--max-tokens"),
-    ("ct2_inter_threads", "--inter-threads"),
-    ("ct2_intra_threads", "--intra-threads"),
-    ("prompt_format", "--prompt-format"),
-)
 
 _VERDICTS: tuple[tuple[str, Verdict], ...] = (
     (r"CTranslate2 cannot be used: No module named", Verdict("CTranslate2 is not installed (extra `ct2`)", True)),
@@ -92,35 +88,25 @@ _VERDICTS: tuple[tuple[str, Verdict], ...] = (
 )
 
 
-class CT2(Engine):
+class CT2(Engine[CT2Definition]):
     """Renders the worker's command line."""
 
     name: ClassVar[str] = "ct2"
     image_kind: ClassVar[str | None] = "worker"
     definition = CT2Definition
     thinking_switch: ClassVar[ThinkingControl] = "thinking"
-    hashed_fields: ClassVar[tuple[str, ...]] = (
-        "ct2_tokenizer",
-        "ct2_compute_type",
-        "ct2_max_tokens",
-        "ct2_inter_threads",
-        "ct2_intra_threads",
-        "prompt_format",
-    )
+    verdicts: ClassVar[tuple[tuple[str, Verdict], ...]] = _VERDICTS
 
-    def configured_inflight(self, definition: Definition) -> int:
-        """As many as are computed side by side, where nothing else is said."""
-        assert isinstance(definition, CT2Definition)
+    def configured_inflight(self, definition: CT2Definition) -> int:
+        """Return `target_inflight`, else `ct2_inter_threads`."""
         return definition.target_inflight or definition.ct2_inter_threads or self.default_target_inflight
 
-    def target_inflight(self, definition: Definition) -> int:
-        """No more than are computed side by side."""
-        assert isinstance(definition, CT2Definition)
+    def target_inflight(self, definition: CT2Definition) -> int:
+        """Return the configured number, up to `ct2_inter_threads`."""
         return min(self.configured_inflight(definition), definition.ct2_inter_threads or 1)
 
-    def derive_capabilities(self, definition: Definition) -> Capabilities:
-        """One turn; Qwen3 can be told to think."""
-        assert isinstance(definition, CT2Definition)
+    def derive_capabilities(self, definition: CT2Definition) -> Capabilities:
+        """Return text of one turn. Qwen3 takes all thinking modes."""
         family = family_of(definition.prompt_format, definition.model_path)
         derived = Capabilities(
             multi_turn=False,
@@ -131,25 +117,21 @@ class CT2(Engine):
         )
         return apply_declared(definition, derived)
 
-    def context_length(self, definition: Definition) -> int | None:
-        """As declared."""
-        assert isinstance(definition, CT2Definition)
+    def context_length(self, definition: CT2Definition) -> int | None:
+        """Return the declared limit of one request."""
         return definition.ct2_max_tokens
 
-    def list_artifacts(self, definition: Definition) -> tuple[str, ...]:
-        """The folder."""
-        assert isinstance(definition, CT2Definition)
+    def list_artifacts(self, definition: CT2Definition) -> tuple[str, ...]:
+        """Return the model's folder."""
         return (definition.model_path,)
 
-    def longest_token(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> int | None:
-        """Of the tokenizer in the model's folder, unless it is another one."""
-        assert isinstance(definition, CT2Definition)
+    def longest_token(self, definition: CT2Definition, artifacts: Mapping[str, Artifact]) -> int | None:
+        """Return the longest token of the tokenizer in the model's folder; None: `ct2_tokenizer` names another one."""
         has_own = definition.ct2_tokenizer is None
         return longest_token_at(definition.model_path, artifacts) if has_own else None
 
-    def predict_memory(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
-        """Its variables in the types that it computes in."""
-        assert isinstance(definition, CT2Definition)
+    def predict_memory(self, definition: CT2Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
+        """Predict the variables, in the types that CTranslate2 computes in."""
         return predict_ct2(
             definition.model_path,
             artifacts,
@@ -157,38 +139,30 @@ class CT2(Engine):
             gpus=definition.gpu_count or 0,
         )
 
-    def render_command(self, definition: Definition, ctx: RenderContext) -> Launch:
-        """`python -m worker ct2 ...`."""
-        assert isinstance(definition, CT2Definition)
+    def render_command(self, definition: CT2Definition, ctx: RenderContext) -> Launch:
+        """Return `python -m worker ct2 ...`."""
         args = [*worker_program(self.name, ctx), "--model", ctx.resolve_path(definition.model_path)]
         args += ("--device", "cuda" if definition.gpu_count else "cpu")
-        if definition.ct2_tokenizer is not None:
-            args += ("--tokenizer", ctx.resolve_path(definition.ct2_tokenizer))
-        for name, flag in _FLAGS:
-            value = getattr(definition, name)
-            if value is not None:
-                args += (flag, str(value))
+        args += render_options(definition, PathFlag, ctx.resolve_path)
+        args += render_options(definition, Flag)
         args += definition.extra_args
         return Launch(tuple(args), dict(definition.env), self.resolve_image(definition, ctx.images), WORKER_TOKEN_ENV)
 
-    def list_files(self, definition: Definition) -> tuple[FileCheck, ...]:
-        """The folder with its weights, and the tokenizer's."""
-        assert isinstance(definition, CT2Definition)
-        model, tokenizer_path = definition.model_path, definition.ct2_tokenizer
-        checks = (FileCheck("model_path", model, "folder"), FileCheck("model_path", model, "file", "model.bin"))
-        if tokenizer_path is None:
-            return (*checks, FileCheck("model_path", model, "file", "tokenizer.json"))
-        tokenizer_check = FileCheck("ct2_tokenizer", tokenizer_path, "folder")
-        return (*checks, tokenizer_check, FileCheck("ct2_tokenizer", tokenizer_path, "file", "tokenizer.json"))
+    def list_files(self, definition: CT2Definition) -> tuple[FileCheck, ...]:
+        """Return the model's folder with its weights, and the folder of the tokenizer."""
+        model = definition.model_path
+        checks: tuple[FileCheck, ...] = (
+            FileCheck("model_path", model, "folder"),
+            FileCheck("model_path", model, "file", "model.bin"),
+        )
+        if definition.ct2_tokenizer is None:
+            checks = (*checks, FileCheck("model_path", model, "file", "tokenizer.json"))
+        return (*checks, *super().list_files(definition))
 
-    def describe_probe(self, definition: Definition) -> Probe:
-        """The worker's."""
+    def describe_probe(self, definition: CT2Definition) -> Probe:
+        """Return the worker's probe."""
         return worker_probe()
 
-    def list_apis(self, definition: Definition) -> tuple[str, ...]:
-        """Text."""
+    def list_apis(self, definition: CT2Definition) -> tuple[str, ...]:
+        """Return the worker's paths for text."""
         return WORKER_CHAT_APIS
-
-    def explain_exit(self, exit_code: int | None, log_tail: str) -> Verdict | None:
-        """By the sentences that the worker and CTranslate2 write."""
-        return first_verdict(_VERDICTS, log_tail)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -14,14 +14,14 @@ from controller.engines.base import SHM_BYTES, ClaimedGpu, Engine, FileCheck, La
 from controller.engines.capabilities import apply_declared
 from controller.engines.cuda_log import OLD_DRIVER
 from controller.engines.families import ChatFormat, family_of, thinking_modes
-from controller.engines.hf_worker import HF_VERDICTS
 from controller.engines.load_fields import LoadFault, LoadField, LoadValue
 from controller.engines.memory import CUDA_OVERHEAD, MIB, Forecast
 from controller.engines.memory_hf import ExLlamaLoad, predict_exllama
+from controller.engines.options import Flag, Hashed, Loadable, Switch, render_options
 from controller.engines.worker import (
+    HF_VERDICTS,
     WORKER_CHAT_APIS,
     WORKER_TOKEN_ENV,
-    first_verdict,
     gpu_verdict,
     memory_verdicts,
     percent_progress,
@@ -43,24 +43,31 @@ class ExLlamaV3Definition(Definition):
 
     backend: Literal["exllamav3"]
     model_path: str = Field(description="The model's folder (EXL3), in a models folder.")
-    exllama_cache_size: int | None = Field(
+    exllama_cache_size: Annotated[int | None, Flag("--cache-size"), Loadable(), Hashed.ALWAYS] = Field(
         default=None,
         ge=256,
         multiple_of=256,
         description="KV cache in tokens, shared by all requests at a time; default: the model's context length.",
     )
-    exllama_cache_quant: str | None = Field(
+    exllama_cache_quant: Annotated[
+        str | None,
+        Flag("--cache-quant"),
+        Loadable({"format": "<bits>|<k_bits>,<v_bits>"}, null="fp16. Not together with the bits by themselves"),
+        Hashed.ALWAYS,
+    ] = Field(
         default=None,
         pattern=QUANT,
         description="Bits (2 to 8) of the KV cache: `8` for K and V, or `8,4`; default: fp16.",
     )
-    exllama_max_rq_tokens: int | None = Field(
+    exllama_max_rq_tokens: Annotated[int | None, Flag("--max-rq-tokens"), Loadable(), Hashed.ALWAYS] = Field(
         default=None,
         ge=1,
         description="Tokens of one request at most, prompt and answer; default: the model's context length.",
     )
-    exllama_tensor_parallel: bool = Field(default=False, description="Split each layer over all GPUs of the replica.")
-    prompt_format: ChatFormat | None = Field(
+    exllama_tensor_parallel: Annotated[bool, Switch("--tensor-parallel"), Hashed.ALWAYS] = Field(
+        default=False, description="Split each layer over all GPUs of the replica."
+    )
+    prompt_format: Annotated[ChatFormat | None, Flag("--prompt-format"), Hashed.ALWAYS] = Field(
         default=None, description="Prompt format; default: the chat template in the folder."
     )
 
@@ -73,26 +80,11 @@ _BIT_CONSTRAINT = LoadConstraint(
     null_means="fp16",
     allowed_values=[2, 3, 4, 5, 6, 7, 8],
 )
-_LOAD_FIELDS = (
-    LoadField(
-        "exllama_cache_size",
-        "KV cache in tokens, a multiple of 256.",
-        LoadConstraint(kind="integer", minimum=256, step=256),
-        step_binds=True,
-    ),
-    LoadField(
-        "exllama_max_rq_tokens",
-        "Tokens of one request at most.",
-        LoadConstraint(kind="integer", minimum=1, step=1),
-    ),
+_BIT_FIELDS = (
     LoadField(_BITS[0], "Bits of the K cache, together with those of V; null: fp16.", _BIT_CONSTRAINT),
     LoadField(_BITS[1], "Bits of the V cache, together with those of K; null: fp16.", _BIT_CONSTRAINT),
-    LoadField(
-        _QUANT,
-        "Bits of the KV cache: `8`, or `8,4` for K and V; null: fp16. Not together with the bits by themselves.",
-        LoadConstraint(kind="string_or_null", format="<bits>|<k_bits>,<v_bits>"),
-    ),
 )
+"""Fields of a load that no definition has: `load_override` turns them into `exllama_cache_quant`."""
 _PAIRS = PairPresets(
     kind="pair_presets",
     fields=[*_BITS],
@@ -101,14 +93,6 @@ _PAIRS = PairPresets(
         {"label": "8/8", _BITS[0]: 8, _BITS[1]: 8},
         {"label": "8/4", _BITS[0]: 8, _BITS[1]: 4},
     ],
-)
-
-
-_FLAGS = (
-    ("exllama_cache_size", "--cache-size"),
-    ("exllama_cache_quant", "--cache-quant"),
-    ("exllama_max_rq_tokens", "--max-rq-tokens"),
-    ("prompt_format", "--prompt-format"),
 )
 
 _VERDICTS: tuple[tuple[str, Verdict], ...] = (
@@ -139,29 +123,30 @@ _VERDICTS: tuple[tuple[str, Verdict], ...] = (
 )
 
 
-class ExLlamaV3(Engine):
+class ExLlamaV3(Engine[ExLlamaV3Definition]):
     """Renders the worker's command line."""
 
     name: ClassVar[str] = "exllamav3"
     image_kind: ClassVar[str | None] = "worker-exllamav3"
     start_timeout_s: ClassVar[float] = 3600.0
-    """It compiles itself at its first start."""
+    """Long: the first start compiles ExLlamaV3."""
     most_inflight: ClassVar[int | None] = 16
     definition = ExLlamaV3Definition
     render_version: ClassVar[int] = 2
-    hashed_fields: ClassVar[tuple[str, ...]] = (
-        "exllama_cache_size",
-        "exllama_cache_quant",
-        "exllama_max_rq_tokens",
-        "exllama_tensor_parallel",
-        "prompt_format",
-    )
     thinking_switch: ClassVar[ThinkingControl] = "thinking"
-    load_fields: ClassVar[tuple[LoadField, ...]] = _LOAD_FIELDS
     load_recommendations: ClassVar[Mapping[str, PairPresets]] = MappingProxyType({"exllama_cache_bit_pairs": _PAIRS})
+    verdicts: ClassVar[tuple[tuple[str, Verdict], ...]] = _VERDICTS
+
+    @property
+    def load_fields(self) -> tuple[LoadField, ...]:
+        """The options, and the bits of K and V as two fields before `exllama_cache_quant`, which says both."""
+        options = {field.name: field for field in super().load_fields}
+        quant = options.pop(_QUANT)
+        return (*options.values(), *_BIT_FIELDS, quant)
 
     def load_faults(self, params: Mapping[str, Any]) -> list[LoadFault]:
-        """K and V together, both numbers or both null, and not beside `exllama_cache_quant`."""
+        """Return the faults: bits of K and V come together, both numbers or both null, and exclude
+        `exllama_cache_quant`."""
         faults = super().load_faults(params)
         given_names = [name for name in _BITS if name in params]
         if given_names and _QUANT in params:
@@ -178,19 +163,19 @@ class ExLlamaV3(Engine):
         return faults
 
     def load_override(self, params: Mapping[str, LoadValue]) -> dict[str, LoadValue]:
-        """K and V bits as `exllama_cache_quant`: `k,v`, or null."""
+        """Return the values with the bits of K and V as `exllama_cache_quant`: `k,v`, or null."""
         override = {name: value for name, value in params.items() if name not in _BITS}
         if _BITS[0] in params:
             k_bits, v_bits = (params[name] for name in _BITS)
             override[_QUANT] = None if k_bits is None else f"{k_bits},{v_bits}"
         return override
 
-    def derive_capabilities(self, definition: Definition) -> Capabilities:
-        """Conversations only where the prompt format says so: whether the folder has a chat template is not seen here.
+    def derive_capabilities(self, definition: ExLlamaV3Definition) -> Capabilities:
+        """Return text; conversations only where `prompt_format` is declared.
 
-        A definition whose folder has one declares `multi_turn: true`.
+        Whether the folder has a chat template is not seen here: a definition whose folder has one declares
+        `multi_turn: true`.
         """
-        assert isinstance(definition, ExLlamaV3Definition)
         family = family_of(definition.prompt_format, definition.model_path)
         derived = Capabilities(
             multi_turn=definition.prompt_format is not None,
@@ -201,32 +186,24 @@ class ExLlamaV3(Engine):
         )
         return apply_declared(definition, derived)
 
-    def context_length(self, definition: Definition) -> int | None:
-        """What one request may have of the cache."""
-        assert isinstance(definition, ExLlamaV3Definition)
+    def context_length(self, definition: ExLlamaV3Definition) -> int | None:
+        """Return the declared limit of one request, which the cache limits as well."""
         bounds = (definition.exllama_cache_size, definition.exllama_max_rq_tokens)
         return min((bound for bound in bounds if bound is not None), default=None)
 
-    def list_artifacts(self, definition: Definition) -> tuple[str, ...]:
-        """The folder."""
-        assert isinstance(definition, ExLlamaV3Definition)
+    def list_artifacts(self, definition: ExLlamaV3Definition) -> tuple[str, ...]:
+        """Return the folder."""
         return (definition.model_path,)
 
-    def longest_token(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> int | None:
-        """Of the folder's tokenizer."""
-        assert isinstance(definition, ExLlamaV3Definition)
+    def longest_token(self, definition: ExLlamaV3Definition, artifacts: Mapping[str, Artifact]) -> int | None:
+        """Return the longest token of the folder's tokenizer."""
         return longest_token_at(definition.model_path, artifacts)
 
-    def render_command(self, definition: Definition, ctx: RenderContext) -> Launch:
-        """`python -m worker exllamav3 ...`."""
-        assert isinstance(definition, ExLlamaV3Definition)
+    def render_command(self, definition: ExLlamaV3Definition, ctx: RenderContext) -> Launch:
+        """Return `python -m worker exllamav3 ...`."""
         args = [*worker_program(self.name, ctx), "--model", ctx.resolve_path(definition.model_path)]
-        for name, flag in _FLAGS:
-            value = getattr(definition, name)
-            if value is not None:
-                args += (flag, str(value))
-        if definition.exllama_tensor_parallel:
-            args.append("--tensor-parallel")
+        args += render_options(definition, Flag)
+        args += render_options(definition, Switch)
         if len(ctx.gpus) > 1:
             args += ("--use-per-device", ",".join(_limit_gib(gpu) for gpu in ctx.gpus))
         args += definition.extra_args
@@ -234,9 +211,8 @@ class ExLlamaV3(Engine):
         shm_bytes = SHM_BYTES if ctx.runtime == "docker" and definition.exllama_tensor_parallel else None
         return Launch(tuple(args), dict(definition.env), image, WORKER_TOKEN_ENV, shm_bytes)
 
-    def predict_memory(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
-        """By the folder's config.json and the cache's tokens."""
-        assert isinstance(definition, ExLlamaV3Definition)
+    def predict_memory(self, definition: ExLlamaV3Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
+        """Predict the memory by the folder's config.json and the size of the cache."""
         load = ExLlamaLoad(
             cache_tokens=definition.exllama_cache_size,
             cache_quant=definition.exllama_cache_quant,
@@ -245,35 +221,30 @@ class ExLlamaV3(Engine):
         )
         return predict_exllama(definition.model_path, artifacts, load)
 
-    def is_held_to_claim(self, definition: Definition) -> bool:
-        """Where several GPUs get whole layers each. With tensor parallelism what it is told says the shares alone."""
-        assert isinstance(definition, ExLlamaV3Definition)
+    def is_held_to_claim(self, definition: ExLlamaV3Definition) -> bool:
+        """Return true for several GPUs that hold whole layers. With tensor parallelism limits only set the shares."""
         return (definition.gpu_count or 0) > 1 and not definition.exllama_tensor_parallel
 
-    def list_files(self, definition: Definition) -> tuple[FileCheck, ...]:
-        """The folder with its configuration and its tokenizer."""
-        assert isinstance(definition, ExLlamaV3Definition)
+    def list_files(self, definition: ExLlamaV3Definition) -> tuple[FileCheck, ...]:
+        """Return the folder with its configuration and its tokenizer, and the files that options name."""
         path = definition.model_path
         files = (FileCheck("model_path", path, "file", name) for name in ("config.json", "tokenizer.json"))
-        return (FileCheck("model_path", path, "folder"), *files)
+        return (FileCheck("model_path", path, "folder"), *files, *super().list_files(definition))
 
-    def describe_probe(self, definition: Definition) -> Probe:
-        """The worker's."""
+    def describe_probe(self, definition: ExLlamaV3Definition) -> Probe:
+        """Return the worker's probe."""
         return worker_probe()
 
-    def list_apis(self, definition: Definition) -> tuple[str, ...]:
-        """Text."""
+    def list_apis(self, definition: ExLlamaV3Definition) -> tuple[str, ...]:
+        """Return the worker's paths for text."""
         return WORKER_CHAT_APIS
 
     def parse_progress(self, log_tail: str) -> float | None:
-        """By the worker's last `loading: 40 %`."""
+        """Read the worker's last `loading: 40 %`."""
         return percent_progress(log_tail)
-
-    def explain_exit(self, exit_code: int | None, log_tail: str) -> Verdict | None:
-        """By the sentences that the worker and ExLlamaV3 write."""
-        return first_verdict(_VERDICTS, log_tail)
 
 
 def _limit_gib(gpu: ClaimedGpu) -> str:
-    """What ExLlamaV3 may allocate there, as text: it does not count the CUDA context. 0 would leave the GPU out."""
+    """Return what ExLlamaV3 may allocate on a GPU, in GiB, as text. The CUDA context is subtracted: ExLlamaV3 does not
+    count it. Never 0, which would exclude the GPU."""
     return f"{max(1, gpu.claim_mib - CUDA_OVERHEAD // MIB) / 1024:.3f}"

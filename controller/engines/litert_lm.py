@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -11,7 +11,8 @@ from controller.artifacts.facts import Artifact
 from controller.engines.base import Engine, FileCheck, Launch, Probe, RenderContext, Verdict
 from controller.engines.capabilities import apply_declared
 from controller.engines.memory import Forecast, artifact_at, predict_by_size
-from controller.engines.worker import WORKER_TOKEN_ENV, first_verdict, worker_chat_probe, worker_program
+from controller.engines.options import Flag, Hashed, render_options
+from controller.engines.worker import WORKER_TOKEN_ENV, worker_chat_probe, worker_program
 from controller.schema.admin import Capabilities, Modality
 from controller.schema.desired import Definition
 from controller.schema.routing import ThinkingControl
@@ -22,13 +23,13 @@ class LiteRTLMDefinition(Definition):
 
     backend: Literal["litert_lm"] | None = None
     model_path: str = Field(description="The `.litertlm` file, in a models folder.")
-    litert_lm_backend: Literal["cpu", "gpu"] | None = Field(
+    litert_lm_backend: Annotated[Literal["cpu", "gpu"] | None, Flag("--backend"), Hashed.ALWAYS] = Field(
         default=None, description="Where it computes; default: gpu where the definition asks for GPUs, else cpu."
     )
-    litert_lm_vision_backend: Literal["cpu", "gpu"] | None = Field(
+    litert_lm_vision_backend: Annotated[Literal["cpu", "gpu"] | None, Flag("--vision-backend"), Hashed.ALWAYS] = Field(
         default=None, description="Where images are encoded; without it images are not taken."
     )
-    litert_lm_max_tokens: int | None = Field(
+    litert_lm_max_tokens: Annotated[int | None, Flag("--max-tokens"), Hashed.ALWAYS] = Field(
         default=None, ge=1, description="Tokens of a conversation at most; default: as the file was compiled."
     )
 
@@ -53,7 +54,7 @@ _VERDICTS: tuple[tuple[str, Verdict], ...] = (
 )
 
 
-class LiteRTLM(Engine):
+class LiteRTLM(Engine[LiteRTLMDefinition]):
     """Renders the worker's command line."""
 
     name: ClassVar[str] = "litert_lm"
@@ -63,60 +64,43 @@ class LiteRTLM(Engine):
     gpu_capabilities: ClassVar[tuple[str, ...]] = ("compute", "utility", "graphics")
     thinking_switch: ClassVar[ThinkingControl] = "thinking"
     most_inflight: ClassVar[int | None] = 1
-    hashed_fields: ClassVar[tuple[str, ...]] = (
-        "litert_lm_backend",
-        "litert_lm_vision_backend",
-        "litert_lm_max_tokens",
-    )
+    verdicts: ClassVar[tuple[tuple[str, Verdict], ...]] = _VERDICTS
 
-    def derive_capabilities(self, definition: Definition) -> Capabilities:
-        """Conversations; images where they are encoded. Its answers cannot be held to a schema."""
-        assert isinstance(definition, LiteRTLMDefinition)
+    def derive_capabilities(self, definition: LiteRTLMDefinition) -> Capabilities:
+        """Return conversations, and images where a vision backend is declared. Answers cannot be held to a schema."""
         takes_images = definition.litert_lm_vision_backend is not None
         modalities: tuple[Modality, ...] = ("text", "image") if takes_images else ("text",)
         derived = Capabilities(modalities=modalities, structured_output=False, logprobs=False)
         return apply_declared(definition, derived)
 
-    def context_length(self, definition: Definition) -> int | None:
-        """As declared."""
-        assert isinstance(definition, LiteRTLMDefinition)
+    def context_length(self, definition: LiteRTLMDefinition) -> int | None:
+        """Return the declared limit of a conversation."""
         return definition.litert_lm_max_tokens
 
-    def list_artifacts(self, definition: Definition) -> tuple[str, ...]:
-        """The file."""
-        assert isinstance(definition, LiteRTLMDefinition)
+    def list_artifacts(self, definition: LiteRTLMDefinition) -> tuple[str, ...]:
+        """Return the file."""
         return (definition.model_path,)
 
-    def render_command(self, definition: Definition, ctx: RenderContext) -> Launch:
-        """`python -m worker litert_lm ...`. What it compiles goes into the cache, not beside the model."""
-        assert isinstance(definition, LiteRTLMDefinition)
+    def render_command(self, definition: LiteRTLMDefinition, ctx: RenderContext) -> Launch:
+        """Return `python -m worker litert_lm ...`. Compiled files go to the cache folder, not beside the model."""
         args = [*worker_program(self.name, ctx), "--model", ctx.resolve_path(definition.model_path)]
-        args += ("--backend", definition.litert_lm_backend or ("gpu" if definition.gpu_count else "cpu"))
-        if definition.litert_lm_vision_backend is not None:
-            args += ("--vision-backend", definition.litert_lm_vision_backend)
-        if definition.litert_lm_max_tokens is not None:
-            args += ("--max-tokens", str(definition.litert_lm_max_tokens))
+        device = "gpu" if definition.gpu_count else "cpu"
+        args += render_options(definition, Flag, fallbacks={"litert_lm_backend": device})
         args += ("--cache-dir", str(ctx.cache_dir / "litert-lm"), *definition.extra_args)
         return Launch(tuple(args), dict(definition.env), self.resolve_image(definition, ctx.images), WORKER_TOKEN_ENV)
 
-    def predict_memory(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
-        """The file, and what runs it."""
-        assert isinstance(definition, LiteRTLMDefinition)
+    def predict_memory(self, definition: LiteRTLMDefinition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
+        """Predict the size of the file, and what the worker takes."""
         return predict_by_size(artifact_at(definition.model_path, artifacts), definition.gpu_count or 0)
 
-    def list_files(self, definition: Definition) -> tuple[FileCheck, ...]:
-        """The file."""
-        assert isinstance(definition, LiteRTLMDefinition)
-        return (FileCheck("model_path", definition.model_path, "file"),)
+    def list_files(self, definition: LiteRTLMDefinition) -> tuple[FileCheck, ...]:
+        """Return the file, and the files that options name."""
+        return (FileCheck("model_path", definition.model_path, "file"), *super().list_files(definition))
 
-    def describe_probe(self, definition: Definition) -> Probe:
-        """The worker's, by its only API."""
+    def describe_probe(self, definition: LiteRTLMDefinition) -> Probe:
+        """Return the worker's probe, with one token of a chat completion."""
         return worker_chat_probe()
 
-    def list_apis(self, definition: Definition) -> tuple[str, ...]:
-        """Its API knows conversations alone."""
+    def list_apis(self, definition: LiteRTLMDefinition) -> tuple[str, ...]:
+        """Return the only path: LiteRT-LM takes conversations alone."""
         return ("/v1/chat/completions",)
-
-    def explain_exit(self, exit_code: int | None, log_tail: str) -> Verdict | None:
-        """By the sentences that the worker and LiteRT-LM write."""
-        return first_verdict(_VERDICTS, log_tail)

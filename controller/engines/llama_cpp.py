@@ -1,11 +1,10 @@
-"""llama-cpp-python in a worker process: GGUF models without a second server program."""
+"""llama-cpp-python in a worker process: GGUF models without llama-server."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import ClassVar, Literal, Self, get_args
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -14,14 +13,20 @@ from controller.engines.base import Engine, FileCheck, Launch, Probe, RenderCont
 from controller.engines.capabilities import EMBEDDINGS, apply_declared
 from controller.engines.families import PromptFormat, family_of, thinking_modes
 from controller.engines.llama_log import GPU_VERDICTS, MISSING_GPU_VERDICTS, dots_progress, memory_verdicts
-from controller.engines.llama_server import GgmlType, tensor_split_args
-from controller.engines.load_fields import LoadField
+from controller.engines.llama_server import tensor_split_args
+from controller.engines.llama_server_fields import GgmlType
 from controller.engines.memory import WORKER_OVERHEAD, Forecast
 from controller.engines.memory_llama import LlamaLoad, predict_gguf
+from controller.engines.options import Flag, Hashed, Loadable, Switch, render_options
 from controller.engines.worker import WORKER_CHAT_APIS, WORKER_TOKEN_ENV, worker_probe, worker_program
-from controller.schema.admin import Capabilities, LoadConstraint, PairPresets
+from controller.schema.admin import Capabilities, PairPresets
 from controller.schema.desired import Definition
 from controller.schema.routing import ThinkingControl
+
+_LOADABLE_TYPE: Final = Loadable(
+    {"kind": "string_or_null", "format": "ggml_type_name", "default": "f16", "examples": ["f16", "q8_0", "q4_0"]},
+    null="the default",
+)
 
 
 class LlamaCppDefinition(Definition):
@@ -29,17 +34,33 @@ class LlamaCppDefinition(Definition):
 
     backend: Literal["llama_cpp"]
     model_path: str = Field(description="The GGUF file, in a models folder.")
-    gguf_n_ctx: int | None = Field(
+    gguf_n_ctx: Annotated[int | None, Flag("--n-ctx"), Loadable(), Hashed.ALWAYS] = Field(
         default=None, ge=1, description="Context length in tokens; default: the model's own."
     )
-    gguf_n_gpu_layers: int | None = Field(default=None, ge=-1, description="Layers kept on the GPU; -1: all.")
-    gguf_flash_attn: Literal["on", "off", "auto"] = Field(default="auto", description="Flash attention.")
-    gguf_type_k: GgmlType | None = Field(default=None, description="Type of the K cache; default f16.")
-    gguf_type_v: GgmlType | None = Field(default=None, description="Type of the V cache; default f16.")
-    gguf_embedding: bool = Field(default=False, description="Serve embeddings, and nothing else.")
-    gguf_chat_format: str | None = Field(default=None, description="Chat format; default: the model's own template.")
-    prompt_format: PromptFormat | None = Field(
-        default=None, description="Names what the chat template in the file is; default: told by the file's name."
+    gguf_n_gpu_layers: Annotated[int | None, Flag("--n-gpu-layers"), Hashed.ALWAYS] = Field(
+        default=None, ge=-1, description="Layers kept on the GPU; -1: all."
+    )
+    gguf_flash_attn: Annotated[
+        Literal["on", "off", "auto"],
+        Flag("--flash-attn"),
+        Loadable({"default": "auto", "examples": ["auto", "on", "off"]}),
+        Hashed.ALWAYS,
+    ] = Field(default="auto", description="Flash attention.")
+    gguf_type_k: Annotated[GgmlType | None, Flag("--type-k"), _LOADABLE_TYPE, Hashed.ALWAYS] = Field(
+        default=None, description="Type of the K cache, a GGML type; default: f16."
+    )
+    gguf_type_v: Annotated[GgmlType | None, Flag("--type-v"), _LOADABLE_TYPE, Hashed.ALWAYS] = Field(
+        default=None, description="Type of the V cache, a GGML type; default: f16."
+    )
+    gguf_embedding: Annotated[bool, Switch("--embedding"), Hashed.ALWAYS] = Field(
+        default=False, description="Serve embeddings, and nothing else."
+    )
+    gguf_chat_format: Annotated[str | None, Flag("--chat-format"), Hashed.ALWAYS] = Field(
+        default=None, description="Chat format; default: the model's own template."
+    )
+    prompt_format: Annotated[PromptFormat | None, Flag("--prompt-format")] = Field(
+        default=None,
+        description="Name of the format of the file's own chat template; default: by the file's name.",
     )
 
     @model_validator(mode="after")
@@ -49,40 +70,11 @@ class LlamaCppDefinition(Definition):
         return self
 
 
-_FLAGS = (
-    ("gguf_n_ctx", "--n-ctx"),
-    ("gguf_n_gpu_layers", "--n-gpu-layers"),
-    ("gguf_flash_attn", "--flash-attn"),
-    ("gguf_type_k", "--type-k"),
-    ("gguf_type_v", "--type-v"),
-    ("gguf_chat_format", "--chat-format"),
-)
-
 _BATCH = 512
-"""Tokens of a batch, where llama-cpp-python is told nothing."""
+"""llama-cpp-python's own batch size, in tokens."""
 _EMBEDDING_TOKENS = 2048
-"""The same of an embedding model of unknown context, as the worker sets it."""
+"""Batch size of an embedding model whose context length is not declared, as the worker sets it."""
 
-_TYPES: list[int | str] = [*get_args(GgmlType)]
-_TYPE = LoadConstraint(
-    kind="string_or_null",
-    format="ggml_type_name",
-    default="f16",
-    allowed_values=_TYPES,
-    examples=["f16", "q8_0", "q4_0"],
-)
-_LOAD_FIELDS = (
-    LoadField("gguf_n_ctx", "Context length in tokens.", LoadConstraint(kind="integer", minimum=1, step=1)),
-    LoadField(
-        "gguf_flash_attn",
-        "Flash attention.",
-        LoadConstraint(
-            kind="enum", default="auto", allowed_values=["on", "off", "auto"], examples=["auto", "on", "off"]
-        ),
-    ),
-    LoadField("gguf_type_k", "Type of the K cache, a GGML type; null: the default.", _TYPE),
-    LoadField("gguf_type_v", "Type of the V cache, a GGML type; null: the default.", _TYPE),
-)
 _PAIRS = PairPresets(
     kind="pair_presets",
     fields=["gguf_type_k", "gguf_type_v"],
@@ -120,23 +112,20 @@ _VERDICTS: tuple[tuple[str, Verdict], ...] = (
 )
 
 
-class LlamaCpp(Engine):
+class LlamaCpp(Engine[LlamaCppDefinition]):
     """Renders the worker's command line."""
 
     name: ClassVar[str] = "llama_cpp"
     definition = LlamaCppDefinition
     render_version: ClassVar[int] = 2
     image_kind: ClassVar[str | None] = "worker"
-    hashed_fields: ClassVar[tuple[str, ...]] = ("gguf_embedding", *(field for field, _ in _FLAGS))
-    hashed_when_set: ClassVar[tuple[str, ...]] = ("prompt_format",)
     most_inflight: ClassVar[int | None] = 1
     thinking_switch: ClassVar[ThinkingControl] = "thinking"
-    load_fields: ClassVar[tuple[LoadField, ...]] = _LOAD_FIELDS
     load_recommendations: ClassVar[Mapping[str, PairPresets]] = MappingProxyType({"gguf_cache_type_pairs": _PAIRS})
+    verdicts: ClassVar[tuple[tuple[str, Verdict], ...]] = _VERDICTS
 
-    def derive_capabilities(self, definition: Definition) -> Capabilities:
-        """TranslateGemma translates one text, and calls nothing; Gemma 4 can be told to think."""
-        assert isinstance(definition, LlamaCppDefinition)
+    def derive_capabilities(self, definition: LlamaCppDefinition) -> Capabilities:
+        """Return text only. TranslateGemma takes one turn and no tools; Gemma 4 takes all thinking modes."""
         if definition.gguf_embedding:
             return apply_declared(definition, EMBEDDINGS)
         family = family_of(definition.prompt_format, definition.model_path)
@@ -151,24 +140,20 @@ class LlamaCpp(Engine):
         )
         return apply_declared(definition, derived)
 
-    def context_length(self, definition: Definition) -> int | None:
-        """As declared."""
-        assert isinstance(definition, LlamaCppDefinition)
+    def context_length(self, definition: LlamaCppDefinition) -> int | None:
+        """Return the declared context length."""
         return definition.gguf_n_ctx
 
-    def list_artifacts(self, definition: Definition) -> tuple[str, ...]:
-        """The model."""
-        assert isinstance(definition, LlamaCppDefinition)
+    def list_artifacts(self, definition: LlamaCppDefinition) -> tuple[str, ...]:
+        """Return the model."""
         return (definition.model_path,)
 
-    def longest_token(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> int | None:
-        """Of the file's vocabulary."""
-        assert isinstance(definition, LlamaCppDefinition)
+    def longest_token(self, definition: LlamaCppDefinition, artifacts: Mapping[str, Artifact]) -> int | None:
+        """Return the longest token of the file's vocabulary."""
         return longest_token_at(definition.model_path, artifacts)
 
-    def predict_memory(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
-        """By llama.cpp's own sums, with llama-cpp-python's batches, of whose tokens all may be asked for."""
-        assert isinstance(definition, LlamaCppDefinition)
+    def predict_memory(self, definition: LlamaCppDefinition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
+        """Predict the memory by llama.cpp's own sums, with batches of llama-cpp-python and logits of all tokens."""
         type_v = definition.gguf_type_v or "f16"
         batch = (definition.gguf_n_ctx or _EMBEDDING_TOKENS) if definition.gguf_embedding else _BATCH
         layers = definition.gguf_n_gpu_layers
@@ -182,53 +167,36 @@ class LlamaCpp(Engine):
             type_v=type_v,
             gpu_layers=None if layers is None or layers < 0 else layers,
             gpus=definition.gpu_count or 0,
-            full_window=True,  # as llama.cpp's library does where it is told nothing, other than its server
+            full_window=True,  # the default of llama.cpp's library, though not of its server
             host_overhead=WORKER_OVERHEAD,
         )
         return predict_gguf(definition.model_path, artifacts, load)
 
-    def render_command(self, definition: Definition, ctx: RenderContext) -> Launch:
-        """`python -m worker llama_cpp ...`."""
-        assert isinstance(definition, LlamaCppDefinition)
+    def render_command(self, definition: LlamaCppDefinition, ctx: RenderContext) -> Launch:
+        """Return `python -m worker llama_cpp ...`."""
         args = [*worker_program(self.name, ctx), "--model", ctx.resolve_path(definition.model_path)]
-        for name, flag in _FLAGS:
-            value = getattr(definition, name)
-            if value is not None:
-                args += (flag, str(value))
-        if definition.prompt_format is not None:
-            args += ("--prompt-format", definition.prompt_format)
-        if definition.gguf_embedding:
-            args.append("--embedding")
+        args += render_options(definition, Flag)
+        args += render_options(definition, Switch)
         args += tensor_split_args(ctx.gpus)
         if definition.gpu_count:
             args += ("--gpu-count", str(definition.gpu_count))
         args += definition.extra_args
         return Launch(tuple(args), dict(definition.env), self.resolve_image(definition, ctx.images), WORKER_TOKEN_ENV)
 
-    def list_files(self, definition: Definition) -> tuple[FileCheck, ...]:
-        """The model."""
-        assert isinstance(definition, LlamaCppDefinition)
-        return (FileCheck("model_path", definition.model_path, "gguf"),)
+    def list_files(self, definition: LlamaCppDefinition) -> tuple[FileCheck, ...]:
+        """Return the model, and the files that options name."""
+        return (FileCheck("model_path", definition.model_path, "gguf"), *super().list_files(definition))
 
-    def describe_probe(self, definition: Definition) -> Probe:
-        """`/health`, then one token or one embedding."""
-        assert isinstance(definition, LlamaCppDefinition)
+    def describe_probe(self, definition: LlamaCppDefinition) -> Probe:
+        """Return the worker's probe, with one token or one embedding."""
         return worker_probe(embedding=definition.gguf_embedding)
 
-    def list_apis(self, definition: Definition) -> tuple[str, ...]:
-        """An embedding model serves nothing else."""
-        assert isinstance(definition, LlamaCppDefinition)
+    def list_apis(self, definition: LlamaCppDefinition) -> tuple[str, ...]:
+        """Return the worker's paths for text, or for embeddings."""
         if definition.gguf_embedding:
             return ("/v1/embeddings", "/tokenize", "/detokenize")
         return WORKER_CHAT_APIS
 
     def parse_progress(self, log_tail: str) -> float | None:
-        """By the dots that llama.cpp writes."""
+        """Count the dots that llama.cpp writes while it loads."""
         return dots_progress(log_tail)
-
-    def explain_exit(self, exit_code: int | None, log_tail: str) -> Verdict | None:
-        """By the sentences that the worker and llama.cpp write."""
-        for pattern, verdict in _VERDICTS:
-            if re.search(pattern, log_tail, re.IGNORECASE):
-                return verdict
-        return None

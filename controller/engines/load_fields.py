@@ -1,7 +1,7 @@
-"""What a live load may set: one declaration per field, which both the UI's constraint and the API's check come from.
+"""The fields that a live load may set: the constraint that a UI shows, and the check of a value.
 
-What a check does beyond the constraint, or short of it, is declared here too: seed 001 shows four dtypes and accepts
-any, shows an enum and accepts null, shows steps and binds one of them.
+A field is declared as an option (`Loadable`). Seed 001 makes the check wider or narrower than the constraint in places:
+it shows four dtypes and accepts any, shows a choice and accepts null, shows steps and enforces one of them.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ LoadValue: TypeAlias = int | float | str | None
 
 @dataclass(frozen=True, slots=True)
 class LoadFault:
-    """A value that a load cannot take: which field, and why, as the second half of a sentence about the field."""
+    """A value that a load cannot take."""
 
     field: str
     message: str
+    """What is wrong, as the second half of a sentence that begins with the field's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadField:
-    """One field of a load. `check` assumes the type that `kind` says: that is the request schema's part (422)."""
+    """One field of a load."""
 
     name: str
     description: str
     constraint: LoadConstraint
     nullable: bool = False
-    """Null is taken though the kind does not say so."""
+    """Whether null is accepted although the constraint's kind does not say so."""
     step_binds: bool = False
-    """A value between steps is refused."""
+    """Whether a value between two steps is refused."""
     open_values: bool = False
-    """Any text is taken, whatever values are shown."""
+    """Whether any text is accepted, whatever values are shown."""
 
     @property
     def takes_null(self) -> bool:
@@ -43,7 +44,10 @@ class LoadField:
         return self.nullable or self.constraint.kind.endswith("_or_null")
 
     def check_value(self, value: LoadValue) -> str | None:
-        """Why the value cannot be taken; None: it can."""
+        """Return why the value cannot be taken; None: it can.
+
+        The value has the type that the constraint's kind says: the request schema refuses others (422).
+        """
         if value is None:
             return None if self.takes_null else "takes no null"
         limits = self.constraint
@@ -68,12 +72,12 @@ class LoadField:
 
 
 def list_constraints(fields: Iterable[LoadField]) -> dict[str, LoadConstraint]:
-    """As `load_constraints` shows them."""
+    """Return the constraints by field name, as `load_constraints` of a model's row has them."""
     return {field.name: field.constraint for field in fields}
 
 
 def find_faults(fields: Iterable[LoadField], params: Mapping[str, Any]) -> list[LoadFault]:
-    """What is wrong with the values of known fields, each by itself."""
+    """Return the faults of a load's values, each value checked alone. Names that no field has are ignored."""
     return [
         LoadFault(field.name, fault)
         for field in fields

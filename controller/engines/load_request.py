@@ -1,12 +1,13 @@
-"""The body of a load, made of every backend's load fields. Pure.
+"""The request body of a load: `replicas`, and the load fields of all backends. Pure.
 
-What the schema refuses is a 422: wrong types, unknown fields, numbers below 1, null where it is no value. The rest
-depends on the model's backend: `wrong_backend`, then `Engine.load_faults`, each a 400 `invalid_load_request`.
+The schema refuses wrong types, unknown fields, numbers below 1 and null where null is no value (422). What depends on
+the model's backend is checked afterwards by `find_wrong_backend` and `Engine.load_faults` (400, the code is
+`invalid_load_request`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
@@ -16,7 +17,7 @@ from controller.engines.base import Engine
 from controller.engines.load_fields import LoadFault, LoadField, LoadValue
 
 MOST: Final = 2**53 - 1
-"""Greatest integer that every JSON reader keeps exactly."""
+"""The largest integer that every JSON reader keeps exactly."""
 
 EXAMPLES: Final[tuple[dict[str, LoadValue], ...]] = (
     {"replicas": 3},
@@ -53,11 +54,15 @@ EXAMPLES: Final[tuple[dict[str, LoadValue], ...]] = (
 """Seed 001, "Example load bodies"."""
 
 
-def load_request_model() -> type[BaseModel]:
-    """`LoadRequest`: a sparse body. Which fields were given is told by `model_fields_set`, never by their values."""
+def load_request_model(engines: Iterable[Engine[Any]] = tuple(ENGINES.values())) -> type[BaseModel]:
+    """Return the class `LoadRequest`, of the load fields of all `engines`.
+
+    Every field is optional: `model_fields_set` says which ones a body gives.
+    """
     fields: dict[str, Any] = {"replicas": _replicas_field()}
-    owners = _owners()
-    for field in (field for engine in ENGINES.values() for field in engine.load_fields):
+    load_fields = [(engine.name, field) for engine in engines for field in engine.load_fields]
+    owners = _group_owners(load_fields)
+    for _, field in load_fields:
         fields[field.name] = _optional_field(field, owners[field.name])
     config = ConfigDict(extra="forbid", strict=True, json_schema_extra={"examples": [dict(each) for each in EXAMPLES]})
     doc = "What a load may set: replicas, and fields of the model's own backend. Null is a value, and not the same as "
@@ -65,15 +70,15 @@ def load_request_model() -> type[BaseModel]:
 
 
 def load_params(request: BaseModel) -> dict[str, LoadValue]:
-    """The fields that a `LoadRequest` gives, without `replicas`, in the order of the schema."""
+    """Return the fields that a `LoadRequest` gives, without `replicas`, in the order of the schema."""
     given_names = request.model_fields_set - {"replicas"}
     return {name: getattr(request, name) for name in type(request).model_fields if name in given_names}
 
 
-def find_wrong_backend(engine: Engine, params: Mapping[str, LoadValue]) -> LoadFault | None:
-    """The first field that another backend takes and this one does not."""
+def find_wrong_backend(engine: Engine[Any], params: Mapping[str, LoadValue]) -> LoadFault | None:
+    """Return a fault for the first field that does not belong to the backend of `engine`; None: all do."""
     own_names = {field.name for field in engine.load_fields}
-    owners = _owners()
+    owners = _group_owners((engine.name, field) for engine in ENGINES.values() for field in engine.load_fields)
     for name in params:
         if name not in own_names:
             other_backends = " and ".join(owners.get(name, ()))
@@ -82,11 +87,11 @@ def find_wrong_backend(engine: Engine, params: Mapping[str, LoadValue]) -> LoadF
     return None
 
 
-def _owners() -> dict[str, list[str]]:
+def _group_owners(load_fields: Iterable[tuple[str, LoadField]]) -> dict[str, list[str]]:
+    """Group pairs of backend and field: the backends by field name."""
     owners: dict[str, list[str]] = {}
-    for engine in ENGINES.values():
-        for field in engine.load_fields:
-            owners.setdefault(field.name, []).append(engine.name)
+    for backend, field in load_fields:
+        owners.setdefault(field.name, []).append(backend)
     return owners
 
 
@@ -105,7 +110,7 @@ def _replicas_field() -> Any:
 
 
 def _field_without_default(description: str) -> Any:
-    # The default is never a value: without it in the schema, no generated client sends it.
+    # None is not a value of the field: without a default in the schema, no generated client sends it.
     return Field(default=None, description=description, json_schema_extra=_without_default)
 
 

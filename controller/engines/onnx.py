@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -11,7 +11,8 @@ from controller.artifacts.facts import Artifact
 from controller.engines.base import Engine, FileCheck, Launch, Probe, RenderContext, Verdict
 from controller.engines.capabilities import EMBEDDINGS, apply_declared
 from controller.engines.memory import Forecast, artifact_at, predict_by_size
-from controller.engines.worker import WORKER_TOKEN_ENV, first_verdict, worker_probe, worker_program
+from controller.engines.options import Flag, Hashed, PathFlag, Switch, render_options
+from controller.engines.worker import WORKER_TOKEN_ENV, worker_probe, worker_program
 from controller.schema.admin import Capabilities
 from controller.schema.desired import Definition
 
@@ -21,17 +22,23 @@ class OnnxDefinition(Definition):
 
     backend: Literal["onnx"] | None = None
     model_path: str = Field(description="The `.onnx` file, in a models folder.")
-    onnx_tokenizer: str | None = Field(
+    onnx_tokenizer: Annotated[str | None, PathFlag("--tokenizer", "file"), Hashed.ALWAYS] = Field(
         default=None,
         description="A `tokenizer.json`, or BERT's vocabulary as `*-vocab.txt` or `vocab.txt`, in a models "
         "folder; default: the one beside the model.",
     )
-    onnx_max_tokens: int | None = Field(
+    onnx_max_tokens: Annotated[int | None, Flag("--max-tokens"), Hashed.ALWAYS] = Field(
         default=None, ge=1, description="Tokens of a text that count; default: as the tokenizer says."
     )
-    onnx_pooling: Literal["mean", "cls"] = Field(default="mean", description="How tokens become one embedding.")
-    onnx_normalize: bool = Field(default=True, description="Embeddings of length 1.")
-    onnx_threads: int | None = Field(default=None, ge=1, description="CPU threads.")
+    onnx_pooling: Annotated[Literal["mean", "cls"], Flag("--pooling"), Hashed.ALWAYS] = Field(
+        default="mean", description="How tokens become one embedding."
+    )
+    onnx_normalize: Annotated[bool, Switch(off="--no-normalize"), Hashed.ALWAYS] = Field(
+        default=True, description="Embeddings of length 1."
+    )
+    onnx_threads: Annotated[int | None, Flag("--threads"), Hashed.ALWAYS] = Field(
+        default=None, ge=1, description="CPU threads."
+    )
 
     @model_validator(mode="after")
     def _no_gpu(self) -> Self:
@@ -39,12 +46,6 @@ class OnnxDefinition(Definition):
             raise ValueError("onnx computes on the CPU: leave `gpus` and `device` out")
         return self
 
-
-_FLAGS = (
-    ("onnx_max_tokens", "--max-tokens"),
-    ("onnx_pooling", "--pooling"),
-    ("onnx_threads", "--threads"),
-)
 
 _VERDICTS: tuple[tuple[str, Verdict], ...] = (
     (
@@ -62,71 +63,50 @@ _VERDICTS: tuple[tuple[str, Verdict], ...] = (
 )
 
 
-class Onnx(Engine):
+class Onnx(Engine[OnnxDefinition]):
     """Renders the worker's command line."""
 
     name: ClassVar[str] = "onnx"
     definition = OnnxDefinition
     image_kind: ClassVar[str | None] = "worker"
     most_inflight: ClassVar[int | None] = 1
-    hashed_fields: ClassVar[tuple[str, ...]] = (
-        "onnx_tokenizer",
-        "onnx_max_tokens",
-        "onnx_pooling",
-        "onnx_normalize",
-        "onnx_threads",
-    )
+    verdicts: ClassVar[tuple[tuple[str, Verdict], ...]] = _VERDICTS
 
-    def derive_capabilities(self, definition: Definition) -> Capabilities:
-        """Embeddings of texts."""
+    def derive_capabilities(self, definition: OnnxDefinition) -> Capabilities:
+        """Return embeddings of texts."""
         return apply_declared(definition, EMBEDDINGS)
 
-    def context_length(self, definition: Definition) -> int | None:
-        """As declared."""
-        assert isinstance(definition, OnnxDefinition)
+    def context_length(self, definition: OnnxDefinition) -> int | None:
+        """Return the declared limit of a text."""
         return definition.onnx_max_tokens
 
-    def list_artifacts(self, definition: Definition) -> tuple[str, ...]:
-        """The file."""
-        assert isinstance(definition, OnnxDefinition)
+    def list_artifacts(self, definition: OnnxDefinition) -> tuple[str, ...]:
+        """Return the file."""
         return (definition.model_path,)
 
-    def predict_memory(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
-        """The file, and what runs it."""
-        assert isinstance(definition, OnnxDefinition)
+    def predict_memory(self, definition: OnnxDefinition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
+        """Predict the size of the file, and what the worker takes."""
         return predict_by_size(artifact_at(definition.model_path, artifacts), gpus=0)
 
-    def list_files(self, definition: Definition) -> tuple[FileCheck, ...]:
-        """The file, and the tokenizer: the one that is named, or one beside it."""
-        assert isinstance(definition, OnnxDefinition)
-        path = definition.model_path
-        if definition.onnx_tokenizer is not None:
-            return FileCheck("model_path", path, "file"), FileCheck("onnx_tokenizer", definition.onnx_tokenizer, "file")
-        return (FileCheck("model_path", path, "file", beside=("tokenizer.json", "*-vocab.txt", "vocab.txt")),)
+    def list_files(self, definition: OnnxDefinition) -> tuple[FileCheck, ...]:
+        """Return the file, and the tokenizer: the one that the definition names, or one beside the file."""
+        beside = () if definition.onnx_tokenizer is not None else ("tokenizer.json", "*-vocab.txt", "vocab.txt")
+        model = FileCheck("model_path", definition.model_path, "file", beside=beside)
+        return (model, *super().list_files(definition))
 
-    def render_command(self, definition: Definition, ctx: RenderContext) -> Launch:
-        """`python -m worker onnx ...`."""
-        assert isinstance(definition, OnnxDefinition)
+    def render_command(self, definition: OnnxDefinition, ctx: RenderContext) -> Launch:
+        """Return `python -m worker onnx ...`."""
         args = [*worker_program(self.name, ctx), "--model", ctx.resolve_path(definition.model_path)]
-        if definition.onnx_tokenizer is not None:
-            args += ("--tokenizer", ctx.resolve_path(definition.onnx_tokenizer))
-        for name, flag in _FLAGS:
-            value = getattr(definition, name)
-            if value is not None:
-                args += (flag, str(value))
-        if not definition.onnx_normalize:
-            args.append("--no-normalize")
+        args += render_options(definition, PathFlag, ctx.resolve_path)
+        args += render_options(definition, Flag)
+        args += render_options(definition, Switch)
         args += definition.extra_args
         return Launch(tuple(args), dict(definition.env), self.resolve_image(definition, ctx.images), WORKER_TOKEN_ENV)
 
-    def describe_probe(self, definition: Definition) -> Probe:
-        """The worker's, with one embedding."""
+    def describe_probe(self, definition: OnnxDefinition) -> Probe:
+        """Return the worker's probe, with one embedding."""
         return worker_probe(embedding=True)
 
-    def list_apis(self, definition: Definition) -> tuple[str, ...]:
-        """Embeddings."""
+    def list_apis(self, definition: OnnxDefinition) -> tuple[str, ...]:
+        """Return the only path: the models embed texts."""
         return ("/v1/embeddings",)
-
-    def explain_exit(self, exit_code: int | None, log_tail: str) -> Verdict | None:
-        """By the sentences that the worker and ONNX Runtime write."""
-        return first_verdict(_VERDICTS, log_tail)

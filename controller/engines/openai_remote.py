@@ -1,13 +1,14 @@
-"""A model that somebody else serves over OpenAI's API: nothing to start, only to watch and to route to."""
+"""A model that another server offers over OpenAI's API. Roundhouse starts nothing: it probes and routes."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from controller.engines.base import Engine, Remote
 from controller.engines.capabilities import apply_declared
+from controller.engines.options import Hashed
 from controller.schema.admin import Capabilities
 from controller.schema.desired import Definition
 from controller.schema.routing import MaxTokensField, ThinkingControl
@@ -17,35 +18,41 @@ class OpenAIRemoteDefinition(Definition):
     """A model of another server."""
 
     backend: Literal["openai_remote"]
-    base_url: str = Field(
+    base_url: Annotated[str, Hashed.ALWAYS] = Field(
         pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?$",
         description="Where its OpenAI API is, with `/v1` at the end where the server has it.",
     )
-    remote_model: str | None = Field(default=None, description="The model's name there; default: its name here.")
-    api_key_env: str | None = Field(
+    remote_model: Annotated[str | None, Hashed.ALWAYS] = Field(
+        default=None, description="The model's name there; default: its name here."
+    )
+    api_key_env: Annotated[str | None, Hashed.ALWAYS] = Field(
         default=None, description="Environment variable of the controller that holds the key."
     )
-    api_key_file: str | None = Field(default=None, description="File that holds the key, as the controller sees it.")
-    remote_apis: list[str] = Field(
+    api_key_file: Annotated[str | None, Hashed.ALWAYS] = Field(
+        default=None, description="File that holds the key, as the controller sees it."
+    )
+    remote_apis: Annotated[list[str], Hashed.NEVER] = Field(
         default_factory=lambda: ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"],
         description="Paths that the server offers.",
     )
-    remote_fields: list[str] = Field(
+    remote_fields: Annotated[list[str], Hashed.NEVER] = Field(
         default_factory=list,
         description="Fields of requests that it gets beside those that the API knows, such as `top_k` of a chat "
         "completion; others stay here.",
     )
-    thinking_field: ThinkingControl = Field(
+    thinking_field: Annotated[ThinkingControl, Hashed.NEVER] = Field(
         default="chat_template_kwargs",
         description="Field of a chat completion that tells it to think or not, where `thinking_modes` has more than "
         "`default`.",
     )
-    max_tokens_field: MaxTokensField = Field(
+    max_tokens_field: Annotated[MaxTokensField, Hashed.NEVER] = Field(
         default="max_tokens",
         description="What it calls the most tokens of a chat completion (requests of other APIs); OpenAI's models that "
         "reason know `max_completion_tokens` alone.",
     )
-    health_path: str = Field(default="/models", description="Path below base_url that answers 200 when all is well.")
+    health_path: Annotated[str, Hashed.ALWAYS] = Field(
+        default="/models", description="Path below base_url that answers 200 when all is well."
+    )
 
     @model_validator(mode="after")
     def _one_key_and_no_engine(self) -> Self:
@@ -58,26 +65,18 @@ class OpenAIRemoteDefinition(Definition):
         return self
 
 
-class OpenAIRemote(Engine):
-    """Nothing is rendered; gateways ask `health_path` and send requests to `base_url`."""
+class OpenAIRemote(Engine[OpenAIRemoteDefinition]):
+    """Starts nothing. Gateways probe `health_path` and send requests to `base_url`."""
 
     name: ClassVar[str] = "openai_remote"
     definition = OpenAIRemoteDefinition
     runs: ClassVar[bool] = False
     default_target_inflight: ClassVar[int] = 64
     takes_dimensions: ClassVar[bool] = True
-    choices_take_slots: ClassVar[bool] = False  # it has no slots that we know of
-    hashed_fields: ClassVar[tuple[str, ...]] = (
-        "base_url",
-        "remote_model",
-        "api_key_env",
-        "api_key_file",
-        "health_path",
-    )
+    choices_take_slots: ClassVar[bool] = False  # its slots, if any, are not known
 
-    def describe_remote(self, definition: Definition) -> Remote | None:
-        """Where it is and what it is called there."""
-        assert isinstance(definition, OpenAIRemoteDefinition)
+    def describe_remote(self, definition: OpenAIRemoteDefinition) -> Remote | None:
+        """Return the server's address, the model's name there and where the key is."""
         return Remote(
             base_url=definition.base_url.rstrip("/"),
             model=definition.remote_model or "",
@@ -86,30 +85,26 @@ class OpenAIRemote(Engine):
             api_key_file=definition.api_key_file,
         )
 
-    def list_apis(self, definition: Definition) -> tuple[str, ...]:
-        """As declared."""
-        assert isinstance(definition, OpenAIRemoteDefinition)
+    def list_apis(self, definition: OpenAIRemoteDefinition) -> tuple[str, ...]:
+        """Return the declared paths."""
         return tuple(definition.remote_apis)
 
-    def list_extra_fields(self, definition: Definition) -> tuple[str, ...] | None:
-        """As declared."""
-        assert isinstance(definition, OpenAIRemoteDefinition)
+    def list_extra_fields(self, definition: OpenAIRemoteDefinition) -> tuple[str, ...] | None:
+        """Return the declared request fields."""
         return tuple(definition.remote_fields)
 
-    def derive_capabilities(self, definition: Definition) -> Capabilities:
-        """As declared; else text, conversations, tools, JSON, and no say in thinking."""
+    def derive_capabilities(self, definition: OpenAIRemoteDefinition) -> Capabilities:
+        """Return the declared capabilities; else text, conversations, tools and JSON, without thinking modes."""
         return apply_declared(definition, Capabilities())
 
-    def max_choices(self, definition: Definition) -> int | None:
-        """The server's own to say."""
+    def max_choices(self, definition: OpenAIRemoteDefinition) -> int | None:
+        """Return None: the server decides."""
         return None
 
-    def max_tokens_field(self, definition: Definition) -> MaxTokensField:
-        """As declared."""
-        assert isinstance(definition, OpenAIRemoteDefinition)
+    def max_tokens_field(self, definition: OpenAIRemoteDefinition) -> MaxTokensField:
+        """Return the declared request field."""
         return definition.max_tokens_field
 
-    def thinking_control(self, definition: Definition) -> ThinkingControl | None:
-        """As declared."""
-        assert isinstance(definition, OpenAIRemoteDefinition)
+    def thinking_control(self, definition: OpenAIRemoteDefinition) -> ThinkingControl | None:
+        """Return the declared request field."""
         return definition.thinking_field if super().thinking_control(definition) else None

@@ -1,9 +1,9 @@
-"""vLLM: what `vllm` and `vllm_serve` declare alike, and `vllm`, whose server our worker launches in its process."""
+"""vLLM: what `vllm` and `vllm_serve` share, and `vllm`, whose server our worker launches."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, TypeVar
 
 from controller.artifacts.facts import Artifact, longest_token_at
 from controller.engines.base import (
@@ -19,16 +19,16 @@ from controller.engines.base import (
 )
 from controller.engines.capabilities import EMBEDDINGS, apply_declared
 from controller.engines.families import family_of, thinking_modes
-from controller.engines.load_fields import LoadFault, LoadField
+from controller.engines.load_fields import LoadFault
 from controller.engines.memory import MIB, Forecast
 from controller.engines.memory_hf import VllmLoad, predict_vllm
 from controller.engines.vllm_command import TOKEN_ENV, vllm_arguments, vllm_environment
-from controller.engines.vllm_fields import HASHED, LOAD_FIELDS, VllmFields
+from controller.engines.vllm_fields import VllmFields
 from controller.engines.vllm_log import vllm_progress, vllm_verdict
 from controller.engines.worker import worker_python
 from controller.schema.admin import Capabilities
-from controller.schema.desired import Definition
 
+VllmFieldsT = TypeVar("VllmFieldsT", bound=VllmFields)
 _METHOD: Final = "vllm_speculative_method"
 _OF_METHOD: Final = ("vllm_speculative_model", "vllm_num_speculative_tokens")
 _TOKENS = ("/tokenize", "/detokenize")
@@ -41,7 +41,7 @@ _GENERATING = (
     *_TOKENS,
 )
 _EMBEDDING = ("/v1/embeddings", "/v1/rerank", *_TOKENS)
-"""It ranks by the likeness of embeddings."""
+"""Rankings are by similarity of embeddings."""
 
 
 class VllmDefinition(VllmFields):
@@ -50,8 +50,8 @@ class VllmDefinition(VllmFields):
     backend: Literal["vllm"]
 
 
-class VllmEngine(Engine):
-    """What `vllm` and `vllm_serve` have in common: vLLM's own server, whoever starts it."""
+class VllmEngine(Engine[VllmFieldsT]):
+    """What `vllm` and `vllm_serve` share: vLLM's own server, whoever starts it."""
 
     start_timeout_s: ClassVar[float] = 1800.0
     default_target_inflight: ClassVar[int] = 64
@@ -60,29 +60,25 @@ class VllmEngine(Engine):
     renders_inflight: ClassVar[bool] = True
     render_version: ClassVar[int] = 2
     takes_mig_instances: ClassVar[bool] = False
-    hashed_fields: ClassVar[tuple[str, ...]] = HASHED
-    load_fields: ClassVar[tuple[LoadField, ...]] = LOAD_FIELDS
 
-    def max_choices(self, definition: Definition) -> int | None:
-        """What does not run at once waits inside of vLLM."""
+    def max_choices(self, definition: VllmFieldsT) -> int | None:
+        """Return None: answers that do not run yet wait inside vLLM."""
         return None
 
     def load_faults(self, params: Mapping[str, Any]) -> list[LoadFault]:
-        """Nothing about a speculation that the load itself turns off."""
+        """Return the faults: a load that turns speculation off sets none of its other fields."""
         faults = super().load_faults(params)
         if params.get(_METHOD, "") is None:
             idle_names = (name for name in _OF_METHOD if params.get(name) is not None)
             faults += [LoadFault(name, f"has no effect without {_METHOD}, which is null") for name in idle_names]
         return faults
 
-    def rendered_vram_mib(self, definition: Definition) -> int | None:
-        """`vram_mib`, where it decides which share of each GPU is taken."""
-        assert isinstance(definition, VllmFields)
+    def rendered_vram_mib(self, definition: VllmFieldsT) -> int | None:
+        """Return `vram_mib` where it sets the share of each GPU that vLLM takes."""
         return definition.vram_mib if definition.share_follows_vram else None
 
-    def derive_capabilities(self, definition: Definition) -> Capabilities:
-        """Images where anything is said about them; tools with the parser of their calls."""
-        assert isinstance(definition, VllmFields)
+    def derive_capabilities(self, definition: VllmFieldsT) -> Capabilities:
+        """Return images where an option speaks of images, and tools where their parser is declared."""
         if definition.vllm_embedding:
             return apply_declared(definition, EMBEDDINGS)
         family = family_of(definition.prompt_format, definition.vllm_model, definition.model_path)
@@ -93,37 +89,34 @@ class VllmEngine(Engine):
         )
         return apply_declared(definition, derived)
 
-    def context_length(self, definition: Definition) -> int | None:
-        """As declared."""
-        assert isinstance(definition, VllmFields)
+    def context_length(self, definition: VllmFieldsT) -> int | None:
+        """Return the declared context length."""
         return definition.vllm_max_model_len
 
-    def kv_cache_tokens(self, definition: Definition, told: EngineFigures) -> int | None:
-        """Its cache, while it preempts: requests are computed again then, and each of them makes others wait.
+    def kv_cache_tokens(self, definition: VllmFieldsT, told: EngineFigures) -> int | None:
+        """Return the size of the cache while vLLM preempts, which is when requests are computed again and delay others.
 
-        Otherwise nobody is held back: prompts that begin alike share their cache, which cannot be seen from outside.
+        Else None, so that no request waits: prompts with a common prefix share the cache, which is not visible from
+        outside.
         """
         return told.kv_cache_tokens if told.is_preempting else None
 
-    def list_artifacts(self, definition: Definition) -> tuple[str, ...]:
-        """The model, where it lies in the models folder."""
+    def list_artifacts(self, definition: VllmFieldsT) -> tuple[str, ...]:
+        """Return the model, where it lies in a models folder."""
         return (definition.model_path,) if definition.model_path is not None else ()
 
-    def longest_token(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> int | None:
-        """Of the folder's tokenizer, unless the arguments may name another one."""
-        assert isinstance(definition, VllmFields)
+    def longest_token(self, definition: VllmFieldsT, artifacts: Mapping[str, Artifact]) -> int | None:
+        """Return the longest token of the folder's tokenizer; None: `extra_args` may name another one."""
         path, args = definition.model_path, definition.extra_args
         names_other = any("tokenizer" in arg or arg.startswith("--config") for arg in args)
         return None if names_other or path is None else longest_token_at(path, artifacts)
 
-    def predict_memory(self, definition: Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
-        """A share of each GPU, or weights and a cache of so many bytes."""
-        assert isinstance(definition, VllmFields)
+    def predict_memory(self, definition: VllmFieldsT, artifacts: Mapping[str, Artifact]) -> Forecast | None:
+        """Predict a share of each GPU, or weights and a cache of the declared size."""
         return predict_vllm(_build_load(definition, self.target_inflight(definition)), artifacts)
 
-    def render_command(self, definition: Definition, ctx: RenderContext) -> Launch:
-        """The program, then the arguments of `vllm serve`."""
-        assert isinstance(definition, VllmFields)
+    def render_command(self, definition: VllmFieldsT, ctx: RenderContext) -> Launch:
+        """Return the program and the arguments of `vllm serve`."""
         arguments = vllm_arguments(definition, ctx, self.target_inflight(definition))
         env = vllm_environment(definition, ctx) | self.own_environment(definition, ctx) | definition.env
         return Launch(
@@ -134,35 +127,28 @@ class VllmEngine(Engine):
             SHM_BYTES if ctx.runtime == "docker" else None,
         )
 
-    def build_program(self, definition: VllmFields, ctx: RenderContext) -> tuple[str, ...]:
-        """The command line up to vLLM's arguments."""
+    def build_program(self, definition: VllmFieldsT, ctx: RenderContext) -> tuple[str, ...]:
+        """Return the command line up to the arguments of `vllm serve`."""
         raise TypeError(f"backend {self.name} has no program")
 
-    def own_environment(self, definition: VllmFields, ctx: RenderContext) -> dict[str, str]:
-        """What the program needs beyond vLLM's environment."""
+    def own_environment(self, definition: VllmFieldsT, ctx: RenderContext) -> dict[str, str]:
+        """Return what the program needs beside `vllm_environment`."""
         return {}
 
-    def list_files(self, definition: Definition) -> tuple[FileCheck, ...]:
-        """The model and the template, where they lie in the models folder."""
-        assert isinstance(definition, VllmFields)
-        checks = []
-        if definition.model_path is not None:
-            checks.append(FileCheck("model_path", definition.model_path))
-        if definition.vllm_chat_template_file is not None:
-            checks.append(FileCheck("vllm_chat_template_file", definition.vllm_chat_template_file, "file"))
-        return tuple(checks)
+    def list_files(self, definition: VllmFieldsT) -> tuple[FileCheck, ...]:
+        """Return the model, where it lies in a models folder, and the files that options name."""
+        model = () if definition.model_path is None else (FileCheck("model_path", definition.model_path),)
+        return (*model, *super().list_files(definition))
 
-    def list_code_checks(self, definition: Definition) -> tuple[CodeCheck, ...]:
-        """The model, unless the definition trusts its code."""
-        assert isinstance(definition, VllmFields)
+    def list_code_checks(self, definition: VllmFieldsT) -> tuple[CodeCheck, ...]:
+        """Return the model, unless the definition trusts its code."""
         is_trusted = definition.vllm_trust_remote_code or "--trust-remote-code" in definition.extra_args
         if definition.model_path is None or is_trusted:
             return ()
         return (CodeCheck("model_path", definition.model_path, "vllm_trust_remote_code"),)
 
-    def describe_probe(self, definition: Definition) -> Probe:
-        """vLLM's own health, figures, and one token or one embedding."""
-        assert isinstance(definition, VllmFields)
+    def describe_probe(self, definition: VllmFieldsT) -> Probe:
+        """Return vLLM's health and metrics, and one token or one embedding."""
         is_embedding = definition.vllm_embedding
         return Probe(
             health_path="/health",
@@ -176,17 +162,16 @@ class VllmEngine(Engine):
             template_path=None if is_embedding else "/tokenize",
         )
 
-    def list_apis(self, definition: Definition) -> tuple[str, ...]:
-        """An embedding model generates nothing."""
-        assert isinstance(definition, VllmFields)
+    def list_apis(self, definition: VllmFieldsT) -> tuple[str, ...]:
+        """Return vLLM's paths for text, or for embeddings."""
         return _EMBEDDING if definition.vllm_embedding else _GENERATING
 
     def parse_progress(self, log_tail: str) -> float | None:
-        """By the bar that vLLM draws while it reads checkpoint shards."""
+        """Read the progress bar of the checkpoint shards."""
         return vllm_progress(log_tail)
 
     def explain_exit(self, exit_code: int | None, log_tail: str) -> Verdict | None:
-        """By the sentences that vLLM, PyTorch and transformers write."""
+        """Return the cause that vLLM, PyTorch or transformers wrote, in plain words."""
         return vllm_verdict(log_tail)
 
 
@@ -196,20 +181,20 @@ def _takes_images(definition: VllmFields) -> bool:
     return definition.vllm_max_pixels is not None or bool(definition.vllm_mm_processor_kwargs)
 
 
-class Vllm(VllmEngine):
-    """vLLM's server in a worker process."""
+class Vllm(VllmEngine[VllmDefinition]):
+    """Starts vLLM's server in a worker process."""
 
     name: ClassVar[str] = "vllm"
     definition = VllmDefinition
     image_kind: ClassVar[str | None] = "worker-vllm"
 
-    def build_program(self, definition: VllmFields, ctx: RenderContext) -> tuple[str, ...]:
-        """`python -m worker vllm --`."""
+    def build_program(self, definition: VllmDefinition, ctx: RenderContext) -> tuple[str, ...]:
+        """Return `python -m worker vllm --`."""
         return (worker_python(ctx), "-m", "worker", self.name, "--")
 
 
 def _build_load(definition: VllmFields, sequences: int) -> VllmLoad:
-    """In the terms of the formulas of memory."""
+    """Return the definition in the terms of the memory formulas."""
     has_draft_model = definition.vllm_speculative_method is not None
     return VllmLoad(
         path=definition.model_path,

@@ -1,4 +1,7 @@
-"""The fields of `vllm` and `vllm_serve`, and what a live load may set of them."""
+"""The options of `vllm` and `vllm_serve`. Pure.
+
+Flags are those of `vllm serve` (vllm/entrypoints/launchers/cli_args.py and vllm/engine/arg_utils.py, 0.32).
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, JsonValue, WithJsonSchema, model_validator
 
 from controller.engines.families import ChatFormat
-from controller.engines.load_fields import LoadField
-from controller.schema.admin import LoadConstraint
+from controller.engines.options import Flag, Hashed, JsonFlag, Loadable, PathFlag, SpecialFlag, Switch
 from controller.schema.desired import Definition
 
 # Inline in the JSON Schema of the files, which has no place for pydantic's own definition of it.
@@ -18,71 +20,128 @@ _SIZE_FLAGS: Final = ("--gpu-memory-utilization", "--kv-cache-memory")
 
 
 class VllmFields(Definition):
-    """What `vllm` and `vllm_serve` have in common."""
+    """The options that `vllm` and `vllm_serve` share."""
 
     model_path: str | None = Field(default=None, description="The model's folder (or GGUF file), in a models folder.")
-    vllm_model: str | None = Field(
+    vllm_model: Annotated[str | None, Hashed.ALWAYS] = Field(
         default=None, min_length=1, description="The model's name on the Hugging Face hub, instead of `model_path`."
     )
-    vllm_max_model_len: int | None = Field(
-        default=None, ge=1, description="Context length in tokens; default: the model's own."
+    vllm_max_model_len: Annotated[
+        int | None, Flag("--max-model-len"), Loadable({"minimum": 256, "step": 256}), Hashed.ALWAYS
+    ] = Field(default=None, ge=1, description="Context length in tokens; default: the model's own.")
+    vllm_dtype: Annotated[
+        Literal["auto", "half", "float16", "bfloat16", "float", "float32"] | None, Flag("--dtype"), Hashed.ALWAYS
+    ] = Field(default=None, description="Type of the weights; default: the model's own.")
+    vllm_quantization: Annotated[str | None, Flag("--quantization"), Hashed.ALWAYS] = Field(
+        default=None, description="Quantization; default: as the model's files say."
     )
-    vllm_dtype: Literal["auto", "half", "float16", "bfloat16", "float", "float32"] | None = Field(
-        default=None, description="Type of the weights; default: the model's own."
-    )
-    vllm_quantization: str | None = Field(default=None, description="Quantization; default: as the model's files say.")
-    vllm_gpu_memory_utilization: float | None = Field(
+    vllm_gpu_memory_utilization: Annotated[float | None, Flag("--gpu-memory-utilization"), Hashed.ALWAYS] = Field(
         default=None,
         gt=0,
         le=1,
         description="Share of each GPU's memory that the engine takes; default: `vram_mib` of the smallest, else 0.92.",
     )
-    vllm_kv_cache_dtype: str | None = Field(
-        default=None, min_length=1, description="Type of the KV cache, any that vLLM knows; default: auto."
-    )
-    vllm_kv_cache_memory_bytes: int | None = Field(
+    vllm_kv_cache_dtype: Annotated[
+        str | None,
+        Flag("--kv-cache-dtype"),
+        Loadable(
+            {
+                "default": "auto",
+                "allowed_values": ["auto", "fp8", "fp8_e4m3", "fp8_e5m2"],
+                "examples": ["auto", "fp8"],
+            },
+            open_values=True,
+        ),
+        Hashed.ALWAYS,
+    ] = Field(default=None, min_length=1, description="Type of the KV cache, any that vLLM knows; default: auto.")
+    vllm_kv_cache_memory_bytes: Annotated[
+        int | None,
+        Flag("--kv-cache-memory-bytes"),
+        Loadable({"minimum": 2**28, "step": 2**28, "unit": "bytes", "display_unit": "mib"}),
+        Hashed.ALWAYS,
+    ] = Field(
         default=None, ge=1, description="Size of the KV cache in bytes; rules over `vllm_gpu_memory_utilization`."
     )
-    vllm_tensor_parallel_size: int | None = Field(
+    vllm_tensor_parallel_size: Annotated[int | None, SpecialFlag("--tensor-parallel-size"), Hashed.ALWAYS] = Field(
         default=None, ge=1, le=64, description="GPUs that share each layer; default: all of the replica."
     )
-    vllm_max_pixels: int | None = Field(
+    vllm_max_pixels: Annotated[
+        int | None,
+        Loadable({"minimum": 200704, "step": 200704, "unit": "pixels"}),
+        SpecialFlag("--mm-processor-kwargs"),
+        Hashed.ALWAYS,
+    ] = Field(
         default=None, ge=1, description="Pixels per image at most; becomes `max_pixels` of `vllm_mm_processor_kwargs`."
     )
-    vllm_mm_processor_kwargs: dict[str, Anything] | None = Field(
-        default=None, description="Arguments of the model's image processor."
-    )
-    vllm_limit_mm_per_prompt: dict[str, Annotated[int, Field(ge=0)]] | None = Field(
-        default=None, description="Images (`image`) and the like that one request may hold."
-    )
-    vllm_speculative_method: str | None = Field(
+    vllm_mm_processor_kwargs: Annotated[
+        dict[str, Anything] | None, SpecialFlag("--mm-processor-kwargs"), Hashed.ALWAYS
+    ] = Field(default=None, description="Arguments of the model's image processor.")
+    vllm_limit_mm_per_prompt: Annotated[
+        dict[str, Annotated[int, Field(ge=0)]] | None, JsonFlag("--limit-mm-per-prompt"), Hashed.ALWAYS
+    ] = Field(default=None, description="Images (`image`) and the like that one request may hold.")
+    vllm_speculative_method: Annotated[
+        str | None,
+        Loadable(
+            {
+                "format": "vllm_speculative_method",
+                "default": None,
+                "examples": ["mtp", "draft_model", "mlp_speculator"],
+            },
+            null="none, whatever is configured",
+        ),
+        SpecialFlag("--speculative-config"),
+        Hashed.ALWAYS,
+    ] = Field(
         default=None,
         min_length=1,
-        description="Speculative decoding, such as mtp, draft_model or mlp_speculator; without it there is none.",
+        description="Speculative decoding, such as mtp, draft_model or mlp_speculator; default: none.",
     )
-    vllm_speculative_model: str | None = Field(
+    vllm_speculative_model: Annotated[
+        str | None,
+        Loadable(
+            {
+                "format": "hf_id_or_local_path",
+                "default": None,
+                "examples": ["google/gemma-4-26B-A4B-it-assistant"],
+            },
+            null="the method needs none",
+        ),
+        SpecialFlag("--speculative-config"),
+        Hashed.ALWAYS,
+    ] = Field(
         default=None,
         min_length=1,
         description="Assistant, draft or speculator: a name on the hub, or a path as the engine sees it.",
     )
-    vllm_num_speculative_tokens: int | None = Field(
-        default=None, ge=1, description="Tokens that are guessed at a time; default 1."
+    vllm_num_speculative_tokens: Annotated[
+        int | None, Loadable({"default": 1}), SpecialFlag("--speculative-config"), Hashed.ALWAYS
+    ] = Field(default=None, ge=1, description="Tokens that are guessed at a time; default: 1.")
+    vllm_embedding: Annotated[bool, SpecialFlag("--runner pooling"), Hashed.ALWAYS] = Field(
+        default=False, description="Serve embeddings, and nothing else."
     )
-    vllm_embedding: bool = Field(default=False, description="Serve embeddings, and nothing else.")
-    vllm_enforce_eager: bool = Field(default=False, description="No CUDA graphs: slower, starts sooner, less memory.")
-    vllm_trust_remote_code: bool = Field(default=False, description="Run code that comes with the model.")
-    vllm_reasoning_parser: str | None = Field(default=None, description="Parser that takes thoughts out of answers.")
-    vllm_tool_call_parser: str | None = Field(default=None, description="Parser of tool calls; also turns them on.")
-    vllm_chat_template_file: str | None = Field(
+    vllm_enforce_eager: Annotated[bool, Switch("--enforce-eager"), Hashed.ALWAYS] = Field(
+        default=False, description="No CUDA graphs: slower, starts sooner, less memory."
+    )
+    vllm_trust_remote_code: Annotated[bool, Switch("--trust-remote-code"), Hashed.ALWAYS] = Field(
+        default=False, description="Run code that comes with the model."
+    )
+    vllm_reasoning_parser: Annotated[str | None, Flag("--reasoning-parser"), Hashed.ALWAYS] = Field(
+        default=None, description="Parser that takes thoughts out of answers."
+    )
+    vllm_tool_call_parser: Annotated[str | None, Flag("--tool-call-parser"), Hashed.ALWAYS] = Field(
+        default=None, description="Parser of tool calls; also turns them on."
+    )
+    vllm_chat_template_file: Annotated[str | None, PathFlag("--chat-template", "file"), Hashed.ALWAYS] = Field(
         default=None, description="Jinja chat template, in a models folder; default: the model's own."
     )
-    prompt_format: ChatFormat | None = Field(
-        default=None, description="Names what the model's chat template is; default: told by the model's name."
+    prompt_format: Annotated[ChatFormat | None, Hashed.NEVER] = Field(
+        default=None, description="Name of the format of the model's own chat template; default: by the model's name."
     )
 
     @property
     def share_follows_vram(self) -> bool:
-        """Whether `vram_mib` decides which share of each GPU the engine takes: nothing else says it, nor the cache."""
+        """Whether `vram_mib` sets the share of each GPU that the engine takes: no option or argument sets the share or
+        the size of the cache."""
         sizes = (self.vllm_gpu_memory_utilization, self.vllm_kv_cache_memory_bytes)
         is_sized_otherwise = any(size is not None for size in sizes) or any(
             arg.replace("_", "-").startswith(_SIZE_FLAGS) for arg in self.extra_args
@@ -103,59 +162,3 @@ class VllmFields(Definition):
         if parallel_size is not None and gpu_count and parallel_size > gpu_count:
             raise ValueError(f"vllm_tensor_parallel_size is {parallel_size}, above the {gpu_count} GPUs of a replica")
         return self
-
-
-HASHED: Final = tuple(
-    name for name in VllmFields.model_fields if name.startswith("vllm_") and name not in Definition.model_fields
-)
-"""Everything but `prompt_format`, which only names what is there."""
-
-LOAD_FIELDS: Final = (
-    LoadField("vllm_max_model_len", "Context length in tokens.", LoadConstraint(kind="integer", minimum=256, step=256)),
-    LoadField(
-        "vllm_kv_cache_dtype",
-        "Type of the KV cache; any that vLLM knows.",
-        LoadConstraint(
-            kind="enum",
-            default="auto",
-            allowed_values=["auto", "fp8", "fp8_e4m3", "fp8_e5m2"],
-            examples=["auto", "fp8"],
-        ),
-        open_values=True,
-    ),
-    LoadField(
-        "vllm_kv_cache_memory_bytes",
-        "Size of the KV cache in bytes; rules over vllm_gpu_memory_utilization.",
-        LoadConstraint(kind="integer", minimum=2**28, step=2**28, unit="bytes", display_unit="mib"),
-    ),
-    LoadField(
-        "vllm_max_pixels",
-        "Pixels per image at most.",
-        LoadConstraint(kind="integer", minimum=200704, step=200704, unit="pixels"),
-    ),
-    LoadField(
-        "vllm_speculative_method",
-        "Speculative decoding; null: none, whatever is configured.",
-        LoadConstraint(
-            kind="string_or_null",
-            format="vllm_speculative_method",
-            default=None,
-            examples=["mtp", "draft_model", "mlp_speculator"],
-        ),
-    ),
-    LoadField(
-        "vllm_speculative_model",
-        "Assistant, draft or speculator: a name on the hub, or a path as the engine sees it.",
-        LoadConstraint(
-            kind="string_or_null",
-            format="hf_id_or_local_path",
-            default=None,
-            examples=["google/gemma-4-26B-A4B-it-assistant"],
-        ),
-    ),
-    LoadField(
-        "vllm_num_speculative_tokens",
-        "Tokens that are guessed at a time.",
-        LoadConstraint(kind="integer", minimum=1, step=1, default=1),
-    ),
-)

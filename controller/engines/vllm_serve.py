@@ -2,44 +2,42 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from controller.engines.base import RenderContext
+from controller.engines.options import Hashed
 from controller.engines.vllm import VllmEngine
-from controller.engines.vllm_fields import HASHED, VllmFields
+from controller.engines.vllm_fields import VllmFields
 
 
 class VllmServeDefinition(VllmFields):
     """A model served by `vllm serve`."""
 
     backend: Literal["vllm_serve"]
-    vllm_serve_binary: str | None = Field(
+    vllm_serve_binary: Annotated[str | None, Hashed.ALWAYS] = Field(
         default=None, description="Path of the vllm program (process); default: on PATH."
     )
-    vllm_serve_library_path: str | None = Field(
+    vllm_serve_library_path: Annotated[str | None, Hashed.ALWAYS] = Field(
         default=None, description="Folders of its shared libraries (process), as LD_LIBRARY_PATH takes them."
     )
 
 
-class VllmServe(VllmEngine):
-    """As `vllm`, with a program of its own."""
+class VllmServe(VllmEngine[VllmServeDefinition]):
+    """Starts vLLM's server as a program of its own."""
 
     name: ClassVar[str] = "vllm_serve"
     definition = VllmServeDefinition
     image_kind: ClassVar[str | None] = "vllm"
-    hashed_fields: ClassVar[tuple[str, ...]] = (*HASHED, "vllm_serve_binary", "vllm_serve_library_path")
 
-    def build_program(self, definition: VllmFields, ctx: RenderContext) -> tuple[str, ...]:
-        """`vllm serve`, by name where no path is declared: both runtimes look on PATH."""
-        assert isinstance(definition, VllmServeDefinition)
+    def build_program(self, definition: VllmServeDefinition, ctx: RenderContext) -> tuple[str, ...]:
+        """Return `vllm serve`, with the declared path of the program as a process; else the runtime looks on PATH."""
         binary = definition.vllm_serve_binary if ctx.runtime == "process" else None
         return (binary or "vllm", "serve")
 
-    def own_environment(self, definition: VllmFields, ctx: RenderContext) -> dict[str, str]:
-        """Its libraries."""
-        assert isinstance(definition, VllmServeDefinition)
+    def own_environment(self, definition: VllmServeDefinition, ctx: RenderContext) -> dict[str, str]:
+        """Return the declared folders of shared libraries."""
         if definition.vllm_serve_library_path and ctx.runtime == "process":
             return {"LD_LIBRARY_PATH": definition.vllm_serve_library_path}
         return {}

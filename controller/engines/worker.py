@@ -1,10 +1,10 @@
-"""What the backends that run in our own worker have in common."""
+"""What the backends of our own worker share: the command line, the probe, the paths, and causes of an end. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import replace
+from typing import Final
 
 from controller.engines.base import Probe, RenderContext, Verdict
 
@@ -18,22 +18,32 @@ WORKER_CHAT_APIS = (
     "/detokenize",
     "/apply-template",
 )
-"""Paths of an engine that knows chats and its own tokens."""
+"""Paths that the worker answers for an engine that generates text."""
+
+HF_VERDICTS: Final[tuple[tuple[str, Verdict], ...]] = (
+    (r"cannot open .*/tokenizer\.json", Verdict("no tokenizer.json in the folder", True)),
+    (r"tokenizers cannot load|/\w+\.json is not (JSON|a JSON object)", Verdict("the tokenizer cannot be read", True)),
+    (r"there is no chat template in", Verdict("no chat template in the folder", True)),
+    (r"the chat template \S+ cannot be used", Verdict("the chat template cannot be used", True)),
+    (r"invalid choice|argument --|unrecognized arguments", Verdict("bad argument", True)),
+    (r"port .*(taken|in use)|address already in use", Verdict("port taken")),
+)
+"""Verdicts of the engines that read a tokenizer of the Hugging Face hub: patterns of what the worker writes."""
 
 
 def worker_program(engine: str, ctx: RenderContext) -> tuple[str, ...]:
-    """The worker's command line up to the engine's own flags."""
+    """Return the worker's command line up to the flags of the engine."""
     listen_flags = ("--host", ctx.host, "--port", str(ctx.port), "--served-name", ctx.served_name)
     return (worker_python(ctx), "-m", "worker", engine, *listen_flags)
 
 
 def worker_python(ctx: RenderContext) -> str:
-    """The interpreter that the worker runs in."""
+    """Return the Python interpreter that runs the worker."""
     return "/opt/roundhouse/bin/python" if ctx.runtime == "docker" else ctx.executables["python"]
 
 
 def worker_probe(*, embedding: bool = False) -> Probe:
-    """The worker answers OpenAI's paths and counts as llama.cpp does."""
+    """Return the probe of a worker, with one token or one embedding. Its metrics have the names of llama.cpp's."""
     return Probe(
         health_path="/health",
         ready_path="/v1/embeddings" if embedding else "/v1/completions",
@@ -46,20 +56,22 @@ def worker_probe(*, embedding: bool = False) -> Probe:
 
 
 def worker_chat_probe() -> Probe:
-    """The worker's, of an engine that knows chats alone."""
+    """Return the probe of a worker whose engine takes chat completions alone."""
     body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
     return replace(worker_probe(), ready_path="/v1/chat/completions", ready_body=body, template_path=None)
 
 
 def percent_progress(log_tail: str) -> float | None:
-    """How far a load is, by the worker's last `loading: 40 %`; None: it has not told."""
+    """Return the progress of a load, from 0 to 1, by the worker's last line `loading: 40 %`; None: there is none."""
     percentages = re.findall(r"^loading: (\d{1,3}) %$", log_tail, re.MULTILINE)
     return int(percentages[-1]) / 100 if percentages else None
 
 
 def memory_verdicts(library: str, lower: str) -> tuple[tuple[str, Verdict], ...]:
-    """For a load, or an engine that served, for which memory did not suffice. `lower`: the fields that make it take
-    less."""
+    """Return verdicts of an engine that ran out of memory, while it loaded or while it served.
+
+    `library` is the name that the worker writes. `lower` names the fields to lower.
+    """
     words = r"out of memory|Insufficient VRAM|OutOfMemoryError|MemoryError|bad_alloc|Cannot allocate memory"
     return (
         (rf"{library} failed: .*({words})", Verdict(f"out of memory while it served (lower {lower})")),
@@ -68,15 +80,12 @@ def memory_verdicts(library: str, lower: str) -> tuple[tuple[str, Verdict], ...]
 
 
 def gpu_verdict(library: str) -> tuple[str, Verdict]:
-    """For a load, or an engine that served, that the GPU failed, which may go well another time; before what `cannot
-    load`, `failed` and `cannot be used` say otherwise."""
+    """Return the verdict of an engine whose GPU failed. Another start may succeed, so it is not permanent.
+
+    Place it before the verdicts of `cannot load`, `failed` and `cannot be used`, whose lines it matches as well.
+    """
     pattern = (
         rf"{library} (cannot load [^:]*|failed): .*(CUDA|NCCL|cuBLAS|cuDNN|driver)"
         rf"|{library} cannot be used: .*CUDA error"
     )
     return pattern, Verdict(f"the GPU, its driver or its libraries failed {library}")
-
-
-def first_verdict(verdicts: Iterable[tuple[str, Verdict]], log_tail: str) -> Verdict | None:
-    """The first whose pattern is in the log."""
-    return next((verdict for pattern, verdict in verdicts if re.search(pattern, log_tail, re.IGNORECASE)), None)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from controller.engines.base import Engine
 from controller.runtimes.base import RuntimeUnavailableError
@@ -33,7 +33,7 @@ class LoadProgress:
         self._logs = logs
         self._wake = wake
         self._interval_s = interval_s
-        self._engines: Mapping[str, Engine] = {}
+        self._engines: Mapping[str, Engine[Any]] = {}
         self._fractions: dict[str, float] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -44,7 +44,7 @@ class LoadProgress:
         """
         return self._fractions
 
-    def track_engines(self, engines: Mapping[str, Engine]) -> None:
+    def track_engines(self, engines: Mapping[str, Engine[Any]]) -> None:
         """Follow exactly these replicas from now on. `engines` maps the names of starting replicas to backends."""
         self._engines = dict(engines)
         self._fractions = {name: each for name, each in self._fractions.items() if name in engines}
@@ -67,7 +67,7 @@ class LoadProgress:
                 self._wake()
             await asyncio.sleep(self._interval_s)
 
-    async def _read_progress(self, name: str, engine: Engine) -> bool:
+    async def _read_progress(self, name: str, engine: Engine[Any]) -> bool:
         try:
             reported_fraction = engine.parse_progress(await self._logs.read_log_tail(name))
         except RuntimeUnavailableError as error:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from controller.artifacts.facts import ArtifactError
 from controller.artifacts.locate import LocatedPath, is_inside, locate_path
@@ -24,7 +24,7 @@ _LOOKED_AT: Final = 10_000
 """Files that are searched at most for a similar name to suggest."""
 
 
-def check_model(roots: ModelRoots, engine: Engine, definition: Definition) -> str | None:
+def check_model(roots: ModelRoots, engine: Engine[Any], definition: Definition) -> str | None:
     """Return why a model must not start; None if it may.
 
     Reasons are files that are missing, unreadable or of a wrong kind, and code in the model's folder that the

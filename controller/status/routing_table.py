@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 from pydantic import SecretStr
 
@@ -106,7 +107,7 @@ def _route(
     )
 
 
-def _context_length(engine: Engine, model: DesiredModel, replicas: list[ObservedReplica]) -> int | None:
+def _context_length(engine: Engine[Any], model: DesiredModel, replicas: list[ObservedReplica]) -> int | None:
     """Return the smallest context length that a serving engine reports; if none reports one, the declared one."""
     context_lengths = [replica.context_length for replica in replicas if replica.context_length is not None]
     return min(context_lengths) if context_lengths else engine.context_length(model.definition)
@@ -126,7 +127,7 @@ def _unloaded_reason(model: DesiredModel) -> str:
     return "an operator unloaded it" if model.statement.kind == "unload" else model.statement.reason
 
 
-def _endpoint(engine: Engine, model: DesiredModel, replica: ObservedReplica, tokens: Tokens) -> Endpoint:
+def _endpoint(engine: Engine[Any], model: DesiredModel, replica: ObservedReplica, tokens: Tokens) -> Endpoint:
     assert replica.base_url is not None
     token = tokens(replica.name)
     figures = EngineFigures(replica.context_length, replica.kv_cache_tokens, is_preempting=replica.is_preempting)

@@ -24,18 +24,18 @@ class Change:
 
 CHANGES: Final = (
     Change("engines/llama_server", "a flag is another", '"--kv-unified"', '"--kv-split"'),
-    Change("engines/llama_cpp", "a flag is another", '("gguf_n_ctx", "--n-ctx")', '("gguf_n_ctx", "--context")'),
+    Change("engines/llama_cpp", "a flag is another", 'Flag("--n-ctx")', 'Flag("--context")'),
     Change("engines/vllm", "a flag is left out", '        "--disable-uvicorn-access-log",\n', ""),
     Change("engines/vllm_serve", "another program", '(binary or "vllm", "serve")', '(binary or "vllm", "server")'),
-    Change(
-        "engines/exllamav3",
-        "a flag is another",
-        '("exllama_cache_size", "--cache-size")',
-        '("exllama_cache_size", "-c")',
-    ),
-    Change("engines/ct2", "a flag is another", '("ct2_max_tokens", "--max-tokens")', '("ct2_max_tokens", "--tokens")'),
+    Change("engines/exllamav3", "a flag is another", 'Flag("--cache-size")', 'Flag("-c")'),
+    Change("engines/ct2", "a flag is another", 'Flag("--compute-type")', 'Flag("--type")'),
     Change("engines/litert_lm", "another folder of the cache", '/ "litert-lm"', '/ "litert"'),
-    Change("engines/onnx", "a field counts no longer in the spec hash", '        "onnx_normalize",\n', ""),
+    Change(
+        "engines/onnx",
+        "a field counts no longer in the spec hash",
+        '"--no-normalize"), Hashed.ALWAYS',
+        '"--no-normalize"), Hashed.NEVER',
+    ),
     Change("engines/openai_remote", "another default", 'default="/models", description=', 'default="/", description='),
     Change("engines/stub", "a container may write to its root", '"ReadonlyRootfs": True', '"ReadonlyRootfs": False'),
     Change("engines/stub", "the spec hash counts one thing less", '        "served_name": served_name,\n', ""),

@@ -1,11 +1,13 @@
 """The tables of docs/models.md, docs/keys.md, docs/settings.md and docs/cli.md as the code says them.
 
-`python -m tests.support.doc_tables` prints them, to be pasted into the pages.
+`python -m tests.support.doc_tables` prints those of the other pages, to be pasted; with `--write` it writes those of
+docs/models.md anew.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,15 @@ from controller.cli.exit_codes import ExitCode
 from controller.engines import ENGINES
 from controller.engines.base import Engine
 from controller.engines.load_fields import LoadField
+from controller.engines.options import list_options
 from controller.schema.desired import Definition
 from controller.schema.keys import KeyDefinition
 from controller.settings import ControllerSettings
 from gateway.settings import GatewaySettings
 
 DOCS = Path(__file__).parents[2] / "docs"
+FIELDS = "| field | type | default | what it says |"
+OPTIONS = "| option | flag | type | default | what it says |"
 TYPES = {"string": "string", "integer": "whole number", "number": "number", "boolean": "true or false"}
 
 
@@ -39,14 +44,27 @@ def rows_within(page: str) -> list[str]:
     return [line for line in (DOCS / page).read_text().splitlines() if line.startswith("| `")]
 
 
-def field_rows(definition: type[BaseModel], *, own_only: bool = False) -> list[str]:
+def field_rows(definition: type[BaseModel]) -> list[str]:
     """One row per field: name, type, default, description."""
     schemas: dict[str, Any] = definition.model_json_schema()["properties"]
-    common = Definition.model_fields
     return [
         row(f"`{name}`", type_words(schemas[name]), default_words(info), info.description or "")
         for name, info in definition.model_fields.items()
-        if not own_only or (name not in common)
+    ]
+
+
+def option_rows(definition: type[Definition]) -> list[str]:
+    """One row per option of a backend: name, flag, type, default, description."""
+    schemas: dict[str, Any] = definition.model_json_schema()["properties"]
+    return [
+        row(
+            f"`{option.name}`",
+            f"`{option.flag.name}`" if option.flag is not None else "",
+            type_words(schemas[option.name]),
+            default_words(option.info),
+            option.info.description or "",
+        )
+        for option in list_options(definition)
     ]
 
 
@@ -58,7 +76,7 @@ def setting_rows(settings: type[BaseModel]) -> list[str]:
     ]
 
 
-def backend_line(engine: Engine) -> str:
+def backend_line(engine: Engine[Any]) -> str:
     """What holds for a backend where its definition says nothing."""
     ready = f"ready within {engine.start_timeout_s:g} s" if engine.runs else "nothing is started"
     return f"Where the definition says nothing: `target_inflight` {engine.default_target_inflight}, {ready}."
@@ -150,15 +168,39 @@ def value_type(field: LoadField) -> type[int] | type[float] | type[str]:
     return int if kind.startswith("integer") else float if kind == "float" else str
 
 
-if __name__ == "__main__":
-    fields = "| field | type | default | what it says |"
-    _print("Common fields", fields, field_rows(Definition, own_only=False))
+def write_table(page: str, heading: str, header: str, rows: Iterable[str]) -> None:
+    """Replace the first table below a heading of a page."""
+    path = DOCS / page
+    lines = path.read_text().splitlines(keepends=True)
+    start = next(number for number, line in enumerate(lines) if re.fullmatch(rf"#+ {re.escape(heading)}\n", line))
+    first = next(number for number in range(start, len(lines)) if lines[number].startswith("|"))
+    end = next(number for number in range(first, len(lines)) if not lines[number].startswith("|"))
+    columns = header.count("|") - 1
+    table = [header, f"|{' --- |' * columns}", *rows]
+    path.write_text("".join((*lines[:first], *(f"{line}\n" for line in table), *lines[end:])))
+
+
+def write_models_page() -> None:
+    """Write the tables of docs/models.md anew."""
+    write_table("models.md", "Common fields", FIELDS, field_rows(Definition))
     for engine in ENGINES.values():
-        _print(engine.name, fields, field_rows(engine.definition, own_only=True))
-        print(f"\n{backend_line(engine)}")
-    _print("Fields", fields, field_rows(KeyDefinition))
-    _print("What a load may set", "| field | backend | takes |", load_rows())
+        write_table("models.md", engine.name, OPTIONS, option_rows(engine.definition))
+    write_table("models.md", "What a load may set", "| field | backend | takes |", load_rows())
+
+
+def print_others() -> None:
+    """Print what is pasted into the pages by hand."""
+    for engine in ENGINES.values():
+        print(f"\n{engine.name}: {backend_line(engine)}")
+    _print("Fields", FIELDS, field_rows(KeyDefinition))
     variables = "| variable | default | what it says |"
     _print("Controller", variables, setting_rows(ControllerSettings))
     _print("Gateway", variables, setting_rows(GatewaySettings))
     _print("Exit codes", "| code | name | meaning |", exit_rows())
+
+
+if __name__ == "__main__":
+    if "--write" in sys.argv[1:]:
+        write_models_page()
+    else:
+        print_others()

@@ -8,7 +8,7 @@ import subprocess
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from controller.engines.base import Engine
 from controller.runtimes.base import StartError
@@ -43,8 +43,8 @@ def mark_variables(instance: str, name: str, start_id: str) -> dict[str, str]:
     return {INSTANCE_ENV: instance, REPLICA_ENV: name, START_ENV: start_id}
 
 
-def check_gpu_support(engine: Engine, gpus: Sequence[Gpu]) -> None:
-    """Raise StartError if a claimed GPU is a MIG instance that the engine cannot be told to use.
+def check_gpu_support(engine: Engine[Any], gpus: Sequence[Gpu]) -> None:
+    """Refuse a MIG instance where the engine cannot be told to use it.
 
     The error is permanent, and names the instance.
     """

@@ -1,8 +1,15 @@
-"""Definitions of every backend that together set every option; a test holds that they do."""
+"""Definitions of every backend that together set every option; a test holds that they do.
+
+Those in `_WRITTEN` are written by hand. Options that none of them sets stand together in one more, `further`, with a
+value that follows from their declaration.
+"""
 
 from __future__ import annotations
 
 from typing import Any, Final
+
+from tests.support.goldens.product import ENGINES, list_options
+from tests.support.option_values import sample_value
 
 SCHEDULING: Final[dict[str, Any]] = {
     "enabled": False,
@@ -67,7 +74,7 @@ _VLLM: Final[dict[str, dict[str, Any]]] = {
     "cache-in-bytes": {"model_path": "hf", "device": "cuda", "vllm_kv_cache_memory_bytes": 1073741824},
 }
 
-DEFINITIONS: Final[dict[str, dict[str, dict[str, Any]]]] = {
+_WRITTEN: Final[dict[str, dict[str, dict[str, Any]]]] = {
     "llama_server": {
         "minimal": {"model_path": "m.gguf"},
         "everything": {
@@ -209,4 +216,14 @@ DEFINITIONS: Final[dict[str, dict[str, dict[str, Any]]]] = {
         "on-the-cpu": {"device": "cpu"},
     },
 }
+
+
+def _complete(backend: str, definitions: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    names = {name for fields in definitions.values() for name in fields}
+    options = [option for option in list_options(ENGINES[backend].definition) if option.name not in names]
+    further = {option.name: sample_value(option) for option in options}
+    return {**definitions, "further": definitions["minimal"] | further} if further else definitions
+
+
+DEFINITIONS: Final = {backend: _complete(backend, definitions) for backend, definitions in _WRITTEN.items()}
 """Backend to name to fields. `backend` is added where a definition does not need to say it."""

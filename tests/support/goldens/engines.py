@@ -51,7 +51,8 @@ def definition_of(backend: str, fields: dict[str, Any]) -> Definition:
     """The definition, validated as a file's is."""
     engine = ENGINES[backend]
     needs_name = engine.definition.model_fields["backend"].is_required()
-    return engine.definition.model_validate({"backend": backend, **fields} if needs_name else fields)
+    definition: Definition = engine.definition.model_validate({"backend": backend, **fields} if needs_name else fields)
+    return definition
 
 
 def make_engine(backend: str) -> dict[str, Any]:
@@ -66,7 +67,7 @@ def make_engine(backend: str) -> dict[str, Any]:
     }
 
 
-def _case(engine: Engine, name: str, fields: dict[str, Any]) -> dict[str, Any]:
+def _case(engine: Engine[Any], name: str, fields: dict[str, Any]) -> dict[str, Any]:
     definition = definition_of(engine.name, fields)
     docker, process = _wanted(definition, Defaults(IMAGES)), _wanted(definition, Defaults())
     remote = engine.describe_remote(definition)
@@ -100,7 +101,7 @@ def _wanted(definition: Definition, defaults: Defaults) -> DesiredModel:
     return resolve_desired({MODEL: declared}, {}, {}, defaults, generation=1).models[MODEL]
 
 
-def _container(engine: Engine, want: DesiredModel, *, published: bool) -> dict[str, Any]:
+def _container(engine: Engine[Any], want: DesiredModel, *, published: bool) -> dict[str, Any]:
     replica = ReplicaId(MODEL, 0, want.spec_hash, 1)
     name = replica_name(INSTANCE, replica)
     token = replica_token(SECRET, name)
@@ -121,7 +122,7 @@ def _claimed_gpus(want: DesiredModel) -> tuple[ClaimedGpu, ...]:
     return tuple(ClaimedGpu(uuid, mib, GPU_MIB) for uuid, mib in _claims(want).items() if uuid != HOST)
 
 
-def _process(engine: Engine, want: DesiredModel, programs: dict[str, str]) -> dict[str, Any]:
+def _process(engine: Engine[Any], want: DesiredModel, programs: dict[str, str]) -> dict[str, Any]:
     context = RenderContext(
         runtime="process",
         served_name=MODEL,

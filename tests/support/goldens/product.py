@@ -22,6 +22,7 @@ from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired
 from controller.desired.source import DesiredStateSource
 from controller.engines import ENGINES
 from controller.engines.base import ClaimedGpu, Engine, RenderContext
+from controller.engines.options import list_options
 from controller.engines.stub import StubDefinition
 from controller.journal.event_log import EventLog
 from controller.journal.recorder import Recorder
@@ -164,6 +165,7 @@ __all__ = [
     "create_gateway",
     "docker_context",
     "last_good",
+    "list_options",
     "mark_variables",
     "merge_documents",
     "own_labels",

@@ -6,16 +6,16 @@ import pytest
 
 from controller.engines import ENGINES
 from controller.schema.desired import Definition
-from tests.support.doc_tables import DOCS, backend_line, field_rows, load_rows, rows_of
+from tests.support.doc_tables import DOCS, backend_line, field_rows, load_rows, option_rows, rows_of
 
 
 def test_common_fields() -> None:
-    assert rows_of("models.md", "Common fields") == field_rows(Definition, own_only=False)
+    assert rows_of("models.md", "Common fields") == field_rows(Definition)
 
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_fields_of_a_backend(name: str) -> None:
-    assert rows_of("models.md", name) == field_rows(ENGINES[name].definition, own_only=True)
+    assert rows_of("models.md", name) == option_rows(ENGINES[name].definition)
     assert backend_line(ENGINES[name]) in (DOCS / "models.md").read_text()
 
 

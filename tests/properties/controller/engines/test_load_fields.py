@@ -37,19 +37,20 @@ def _values(field: LoadField) -> st.SearchStrategy[Any]:
 
 
 @st.composite
-def loads(draw: st.DrawFn) -> tuple[Engine, dict[str, Any]]:
+def loads(draw: st.DrawFn) -> tuple[Engine[Any], dict[str, Any]]:
     engine = draw(st.sampled_from(LOADABLE))
     fields = draw(st.lists(st.sampled_from(engine.load_fields), unique_by=lambda field: field.name, max_size=5))
     return engine, {field.name: draw(_values(field)) for field in fields}
 
 
-def _minimal(engine: Engine) -> Definition:
-    return engine.definition.model_validate({"backend": engine.name, "model_path": "m"})
+def _minimal(engine: Engine[Any]) -> Definition:
+    definition: Definition = engine.definition.model_validate({"backend": engine.name, "model_path": "m"})
+    return definition
 
 
 @settings(max_examples=campaign_count(25, 600))
 @given(load=loads())
-def test_what_a_load_passes_the_definition_takes(load: tuple[Engine, dict[str, Any]]) -> None:
+def test_what_a_load_passes_the_definition_takes(load: tuple[Engine[Any], dict[str, Any]]) -> None:
     engine, params = load
     request = LoadRequest.model_validate(params)
     assert load_params(request) == params
@@ -59,13 +60,13 @@ def test_what_a_load_passes_the_definition_takes(load: tuple[Engine, dict[str, A
     loaded = with_params(_minimal(engine), override)
     assert {name: getattr(loaded, name) for name in override} == override
     for other in ENGINES.values():
-        if params and other.load_fields is not engine.load_fields:
+        if params and other.load_fields != engine.load_fields:
             assert find_wrong_backend(other, params) is not None
 
 
 @settings(max_examples=campaign_count(30, 1_000))
 @given(load=loads())
-def test_a_fault_names_a_field_that_was_given(load: tuple[Engine, dict[str, Any]]) -> None:
+def test_a_fault_names_a_field_that_was_given(load: tuple[Engine[Any], dict[str, Any]]) -> None:
     engine, params = load
     for fault in engine.load_faults(params):
         assert fault.field in params

@@ -14,39 +14,25 @@ from hypothesis import strategies as st
 from controller.desired.resolve import with_params
 from controller.engines import ENGINES
 from controller.engines.base import ClaimedGpu, RenderContext
+from controller.engines.options import Flag, PathFlag, Switch, list_options
 from controller.engines.vllm_fields import VllmFields
 from tests.support.campaign import campaign_count
+from tests.support.option_values import CONTENT, NAMES, TEXTS, WORDS, tried_options
 from tests.support.vllm_engine import Parser, parser
 
 pytestmark = [pytest.mark.engines, pytest.mark.vllm]
 
 MODELS = PurePosixPath("/models")
-NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,20}", fullmatch=True)
-WORDS = st.from_regex(r"[a-z][a-z0-9_]{0,12}", fullmatch=True)
-TEXTS = st.text(max_size=12)
-CONTENT = st.recursive(st.none() | st.booleans() | st.integers() | TEXTS, lambda each: st.lists(each, max_size=3))
 CACHE_TYPES = st.sampled_from(["auto", "fp8", "fp8_e4m3", "fp8_e5m2", "bfloat16"])
 COUNTS = st.integers(1, 2**40)
 SHARED: dict[str, st.SearchStrategy[Any]] = {
-    "vllm_max_model_len": COUNTS,
-    "vllm_dtype": st.sampled_from(["auto", "half", "float16", "bfloat16", "float", "float32"]),
-    "vllm_quantization": WORDS,
-    "vllm_gpu_memory_utilization": st.floats(0, 1, exclude_min=True),
+    **tried_options(VllmFields),
     "vllm_kv_cache_dtype": CACHE_TYPES,
     "vllm_kv_cache_memory_bytes": COUNTS,
-    "vllm_tensor_parallel_size": st.integers(1, 64),
-    "vllm_max_pixels": COUNTS,
     "vllm_mm_processor_kwargs": st.dictionaries(TEXTS, CONTENT, max_size=3),
     "vllm_limit_mm_per_prompt": st.dictionaries(st.sampled_from(["image", "video", "audio"]), st.integers(0, 9)),
-    "vllm_speculative_method": WORDS,
     "vllm_speculative_model": NAMES,
     "vllm_num_speculative_tokens": st.integers(1, 64),
-    "vllm_embedding": st.booleans(),
-    "vllm_enforce_eager": st.booleans(),
-    "vllm_trust_remote_code": st.booleans(),
-    "vllm_reasoning_parser": WORDS,
-    "vllm_tool_call_parser": WORDS,
-    "vllm_chat_template_file": NAMES,
     "prompt_format": st.sampled_from(["generic", "qwen3_template"]),
     "target_inflight": st.integers(1, 4096),
     "gpus": st.integers(0, 64),
@@ -69,9 +55,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parser]:
         yield started
 
 
-def test_every_field_and_every_field_of_a_load_is_tried() -> None:
-    own = {name for name in VllmFields.model_fields if name.startswith("vllm_")} - {"vllm_model"}
-    assert own <= set(SHARED)
+def test_every_field_of_a_load_is_tried() -> None:
     assert set(LOADS) == {field.name for field in ENGINES["vllm"].load_fields}
 
 
@@ -122,18 +106,15 @@ def test_the_parser_takes_it_and_means_the_same(
 
 def assert_same_values(definition: VllmFields, told: dict[str, Any], smallest_mib: int | None) -> None:
     """Fields that become one value each."""
-    for name, flag in (
-        ("vllm_max_model_len", "max_model_len"),
-        ("vllm_dtype", "dtype"),
-        ("vllm_quantization", "quantization"),
-        ("vllm_gpu_memory_utilization", "gpu_memory_utilization"),
-        ("vllm_kv_cache_dtype", "kv_cache_dtype"),
-        ("vllm_kv_cache_memory_bytes", "kv_cache_memory_bytes"),
-        ("vllm_reasoning_parser", "reasoning_parser"),
-        ("vllm_tool_call_parser", "tool_call_parser"),
-    ):
-        said = getattr(definition, name)
-        assert said is None or told[flag] == said, flag
+    for option in list_options(type(definition)):
+        said = getattr(definition, option.name)
+        match option.flag:
+            case Flag(name) if said is not None:
+                assert told[_destination(name)] == said, name
+            case Switch(on) if said is not None:
+                assert told[_destination(on)] == said, on
+            case PathFlag(name) if said is not None:
+                assert told[_destination(name)] == str(MODELS / said), name
     if definition.vllm_gpu_memory_utilization is None:
         share = told["gpu_memory_utilization"]
         if not definition.gpu_count:
@@ -146,12 +127,12 @@ def assert_same_values(definition: VllmFields, told: dict[str, Any], smallest_mi
             assert smallest_mib is not None
             least = definition.vram_mib / smallest_mib - 0.0001
             assert max(least, 0.00005) < share <= max(definition.vram_mib / smallest_mib, 0.0001)
-    assert told["enforce_eager"] == definition.vllm_enforce_eager
-    assert told["trust_remote_code"] == definition.vllm_trust_remote_code
     assert told["enable_auto_tool_choice"] == (definition.vllm_tool_call_parser is not None)
     assert told["runner"] == ("pooling" if definition.vllm_embedding else "auto")
-    template = definition.vllm_chat_template_file
-    assert told["chat_template"] == (None if template is None else str(MODELS / template))
+
+
+def _destination(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
 
 
 def assert_same_content(definition: VllmFields, told: dict[str, Any]) -> None:

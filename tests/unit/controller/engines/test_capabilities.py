@@ -19,7 +19,8 @@ def _definition(backend: str, **fields: Any) -> Definition:
     needed: dict[str, Any] = {"openai_remote": {"base_url": "https://x/v1"}, "stub": {}}.get(
         backend, {} if "vllm_model" in fields else {"model_path": "some/model"}
     )
-    return ENGINES[backend].definition.model_validate({"backend": backend, **needed, **fields})
+    definition: Definition = ENGINES[backend].definition.model_validate({"backend": backend, **needed, **fields})
+    return definition
 
 
 def _capabilities(backend: str, **fields: Any) -> Capabilities:

@@ -14,7 +14,8 @@ from tests.support.config_files import parse_text, problems_of
 
 def _definition(backend: str, **fields: Any) -> Definition:
     named = {} if "vllm_model" in fields else {"model_path": "m"}
-    return ENGINES[backend].definition.model_validate({"backend": backend, **named, **fields})
+    definition: Definition = ENGINES[backend].definition.model_validate({"backend": backend, **named, **fields})
+    return definition
 
 
 @pytest.mark.parametrize("backend", ["vllm_serve", "vllm", "exllamav3", "ct2", "litert_lm", "onnx"])

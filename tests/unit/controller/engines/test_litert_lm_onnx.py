@@ -18,7 +18,9 @@ from worker.engines.onnx import POOLINGS
 
 
 def definition(backend: str, path: str = "a/m.x", **fields: Any) -> Definition:
-    return ENGINES[backend].definition.model_validate({"backend": backend, "model_path": path, **fields})
+    fields = {"backend": backend, "model_path": path, **fields}
+    made: Definition = ENGINES[backend].definition.model_validate(fields)
+    return made
 
 
 def launch(backend: str, runtime: Any = "process", **fields: Any) -> Launch:

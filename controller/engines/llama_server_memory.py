@@ -1,0 +1,120 @@
+"""The memory of a llama-server replica, by its definition: the model, a projector, a draft model, cached prompts. Pure.
+
+Arguments of `extra_args` count as well. Where one changes memory in a way that is not followed, there is no forecast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from controller.artifacts.facts import Artifact
+from controller.engines.llama_server_fields import LlamaServerDefinition
+from controller.engines.memory import MIB, NOTHING, Forecast, MemoryParts, Prediction, Unpredicted, sum_forecasts
+from controller.engines.memory_llama import LlamaLoad, predict_gguf
+from controller.engines.options import find_memory_mover
+
+HOST_OVERHEAD: Final = 40 * MIB
+"""Main memory of llama-server beside its buffers and its vocabulary: 20 MiB, and 20 more embedded in a worker."""
+_DRAFT_TOKENS: Final = 3
+"""llama-server's own limit of drafted tokens."""
+SIZE_FLAGS: Final = {
+    "-c": "context",
+    "--ctx-size": "context",
+    "-b": "batch",
+    "--batch-size": "batch",
+    "-ub": "micro_batch",
+    "--ubatch-size": "micro_batch",
+    "-np": "sequences",
+    "--parallel": "sequences",
+}
+"""Arguments that set a size, and the field of `LlamaLoad` that they set."""
+_CACHE_RAM: Final = ("-cram", "--cache-ram")
+_OPAQUE: Final = frozenset(
+    {
+        *("-ot", "--override-tensor", "-cmoe", "--cpu-moe", "-ncmoe", "--n-cpu-moe", "-nkvo", "--no-kv-offload"),
+        *("-ts", "--tensor-split", "-sm", "--split-mode", "-no-kvu", "--no-kv-unified", "-dev", "--device"),
+        *("--fit", "-fit", "-ngl", "--n-gpu-layers", "--gpu-layers", "-ctk", "--cache-type-k"),
+        *("-ctv", "--cache-type-v", "-fa", "--flash-attn", "--lora", "--lora-scaled", "--control-vector"),
+        *("-md", "--model-draft", "--rpc"),
+    }
+)
+"""Arguments that move or change memory in ways that are not followed here."""
+
+
+def predict_llama_server(
+    definition: LlamaServerDefinition, sequences: int, artifacts: Mapping[str, Artifact]
+) -> Forecast:
+    """Predict the memory of a replica with `sequences` slots, by what was read of the files (`artifacts`, by path)."""
+    if (mover := find_memory_mover(definition)) is not None:
+        return Unpredicted(f"{mover} changes what is where")
+    load = _build_load(definition, sequences)
+    if isinstance(load, Unpredicted):
+        return load
+    if definition.llama_server_spec_type is not None:
+        return Unpredicted("what the model's own draft layers take is not known")
+    forecasts = [predict_gguf(definition.model_path, artifacts, load)]
+    if definition.llama_server_draft_model_path is not None:
+        draft = replace(load, outputs=load.sequences, type_k="f16", type_v="f16", gpu_layers=None)
+        forecasts.append(predict_gguf(definition.llama_server_draft_model_path, artifacts, draft))
+    if definition.llama_server_mmproj is not None:
+        forecasts.append(predict_gguf(definition.llama_server_mmproj, artifacts, load))
+    forecasts.append(_predict_prompt_cache(definition))
+    return sum_forecasts(forecasts)
+
+
+def _predict_prompt_cache(definition: LlamaServerDefinition) -> Forecast:
+    """Predict the prompts that have left their slot, as if the cache were full."""
+    cache_mib = definition.llama_server_cache_ram_mib or 0
+    for position, arg in enumerate(definition.extra_args):
+        if arg in _CACHE_RAM:
+            value = definition.extra_args[position + 1] if position + 1 < len(definition.extra_args) else ""
+            if not value.isdecimal():
+                return Unpredicted(f"extra_args holds {arg}, and sets no limit with it")
+            cache_mib = int(value)
+    return Prediction(NOTHING, MemoryParts(kv_cache=cache_mib * MIB), host_grows=cache_mib > 0)
+
+
+def _build_load(definition: LlamaServerDefinition, sequences: int) -> LlamaLoad | Unpredicted:
+    layers = definition.llama_server_n_gpu_layers
+    load = LlamaLoad(
+        context=definition.llama_server_n_ctx,
+        sequences=sequences,
+        flash_attention=definition.llama_server_flash_attn != "off",
+        type_k=definition.llama_server_cache_type_k or "f16",
+        type_v=definition.llama_server_cache_type_v or "f16",
+        gpu_layers=None if layers is None or layers < 0 else layers,
+        gpus=definition.gpu_count or 0,
+        host_overhead=HOST_OVERHEAD,
+    )
+    adjusted_load = _apply_extra_args(load, definition.extra_args)
+    if isinstance(adjusted_load, Unpredicted):
+        return adjusted_load
+    if definition.llama_server_embedding or definition.llama_server_reranking:
+        # A text is embedded in one micro batch, so llama-server makes batches no larger.
+        return replace(adjusted_load, batch=adjusted_load.micro_batch, outputs=adjusted_load.micro_batch)
+    has_draft_model = definition.llama_server_draft_model_path is not None
+    draft_tokens = (definition.llama_server_spec_draft_n_max or _DRAFT_TOKENS) if has_draft_model else 0
+    return replace(adjusted_load, outputs=adjusted_load.sequences * (1 + draft_tokens))
+
+
+def _apply_extra_args(load: LlamaLoad, args: Sequence[str]) -> LlamaLoad | Unpredicted:
+    sizes: dict[str, int] = {}
+    for position, arg in enumerate(args):
+        if arg in _OPAQUE:
+            return Unpredicted(f"extra_args holds {arg}, which changes what is where")
+        if arg == "--swa-full":
+            load = replace(load, full_window=True)
+        if arg in SIZE_FLAGS:
+            value = args[position + 1] if position + 1 < len(args) else ""
+            if not value.isdecimal():
+                return Unpredicted(f"extra_args holds {arg} without a number")
+            sizes[SIZE_FLAGS[arg]] = int(value)
+    return replace(
+        load,
+        context=sizes.get("context", load.context) or None,
+        batch=sizes.get("batch", load.batch),
+        micro_batch=min(sizes.get("micro_batch", load.micro_batch), sizes.get("batch", load.batch)),
+        sequences=sizes.get("sequences", load.sequences) or 1,
+    )

@@ -1,0 +1,310 @@
+"""Options: the fields of a backend's definition. Each is declared once, and everything else follows from it. Pure.
+
+An option is a field of a definition class: its type, bounds and description as in every pydantic model, and markers in
+`Annotated` for what Roundhouse does with the value:
+
+    llama_server_n_ctx: Annotated[int | None, Flag("--ctx-size"), Loadable(), Hashed.ALWAYS] = Field(
+        default=None, ge=1, description="Context length in tokens, shared by all slots; default: the model's own."
+    )
+
+- `Flag`, `JoinedFlag`, `PathFlag`, `Switch`, `JsonFlag`: how the command line of the engine says the value. At most
+  one. `SpecialFlag`: the engine's own code renders the option. None of them: the command line does not say it.
+- `Loadable`: a load may set the option; a UI gets a constraint for it.
+- `Hashed`: when the value counts in the spec hash. Without it: while it differs from the default.
+- `MOVES_MEMORY`: the memory formulas do not follow the option, so that a definition that sets it has no forecast.
+
+From the declaration follow the validation of files, the JSON Schema, the table in docs/models.md, the command line, the
+preflight of files, the spec hash, the request schema of a load and its constraint. A further option changes neither the
+command line nor the spec hash of a definition that does not set it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cache
+from types import MappingProxyType, NoneType, UnionType
+from typing import Any, Final, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
+
+from annotated_types import Ge, Le, MultipleOf
+from pydantic.fields import FieldInfo
+
+from controller.engines.load_fields import LoadField
+from controller.schema.admin import LoadConstraint
+from controller.schema.desired import Definition
+
+FileKind: TypeAlias = Literal["gguf", "file", "folder", "any"]
+ResolvePath: TypeAlias = Callable[[str], str]
+"""The engine-side path of a model path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """`--name VALUE`. A list becomes one value, joined by commas. None: no argument."""
+
+    name: str
+    omit: object = None
+    """A further value without an argument."""
+
+    def render(self, value: Any, resolve_path: ResolvePath) -> tuple[str, ...]:
+        """Return the arguments that say `value`."""
+        if value is None or value == self.omit:
+            return ()
+        return (self.name, ",".join(map(str, value)) if isinstance(value, list) else str(value))
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedFlag:
+    """`--name=VALUE`, for a text that may begin with a dash. None: no argument."""
+
+    name: str
+
+    def render(self, value: Any, resolve_path: ResolvePath) -> tuple[str, ...]:
+        """Return the argument that says `value`."""
+        return () if value is None else (f"{self.name}={value}",)
+
+
+@dataclass(frozen=True, slots=True)
+class PathFlag:
+    """`--name PATH` of a model path, or of a list of them, joined by commas. None: no argument.
+
+    The path lies in a models folder: files that say another are refused, and the preflight looks for it.
+    """
+
+    name: str
+    kind: FileKind
+    inside: str = ""
+    """A file that the folder must hold; empty: none."""
+
+    def render(self, value: Any, resolve_path: ResolvePath) -> tuple[str, ...]:
+        """Return the arguments that say `value`, with engine-side paths."""
+        paths = split_paths(value)
+        return (self.name, ",".join(map(resolve_path, paths))) if paths else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """A flag without a value: `on` for true, `off` for false. An empty one: no argument; None is neither."""
+
+    on: str = ""
+    off: str = ""
+
+    @property
+    def name(self) -> str:
+        """The flag, or both."""
+        return "/".join(filter(None, (self.on, self.off)))
+
+    def render(self, value: Any, resolve_path: ResolvePath) -> tuple[str, ...]:
+        """Return the argument that says `value`."""
+        argument = "" if value is None else self.on if value else self.off
+        return (argument,) if argument else ()
+
+
+@dataclass(frozen=True, slots=True)
+class JsonFlag:
+    """`--name JSON` of a mapping. None, or an empty mapping: no argument."""
+
+    name: str
+
+    def render(self, value: Any, resolve_path: ResolvePath) -> tuple[str, ...]:
+        """Return the arguments that say `value`."""
+        return (self.name, json.dumps(value, separators=(",", ":"))) if value else ()
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialFlag:
+    """A flag that `Engine.render_command` writes by itself, because its value depends on more than the option. Here for
+    the documentation."""
+
+    name: str
+
+
+AnyFlag: TypeAlias = Flag | JoinedFlag | PathFlag | Switch | JsonFlag
+
+
+class Hashed(Enum):
+    """When an option counts in the spec hash, so that an edit of it replaces the engines."""
+
+    ALWAYS = "always"
+    """Also while it is None. For the fields of the first releases: a new field with it would restart every engine."""
+    WHEN_SET = "when set"
+    """While its value differs from the default. What holds without a marker."""
+    NEVER = "never"
+    """The engine does not see it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loadable:
+    """A load may set the option.
+
+    The constraint that a UI gets comes from type and bounds: `minimum`, `maximum`, a `step` of 1 or the declared
+    multiple, `allowed_values` of a Literal. The description is the field's, up to "; default".
+    """
+
+    shown: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `LoadConstraint` beside or instead of those."""
+    null: str | None = None
+    """What null means in a load, as the second half of a sentence; None: a load takes no null."""
+    open_values: bool = False
+    """Any text is taken, whatever values are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class MovesMemory:
+    """Marker: the option changes where memory is, or how much, in a way that the formulas do not follow."""
+
+
+MOVES_MEMORY: Final = MovesMemory()
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option, as its declaration says."""
+
+    name: str
+    info: FieldInfo
+    flag: AnyFlag | SpecialFlag | None
+    loadable: Loadable | None
+    hashed: Hashed
+    moves_memory: bool
+
+    @property
+    def default(self) -> Any:
+        """The value of a definition that does not set the option."""
+        return None if self.info.is_required() else self.info.get_default(call_default_factory=True)
+
+
+def list_options(definition_class: type[Definition]) -> tuple[Option, ...]:
+    """Return the options of a backend in the order of declaration: every field that not all definitions have."""
+    return _read_options(definition_class)
+
+
+def render_options(
+    definition: Definition,
+    kind: type[AnyFlag] | UnionType,
+    resolve_path: ResolvePath = str,
+    *,
+    fallbacks: Mapping[str, object] = MappingProxyType({}),
+    decimals: int | None = None,
+) -> list[str]:
+    """Return the arguments of all options whose flag is of `kind` (a class or a union), in the order of declaration.
+
+    `fallbacks` are values by field name of options that are None. `decimals` None: floats are written in full.
+    """
+    arguments: list[str] = []
+    for option in list_options(type(definition)):
+        if isinstance(option.flag, kind):
+            value = getattr(definition, option.name)
+            value = fallbacks.get(option.name) if value is None else value
+            arguments += option.flag.render(value if decimals is None else _round(value, decimals), resolve_path)
+    return arguments
+
+
+def read_hashed_values(definition: Definition) -> dict[str, Any]:
+    """Return the options that count in the spec hash, by field name."""
+    values = {}
+    for option in list_options(type(definition)):
+        value = getattr(definition, option.name)
+        if option.hashed is Hashed.ALWAYS or (option.hashed is Hashed.WHEN_SET and value != option.default):
+            values[option.name] = value
+    return values
+
+
+def list_paths(definition: Definition) -> list[tuple[str, PathFlag, str | list[str]]]:
+    """Return field name, flag and value (a path, or a list of paths) of each option set that names model paths."""
+    return [
+        (option.name, option.flag, value)
+        for option in list_options(type(definition))
+        if isinstance(option.flag, PathFlag) and (value := getattr(definition, option.name)) is not None
+    ]
+
+
+def split_paths(value: str | list[str] | None) -> list[str]:
+    """Return the paths in the value of a `PathFlag`."""
+    return [value] if isinstance(value, str) else list(value or ())
+
+
+def find_memory_mover(definition: Definition) -> str | None:
+    """Return the first option set whose effect on memory is not predicted, by field name; None: there is none."""
+    options = (option for option in list_options(type(definition)) if option.moves_memory)
+    return next((each.name for each in options if getattr(definition, each.name) != each.default), None)
+
+
+@cache
+def list_load_fields(definition_class: type[Definition]) -> tuple[LoadField, ...]:
+    """Return what a live load may set, in the order of declaration."""
+    return tuple(
+        _derive_load_field(option, option.loadable)
+        for option in list_options(definition_class)
+        if option.loadable is not None
+    )
+
+
+def _round(value: Any, decimals: int) -> Any:
+    if isinstance(value, list):
+        return [_round(each, decimals) for each in value]
+    return round(value, decimals) if isinstance(value, float) else value
+
+
+_Marker = TypeVar("_Marker")
+
+
+@cache
+def _read_options(definition_class: type[Definition]) -> tuple[Option, ...]:
+    fields = definition_class.model_fields.items()
+    return tuple(_read_option(name, info) for name, info in fields if name not in Definition.model_fields)
+
+
+def _read_option(name: str, info: FieldInfo) -> Option:
+    def find(kind: type[_Marker]) -> _Marker | None:
+        return next((each for each in info.metadata if isinstance(each, kind)), None)
+
+    flags = [each for each in info.metadata if isinstance(each, AnyFlag | SpecialFlag)]
+    assert len(flags) <= 1, f"{name} has several flags"
+    return Option(
+        name,
+        info,
+        flag=flags[0] if flags else None,
+        loadable=find(Loadable),
+        hashed=find(Hashed) or Hashed.WHEN_SET,
+        moves_memory=find(MovesMemory) is not None,
+    )
+
+
+def _derive_load_field(option: Option, loadable: Loadable) -> LoadField:
+    shown = {**_derive_constraint(option, takes_null=loadable.null is not None), **loadable.shown}
+    description = (option.info.description or "").partition("; default")[0].rstrip(".")
+    return LoadField(
+        option.name,
+        f"{description}; null: {loadable.null}." if loadable.null is not None else f"{description}.",
+        LoadConstraint.model_validate(shown),
+        nullable=loadable.null is not None,
+        step_binds=any(isinstance(each, MultipleOf) for each in option.info.metadata),
+        open_values=loadable.open_values,
+    )
+
+
+def _derive_constraint(option: Option, *, takes_null: bool) -> dict[str, Any]:
+    value_type = _strip_null(option.info.annotation)
+    if get_origin(value_type) is Literal:
+        return {"kind": "enum", "allowed_values": [*get_args(value_type)]}
+    if value_type is str:
+        return {"kind": "string_or_null" if takes_null else "enum"}
+    constraint: dict[str, Any] = {"kind": "integer", "step": 1} if value_type is int else {"kind": "float"}
+    for each in option.info.metadata:
+        if isinstance(each, Ge):
+            constraint["minimum"] = each.ge
+        elif isinstance(each, Le):
+            constraint["maximum"] = each.le
+        elif isinstance(each, MultipleOf):
+            constraint["step"] = each.multiple_of
+    return constraint
+
+
+def _strip_null(annotation: Any) -> Any:
+    if get_origin(annotation) not in (Union, UnionType):
+        return annotation
+    [value_type] = (each for each in get_args(annotation) if each is not NoneType)
+    return value_type

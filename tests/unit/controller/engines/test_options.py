@@ -1,0 +1,197 @@
+"""One declaration per option: what follows from it, shown by a further option of llama-server."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import Field, ValidationError
+
+from controller.config.json_schema import definition_schema
+from controller.engines import ENGINES, spec_hash
+from controller.engines.base import FileCheck, RenderContext
+from controller.engines.llama_server import LlamaServer, LlamaServerDefinition
+from controller.engines.load_fields import list_constraints
+from controller.engines.load_request import load_request_model
+from controller.engines.memory import Unpredicted
+from controller.engines.options import (
+    MOVES_MEMORY,
+    Flag,
+    Hashed,
+    JsonFlag,
+    Loadable,
+    PathFlag,
+    SpecialFlag,
+    Switch,
+    find_memory_mover,
+    list_options,
+    list_paths,
+    read_hashed_values,
+    render_options,
+)
+from controller.schema.desired import Definition
+from tests.support.doc_tables import option_rows
+from tests.support.option_values import sample_value, tried_options
+
+CTX = RenderContext("docker", "m", PurePosixPath("/models"), "0.0.0.0", 8000, PurePosixPath("/cache"))
+
+
+class OneMore(LlamaServerDefinition):
+    """llama-server's definition with one more option."""
+
+    llama_server_further: Annotated[int | None, Flag("--further"), Loadable()] = Field(
+        default=None, ge=2, le=8, description="Steps at a time; default: 4."
+    )
+
+
+class OneMoreServer(LlamaServer):
+    """llama-server with that definition, and nothing else of its own."""
+
+    definition = OneMore
+
+
+@pytest.fixture
+def engine() -> OneMoreServer:
+    return OneMoreServer()
+
+
+def _made(**fields: Any) -> OneMore:
+    return OneMore.model_validate({"model_path": "m.gguf", **fields})
+
+
+def test_a_declaration_is_the_schema_of_files_and_their_validation(engine: OneMoreServer) -> None:
+    schema = definition_schema(engine)["properties"]["llama_server_further"]
+    assert schema == {
+        "description": "Steps at a time; default: 4.", "minimum": 2, "maximum": 8, "type": ["integer", "null"],
+    }  # fmt: skip
+    for wrong in (1, 9, "4", 4.5):
+        with pytest.raises(ValidationError, match="llama_server_further"):
+            _made(llama_server_further=wrong)
+
+
+def test_a_declaration_is_the_constraint_of_a_load_its_request_schema_and_its_check(engine: OneMoreServer) -> None:
+    constraint = list_constraints(engine.load_fields)["llama_server_further"]
+    assert constraint.model_dump(exclude_unset=True) == {"kind": "integer", "minimum": 2, "maximum": 8, "step": 1}
+    request = load_request_model([engine])
+    assert request.model_json_schema()["properties"]["llama_server_further"]["description"] == (
+        "Steps at a time. (llama_server)"
+    )
+    assert [each.message for each in engine.load_faults({"llama_server_further": 9})] == ["must be at most 8, is 9"]
+    assert engine.load_faults({"llama_server_further": 8}) == []
+
+
+def test_a_declaration_is_an_argument_and_nothing_where_it_is_not_set(engine: OneMoreServer) -> None:
+    before = ENGINES["llama_server"].render_command(LlamaServerDefinition(model_path="m.gguf"), CTX).argv
+    assert engine.render_command(_made(), CTX).argv == before
+    argv = engine.render_command(_made(llama_server_further=3), CTX).argv
+    assert [each for each in argv if each not in before] == ["--further", "3"]
+
+
+def test_a_declaration_counts_in_the_spec_hash_where_it_is_set() -> None:
+    before = spec_hash(LlamaServerDefinition(model_path="m.gguf"), "image", "m")
+    assert spec_hash(_made(), "image", "m") == before
+    hashes = {spec_hash(_made(llama_server_further=value), "image", "m") for value in (2, 3)}
+    assert len(hashes | {before}) == 3
+
+
+def test_a_declaration_is_a_row_of_the_docs_and_is_tried_by_the_tests() -> None:
+    [row] = [row for row in option_rows(OneMore) if "llama_server_further" in row]
+    assert (
+        row == "| `llama_server_further` | `--further` | whole number from 2 to 8 |  | Steps at a time; default: 4. |"
+    )
+    assert "llama_server_further" in tried_options(OneMore)
+    [option] = [each for each in list_options(OneMore) if each.name == "llama_server_further"]
+    assert sample_value(option) == 3
+
+
+class Every(Definition):
+    """An option of each kind."""
+
+    model_path: str
+    text: Annotated[str | None, Flag("--text"), Loadable({"format": "words"}, null="none")] = Field(
+        default=None, description="A text; default: none."
+    )
+    choice: Annotated[Literal["a", "b"], Flag("--choice"), Loadable({"default": "a"})] = Field(
+        default="a", description="A or b."
+    )
+    shares: Annotated[list[float] | None, Flag("--shares"), MOVES_MEMORY] = Field(default=None, description="Shares.")
+    share: Annotated[float | None, Flag("--share", omit=1)] = Field(default=None, description="A share.")
+    plain: Annotated[bool, Switch("--plain")] = Field(default=False, description="On.")
+    either: Annotated[bool | None, Switch("--either", "--no-either")] = Field(default=None, description="On or off.")
+    file: Annotated[str | None, PathFlag("--file", "file")] = Field(default=None, description="A file.")
+    folders: Annotated[list[str] | None, PathFlag("--folders", "folder", inside="x.json")] = Field(
+        default=None, description="Folders."
+    )
+    content: Annotated[dict[str, int] | None, JsonFlag("--content")] = Field(default=None, description="Content.")
+    special: Annotated[int | None, SpecialFlag("--special")] = Field(default=None, description="Special.")
+    old: Annotated[int | None, Hashed.ALWAYS] = Field(default=None, description="An old one.")
+    unseen: Annotated[int | None, Hashed.NEVER] = Field(default=None, description="The engine does not see it.")
+
+
+EVERYTHING = Every(
+    model_path="m",
+    text="t",
+    choice="b",
+    shares=[0.5, 2.0],
+    share=0.12345678,
+    plain=True,
+    either=False,
+    file="f",
+    folders=["d/e", "d/f"],
+    content={"x": 1},
+    special=3,
+    unseen=4,
+)
+
+
+def test_flags_are_rendered_by_kind_and_in_the_order_of_declaration() -> None:
+    assert render_options(EVERYTHING, Flag, decimals=3) == [
+        *("--text", "t", "--choice", "b", "--shares", "0.5,2.0", "--share", "0.123"),
+    ]
+    assert render_options(EVERYTHING, Switch) == ["--plain", "--no-either"]
+    assert render_options(EVERYTHING, PathFlag, CTX.resolve_path) == [
+        *("--file", "/models/f", "--folders", "/models/d/e,/models/d/f"),
+    ]
+    assert render_options(EVERYTHING, JsonFlag) == ["--content", '{"x":1}']
+    assert render_options(Every(model_path="m"), Flag | Switch | PathFlag | JsonFlag) == ["--choice", "a"]
+    assert render_options(Every(model_path="m", share=1), Flag, fallbacks={"text": "u", "choice": "b"}) == [
+        *("--text", "u", "--choice", "a"),
+    ]
+    assert render_options(Every(model_path="m", content={}), JsonFlag) == []
+
+
+def test_an_option_counts_in_the_spec_hash_as_declared() -> None:
+    assert read_hashed_values(Every(model_path="m")) == {"old": None}
+    assert set(read_hashed_values(EVERYTHING)) == set(Every.model_fields) - set(Definition.model_fields) - {"unseen"}
+
+
+def test_paths_are_listed_for_validation_and_preflight() -> None:
+    assert [(name, value) for name, _, value in list_paths(EVERYTHING)] == [("file", "f"), ("folders", ["d/e", "d/f"])]
+    files = ENGINES["stub"].list_files(EVERYTHING)
+    assert files == (
+        FileCheck("file", "f", "file"),
+        FileCheck("folders", "d/e", "folder"),
+        FileCheck("folders", "d/e", "file", "x.json"),
+        FileCheck("folders", "d/f", "folder"),
+        FileCheck("folders", "d/f", "file", "x.json"),
+    )
+
+
+def test_an_option_that_moves_memory_leaves_no_forecast() -> None:
+    class Moving(OneMore):
+        """With an option that the memory formulas do not follow."""
+
+        llama_server_moving: Annotated[bool, Switch("--move"), MOVES_MEMORY] = Field(default=False, description="Move.")
+
+    assert find_memory_mover(EVERYTHING) == "shares"
+    assert find_memory_mover(Moving(model_path="m")) is None
+    forecast = LlamaServer().predict_memory(Moving(model_path="m", llama_server_moving=True), {})
+    assert forecast == Unpredicted("llama_server_moving changes what is where")
+
+
+def test_every_option_has_a_description_and_one_flag_at_most() -> None:
+    for engine in ENGINES.values():
+        for option in list_options(engine.definition):
+            assert option.info.description, option.name
+            assert option.loadable is None or option.hashed is not Hashed.NEVER, option.name
