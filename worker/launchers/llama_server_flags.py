@@ -104,6 +104,13 @@ def _number(text: str) -> float:
         raise ValueError("it is a number") from None
 
 
+def _inverse(text: str) -> float:
+    factor = _number(text)
+    if not factor:
+        raise ValueError("it is a number above 0")
+    return 1 / factor
+
+
 def _shares(text: str) -> list[float]:
     try:
         shares = [float(part) for part in text.replace("/", ",").split(",")]
@@ -144,6 +151,11 @@ _speculation = _one_of(
     ),
 )
 
+_rope = _one_of("llama_rope_scaling_type", "LLAMA_ROPE_SCALING_TYPE_", ("none", "linear", "yarn"))
+_split = _one_of("llama_split_mode", "LLAMA_SPLIT_MODE_", ("none", "layer", "row", "tensor"))
+_LOAD = {name: name.upper() for name in ("auto", "none", "mmap", "mlock")}
+_load_mode = _one_of("llama_load_mode", "LLAMA_LOAD_MODE_", _LOAD | {"mmap+mlock": "MMAP_MLOCK", "dio": "DIRECT_IO"})
+
 _ROWS: tuple[tuple[str, Option], ...] = (
     ("--model -m", _takes(Path, "model.path")),
     ("--host", _takes(_parts, "hostnames")),
@@ -180,6 +192,31 @@ _ROWS: tuple[tuple[str, Option], ...] = (
     ("--cache-ram -cram", _takes(_whole, "cache_ram_mib")),
     ("--batch-size -b", _takes(_whole, "n_batch")),
     ("--ubatch-size -ub", _takes(_whole, "n_ubatch")),
+    ("--predict --n-predict -n", _takes(_whole, "n_predict")),
+    ("--swa-full", _sets(swa_full=True)),
+    ("--context-shift", _sets(ctx_shift=True)),
+    ("--no-context-shift", _sets(ctx_shift=False)),
+    ("--split-mode -sm", _takes(_split, "split_mode")),
+    ("--main-gpu -mg", _takes(_whole, "main_gpu")),
+    ("--no-kv-offload -nkvo", _sets(no_kv_offload=True)),
+    ("--load-mode -lm", _takes(_load_mode, "load_mode")),
+    ("--rope-scaling", _takes(_rope, "rope_scaling_type")),
+    ("--rope-scale", _takes(_inverse, "rope_freq_scale")),
+    ("--rope-freq-base", _takes(_number, "rope_freq_base")),
+    ("--rope-freq-scale", _takes(_number, "rope_freq_scale")),
+    ("--yarn-orig-ctx", _takes(_whole, "yarn_orig_ctx")),
+    ("--no-mmproj-offload", _sets(mmproj_use_gpu=False)),
+    ("--image-min-tokens", _takes(_whole, "image_min_tokens")),
+    ("--spec-draft-ngl --gpu-layers-draft -ngld", _takes(_layers, "speculative.draft.n_gpu_layers")),
+    ("--spec-draft-type-k --cache-type-k-draft -ctkd", _takes(_cache, "speculative.draft.cache_type_k")),
+    ("--spec-draft-type-v --cache-type-v-draft -ctvd", _takes(_cache, "speculative.draft.cache_type_v")),
+    ("--spec-draft-n-min", _takes(_whole, "speculative.draft.n_min")),
+    ("--threads-batch -tb", _takes(_whole, "cpuparams_batch.n_threads")),
+    ("--cache-reuse", _takes(_whole, "n_cache_reuse")),
+    ("--ctx-checkpoints --swa-checkpoints -ctxcp", _takes(_whole, "n_ctx_checkpoints")),
+    ("--slot-prompt-similarity -sps", _takes(_number, "slot_prompt_similarity")),
+    ("--warmup", _sets(warmup=True)),
+    ("--no-warmup", _sets(warmup=False)),
     ("--chat-template", _takes(str, "chat_template")),
     ("--chat-template-file", _takes(_content, "chat_template")),
     ("--reasoning-format", _takes(_reasoning, "reasoning_format")),

@@ -27,6 +27,12 @@ VALUES = {
     "--fit": "off",
     "--reasoning-format": "deepseek-legacy",
     "--chat-template-file": "/dev/null",
+    "--split-mode": "row",
+    "--load-mode": "mmap+mlock",
+    "--rope-scaling": "yarn",
+    "--rope-scale": "4",
+    "--spec-draft-type-k": "q8_0",
+    "--spec-draft-type-v": "q4_0",
 }
 
 
