@@ -13,7 +13,7 @@ from controller.engines.llama_log import GPU_VERDICTS, MISSING_GPU_VERDICTS, dot
 from controller.engines.llama_server_fields import DRAFT_N_MAX, DRAFT_P_MIN, LlamaServerDefinition
 from controller.engines.llama_server_memory import SIZE_FLAGS, predict_llama_server
 from controller.engines.memory import Forecast
-from controller.engines.options import Flag, PathFlag, Switch, render_options
+from controller.engines.options import Flag, JsonFlag, PathFlag, Switch, render_options
 from controller.schema.admin import Capabilities
 
 __all__ = ["LlamaServer", "LlamaServerDefinition", "tensor_split_args"]
@@ -102,8 +102,11 @@ class LlamaServer(Engine[LlamaServerDefinition]):
         if definition.llama_server_draft_model_path and spec_type is None:
             # Without a type llama-server loads the draft model and never uses it.
             args += ("--spec-type", "draft-simple")
-        args += render_options(definition, Switch)
-        args += (*_device_flags(definition), *tensor_split_args(ctx.gpus), *definition.extra_args)
+        args += render_options(definition, Switch | JsonFlag)
+        args += _device_flags(definition)
+        if definition.llama_server_tensor_split is None:
+            args += tensor_split_args(ctx.gpus)
+        args += definition.extra_args
         env = {"LLAMA_CACHE": str(ctx.cache_dir)}
         if definition.llama_server_library_path and ctx.runtime == "process":
             env["LD_LIBRARY_PATH"] = definition.llama_server_library_path
@@ -200,11 +203,13 @@ class LlamaServer(Engine[LlamaServerDefinition]):
     def longest_token(self, definition: LlamaServerDefinition, artifacts: Mapping[str, Artifact]) -> int | None:
         """Return the longest token of the model's vocabulary.
 
-        None also where `extra_args` or `env` may change the vocabulary (`--override-kv`) or have the beginning of a
-        prompt cut off (`--context-shift`).
+        None also where the vocabulary may be another (`--override-kv`) or the beginning of a prompt may be cut off
+        (`llama_server_context_shift`), by `extra_args` and `env` as well.
         """
         changes_prompts = not _CHANGES_PROMPTS.isdisjoint((*definition.extra_args, *definition.env))
-        return None if changes_prompts else longest_token_at(definition.model_path, artifacts)
+        if changes_prompts or definition.llama_server_context_shift:
+            return None
+        return longest_token_at(definition.model_path, artifacts)
 
     def predict_memory(self, definition: LlamaServerDefinition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
         """Predict the memory by llama.cpp's own sums."""

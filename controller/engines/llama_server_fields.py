@@ -6,10 +6,25 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from controller.engines.options import Flag, Hashed, Loadable, PathFlag, SpecialFlag, Switch
+from controller.engines.options import (
+    MOVES_MEMORY,
+    Anything,
+    Flag,
+    Hashed,
+    JsonFlag,
+    Loadable,
+    PathFlag,
+    SpecialFlag,
+    Switch,
+)
 from controller.schema.desired import Definition
 
 GgmlType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
+SpecType = Literal[
+    "draft-mtp", "draft-simple", "draft-eagle3", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod"
+]
+"""Kinds of speculative decoding: by the model's own draft layers (mtp), by a draft model (simple, eagle3), or by
+repeating what the prompt and the answer already hold (ngram)."""
 DRAFT_N_MAX: Final = 2
 DRAFT_P_MIN: Final = 0.0
 """Limits of drafting where only a kind of speculation is set. A UI shows them as defaults, so they are rendered:
@@ -30,8 +45,64 @@ class LlamaServerDefinition(Definition):
     llama_server_n_ctx: Annotated[int | None, Flag("--ctx-size"), Loadable(), Hashed.ALWAYS] = Field(
         default=None, ge=1, description="Context length in tokens, shared by all slots; default: the model's own."
     )
+    llama_server_n_batch: Annotated[int | None, Flag("--batch-size")] = Field(
+        default=None, ge=1, description="Tokens of a prompt that are computed at a time, at most; default: 2048."
+    )
+    llama_server_n_ubatch: Annotated[int | None, Flag("--ubatch-size")] = Field(
+        default=None, ge=1, description="Tokens computed in one pass; a text to embed must fit into it; default: 512."
+    )
+    llama_server_n_predict: Annotated[int | None, Flag("--predict")] = Field(
+        default=None, ge=1, description="Output tokens of a request that says no maximum; default: no limit."
+    )
+    llama_server_swa_full: Annotated[bool, Switch("--swa-full")] = Field(
+        default=False,
+        description="Keep the whole context of layers with a sliding window, so that more prompts can be reused.",
+    )
+    llama_server_context_shift: Annotated[bool, Switch("--context-shift")] = Field(
+        default=False,
+        description="Drop the oldest tokens of an answer that reaches the end of the context, instead of ending it.",
+    )
     llama_server_n_gpu_layers: Annotated[int | None, Flag("--n-gpu-layers"), Hashed.ALWAYS] = Field(
         default=None, ge=-1, description="Layers kept on the GPU; -1 or left out: as many as there are."
+    )
+    llama_server_n_cpu_moe: Annotated[int | None, Flag("--n-cpu-moe"), MOVES_MEMORY] = Field(
+        default=None, ge=1, le=4096, description="Layers whose experts stay in main memory, counted from the first."
+    )
+    llama_server_cpu_moe: Annotated[bool, Switch("--cpu-moe"), MOVES_MEMORY] = Field(
+        default=False, description="Keep the experts of all layers in main memory."
+    )
+    llama_server_override_tensor: Annotated[str | None, Flag("--override-tensor"), MOVES_MEMORY] = Field(
+        default=None,
+        min_length=1,
+        description="Where tensors are kept: `pattern=buffer type`, comma-separated, such as `exps=CPU`.",
+    )
+    llama_server_split_mode: Annotated[
+        Literal["none", "layer", "row", "tensor"] | None, Flag("--split-mode"), MOVES_MEMORY
+    ] = Field(default=None, description="How several GPUs share the model; default: layer.")
+    llama_server_main_gpu: Annotated[int | None, Flag("--main-gpu"), MOVES_MEMORY] = Field(
+        default=None,
+        ge=0,
+        le=63,
+        description="The replica's GPU that takes everything (split mode none) or the intermediate results (row); the "
+        "first is 0.",
+    )
+    llama_server_tensor_split: Annotated[
+        list[Annotated[float, Field(ge=0)]] | None, Flag("--tensor-split"), MOVES_MEMORY
+    ] = Field(
+        default=None,
+        min_length=1,
+        max_length=15,
+        description="Share of each GPU in the model, such as [3, 1]; default: as the GPUs are claimed.",
+    )
+    llama_server_kv_offload: Annotated[bool, Switch(off="--no-kv-offload"), MOVES_MEMORY] = Field(
+        default=True, description="Keep the KV cache on the GPU."
+    )
+    llama_server_load_mode: Annotated[
+        Literal["auto", "none", "mmap", "mlock", "mmap+mlock", "dio"] | None, Flag("--load-mode")
+    ] = Field(
+        default=None,
+        description="How the file is read: none (without a memory map), mmap, mlock (never swapped out), dio (direct "
+        "I/O); default: auto.",
     )
     llama_server_flash_attn: Annotated[Literal["on", "off", "auto"], Flag("--flash-attn"), Hashed.ALWAYS] = Field(
         default="auto", description="Flash attention."
@@ -42,8 +113,39 @@ class LlamaServerDefinition(Definition):
     llama_server_cache_type_v: Annotated[GgmlType | None, Flag("--cache-type-v"), Hashed.ALWAYS] = Field(
         default=None, description="Type of the V cache; default f16."
     )
+    llama_server_rope_scaling: Annotated[Literal["none", "linear", "yarn"] | None, Flag("--rope-scaling")] = Field(
+        default=None, description="RoPE scaling for contexts beyond the model's own; default: the model's own."
+    )
+    llama_server_rope_scale: Annotated[float | None, Flag("--rope-scale")] = Field(
+        default=None, ge=0.001, le=1000, description="Factor by which RoPE scaling extends the context."
+    )
+    llama_server_rope_freq_base: Annotated[float | None, Flag("--rope-freq-base")] = Field(
+        default=None, ge=1, le=1e12, description="Base frequency of RoPE; default: the model's own."
+    )
+    llama_server_rope_freq_scale: Annotated[float | None, Flag("--rope-freq-scale")] = Field(
+        default=None,
+        ge=0.001,
+        le=1000,
+        description="Frequency factor of RoPE, the inverse of `llama_server_rope_scale`; default: the model's own.",
+    )
+    llama_server_yarn_orig_ctx: Annotated[int | None, Flag("--yarn-orig-ctx")] = Field(
+        default=None,
+        ge=1,
+        description="Context length that the model was trained with, for YaRN; default: the model's own.",
+    )
     llama_server_mmproj: Annotated[str | None, PathFlag("--mmproj", "gguf"), Hashed.ALWAYS] = Field(
         default=None, description="Multimodal projector (GGUF), for images."
+    )
+    llama_server_mmproj_offload: Annotated[bool, Switch(off="--no-mmproj-offload")] = Field(
+        default=True, description="Keep the projector on the GPU."
+    )
+    llama_server_lora: Annotated[list[str] | None, PathFlag("--lora", "gguf")] = Field(
+        default=None,
+        min_length=1,
+        description="LoRA adapters (GGUF) that are applied to every request, in models folders.",
+    )
+    llama_server_image_min_tokens: Annotated[int | None, Flag("--image-min-tokens")] = Field(
+        default=None, ge=1, description="Vision tokens per image at least."
     )
     llama_server_image_max_tokens: Annotated[int | None, Flag("--image-max-tokens"), Loadable(), Hashed.ALWAYS] = Field(
         default=None, ge=1, description="Vision tokens per image at most."
@@ -51,19 +153,34 @@ class LlamaServerDefinition(Definition):
     llama_server_draft_model_path: Annotated[str | None, PathFlag("--model-draft", "gguf"), Hashed.ALWAYS] = Field(
         default=None, description="Draft model (GGUF), for speculation."
     )
+    llama_server_draft_n_gpu_layers: Annotated[int | None, Flag("--spec-draft-ngl")] = Field(
+        default=None, ge=0, description="Layers of the draft model kept on the GPU; default: as many as there are."
+    )
+    llama_server_draft_cache_type_k: Annotated[GgmlType | None, Flag("--spec-draft-type-k")] = Field(
+        default=None, description="Type of the draft model's K cache; default: f16."
+    )
+    llama_server_draft_cache_type_v: Annotated[GgmlType | None, Flag("--spec-draft-type-v")] = Field(
+        default=None, description="Type of the draft model's V cache; default: f16."
+    )
     llama_server_spec_type: Annotated[
-        Literal["draft-mtp"] | None,
+        SpecType | None,
         Flag("--spec-type"),
-        Loadable({"default": "draft-mtp", "examples": ["draft-mtp"]}, null="as if none were configured"),
+        Loadable(
+            {"default": "draft-mtp", "allowed_values": ["draft-mtp"], "examples": ["draft-mtp"]},
+            null="as if none were configured",
+        ),
         Hashed.ALWAYS,
     ] = Field(default=None, description="Kind of speculative decoding; default: none.")
     llama_server_spec_draft_n_max: Annotated[
-        int | None, Flag("--spec-draft-n-max"), Loadable({"default": DRAFT_N_MAX}), Hashed.ALWAYS
+        int | None, Flag("--spec-draft-n-max"), Loadable({"default": DRAFT_N_MAX, "maximum": 6}), Hashed.ALWAYS
     ] = Field(
         default=None,
         ge=1,
-        le=6,
+        le=64,
         description="Tokens drafted at most; default: 2 with a `llama_server_spec_type`, else llama-server's own.",
+    )
+    llama_server_spec_draft_n_min: Annotated[int | None, Flag("--spec-draft-n-min")] = Field(
+        default=None, ge=0, description="Tokens drafted at least, else none are; default: 0."
     )
     llama_server_spec_draft_p_min: Annotated[
         float | None, Flag("--spec-draft-p-min"), Loadable({"default": DRAFT_P_MIN}), Hashed.ALWAYS
@@ -86,14 +203,80 @@ class LlamaServerDefinition(Definition):
     llama_server_threads: Annotated[int | None, Flag("--threads"), Hashed.ALWAYS] = Field(
         default=None, ge=1, description="CPU threads for generation."
     )
+    llama_server_threads_batch: Annotated[int | None, Flag("--threads-batch")] = Field(
+        default=None, ge=1, description="CPU threads for prompts; default: as many as for generation."
+    )
     llama_server_cache_ram_mib: Annotated[int | None, SpecialFlag("--cache-ram")] = Field(
         default=None, ge=0, description="Main memory for prompts that have left their slot, in MiB; default: none."
+    )
+    llama_server_cache_reuse: Annotated[int | None, Flag("--cache-reuse")] = Field(
+        default=None,
+        ge=0,
+        description="Least length in tokens of a part of a cached prompt that is reused at another position; "
+        "default: 0, never.",
+    )
+    llama_server_ctx_checkpoints: Annotated[int | None, Flag("--ctx-checkpoints")] = Field(
+        default=None,
+        ge=0,
+        description="Checkpoints of the cache per slot, in main memory, for models whose cache cannot be cut back; "
+        "default: 32.",
+    )
+    llama_server_slot_prompt_similarity: Annotated[float | None, Flag("--slot-prompt-similarity")] = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Share of a prompt that a slot must hold already to be chosen for it; default: 0.1.",
+    )
+    llama_server_warmup: Annotated[bool, Switch(off="--no-warmup")] = Field(
+        default=True, description="Compute once, without a prompt, before the engine is ready."
     )
     llama_server_reasoning_format: Annotated[
         Literal["none", "deepseek", "deepseek-legacy", "auto"] | None, Flag("--reasoning-format"), Hashed.ALWAYS
     ] = Field(default=None, description="How thoughts are returned.")
+    llama_server_reasoning: Annotated[Literal["on", "off", "auto"] | None, Flag("--reasoning")] = Field(
+        default=None,
+        description="Whether the model thinks where a request does not say; default: auto, as its template has it.",
+    )
+    llama_server_reasoning_budget: Annotated[int | None, Flag("--reasoning-budget")] = Field(
+        default=None, ge=-1, description="Tokens that the model may think; -1: no limit, 0: none; default: -1."
+    )
+    llama_server_reasoning_effort: Annotated[
+        Literal["minimal", "low", "medium", "high", "xhigh", "max"] | None, Flag("--reasoning-effort")
+    ] = Field(default=None, description="Effort of thinking that the chat template gets; default: the template's own.")
+    llama_server_chat_template: Annotated[str | None, Flag("--chat-template")] = Field(
+        default=None,
+        min_length=1,
+        description="Chat template: a name that llama.cpp knows, such as chatml, or Jinja; default: the model's own.",
+    )
+    llama_server_chat_template_kwargs: Annotated[dict[str, Anything] | None, JsonFlag("--chat-template-kwargs")] = (
+        Field(default=None, description="Arguments of the chat template, where a request does not say them.")
+    )
     llama_server_chat_template_file: Annotated[str | None, PathFlag("--chat-template-file", "file"), Hashed.ALWAYS] = (
         Field(default=None, description="Jinja chat template, in a models folder; default: the model's own.")
+    )
+    llama_server_temperature: Annotated[float | None, Flag("--temp")] = Field(
+        default=None, ge=0, le=100, description="Temperature where a request does not say it; default: 0.8."
+    )
+    llama_server_top_k: Annotated[int | None, Flag("--top-k")] = Field(
+        default=None, ge=0, description="Top-k sampling where a request does not say it; 0: off; default: 40."
+    )
+    llama_server_top_p: Annotated[float | None, Flag("--top-p")] = Field(
+        default=None, ge=0, le=1, description="Top-p sampling where a request does not say it; 1: off; default: 0.95."
+    )
+    llama_server_min_p: Annotated[float | None, Flag("--min-p")] = Field(
+        default=None, ge=0, le=1, description="Min-p sampling where a request does not say it; 0: off; default: 0.05."
+    )
+    llama_server_repeat_penalty: Annotated[float | None, Flag("--repeat-penalty")] = Field(
+        default=None,
+        ge=0,
+        le=100,
+        description="Penalty of repeated tokens where a request does not say it; default: 1, off.",
+    )
+    llama_server_presence_penalty: Annotated[float | None, Flag("--presence-penalty")] = Field(
+        default=None,
+        ge=-100,
+        le=100,
+        description="Penalty of tokens that are there already, where a request does not say it; default: 0, off.",
     )
 
     @model_validator(mode="after")
@@ -102,4 +285,19 @@ class LlamaServerDefinition(Definition):
             raise ValueError(
                 f"llama_server_cache_ram_mib is a part of memory_mib, so it is less than {self.memory_mib}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _has_draft_model(self) -> Self:
+        needs_model = self.llama_server_spec_type in ("draft-simple", "draft-eagle3")
+        if needs_model and self.llama_server_draft_model_path is None:
+            raise ValueError(
+                f"llama_server_spec_type is {self.llama_server_spec_type}, which needs `llama_server_draft_model_path`"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_chat_template(self) -> Self:
+        if self.llama_server_chat_template is not None and self.llama_server_chat_template_file is not None:
+            raise ValueError("llama_server_chat_template and llama_server_chat_template_file exclude each other")
         return self

@@ -115,6 +115,10 @@ class VllmLoad:
     gpu_share: float | None
     claim: int | None
     """Of each GPU, where that is the share that it takes."""
+    batch: int | None
+    """Tokens computed in one step; None: vLLM's own number."""
+    host_cache: int
+    """Of the KV cache, in main memory."""
     dtype: str | None
     eager: bool
     draft_model: str | None
@@ -133,7 +137,7 @@ def predict_vllm(load: VllmLoad, artifacts: Mapping[str, Artifact]) -> Forecast:
         return _vllm_on_cpu(load, weights)
     parallel = load.tensor_parallel or gpus
     overhead = _TORCH_CUDA + (_VLLM_PARALLEL if parallel > 1 else 0)
-    host = MemoryParts(overhead=_VLLM_HOST)
+    host = MemoryParts(kv_cache=load.host_cache, overhead=_VLLM_HOST)
     if load.kv_cache is None:
         known_weights = weights if isinstance(weights, int) else 0
         needed = MemoryParts(-(-known_weights // parallel), overhead=overhead)
@@ -218,7 +222,7 @@ def _vllm_on_cpu(load: VllmLoad, weights: int | Unpredicted) -> Forecast:
         cache = int(declared_gib) * 1024 * MIB
     if cache is None:
         return Unpredicted("without a GPU vLLM takes a share of main memory: set vllm_kv_cache_memory_bytes")
-    return Prediction(NOTHING, MemoryParts(weights, cache, overhead=_VLLM_HOST))
+    return Prediction(NOTHING, MemoryParts(weights, cache + load.host_cache, overhead=_VLLM_HOST))
 
 
 def _vllm_weights(load: VllmLoad, artifacts: Mapping[str, Artifact]) -> int | Unpredicted:
@@ -251,7 +255,7 @@ def _vllm_compute(load: VllmLoad, artifacts: Mapping[str, Artifact], parallel: i
         if isinstance(shape, Unpredicted):
             return shape
         width, inner, vocabulary = shape.width, shape.inner, shape.vocabulary
-    activations = _VLLM_BATCH * 3 * (width + -(-inner // parallel)) * _HALF
+    activations = (load.batch or _VLLM_BATCH) * 3 * (width + -(-inner // parallel)) * _HALF
     logits = 4 * load.sequences * vocabulary * 4  # as floats, sorted, as probabilities and their sums
     return activations + logits + (0 if load.eager else _VLLM_GRAPHS)
 

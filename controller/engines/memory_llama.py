@@ -153,6 +153,21 @@ def predict_projector(model: Gguf, load: LlamaLoad) -> Forecast:
     return Prediction(parts, NOTHING, load.gpus) if load.gpus else Prediction(NOTHING, parts)
 
 
+def predict_adapter(path: str, artifacts: Mapping[str, Artifact], load: LlamaLoad) -> Forecast:
+    """Predict the weights of the LoRA adapter at `path`, which lie beside those of the layers that they change.
+
+    Counted on each GPU in full, because the shares of several GPUs are not known.
+    """
+    facts = artifact_at(path, artifacts)
+    if isinstance(facts, UnreadArtifact):
+        return Unpredicted(facts.reason)
+    if not isinstance(facts, Gguf):
+        return Unpredicted(f"{path} is not a GGUF file")
+    parts = MemoryParts(facts.weights)
+    is_on_gpu = load.gpus and load.gpu_layers != 0
+    return Prediction(parts, NOTHING, load.gpus) if is_on_gpu else Prediction(NOTHING, parts)
+
+
 def _split_layers(layer_count: int, gpu_layers: int, gpus: int) -> list[range]:
     """The layers of each GPU, by their numbers, split as evenly as the GPUs are claimed: the last `gpu_layers` of them,
     of which the very last is the output."""

@@ -26,15 +26,19 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
 from types import MappingProxyType, NoneType, UnionType
-from typing import Any, Final, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
 
 from annotated_types import Ge, Le, MultipleOf
+from pydantic import JsonValue, WithJsonSchema
 from pydantic.fields import FieldInfo
 
 from controller.engines.load_fields import LoadField
 from controller.schema.admin import LoadConstraint
 from controller.schema.desired import Definition
 
+# Inline in the JSON Schema of the files, which has no place for pydantic's own definition of it.
+Anything = Annotated[JsonValue, WithJsonSchema({})]
+"""Any JSON value."""
 FileKind: TypeAlias = Literal["gguf", "file", "folder", "any"]
 ResolvePath: TypeAlias = Callable[[str], str]
 """The engine-side path of a model path."""

@@ -20,8 +20,9 @@ from controller.engines.base import (
 from controller.engines.capabilities import EMBEDDINGS, apply_declared
 from controller.engines.families import family_of, thinking_modes
 from controller.engines.load_fields import LoadFault
-from controller.engines.memory import MIB, Forecast
+from controller.engines.memory import MIB, Forecast, Unpredicted
 from controller.engines.memory_hf import VllmLoad, predict_vllm
+from controller.engines.options import find_memory_mover
 from controller.engines.vllm_command import TOKEN_ENV, vllm_arguments, vllm_environment
 from controller.engines.vllm_fields import VllmFields
 from controller.engines.vllm_log import vllm_progress, vllm_verdict
@@ -29,6 +30,7 @@ from controller.engines.worker import worker_python
 from controller.schema.admin import Capabilities
 
 VllmFieldsT = TypeVar("VllmFieldsT", bound=VllmFields)
+_GIB: Final = 1024 * MIB
 _METHOD: Final = "vllm_speculative_method"
 _OF_METHOD: Final = ("vllm_speculative_model", "vllm_num_speculative_tokens")
 _TOKENS = ("/tokenize", "/detokenize")
@@ -113,6 +115,8 @@ class VllmEngine(Engine[VllmFieldsT]):
 
     def predict_memory(self, definition: VllmFieldsT, artifacts: Mapping[str, Artifact]) -> Forecast | None:
         """Predict a share of each GPU, or weights and a cache of the declared size."""
+        if (mover := find_memory_mover(definition)) is not None:
+            return Unpredicted(f"{mover} changes what is where")
         return predict_vllm(_build_load(definition, self.target_inflight(definition)), artifacts)
 
     def render_command(self, definition: VllmFieldsT, ctx: RenderContext) -> Launch:
@@ -205,6 +209,8 @@ def _build_load(definition: VllmFields, sequences: int) -> VllmLoad:
         kv_cache=definition.vllm_kv_cache_memory_bytes,
         gpu_share=definition.vllm_gpu_memory_utilization,
         claim=definition.vram_mib * MIB if definition.vram_mib and definition.share_follows_vram else None,
+        batch=definition.vllm_max_num_batched_tokens,
+        host_cache=int((definition.vllm_kv_offloading_size or 0) * _GIB),
         dtype=definition.vllm_dtype,
         eager=bool(definition.vllm_enforce_eager),
         draft_model=definition.vllm_speculative_model if has_draft_model else None,

@@ -88,7 +88,8 @@ def _names_hub_models(definition: VllmFields) -> bool:
 
 
 def _parallel(definition: VllmFields) -> int:
-    return definition.vllm_tensor_parallel_size or definition.gpu_count or 1
+    groups = definition.vllm_pipeline_parallel_size or 1
+    return definition.vllm_tensor_parallel_size or (definition.gpu_count or groups) // groups
 
 
 def _needs_no_share(definition: VllmFields) -> bool:
@@ -119,6 +120,7 @@ def _speculation(definition: VllmFields) -> dict[str, Any] | None:
         return None
     tokens = definition.vllm_num_speculative_tokens
     config: dict[str, Any] = {
+        **(definition.vllm_speculative_config or {}),
         "method": definition.vllm_speculative_method,
         "num_speculative_tokens": 1 if tokens is None else tokens,
     }

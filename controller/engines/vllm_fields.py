@@ -7,15 +7,28 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, JsonValue, WithJsonSchema, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from controller.engines.families import ChatFormat
-from controller.engines.options import Flag, Hashed, JsonFlag, Loadable, PathFlag, SpecialFlag, Switch
+from controller.engines.options import (
+    MOVES_MEMORY,
+    Anything,
+    Flag,
+    Hashed,
+    JsonFlag,
+    Loadable,
+    PathFlag,
+    SpecialFlag,
+    Switch,
+)
 from controller.schema.desired import Definition
 
-# Inline in the JSON Schema of the files, which has no place for pydantic's own definition of it.
-Anything = Annotated[JsonValue, WithJsonSchema({})]
-
+_SPECULATION: Final = {
+    "method": "vllm_speculative_method",
+    "model": "vllm_speculative_model",
+    "num_speculative_tokens": "vllm_num_speculative_tokens",
+}
+"""Entries of `--speculative-config` that options of their own set."""
 _SIZE_FLAGS: Final = ("--gpu-memory-utilization", "--kv-cache-memory")
 
 
@@ -26,9 +39,42 @@ class VllmFields(Definition):
     vllm_model: Annotated[str | None, Hashed.ALWAYS] = Field(
         default=None, min_length=1, description="The model's name on the Hugging Face hub, instead of `model_path`."
     )
+    vllm_revision: Annotated[str | None, Flag("--revision")] = Field(
+        default=None,
+        min_length=1,
+        description="Branch, tag or commit of the model on the hub; default: its main branch.",
+    )
+    vllm_load_format: Annotated[str | None, Flag("--load-format")] = Field(
+        default=None,
+        min_length=1,
+        description="Format of the weights, such as safetensors, mistral or bitsandbytes; default: auto.",
+    )
+    vllm_config_format: Annotated[Literal["auto", "hf", "mistral"] | None, Flag("--config-format")] = Field(
+        default=None, description="Format of the configuration; default: auto."
+    )
+    vllm_tokenizer_mode: Annotated[str | None, Flag("--tokenizer-mode")] = Field(
+        default=None, min_length=1, description="Kind of tokenizer, such as hf or mistral; default: auto."
+    )
+    vllm_hf_overrides: Annotated[dict[str, Anything] | None, JsonFlag("--hf-overrides")] = Field(
+        default=None, description="Entries of config.json to replace, such as `rope_parameters` for a longer context."
+    )
     vllm_max_model_len: Annotated[
         int | None, Flag("--max-model-len"), Loadable({"minimum": 256, "step": 256}), Hashed.ALWAYS
     ] = Field(default=None, ge=1, description="Context length in tokens; default: the model's own.")
+    vllm_max_num_batched_tokens: Annotated[int | None, Flag("--max-num-batched-tokens")] = Field(
+        default=None, ge=1, description="Tokens computed in one step, at most; default: vLLM's own, by the GPU."
+    )
+    vllm_enable_prefix_caching: Annotated[
+        bool | None, Switch("--enable-prefix-caching", "--no-enable-prefix-caching")
+    ] = Field(
+        default=None, description="Reuse the cache of prompts that begin alike; default: vLLM's own, by the model."
+    )
+    vllm_enable_chunked_prefill: Annotated[
+        bool | None, Switch("--enable-chunked-prefill", "--no-enable-chunked-prefill")
+    ] = Field(
+        default=None,
+        description="Compute long prompts in parts, between the tokens of others; default: vLLM's own, by the model.",
+    )
     vllm_dtype: Annotated[
         Literal["auto", "half", "float16", "bfloat16", "float", "float32"] | None, Flag("--dtype"), Hashed.ALWAYS
     ] = Field(default=None, description="Type of the weights; default: the model's own.")
@@ -62,8 +108,32 @@ class VllmFields(Definition):
     ] = Field(
         default=None, ge=1, description="Size of the KV cache in bytes; rules over `vllm_gpu_memory_utilization`."
     )
+    vllm_kv_offloading_size: Annotated[float | None, Flag("--kv-offloading-size")] = Field(
+        default=None,
+        gt=0,
+        le=65536,
+        description="Main memory for parts of the KV cache that leave the GPUs, in GiB for all GPUs together; "
+        "default: none.",
+    )
+    vllm_cpu_offload_gb: Annotated[float | None, Flag("--cpu-offload-gb"), MOVES_MEMORY] = Field(
+        default=None, gt=0, le=65536, description="Weights kept in main memory, in GiB per GPU; default: none."
+    )
     vllm_tensor_parallel_size: Annotated[int | None, SpecialFlag("--tensor-parallel-size"), Hashed.ALWAYS] = Field(
         default=None, ge=1, le=64, description="GPUs that share each layer; default: all of the replica."
+    )
+    vllm_pipeline_parallel_size: Annotated[int | None, Flag("--pipeline-parallel-size"), MOVES_MEMORY] = Field(
+        default=None, ge=1, le=64, description="Groups of GPUs that hold the layers one after the other; default: 1."
+    )
+    vllm_enable_expert_parallel: Annotated[bool, Switch("--enable-expert-parallel")] = Field(
+        default=False, description="Spread whole experts over the GPUs instead of a part of each."
+    )
+    vllm_disable_custom_all_reduce: Annotated[bool, Switch("--disable-custom-all-reduce")] = Field(
+        default=False, description="Let NCCL combine the results of GPUs, where vLLM's own way fails."
+    )
+    vllm_attention_backend: Annotated[str | None, Flag("--attention-backend")] = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9_]+$",
+        description="Implementation of attention, such as FLASH_ATTN or FLASHINFER; default: vLLM's own, by the GPU.",
     )
     vllm_max_pixels: Annotated[
         int | None,
@@ -116,6 +186,11 @@ class VllmFields(Definition):
     vllm_num_speculative_tokens: Annotated[
         int | None, Loadable({"default": 1}), SpecialFlag("--speculative-config"), Hashed.ALWAYS
     ] = Field(default=None, ge=1, description="Tokens that are guessed at a time; default: 1.")
+    vllm_speculative_config: Annotated[dict[str, Anything] | None, SpecialFlag("--speculative-config")] = Field(
+        default=None,
+        description="Further entries of the speculation, such as `prompt_lookup_max`; ignored without a "
+        "`vllm_speculative_method`.",
+    )
     vllm_embedding: Annotated[bool, SpecialFlag("--runner pooling"), Hashed.ALWAYS] = Field(
         default=False, description="Serve embeddings, and nothing else."
     )
@@ -130,6 +205,28 @@ class VllmFields(Definition):
     )
     vllm_tool_call_parser: Annotated[str | None, Flag("--tool-call-parser"), Hashed.ALWAYS] = Field(
         default=None, description="Parser of tool calls; also turns them on."
+    )
+    vllm_enable_prompt_tokens_details: Annotated[bool, Switch("--enable-prompt-tokens-details")] = Field(
+        default=False, description="Report in `usage` how many tokens of a prompt came out of the cache."
+    )
+    vllm_generation_config: Annotated[Literal["auto", "vllm"] | None, Flag("--generation-config")] = Field(
+        default=None,
+        description="Source of sampling defaults: the model's generation_config.json (auto) or vLLM's own (vllm); "
+        "default: auto.",
+    )
+    vllm_override_generation_config: Annotated[dict[str, Anything] | None, JsonFlag("--override-generation-config")] = (
+        Field(
+            default=None,
+            description="Defaults of sampling, such as `temperature` and `top_p`, where a request does not say them.",
+        )
+    )
+    vllm_chat_template_content_format: Annotated[
+        Literal["auto", "string", "openai"] | None, Flag("--chat-template-content-format")
+    ] = Field(
+        default=None, description="Form in which the chat template gets contents; default: auto, by the template."
+    )
+    vllm_chat_template_kwargs: Annotated[dict[str, Anything] | None, JsonFlag("--default-chat-template-kwargs")] = (
+        Field(default=None, description="Arguments of the chat template, where a request does not say them.")
     )
     vllm_chat_template_file: Annotated[str | None, PathFlag("--chat-template", "file"), Hashed.ALWAYS] = Field(
         default=None, description="Jinja chat template, in a models folder; default: the model's own."
@@ -161,4 +258,26 @@ class VllmFields(Definition):
         parallel_size, gpu_count = self.vllm_tensor_parallel_size, self.gpu_count
         if parallel_size is not None and gpu_count and parallel_size > gpu_count:
             raise ValueError(f"vllm_tensor_parallel_size is {parallel_size}, above the {gpu_count} GPUs of a replica")
+        groups = self.vllm_pipeline_parallel_size
+        if groups is not None and gpu_count and groups * (parallel_size or 1) > gpu_count:
+            raise ValueError(f"vllm_pipeline_parallel_size is {groups}: too many for the {gpu_count} GPUs of a replica")
         return self
+
+    @model_validator(mode="after")
+    def _said_once(self) -> Self:
+        for name, field in _SPECULATION.items():
+            if name in (self.vllm_speculative_config or {}):
+                raise ValueError(f"vllm_speculative_config does not take {name}: set `{field}`")
+        return self
+
+    @model_validator(mode="after")
+    def _no_code_by_override(self) -> Self:
+        if not self.vllm_trust_remote_code and _holds_key(self.vllm_hf_overrides, "auto_map"):
+            raise ValueError("vllm_hf_overrides names code (`auto_map`), which needs `vllm_trust_remote_code: true`")
+        return self
+
+
+def _holds_key(value: JsonValue, name: str) -> bool:
+    if isinstance(value, dict):
+        return name in value or any(_holds_key(each, name) for each in value.values())
+    return isinstance(value, list) and any(_holds_key(each, name) for each in value)

@@ -19,7 +19,7 @@ from controller.cli.exit_codes import ExitCode
 from controller.engines import ENGINES
 from controller.engines.base import Engine
 from controller.engines.load_fields import LoadField
-from controller.engines.options import list_options
+from controller.engines.options import Option, PathFlag, list_options
 from controller.schema.desired import Definition
 from controller.schema.keys import KeyDefinition
 from controller.settings import ControllerSettings
@@ -60,12 +60,18 @@ def option_rows(definition: type[Definition]) -> list[str]:
         row(
             f"`{option.name}`",
             f"`{option.flag.name}`" if option.flag is not None else "",
-            type_words(schemas[option.name]),
+            option_type(option, schemas[option.name]),
             default_words(option.info),
             option.info.description or "",
         )
         for option in list_options(definition)
     ]
+
+
+def option_type(option: Option, schema: dict[str, Any]) -> str:
+    """An option's type and bounds; model paths are told apart from other texts."""
+    words = type_words(schema)
+    return words.replace("string", "path") if isinstance(option.flag, PathFlag) else words
 
 
 def setting_rows(settings: type[BaseModel]) -> list[str]:

@@ -82,7 +82,7 @@ def _sample(kind: Any, option: Option) -> Any:
         return _bound(metadata, MultipleOf, "multiple_of", 0) or _bound(metadata, Ge, "ge", 0) + 1
     if kind is float:
         return min(0.25 + _bound(metadata, Ge, "ge", 0), _bound(metadata, Le, "le", 1e6))
-    return {bool: option.default is not True, str: "word"}.get(kind)
+    return option.default is not True if kind is bool else "word"
 
 
 def _bound(metadata: list[Any], kind: type, name: str, otherwise: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -15,10 +15,11 @@ from controller.desired.resolve import with_params
 from controller.engines import ENGINES
 from controller.engines.base import ClaimedGpu, Launch, RenderContext
 from controller.engines.llama_server import LlamaServerDefinition
+from controller.engines.options import list_options
 from tests.support.campaign import campaign_count
 from tests.support.llama_servers import needed, program
-from tests.support.option_values import NAMES, tried_options
-from worker.launchers.llama_server_flags import parse_flags, value_of
+from tests.support.option_values import NAMES, sample_value, tried_options
+from worker.launchers.llama_server_flags import OPTIONS, UsageError, parse_flags, value_of
 
 pytestmark = pytest.mark.engines
 
@@ -26,10 +27,18 @@ ENGINE = ENGINES["llama_server"]
 COUNTS = st.integers(1, 2**31 - 1)
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
     **tried_options(LlamaServerDefinition),
-    # The parser itself reads the template, and takes as many threads as a machine may have.
+    # The parser itself reads the template, knows its own names of others, and takes as many threads as a machine has.
     "llama_server_chat_template_file": st.just("template.jinja"),
+    "llama_server_chat_template": st.sampled_from(["chatml", "{{ messages }}"]),
+    "llama_server_override_tensor": st.just("exps=CPU"),
     "llama_server_threads": st.integers(1, 512),
+    "llama_server_threads_batch": st.integers(1, 512),
     "target_inflight": st.integers(1, 256),
+}
+REFUSED_EMBEDDED = {
+    option.name
+    for option in list_options(LlamaServerDefinition)
+    if option.flag is not None and not set(option.flag.name.split("/")) <= set(OPTIONS)
 }
 LOADS: dict[str, st.SearchStrategy[Any]] = {
     "llama_server_n_ctx": COUNTS,
@@ -49,8 +58,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @st.composite
-def definitions(draw: st.DrawFn) -> LlamaServerDefinition:
-    fields = draw(st.fixed_dictionaries({"model_path": NAMES}, optional=FIELDS))
+def definitions(draw: st.DrawFn, tried: Mapping[str, st.SearchStrategy[Any]] = FIELDS) -> LlamaServerDefinition:
+    fields = draw(st.fixed_dictionaries({"model_path": NAMES}, optional=dict(tried)))
+    if "llama_server_chat_template" in fields:
+        fields.pop("llama_server_chat_template_file", None)
+    if fields.get("llama_server_spec_type") in ("draft-simple", "draft-eagle3"):
+        fields.setdefault("llama_server_draft_model_path", "draft.gguf")
     declared = LlamaServerDefinition.model_validate(fields)
     load = draw(st.fixed_dictionaries({}, optional=LOADS))
     assert ENGINE.load_faults(load) == []
@@ -91,7 +104,11 @@ def test_the_program_takes_it(models: Path, definition: LlamaServerDefinition, s
 
 
 @settings(max_examples=campaign_count(50, 2_000))
-@given(definition=definitions(), served=NAMES, claims=CLAIMS)
+@given(
+    definition=definitions({name: each for name, each in FIELDS.items() if name not in REFUSED_EMBEDDED}),
+    served=NAMES,
+    claims=CLAIMS,
+)
 def test_the_embedded_one_takes_it_and_means_the_same(
     models: Path, definition: LlamaServerDefinition, served: str, claims: list[int]
 ) -> None:
@@ -99,12 +116,26 @@ def test_the_embedded_one_takes_it_and_means_the_same(
     told = parse_flags(launch.argv[launch.argv.index("--") + 1 :], {})
     assert value_of(told, "model.path") == models / definition.model_path
     assert value_of(told, "n_parallel") == (definition.target_inflight or 4)
-    split = value_of(told, "tensor_split")
-    assert split == ([*claims, *[0.0] * (128 - len(claims))] if 1 < len(claims) < 16 else None)
+    shares = definition.llama_server_tensor_split or (claims if 1 < len(claims) < 16 else None)
+    if shares is None:
+        assert value_of(told, "tensor_split") is None
+    else:
+        split = [round(each, 6) for each in shares]
+        assert value_of(told, "tensor_split") == [*split, *[0.0] * (128 - len(split))]
     assert value_of(told, "cache_ram_mib") == (definition.llama_server_cache_ram_mib or 0)
     for field, attribute in (("llama_server_n_ctx", "n_ctx"), ("llama_server_threads", "cpuparams.n_threads")):
         said = getattr(definition, field)
         assert said is None or value_of(told, attribute) == said, field
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED_EMBEDDED))
+def test_what_the_embedded_one_does_not_take_it_refuses_by_name(models: Path, name: str) -> None:
+    [option] = [each for each in list_options(LlamaServerDefinition) if each.name == name]
+    assert option.flag is not None
+    fields = {"model_path": "m", name: sample_value(option)}
+    launch = rendered(LlamaServerDefinition.model_validate(fields), models, "m", {"python": "/usr/bin/python3"}, [])
+    with pytest.raises(UsageError, match=r"does not take --.*name a llama-server program instead"):
+        parse_flags(launch.argv[launch.argv.index("--") + 1 :], {})
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from controller.desired.resolve import with_params
 from controller.engines import ENGINES
 from controller.engines.base import ClaimedGpu, RenderContext
-from controller.engines.options import Flag, PathFlag, Switch, list_options
+from controller.engines.options import Flag, JsonFlag, PathFlag, Switch, list_options
 from controller.engines.vllm_fields import VllmFields
 from tests.support.campaign import campaign_count
 from tests.support.option_values import CONTENT, NAMES, TEXTS, WORDS, tried_options
@@ -32,6 +32,7 @@ SHARED: dict[str, st.SearchStrategy[Any]] = {
     "vllm_mm_processor_kwargs": st.dictionaries(TEXTS, CONTENT, max_size=3),
     "vllm_limit_mm_per_prompt": st.dictionaries(st.sampled_from(["image", "video", "audio"]), st.integers(0, 9)),
     "vllm_speculative_model": NAMES,
+    "vllm_speculative_config": st.dictionaries(WORDS.map("x_{}".format), CONTENT, max_size=3),
     "vllm_num_speculative_tokens": st.integers(1, 64),
     "prompt_format": st.sampled_from(["generic", "qwen3_template"]),
     "target_inflight": st.integers(1, 4096),
@@ -63,8 +64,12 @@ def test_every_field_of_a_load_is_tried() -> None:
 def definitions(draw: st.DrawFn) -> VllmFields:
     backend = draw(st.sampled_from(["vllm", "vllm_serve"]))
     fields = draw(st.fixed_dictionaries({}, optional=SHARED))
-    if fields.get("gpus", 0) and "vllm_tensor_parallel_size" in fields:
-        fields["vllm_tensor_parallel_size"] = min(fields["vllm_tensor_parallel_size"], fields["gpus"])
+    if gpus := fields.get("gpus", 0):
+        for name in ("vllm_tensor_parallel_size", "vllm_pipeline_parallel_size"):
+            if name in fields:
+                fields[name] = min(fields[name], gpus)
+        if fields.get("vllm_tensor_parallel_size", 1) * fields.get("vllm_pipeline_parallel_size", 1) > gpus:
+            del fields["vllm_pipeline_parallel_size"]
     named = draw(st.fixed_dictionaries({"model_path": NAMES}) | st.fixed_dictionaries({"vllm_model": NAMES}))
     declared = ENGINES[backend].definition.model_validate({"backend": backend, **named, **fields})
     load = draw(st.fixed_dictionaries({}, optional=LOADS))
@@ -99,7 +104,10 @@ def test_the_parser_takes_it_and_means_the_same(
     assert told["model_tag"] == (definition.vllm_model or str(MODELS / str(definition.model_path)))
     assert (told["host"], told["port"], told["served_model_name"]) == ("0.0.0.0", 8000, [served])
     assert told["max_num_seqs"] == (definition.target_inflight or 64)
-    assert told["tensor_parallel_size"] == (definition.vllm_tensor_parallel_size or definition.gpu_count or 1)
+    groups = definition.vllm_pipeline_parallel_size or 1
+    assert told["tensor_parallel_size"] == (
+        definition.vllm_tensor_parallel_size or (definition.gpu_count or groups) // groups
+    )
     assert_same_values(definition, told, min(totals, default=None))
     assert_same_content(definition, told)
 
@@ -113,6 +121,8 @@ def assert_same_values(definition: VllmFields, told: dict[str, Any], smallest_mi
                 assert told[_destination(name)] == said, name
             case Switch(on) if said is not None:
                 assert told[_destination(on)] == said, on
+            case JsonFlag(name) if said and name != "--limit-mm-per-prompt":
+                assert told[_destination(name)] == said, name
             case PathFlag(name) if said is not None:
                 assert told[_destination(name)] == str(MODELS / said), name
     if definition.vllm_gpu_memory_utilization is None:
@@ -152,6 +162,7 @@ def assert_same_content(definition: VllmFields, told: dict[str, Any]) -> None:
         assert speculation["method"] == definition.vllm_speculative_method
         assert speculation["num_speculative_tokens"] == (definition.vllm_num_speculative_tokens or 1)
         assert speculation.get("model") == definition.vllm_speculative_model
+        assert speculation.items() >= (definition.vllm_speculative_config or {}).items()
 
 
 def test_extra_arguments_rule(real: Parser) -> None:

@@ -190,6 +190,27 @@ def test_an_option_that_moves_memory_leaves_no_forecast() -> None:
     assert forecast == Unpredicted("llama_server_moving changes what is where")
 
 
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [
+        (engine.name, option.name)
+        for engine in ENGINES.values()
+        for option in list_options(engine.definition)
+        if option.flag is not None and not isinstance(option.flag, SpecialFlag)
+    ],
+)
+def test_every_flag_is_in_the_command_line_of_a_definition_that_sets_the_option(backend: str, name: str) -> None:
+    engine = ENGINES[backend]
+    [option] = [each for each in list_options(engine.definition) if each.name == name]
+    needed = {"llama_server_spec_type": {"llama_server_draft_model_path": "d.gguf"}}.get(name, {})
+    fields = {"backend": backend, "model_path": "m", "gpus": int(name.startswith("litert")), **needed}
+    value = {"exllama_cache_quant": "8,4"}.get(name, sample_value(option))
+    definition = engine.definition.model_validate({**fields, name: value})
+    assert option.flag is not None
+    flags = {each.partition("=")[0] for each in engine.render_command(definition, CTX).argv}
+    assert flags & set(option.flag.name.split("/"))
+
+
 def test_every_option_has_a_description_and_one_flag_at_most() -> None:
     for engine in ENGINES.values():
         for option in list_options(engine.definition):
