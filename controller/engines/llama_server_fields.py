@@ -268,7 +268,7 @@ class LlamaServerDefinition(Definition):
     )
     llama_server_repeat_penalty: Annotated[float | None, Flag("--repeat-penalty")] = Field(
         default=None,
-        ge=0,
+        ge=0.01,
         le=100,
         description="Penalty of repeated tokens where a request does not say it; default: 1, off.",
     )
