@@ -1,4 +1,4 @@
-"""What a definition declares about requests beats what its backend derives. Pure."""
+"""Capabilities of a model: what a definition declares takes precedence over what its backend derives. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from controller.schema.admin import Capabilities, Modality, ThinkingMode
 from controller.schema.desired import Definition
 
 EMBEDDINGS = Capabilities(multi_turn=False, tools=False, structured_output=False, logprobs=False)
-"""Of a model that serves embeddings or rankings and nothing else."""
+"""Capabilities of a model that serves embeddings or rankings and nothing else."""
 
 
 def apply_declared(definition: Definition, derived: Capabilities) -> Capabilities:
-    """`derived`, with what the definition declares instead. `default` thinking is always taken."""
+    """Return `derived` with the fields that the definition declares. The thinking mode `default` is always there."""
     modalities, multi_turn, thinking_modes = derived.modalities, derived.multi_turn, derived.thinking_modes
     if definition.modalities is not None:
         modalities = tuple(each for each in get_args(Modality) if each in definition.modalities)
@@ -22,7 +22,7 @@ def apply_declared(definition: Definition, derived: Capabilities) -> Capabilitie
         declared_modes = {"default", *definition.thinking_modes}
         thinking_modes = tuple(each for each in get_args(ThinkingMode) if each in declared_modes)
     tools, structured_output = definition.tools, definition.structured_output
-    # Every field is set, so that none is left out of an answer that leaves out what is not set.
+    # Every field is set: answers leave out fields that are not.
     return Capabilities(
         modalities=modalities,
         multi_turn=multi_turn,

@@ -1,4 +1,4 @@
-"""What CUDA and PyTorch tell in the log of any engine that uses them. Pure."""
+"""Causes of an end that CUDA and PyTorch write into the log of any engine that uses them. Pure."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ OLD_DRIVER: Final[tuple[str, Verdict]] = (
         permanent=True,
     ),
 )
-"""The pattern of PyTorch's sentence (c10/cuda/CUDAFunctions.cpp) and of CUDA's own for `cudaErrorInsufficientDriver`,
-and what they mean. PyTorch's is a warning, too, where an engine only counts the GPUs, and then finds none."""
+"""Pattern and verdict of a driver that is too old: the sentences of PyTorch (c10/cuda/CUDAFunctions.cpp) and of CUDA
+(`cudaErrorInsufficientDriver`). PyTorch also warns with it where an engine counts the GPUs, and then finds none."""

@@ -1,4 +1,4 @@
-"""Model families whose chat templates can be told to think or not, and the prompt formats that name them. Pure."""
+"""Model families whose chat templates can turn thinking on and off, and the prompt formats that name them. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, Literal
 from controller.schema.admin import ThinkingMode
 
 ChatFormat = Literal["generic", "mistral_template", "qwen3_template", "gemma4_template"]
-"""Prompt formats that take a conversation."""
+"""Prompt formats of conversations."""
 PromptFormat = Literal["generic", "mistral_template", "qwen3_template", "gemma4_template", "translategemma_template"]
 Family = Literal["gemma4", "qwen3"]
 
@@ -16,17 +16,20 @@ DEFAULT_ONLY: Final[tuple[ThinkingMode, ...]] = ("default",)
 ALL_MODES: Final[tuple[ThinkingMode, ...]] = ("default", "enabled", "disabled")
 
 _OF_FORMAT: Final[dict[str, Family]] = {"gemma4_template": "gemma4", "qwen3_template": "qwen3"}
-# What follows the number must not make it another one (gemma-40) or a size (gemma-4b, qwen-32b).
+# The number must not be part of another number (gemma-40) or of a size (gemma-4b, qwen-32b).
 _OF_NAME: Final[tuple[tuple[re.Pattern[str], Family], ...]] = (
     (re.compile(r"gemma[-_ ]?4(?![0-9b])", re.IGNORECASE), "gemma4"),
     (re.compile(r"qwen[-_ ]?3(?![0-9b])", re.IGNORECASE), "qwen3"),
 )
-# Of Qwen3 these think always or never, and their templates take no switch.
+# Models of Qwen3 that always think or never do: their templates have no switch.
 _WITHOUT_SWITCH: Final = re.compile(r"coder|2507|embed|rerank|guard", re.IGNORECASE)
 
 
 def family_of(prompt_format: str | None, *names: str | None) -> Family | None:
-    """The family by the prompt format where one is declared, else by the first name (file, folder, hub) that tells."""
+    """Return the family by the prompt format, where one is declared, else by the first name that matches a family.
+
+    Names are of files, folders or models of the hub. None: no known family.
+    """
     if prompt_format is not None:
         return _OF_FORMAT.get(prompt_format)
     for name in names:
@@ -37,5 +40,5 @@ def family_of(prompt_format: str | None, *names: str | None) -> Family | None:
 
 
 def thinking_modes(family: Family | None, *switchable: Family) -> tuple[ThinkingMode, ...]:
-    """All modes where the backend can switch the thinking of that family, else only `default`."""
+    """Return all thinking modes where `family` is one that the backend can switch, else `default` alone."""
     return ALL_MODES if family in switchable else DEFAULT_ONLY

@@ -1,4 +1,4 @@
-"""What llama.cpp's log tells of a load, and of an end on a host with GPUs. Pure."""
+"""Progress of a load, and causes of an end, in the log of llama.cpp. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _DOTS_AT_MOST: Final = 100
 
 
 def dots_progress(log_tail: str) -> float | None:
-    """0 to 1 by the line of dots that llama.cpp writes while it reads a file, one for each percent, at most.
+    """Return the progress of a load, from 0 to 1, by the dots that llama.cpp writes, one per percent; None: no dots.
 
-    A large tensor is one dot though it is several percent, so it may be further. llama.cpp's own server writes no dots
-    any more (seen in 0.5.0): it keeps its progress for its router.
+    A large tensor is one dot though it is several percent, so the load may be further. llama-server writes no
+    dots since 0.5.0: it reports its progress to its router only.
     """
     lines = list(_DOTS.finditer(log_tail))
     if not lines:
@@ -28,10 +28,10 @@ def dots_progress(log_tail: str) -> float | None:
 def memory_verdicts(
     *, context: str, cache_types: str, gpu_layers: str, slots: str | None = None
 ) -> tuple[tuple[str, Verdict], ...]:
-    """Patterns of too little memory, and what to lower: the arguments name the backend's fields.
+    """Return the verdicts of too little memory. The arguments name the backend's fields to lower.
 
-    `slots` None: the backend has one. Which memory, and when, the words say; llama.cpp's own are those of #20431 (a
-    load), #13085 (a request) and ggml's (main memory).
+    `slots` None: the backend has one slot. The messages say which memory and when. The patterns are those of
+    llama.cpp's issues #20431 (a load) and #13085 (a request), and of ggml (main memory).
     """
     fields = f"`{context}` (the cache grows with it), the types of the cache ({cache_types})"
     layers = f"or the layers on the GPU (`{gpu_layers}`)"
@@ -50,7 +50,7 @@ def memory_verdicts(
             ),
         ),
         (
-            # Memory that llama.cpp would like to be pinned, and does without.
+            # llama.cpp does without pinned memory where it gets none.
             r"out of memory|insufficient memory|failed to allocate(?!.*pinned memory)|std::bad_alloc|MemoryError",
             Verdict(f"out of memory (main memory, not a GPU's): lower {fields}, or raise `memory_mib` where it is set"),
         ),
@@ -74,10 +74,10 @@ GPU_VERDICTS: Final[tuple[tuple[str, Verdict], ...]] = (
         ),
     ),
 )
-"""Patterns of what CUDA failed, after those of memory. Another start may go well: none is permanent."""
+"""Verdicts of failures of CUDA, to be placed after those of memory. None is permanent: another start may succeed."""
 
 _REFUSED: Final = r"(invalid device: |llama\.cpp sees no GPU)"
-"""What engines say that were given a GPU and do not compute on the CPU in its place: llama-server, our worker."""
+"""Sentences of llama-server and of our worker, which refuse to compute on the CPU where they were given a GPU."""
 MISSING_GPU_VERDICTS: Final[tuple[tuple[str, Verdict], ...]] = (
     (
         rf"(?s)failed to initialize CUDA: [^\n]*driver version is insufficient.*{_REFUSED}",
@@ -95,4 +95,4 @@ MISSING_GPU_VERDICTS: Final[tuple[tuple[str, Verdict], ...]] = (
         ),
     ),
 )
-"""Patterns of a CUDA that did not start, which by itself llama.cpp only warns of (#24418, #7218, #27923)."""
+"""Verdicts of a CUDA that did not start. llama.cpp itself only warns of it (#24418, #7218, #27923)."""

@@ -1,6 +1,6 @@
-"""What a replica takes of memory, predicted: the words and sums that the backends' formulas share. Pure.
+"""Predictions of a replica's memory: the types and sums that the formulas of all backends share. Pure.
 
-Everything is in bytes.
+Sizes are in bytes.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from controller.artifacts.facts import Artifact, UnreadArtifact
 
 MIB: Final = 2**20
 CUDA_OVERHEAD: Final = 512 * MIB
-"""CUDA context, kernels and workspaces of one process on one GPU, without PyTorch. A magnitude: it differs by GPU and
+"""CUDA context, kernels and workspaces of one process on one GPU, without PyTorch. An estimate: it differs by GPU and
 driver."""
 WORKER_OVERHEAD: Final = 100 * MIB
-"""What a worker takes of main memory beside its engine's buffers: Python, its server, the engine's code. 65 MiB with
-llama-cpp-python."""
+"""Main memory of a worker beside the buffers of its engine: Python, the server, the engine's code. 65 MiB was measured
+with llama-cpp-python."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryParts:
-    """Memory of one device by what it is for."""
+    """Memory of one device, by purpose."""
 
     weights: int = 0
     kv_cache: int = 0
     compute: int = 0
     """Activations, scratch, outputs."""
     overhead: int = 0
-    """What the runtime takes for itself: a CUDA context, code, an interpreter."""
+    """A CUDA context, code, an interpreter."""
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of all parts."""
         return self.weights + self.kv_cache + self.compute + self.overhead
 
     def __add__(self, other: MemoryParts) -> MemoryParts:
-        """Both on one device; the overhead is not added, but the larger one taken."""
+        """Return both on one device. Of the overheads the larger one counts, because the process is the same."""
         return MemoryParts(
             self.weights + other.weights,
             self.kv_cache + other.kv_cache,
@@ -51,19 +51,20 @@ NOTHING: Final = MemoryParts()
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What one replica takes."""
+    """The predicted memory of one replica."""
 
     gpu: MemoryParts
-    """On each of its GPUs; on the fullest, where they differ."""
+    """Memory on each of its GPUs; where they differ, on the fullest."""
     host: MemoryParts
     gpus: int = 0
     gpu_share: float | None = None
-    """Set: it takes this share of each GPU's memory, whatever that is; `gpu` is what it needs at least."""
+    """The share of each GPU's memory that the engine takes, whatever its size; `gpu` is then the least that it needs.
+    None: the engine takes what `gpu` says."""
     host_grows: bool = False
-    """A part of `host` is filled only while it serves, so that a replica that was just loaded holds less."""
+    """Whether a part of `host` fills up only while the replica serves: right after the load it holds less."""
 
     def __add__(self, other: Prediction) -> Prediction:
-        """Two models in one replica."""
+        """Return the memory of two models in one replica."""
         return Prediction(
             self.gpu + other.gpu,
             self.host + other.host,
@@ -75,21 +76,22 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Unpredicted:
-    """Why nothing can be said."""
+    """There is no prediction."""
 
     reason: str
+    """Why, as half a sentence."""
 
 
 Forecast = Prediction | Unpredicted
 
 
 def artifact_at(path: str, artifacts: Mapping[str, Artifact]) -> Artifact:
-    """The facts of the model at `path`."""
+    """Return what was read of the model at `path`; `UnreadArtifact` if nothing was read yet."""
     return artifacts.get(path, UnreadArtifact(f"{path}: was not read yet"))
 
 
 def sum_forecasts(forecasts: Iterable[Forecast]) -> Forecast:
-    """Several models in one replica: their sum, or the first reason why there is none."""
+    """Return the memory of several models in one replica, or the first `Unpredicted`."""
     total = Prediction(NOTHING, NOTHING)
     for each in forecasts:
         if isinstance(each, Unpredicted):
@@ -99,7 +101,7 @@ def sum_forecasts(forecasts: Iterable[Forecast]) -> Forecast:
 
 
 def predict_by_size(artifact: Artifact, gpus: int) -> Forecast:
-    """Of a worker whose engine keeps the file as it is, and little beside it."""
+    """Predict the memory of a worker whose engine keeps the file as it is, and little else."""
     if isinstance(artifact, UnreadArtifact):
         return Unpredicted(artifact.reason)
     host = MemoryParts(overhead=WORKER_OVERHEAD)

@@ -1,4 +1,4 @@
-"""CTranslate2's memory: its variables, converted at load. Pure."""
+"""The memory of CTranslate2: its variables, which are converted at load. Pure."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _COMPUTES: Final = {
     "bfloat16": (2, 2),
     "float32": (4, 4),
 }
-"""Bytes of an element of matrices, and of the rest."""
+"""Bytes per element by compute type: of matrices, and of other variables."""
 
 
 def predict_ct2(path: str, artifacts: Mapping[str, Artifact], *, compute_type: str, gpus: int) -> Forecast:
-    """Weights alone: what is kept of a text is small beside them."""
+    """Predict the weights in the types of `compute_type`. What CTranslate2 keeps of a text is small beside them."""
     facts = artifact_at(path, artifacts)
     if isinstance(facts, UnreadArtifact):
         return Unpredicted(facts.reason)
@@ -52,7 +52,8 @@ def predict_ct2(path: str, artifacts: Mapping[str, Artifact], *, compute_type: s
 
 
 def _converted_bytes(stored_sizes: Mapping[str, int], element: int | None, least_bytes: int) -> int:
-    """`element` None: as stored, as far as it can compute with that."""
+    """Return the bytes of all variables with elements of `element` bytes; None: as stored, as far as that type can be
+    computed with."""
     total = 0
     for kind, length in stored_sizes.items():
         size = max(_BYTES[kind], least_bytes) if kind in ("f16", "bf16") else _BYTES[kind]

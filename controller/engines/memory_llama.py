@@ -1,6 +1,6 @@
-"""llama.cpp's memory, as it reports it itself: `model`, `KV`, `compute` and `output` buffer size. Pure.
+"""The memory of llama.cpp, as its log reports it: `model`, `KV`, `compute` and `output` buffer size. Pure.
 
-Read out of the sources that llama-cpp-python 0.3.36 carries, and fitted to its reports
+The formulas follow the sources in llama-cpp-python 0.3.36, and are checked against its reports
 (tests/integration/controller/sizing/test_memory_prediction.py).
 """
 
@@ -33,14 +33,14 @@ GGML_BLOCKS: Final[Mapping[str, tuple[int, int]]] = {
     "q5_0": (32, 22),
     "q5_1": (32, 24),
 }
-"""Elements and bytes of a block."""
+"""Elements and bytes of one block, by ggml type."""
 CONTEXT_MULTIPLE: Final = 256
 _FLOAT: Final = 4
 _HALF: Final = 2
 _PIPELINE_COPIES: Final = 4
-"""Copies of its inputs that each GPU has where several hold a whole model (GGML_SCHED_MAX_COPIES)."""
+"""Copies of the inputs on each GPU where several GPUs hold a whole model (GGML_SCHED_MAX_COPIES)."""
 _TOKEN: Final = 128
-"""Of main memory, for each token of the vocabulary."""
+"""Main memory for each token of the vocabulary."""
 
 # fmt: off
 _PLAIN: Final = frozenset({
@@ -51,31 +51,34 @@ _PLAIN: Final = frozenset({
 })
 # fmt: on
 _ENCODERS: Final = frozenset({"bert", "nomic-bert", "jina-bert-v2"})
-"""Without a cache: all tokens of a text are seen at once."""
+"""Architectures without a cache: all tokens of a text are computed at once."""
 _SLIDING: Final = {"gemma2": 2, "gemma3": 6, "gemma4": 1, "cohere2": 4, "olmo2": 4, "gpt-oss": 2}
-"""The last layer of so many sees the whole context, the others a window of it, unless the file says otherwise."""
+"""Architectures with a sliding window: of each group of so many layers the last sees the whole context and the others a
+window, unless the file says otherwise."""
 _DEFAULT_WINDOW: Final = {"gemma2": 4096}
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaLoad:
-    """How the file is loaded."""
+    """How llama.cpp loads a file, in the terms of its memory."""
 
     context: int | None = None
-    """In tokens; None: the model's own."""
+    """Context length in tokens; None: the model's own."""
     batch: int = 2048
     micro_batch: int = 512
     sequences: int = 1
     outputs: int | None = None
-    """Tokens of a batch whose logits are wanted; None: all."""
+    """Tokens of a batch whose logits are computed; None: all."""
     flash_attention: bool = True
     type_k: str = "f16"
     type_v: str = "f16"
     gpu_layers: int | None = None
-    """None: all."""
+    """Layers on the GPUs; None: all."""
     gpus: int = 0
     full_window: bool = False
+    """Whether layers with a sliding window keep the whole context as well."""
     host_overhead: int = 0
+    """Main memory of the process beside buffers and vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +91,18 @@ class _Layer:
 @dataclass(frozen=True, slots=True)
 class _Shape:
     layers: tuple[_Layer, ...]
-    """Those with a cache of their own."""
+    """The layers with a cache of their own."""
     width: int
     heads: int
     q_width: int
     inner: int
-    """Widest row of floats that a feed-forward block holds for each token."""
+    """Floats that the widest feed-forward block holds per token."""
     window: int
     encodes: bool
 
 
 def predict_gguf(path: str, artifacts: Mapping[str, Artifact], load: LlamaLoad) -> Forecast:
-    """What the model or projector at `path` takes."""
+    """Predict the memory of the model or projector at `path`."""
     facts = artifact_at(path, artifacts)
     if isinstance(facts, UnreadArtifact):
         return Unpredicted(facts.reason)
@@ -110,7 +113,7 @@ def predict_gguf(path: str, artifacts: Mapping[str, Artifact], load: LlamaLoad) 
 
 
 def predict_llama(model: Gguf, load: LlamaLoad) -> Forecast:
-    """A replica that serves this file."""
+    """Predict the memory of a model."""
     shape = _shape(model)
     if isinstance(shape, Unpredicted):
         return shape
@@ -142,7 +145,7 @@ def predict_llama(model: Gguf, load: LlamaLoad) -> Forecast:
 
 
 def predict_projector(model: Gguf, load: LlamaLoad) -> Forecast:
-    """A multimodal projector: its weights, and what it computes an image of its own size with."""
+    """Predict the memory of a multimodal projector: its weights, and the buffers for one image of its own size."""
     names = ("image_size", "patch_size", "embedding_length", "feed_forward_length", "attention.head_count")
     side, patch, width, inner, heads = (model.get_number(f"vision.{name}") or 0 for name in names)
     if not (side and patch and width and inner and heads):
@@ -169,8 +172,8 @@ def predict_adapter(path: str, artifacts: Mapping[str, Artifact], load: LlamaLoa
 
 
 def _split_layers(layer_count: int, gpu_layers: int, gpus: int) -> list[range]:
-    """The layers of each GPU, by their numbers, split as evenly as the GPUs are claimed: the last `gpu_layers` of them,
-    of which the very last is the output."""
+    """Return the numbers of the layers on each GPU: the last `gpu_layers` layers in equal parts. The very last layer is
+    the output."""
     first_layer = layer_count - gpu_layers
     bounds = [first_layer + -(-gpu * gpu_layers // gpus) for gpu in range(gpus + 1)]
     return [range(start, end) for start, end in pairwise(bounds)]
@@ -179,7 +182,7 @@ def _split_layers(layer_count: int, gpu_layers: int, gpus: int) -> list[range]:
 def _gpu_share(
     model: Gguf, shape: _Shape, load: LlamaLoad, caches: Sequence[int], layers: range, copies: int
 ) -> MemoryParts:
-    """What one GPU takes, with these layers and so many copies of its inputs."""
+    """Return the memory of one GPU that holds `layers`, with `copies` of its inputs."""
     held = slice(layers.start, layers.stop)
     has_output = len(model.blocks) in layers
     weights = sum(model.blocks[held])
@@ -192,13 +195,13 @@ def _gpu_share(
         model, shape, load, _f16_copy(shape, load, shape.layers[held]), has_logits=has_output or not layers
     )
     if copies > 1:
-        # What is copied is never overwritten. Of a single copy the masks are counted, and the moments hold the rest.
+        # Copies are never overwritten. Of a single copy the masks are counted, and `_compute` holds the rest.
         compute += (copies - 1) * _masks(shape, load) + copies * _hidden_state(shape, load)
     return MemoryParts(weights, sum(caches[held]), compute, CUDA_OVERHEAD)
 
 
 def row_bytes(kind: str, width: int) -> int:
-    """Bytes of so many elements of a ggml type."""
+    """Return the bytes of a row of `width` elements of a ggml type."""
     elements, size = GGML_BLOCKS[kind]
     return -(-width // elements) * size
 
@@ -270,7 +273,7 @@ def _inner(model: Gguf, width: int) -> int:
 
 
 def _caches(shape: _Shape, load: LlamaLoad) -> list[int]:
-    """Of each layer."""
+    """Return the cache of each layer."""
     # A cache of V that is laid out for matrix products, not for flash attention, has rows of one width.
     widest = 0 if load.flash_attention else max((layer.v_width for layer in shape.layers), default=0)
     return [
@@ -296,14 +299,14 @@ def _masks(shape: _Shape, load: LlamaLoad) -> int:
 
 
 def _hidden_state(shape: _Shape, load: LlamaLoad) -> int:
-    """Bytes of what one layer passes on to the next."""
+    """Return the bytes that one layer passes on to the next."""
     return min(load.context or 0, load.micro_batch) * shape.width * _FLOAT
 
 
 def _f16_copy(shape: _Shape, load: LlamaLoad, layers: Sequence[_Layer]) -> int:
-    """Bytes of the copy in f16 that CUDA's flash attention makes of one layer's K and V where they are of another type.
+    """Return the bytes of the f16 copy that CUDA's flash attention makes of K and V of another type.
 
-    Room for the whole cache of the largest layer is set aside with the result of the attention, whatever is used of it.
+    There is one copy, as large as the whole cache of the largest layer, beside the result of the attention.
     """
     if not load.flash_attention:
         return 0
@@ -319,8 +322,8 @@ def _f16_copy(shape: _Shape, load: LlamaLoad, layers: Sequence[_Layer]) -> int:
 
 
 def _compute(model: Gguf, shape: _Shape, load: LlamaLoad, f16_copy: int = 0, *, has_logits: bool = True) -> int:
-    """The widest moment of one micro batch: attention (with `f16_copy`), feed-forward, or logits; and the masks, which
-    stay."""
+    """Return the largest buffer of one micro batch: that of attention (with `f16_copy`), of feed-forward or of logits;
+    and the masks, which stay."""
     rows = min(load.context or 0, load.micro_batch)
     k_width = max((layer.k_width for layer in shape.layers), default=shape.q_width)
     v_width = max((layer.v_width for layer in shape.layers), default=shape.q_width)

@@ -1,4 +1,4 @@
-"""What vLLM's log tells of a load and of an end. Pure. The sentences are those of 0.32, and of its transformers."""
+"""Progress of a load, and causes of an end, in the log of vLLM 0.32 and its transformers. Pure."""
 
 from __future__ import annotations
 
@@ -16,23 +16,22 @@ _CAUSE: Final = re.compile(
     r"|(?=Input should be |Failed: Cuda error )|vllm[\w ]*: error: )(?P<text>.+)$",
     re.MULTILINE,
 )
-"""The line of a traceback that names the exception, as Python, vLLM's log of it, pydantic, argparse or one of its CUDA
-kernels writes it."""
+"""The line that names an exception, as Python, vLLM's log, pydantic, argparse or a CUDA kernel of vLLM writes it."""
 _TOLD: Final = re.compile(
     r"^(?:No module named|there is no model|vLLM (?:was killed|ended|crashed)|terminate called|ERROR: "
     r"|(?:\([\w-]+ pid=\d+\) )?\s*Please pass the argument ).*$",
     re.MULTILINE,
 )
-"""Other lines about an end: our launcher's, C++'s, uvicorn's, and the second line of what transformers says. A start
-that goes well writes none."""
+"""Other lines about an end: of our launcher, C++, uvicorn, and the second line of what transformers says. A successful
+start writes none of them."""
 _NO_CAUSE: Final = re.compile(
     r"initialization failed|validation errors? for |returned non-zero exit status|Error raised in subprocess:"
 )
-"""Every process above the one that failed says so."""
+"""Sentences of the processes above the one that failed, which do not name the cause."""
 _SERVING: Final = re.compile(
     r"Application startup complete|EngineCore encountered a fatal error|EngineDeadError|vLLM .* while serving"
 )
-"""Written only by an engine that has loaded."""
+"""Sentences of an engine that has loaded."""
 _CAUSE_LENGTH: Final = 300
 
 _OUT_OF_MEMORY: Final = (
@@ -48,7 +47,7 @@ _WHILE_SERVING: Final[tuple[tuple[str, Verdict], ...]] = (
         ),
     ),
 )
-"""Of an engine that has loaded, before `_VERDICTS`."""
+"""Verdicts of an engine that has loaded, before `_VERDICTS`."""
 _VERDICTS: Final[tuple[tuple[str, Verdict], ...]] = (
     (r"error: (unrecognized arguments|argument |ambiguous option)", Verdict("bad argument", True)),
     (r"No module named .?vllm", Verdict("vLLM is not installed (extra `vllm`)", True)),
@@ -131,16 +130,17 @@ _VERDICTS: Final[tuple[tuple[str, Verdict], ...]] = (
 
 
 def vllm_progress(log_tail: str) -> float | None:
-    """0 to 1 by the last state of `Loading safetensors checkpoint shards:  50% Completed | 2/4 [...]`.
+    """Return the progress of reading weights, from 0 to 1; None: the log has no progress bar.
 
-    Of the weights alone: compiling and capturing graphs come afterwards.
+    Read from the last `Loading safetensors checkpoint shards:  50% Completed | 2/4 [...]`. Compiling and capturing
+    graphs come after the weights.
     """
     percentages = _SHARDS.findall(log_tail)
     return min(1.0, int(percentages[-1]) / 100) if percentages else None
 
 
 def vllm_verdict(log_tail: str) -> Verdict | None:
-    """An end in plain words, then in vLLM's; None where it says nothing of a cause."""
+    """Return why vLLM ended, in plain words and then in vLLM's own; None: its log names no cause."""
     exception_lines = [*_CAUSE.finditer(log_tail)]
     causes = (match for match in exception_lines if not _NO_CAUSE.search(match["text"]))
     cause = next((f"{each['kind']}: {each['text']}" if each["kind"] else each["text"] for each in causes), "")
