@@ -243,7 +243,7 @@ def _functions() -> tuple[Shape, ...]:
 
 @functools.cache
 def _modules() -> tuple[Shape, ...]:
-    """Return every module with its public names and the parameters of its functions."""
+    """Return every module with the names that it assigns and defines, each as an attribute."""
     shapes = []
     for path, tree in parse_sources().items():
         names: dict[str, tuple[str, ...] | None] = {}
