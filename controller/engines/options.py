@@ -119,8 +119,8 @@ class JsonFlag:
 
 @dataclass(frozen=True, slots=True)
 class SpecialFlag:
-    """A flag that `Engine.render_command` writes by itself, because its value depends on more than the option. Here for
-    the documentation."""
+    """A flag that `Engine.render_command` writes by itself, because its value depends on more than the option. Declared
+    for the documentation alone."""
 
     name: str
 
@@ -173,11 +173,8 @@ class Option:
     loadable: Loadable | None
     hashed: Hashed
     moves_memory: bool
-
-    @property
-    def default(self) -> Any:
-        """The value of a definition that does not set the option."""
-        return None if self.info.is_required() else self.info.get_default(call_default_factory=True)
+    default: Any
+    """The value of a definition that does not set the option."""
 
 
 def list_options(definition_class: type[Definition]) -> tuple[Option, ...]:
@@ -208,20 +205,20 @@ def render_options(
 
 def read_hashed_values(definition: Definition) -> dict[str, Any]:
     """Return the options that count in the spec hash, by field name."""
-    values = {}
-    for option in list_options(type(definition)):
-        value = getattr(definition, option.name)
-        if option.hashed is Hashed.ALWAYS or (option.hashed is Hashed.WHEN_SET and value != option.default):
-            values[option.name] = value
+    always, when_set = _read_hashed_names(type(definition))
+    values = {name: getattr(definition, name) for name in always}
+    for name, default in when_set:
+        if (value := getattr(definition, name)) != default:
+            values[name] = value
     return values
 
 
 def list_paths(definition: Definition) -> list[tuple[str, PathFlag, str | list[str]]]:
     """Return field name, flag and value (a path, or a list of paths) of each option set that names model paths."""
     return [
-        (option.name, option.flag, value)
-        for option in list_options(type(definition))
-        if isinstance(option.flag, PathFlag) and (value := getattr(definition, option.name)) is not None
+        (name, flag, value)
+        for name, flag in _read_path_flags(type(definition))
+        if (value := getattr(definition, name)) is not None
     ]
 
 
@@ -261,6 +258,20 @@ def _read_options(definition_class: type[Definition]) -> tuple[Option, ...]:
     return tuple(_read_option(name, info) for name, info in fields if name not in Definition.model_fields)
 
 
+@cache
+def _read_hashed_names(definition_class: type[Definition]) -> tuple[tuple[str, ...], tuple[tuple[str, Any], ...]]:
+    """Return the names that always count in the spec hash, and those that count when set, with their defaults."""
+    options = _read_options(definition_class)
+    always = tuple(option.name for option in options if option.hashed is Hashed.ALWAYS)
+    return always, tuple((option.name, option.default) for option in options if option.hashed is Hashed.WHEN_SET)
+
+
+@cache
+def _read_path_flags(definition_class: type[Definition]) -> tuple[tuple[str, PathFlag], ...]:
+    options = _read_options(definition_class)
+    return tuple((option.name, option.flag) for option in options if isinstance(option.flag, PathFlag))
+
+
 def _read_option(name: str, info: FieldInfo) -> Option:
     def find(kind: type[_Marker]) -> _Marker | None:
         return next((each for each in info.metadata if isinstance(each, kind)), None)
@@ -274,6 +285,7 @@ def _read_option(name: str, info: FieldInfo) -> Option:
         loadable=find(Loadable),
         hashed=find(Hashed) or Hashed.WHEN_SET,
         moves_memory=find(MovesMemory) is not None,
+        default=None if info.is_required() else info.get_default(call_default_factory=True),
     )
 
 
