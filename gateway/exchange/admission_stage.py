@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -120,18 +120,18 @@ class AdmissionStage:
         assert engine is not None
         exchange.load_wait = None
         if exchange.hooks.before_send:
-            self._send_after(exchange.hooks.before_send, endpoint, route)
+            self._send_after(iter(exchange.hooks.before_send), endpoint, route)
         else:
             engine.send_attempt(route, endpoint)
 
-    def _send_after(self, hooks: Sequence[SendHook], endpoint: Endpoint, route: ModelRoute) -> None:
-        """Send the request after `hooks`, which may pause."""
+    def _send_after(self, hooks: Iterator[SendHook], endpoint: Endpoint, route: ModelRoute) -> None:
+        """Call the hooks that are left, and then send the request."""
         exchange, engine = self._exchange, self._exchange.engine
         assert engine is not None
-        for number, hook in enumerate(hooks, 1):
+        for hook in hooks:
             pause = hook(exchange, route, endpoint)
             if pause is not None:
-                exchange.wait_for(pause, _HELD, partial(self._send_after, hooks[number:], endpoint))
+                exchange.wait_for(pause, _HELD, partial(self._send_after, hooks, endpoint))
                 return
         engine.send_attempt(route, endpoint)
 

@@ -231,14 +231,13 @@ class WholeRelay:
 
 
 def _lines(headers: list[Header], *, is_error: bool) -> bytes:
-    lines = JSON_LINE
+    type_line, retry_lines = JSON_LINE, b""
     for name, value in headers:
         if name == b"content-type" and not is_error:
-            lines = b"content-type: %b\r\n" % value
-    for name, value in headers:
-        if name == b"retry-after":
-            lines += b"retry-after: %b\r\n" % value
-    return lines
+            type_line = b"content-type: %b\r\n" % value
+        elif name == b"retry-after":
+            retry_lines += b"retry-after: %b\r\n" % value
+    return type_line + retry_lines
 
 
 def _disconnected_error(cause: str) -> RoundhouseError:

@@ -139,7 +139,8 @@ class InferenceDispatcher:
             exchange.authorize_caller(caller)
             self._check_running()
             self._services.gate.authorize_request(caller, api.scope, client.local_address)
-            self._check_served(api)
+            if api.is_inner_state:
+                self._check_served(api)
         except RoundhouseError as error:
             exchange.fail_request(error)
         return exchange
@@ -162,7 +163,7 @@ class InferenceDispatcher:
             raise _stopped_error()
 
     def _check_served(self, api: ApiSpec) -> None:
-        if api.is_inner_state and not self._services.settings.engine_state_routes:
+        if not self._services.settings.engine_state_routes:
             raise RoundhouseError("route_disabled", f"{api.method} {api.path} is not served.")
 
     def _follow_table(self, routes: Routes) -> None:

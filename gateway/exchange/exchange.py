@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from common.tracebacks import without_tracebacks
@@ -176,14 +176,14 @@ class Exchange:
         route = find_model(routes, request.model)
         self.account.model = route.name
         self.caller.require_model(route)
-        self._prepare(self.hooks.on_request, route)
+        self._prepare(iter(self.hooks.on_request), route)
 
-    def _prepare(self, hooks: Sequence[RequestHook], route: ModelRoute) -> None:
-        """Call `hooks`, one after the other, to complete the request, and then take it to admission."""
-        for number, hook in enumerate(hooks, 1):
+    def _prepare(self, hooks: Iterator[RequestHook], route: ModelRoute) -> None:
+        """Call the hooks that are left, which complete the request, and then take it to admission."""
+        for hook in hooks:
             pause = hook(self, route)
             if pause is not None:
-                self.wait_for(pause, _PREPARING, partial(self._prepare, hooks[number:]))
+                self.wait_for(pause, _PREPARING, partial(self._prepare, hooks))
                 return
         self.admission = admission = AdmissionStage(self)
         self.engine = EngineStage(self, admission)

@@ -32,9 +32,11 @@ RequestHook: TypeAlias = "Callable[[Exchange, ModelRoute], Pause | None]"
 SendHook: TypeAlias = "Callable[[Exchange, ModelRoute, Endpoint], Pause | None]"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ExchangeHooks:
     """The hooks of one exchange, by kind, in the order of their calls. A kind without hooks costs one look.
+
+    Never changed once made; `frozen` would cost a microsecond.
 
     Hooks of the first five kinds may raise RoundhouseError, which ends the request and is told to the client. Those of
     the last two must not raise.
