@@ -142,6 +142,22 @@ REQUEST_ERRORS: Final = (
         ("Open another, and go on there; what is stored can be continued.",),
     ),
     ErrorCode(
+        "stream_offset_lost",
+        400,
+        "invalid_request_error",
+        "The bytes of a resumable stream that were asked for are kept no longer, or have never been.",
+        ("Read the stream from `x-stream-first-offset` on, or send the request again.",),
+        retry=False,
+    ),
+    ErrorCode(
+        "stream_stopped",
+        400,
+        "invalid_request_error",
+        "The request was cancelled: a client has stopped its stream (`DELETE /v1/stream/{conv_id}`).",
+        ("Send the request again if it was stopped by mistake.",),
+        retry=False,
+    ),
+    ErrorCode(
         "invalid_api_key",
         401,
         "authentication_error",
@@ -278,6 +294,17 @@ REQUEST_ERRORS: Final = (
         retry=False,
     ),
     ErrorCode(
+        "stream_not_found",
+        404,
+        "invalid_request_error",
+        "No resumable stream of that id is kept for this tenant.",
+        (
+            "Send the request with `X-Conversation-Id` and `stream: true`; its stream is kept for "
+            "`ROUNDHOUSE_STREAM_TTL_S` seconds after its end.",
+        ),
+        retry=False,
+    ),
+    ErrorCode(
         "unknown_model",
         404,
         "invalid_request_error",
@@ -322,6 +349,14 @@ REQUEST_ERRORS: Final = (
         "invalid_request_error",
         "The model's state does not allow this now, or somebody else's statement overtook it.",
         ("GET /v1/admin/models shows the state; wait until the transition has ended.",),
+    ),
+    ErrorCode(
+        "stream_replaced",
+        409,
+        "invalid_request_error",
+        "The request was cancelled: another request of the tenant has the same `X-Conversation-Id`.",
+        ("Read the stream of the other request, or give each request an id of its own.",),
+        retry=False,
     ),
     ErrorCode(
         "body_too_large",

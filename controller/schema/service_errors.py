@@ -81,6 +81,26 @@ SERVICE_ERRORS: Final = (
         retry=True,
     ),
     ErrorCode(
+        "gateway_restarted",
+        503,
+        "server_error",
+        "The gateway ended without a word (killed, or crashed) before the answer was complete: a resumable stream ends "
+        "with this after all that was sent of it.",
+        ("Send the request again.",),
+        retry=True,
+    ),
+    ErrorCode(
+        "streams_full",
+        503,
+        "server_error",
+        "All resumable streams together take as much memory as they may, and none of them has ended.",
+        (
+            "Try again later, or without `X-Conversation-Id`.",
+            "Allow more with `ROUNDHOUSE_STREAMS_MAX_MIB`, or less for each with `ROUNDHOUSE_STREAM_RING_KIB`.",
+        ),
+        retry=True,
+    ),
+    ErrorCode(
         "model_not_loaded",
         503,
         "server_error",

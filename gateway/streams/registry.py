@@ -1,0 +1,237 @@
+"""Which streams are kept, for whom, how long, and in how much memory. Pure: `now` is Unix time.
+
+A stream belongs to a tenant, and no method tells anything of the streams of another one: an id that is another tenant's
+is looked up exactly as one that nobody has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from controller.schema.errors import RoundhouseError
+from gateway.streams.errors import stream_replaced, stream_stopped, streams_full
+from gateway.streams.stream import ResumableStream, StreamState
+
+MODEL_SEPARATOR: Final = "::"
+"""Between an id and the model that it names: `conv_id::model`."""
+OVERHEAD_BYTES: Final = 4 * 1024
+"""What a stream is taken to need beside its bytes."""
+ROOM_STEP_BYTES: Final = 64 * 1024
+"""By so much the room of a live stream grows, so that the registry is not asked for each event."""
+_NOTHING: Final = b""
+
+
+class StreamRegistry:
+    """All streams of a gateway. At most `max_bytes` are kept at any time: each live stream has room of its own, and when
+    that is to grow or another stream to begin, the streams that ended longest ago go."""
+
+    def __init__(self, *, ring_bytes: int, max_bytes: int, ttl_s: float) -> None:
+        """`ring_bytes`: most of one stream. `ttl_s`: seconds that a stream is kept after its end."""
+        self._ring_bytes = ring_bytes
+        self._max_bytes = max_bytes
+        self._ttl_s = ttl_s
+        self._tenants: dict[str, dict[str, ResumableStream]] = {}
+        self._variants: dict[str, dict[str, set[str]]] = {}
+        """Of each tenant, the ids that begin with another id and a separator, by that other id."""
+        self._ended: dict[ResumableStream, None] = {}
+        """In the order of their ends."""
+        self.used_bytes = 0
+        """Of all streams: their room and overhead while they live, their bytes and overhead afterwards."""
+        self.live_count = 0
+        self.evicted_count = 0
+        """How many streams went before their time, to make room."""
+        self.refused_count = 0
+        """How many streams were refused for want of room."""
+
+    @property
+    def ended_count(self) -> int:
+        """How many streams are kept after their end."""
+        return len(self._ended)
+
+    def find_stream(self, tenant: str, stream_id: str) -> ResumableStream | None:
+        """Return a tenant's stream; None: it has none of this id."""
+        return self._tenants.get(tenant, {}).get(stream_id)
+
+    def find_variants(self, tenant: str, stream_id: str) -> Sequence[ResumableStream]:
+        """Return a tenant's streams of this id, and of this id with a model."""
+        streams = self._tenants.get(tenant, {})
+        ids = sorted(self._variants.get(tenant, {}).get(stream_id, ()))
+        if stream_id in streams:
+            ids.insert(0, stream_id)
+        return [streams[each] for each in ids]
+
+    def open_stream(
+        self, tenant: str, stream_id: str, *, model: str, path: str, request_id: str, now: float
+    ) -> ResumableStream:
+        """Begin a stream, in the place of the one that has its id: that one is stopped if it is live.
+
+        Raises:
+            RoundhouseError: `streams_full`; then everything is as before but for the ended streams, which made room.
+        """
+        previous = self.find_stream(tenant, stream_id)
+        freed_bytes = previous.room + OVERHEAD_BYTES if previous is not None else 0
+        room = min(ROOM_STEP_BYTES, self._ring_bytes)
+        if not self._free_bytes(room + OVERHEAD_BYTES - freed_bytes, spared=previous):
+            self.refused_count += 1
+            raise streams_full(self._max_bytes)
+        if previous is not None:
+            self._replace(previous)
+        stream = ResumableStream(
+            self, tenant, stream_id, model=model, path=path, request_id=request_id, now=now
+        )
+        self._add(stream, room)
+        self.live_count += 1
+        return stream
+
+    def restore_stream(self, stream: ResumableStream) -> bool:
+        """Keep a stream of an earlier process, which has ended. Streams are restored in the order of their ends. False:
+        there is no room for it, or its id is taken."""
+        size = stream.ring.size
+        if self.find_stream(stream.tenant, stream.id) is not None:
+            return False
+        if size > self._ring_bytes or not self._free_bytes(size + OVERHEAD_BYTES):
+            return False
+        self._add(stream, size)
+        self._ended[stream] = None
+        return True
+
+    def end_stream(self, stream: ResumableStream, state: StreamState, now: float) -> None:
+        """Note that a live stream has ended. One that was removed meanwhile stays removed."""
+        if stream.state is not StreamState.LIVE:
+            return
+        stream.state, stream.ended_at, stream.stop_request = state, now, None
+        if stream.removal_events is None:
+            self.live_count -= 1
+            self._set_room(stream, stream.ring.size)
+            self._ended[stream] = None
+            stream.close_file()
+        stream.wake_readers()
+
+    def remove_stream(self, stream: ResumableStream, told_events: bytes = _NOTHING) -> None:
+        """Keep a stream no longer. `told_events`: events that tell a reader who has not read all why there is no more.
+        Harmless if it was removed before."""
+        if stream.removal_events is not None:
+            return
+        streams = self._tenants[stream.tenant]
+        del streams[stream.id]
+        if not streams:
+            del self._tenants[stream.tenant]
+        self._remove_variant(stream)
+        if stream in self._ended:
+            del self._ended[stream]
+        else:
+            self.live_count -= 1
+        self.used_bytes -= stream.room + OVERHEAD_BYTES
+        stream.room = 0
+        stream.removal_events = told_events
+        stream.ring.clear()
+        stream.remove_file()
+        stream.wake_readers()
+
+    def stop_stream(self, tenant: str, stream_id: str) -> None:
+        """Do what a client's DELETE asks for: stop a live stream, whose bytes stay readable, and remove one that has
+        ended. To do it again, or with an id that is not there, changes nothing."""
+        stream = self.find_stream(tenant, stream_id)
+        if stream is None or stream.state is StreamState.STOPPED:
+            return
+        if stream.state is StreamState.LIVE:
+            _stop(stream, stream_stopped())
+        else:
+            self.remove_stream(stream)
+
+    def remove_expired(self, now: float, most: int) -> bool:
+        """Remove up to `most` streams whose time after their end is over, but for those that are being read. Return
+        whether there may be more."""
+        expired = []
+        for stream in self._ended:
+            if stream.ended_at is None or stream.ended_at + self._ttl_s > now:
+                break
+            if not stream.readers:
+                expired.append(stream)
+                if len(expired) == most:
+                    break
+        for stream in expired:
+            self.remove_stream(stream)
+        return len(expired) == most
+
+    def make_room(self, stream: ResumableStream) -> None:
+        """Let the room of a live stream grow to what it has; else drop its oldest bytes."""
+        ring = stream.ring
+        steps = -(-ring.size // ROOM_STEP_BYTES)
+        wanted_room = min(steps * ROOM_STEP_BYTES, self._ring_bytes)
+        if stream.removal_events is None and wanted_room > stream.room and self._free_bytes(wanted_room - stream.room):
+            self._set_room(stream, wanted_room)
+        if ring.size > stream.room:
+            ring.drop_oldest(ring.size - stream.room)
+
+    def list_live(self) -> Sequence[ResumableStream]:
+        """Return the streams that go on."""
+        return [stream for stream in self._iterate() if stream.state is StreamState.LIVE]
+
+    def count_readers(self) -> int:
+        """How many readers all streams have."""
+        return sum(len(stream.readers) for stream in self._iterate())
+
+    def _iterate(self) -> Iterator[ResumableStream]:
+        for streams in self._tenants.values():
+            yield from streams.values()
+
+    def _replace(self, previous: ResumableStream) -> None:
+        if previous.state is StreamState.LIVE:
+            _stop(previous, stream_replaced())
+        self.remove_stream(previous)
+
+    def _free_bytes(self, wanted_bytes: int, spared: ResumableStream | None = None) -> bool:
+        """Remove ended streams, those that ended longest ago first, until `wanted_bytes` are free. Return whether they
+        are. `spared` stays."""
+        while self.used_bytes + wanted_bytes > self._max_bytes:
+            oldest = next((stream for stream in self._ended if stream is not spared), None)
+            if oldest is None:
+                return False
+            self.evicted_count += 1
+            self.remove_stream(oldest)
+        return True
+
+    def _add(self, stream: ResumableStream, room: int) -> None:
+        self._tenants.setdefault(stream.tenant, {})[stream.id] = stream
+        variants = self._variants.setdefault(stream.tenant, {})
+        for prefix in _list_prefixes(stream.id):
+            variants.setdefault(prefix, set()).add(stream.id)
+        stream.room = room
+        self.used_bytes += room + OVERHEAD_BYTES
+
+    def _remove_variant(self, stream: ResumableStream) -> None:
+        variants = self._variants[stream.tenant]
+        for prefix in _list_prefixes(stream.id):
+            ids = variants[prefix]
+            ids.discard(stream.id)
+            if not ids:
+                del variants[prefix]
+        if not variants:
+            del self._variants[stream.tenant]
+
+    def _set_room(self, stream: ResumableStream, room: int) -> None:
+        self.used_bytes += room - stream.room
+        stream.room = room
+
+
+def name_model(stream_id: str) -> str | None:
+    """Return the model that an id names (`conv_id::model`); None: it names none."""
+    return stream_id.partition(MODEL_SEPARATOR)[2] or None
+
+
+def _stop(stream: ResumableStream, error: RoundhouseError) -> None:
+    stream.is_stopping = True
+    if stream.stop_request is not None:
+        stream.stop_request(error)
+
+
+def _list_prefixes(stream_id: str) -> list[str]:
+    """Return what stands before each separator in an id."""
+    prefixes, position = [], stream_id.find(MODEL_SEPARATOR)
+    while position >= 0:
+        if position:
+            prefixes.append(stream_id[:position])
+        position = stream_id.find(MODEL_SEPARATOR, position + len(MODEL_SEPARATOR))
+    return prefixes

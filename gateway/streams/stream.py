@@ -1,0 +1,134 @@
+"""One resumable stream: its bytes, what has become of it, and who reads it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+from controller.schema.errors import RoundhouseError
+from gateway.streams.ring import ByteRing
+
+if TYPE_CHECKING:
+    from gateway.streams.registry import StreamRegistry
+
+
+class StreamState(StrEnum):
+    """What has become of a stream."""
+
+    LIVE = "live"
+    """It goes on."""
+    DONE = "done"
+    """It is complete."""
+    CUT = "cut"
+    """An error has ended it, which its last event tells."""
+    STOPPED = "stopped"
+    """A client has stopped it, which its last event tells."""
+
+
+class StreamReader(Protocol):
+    """Somebody who reads a stream, at a pace of its own."""
+
+    def wake(self) -> None:
+        """Look at the stream: bytes have come, or its end, or it was removed."""
+
+
+class StreamFile(Protocol):
+    """Where the bytes of one stream are kept beside memory."""
+
+    def append(self, events: bytes, ring: ByteRing) -> bool:
+        """Write whole events, which `ring` does not have yet. False: they could not be written, and nothing of the stream
+        is kept in the file any more."""
+
+    def end(self, state: StreamState) -> None:
+        """Note what has become of the stream."""
+
+    def remove(self) -> None:
+        """Keep nothing of the stream any more."""
+
+
+class ResumableStream:
+    """The stream of one request. `StreamRegistry` opens and ends it."""
+
+    __slots__ = (
+        "_file",
+        "_registry",
+        "began_at",
+        "ended_at",
+        "has_file",
+        "id",
+        "is_stopping",
+        "model",
+        "path",
+        "readers",
+        "removal_events",
+        "request_id",
+        "ring",
+        "room",
+        "state",
+        "stop_request",
+        "tenant",
+    )
+
+    def __init__(
+        self, registry: StreamRegistry, tenant: str, stream_id: str, *, model: str, path: str, request_id: str, now: float
+    ) -> None:
+        """`now` is Unix time."""
+        self._registry = registry
+        self._file: StreamFile | None = None
+        self.tenant = tenant
+        self.id = stream_id
+        """As clients know it: what their `X-Conversation-Id` said."""
+        self.model = model
+        """The model's own name."""
+        self.path = path
+        """The API's path, which tells the family of the events."""
+        self.request_id = request_id
+        self.began_at = now
+        self.ended_at: float | None = None
+        """Unix time; None: it is live."""
+        self.state = StreamState.LIVE
+        self.ring = ByteRing()
+        self.room = 0
+        """Bytes that `ring` may have: set by the registry."""
+        self.readers: set[StreamReader] = set()
+        self.has_file = False
+        """Whether all bytes in `ring` are in a file, too."""
+        self.is_stopping = False
+        """A client has stopped it, or replaced it by another."""
+        self.stop_request: Callable[[RoundhouseError], None] | None = None
+        """Ends the request whose stream it is, which tells the error; None: there is none."""
+        self.removal_events: bytes | None = None
+        """Events that tell a reader who has not read all why there is no more; None: the stream was not removed."""
+
+    def keep_in_file(self, file: StreamFile) -> None:
+        """Write whatever is appended into `file`, too."""
+        self._file = file
+        self.has_file = True
+
+    def append(self, events: bytes) -> None:
+        """Add whole events, and wake the readers. What is in the file is there before any reader gets it."""
+        file, ring = self._file, self.ring
+        if file is not None and not file.append(events, ring):
+            self._file, self.has_file = None, False
+        ring.append(events)
+        if ring.size > self.room:
+            self._registry.make_room(self)
+        for reader in tuple(self.readers):
+            reader.wake()
+
+    def close_file(self) -> None:
+        """Note in the file what has become of the stream."""
+        if self._file is not None:
+            self._file.end(self.state)
+
+    def remove_file(self) -> None:
+        """Keep the stream in no file any more."""
+        file, self._file, self.has_file = self._file, None, False
+        if file is not None:
+            file.remove()
+
+    def wake_readers(self) -> None:
+        """Tell the readers of an end or a removal."""
+        for reader in tuple(self.readers):
+            reader.wake()
