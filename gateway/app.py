@@ -27,6 +27,7 @@ from gateway.api import (
     models,
     stored_completions,
     stored_responses,
+    streams,
 )
 from gateway.api.declare import TAGS
 from gateway.control.inflight import InflightCounts
@@ -50,6 +51,9 @@ from gateway.storage.conversations.registry import Conversations
 from gateway.storage.responses.records import HistoryBounds
 from gateway.storage.responses.registry import StoredResponses
 from gateway.storage.store import StateStore
+from gateway.streams.registry import StreamRegistry
+from gateway.streams.resumable_streams import ResumableStreams
+from gateway.streams.stream_folder import StreamFolder
 from gateway.tenancy.clients import ClientDirectory, ClientLimits
 from gateway.tenancy.rate_limits import RateLimits
 from gateway.upstream.client import EngineClient
@@ -74,6 +78,7 @@ class Gateway:
     """Serves inference requests, which bypass FastAPI."""
     forward: admin.AdminForward
     """Forwards admin requests to the controller."""
+    streams: ResumableStreams
 
     def begin_stop(self) -> None:
         """End answers that would never end by themselves. Call when the server begins to stop."""
@@ -87,6 +92,7 @@ class Gateway:
     def end_all(self) -> None:
         """End all running requests with `gateway_stopping`. Call when the grace period of a stop is over."""
         self.inference.end_all()
+        self.streams.stop_readers()
         self.forward.end_all()
 
 
@@ -100,6 +106,18 @@ def open_store(settings: GatewaySettings) -> StateStore | None:
         return None
     max_bytes, retention_s = settings.responses_max_mib * MIB, settings.responses_retention_s
     return StateStore(settings.state, max_bytes=max_bytes, retention_s=retention_s, clock=time.time)
+
+
+def open_streams(settings: GatewaySettings, live: LiveRoutes) -> ResumableStreams:
+    """The resumable streams, with what an earlier gateway left of its own."""
+    ring_bytes = settings.stream_ring_bytes
+    registry = StreamRegistry(
+        ring_bytes=ring_bytes, max_bytes=settings.streams_max_mib * MIB, ttl_s=settings.stream_ttl_s
+    )
+    folder = StreamFolder(settings.state, ring_bytes) if settings.stream_files else None
+    resumable_streams = ResumableStreams(registry, folder, live, time.time, gc_s=settings.stream_gc_s)
+    resumable_streams.restore_streams()
+    return resumable_streams
 
 
 def open_certificate(settings: GatewaySettings) -> TlsCertificate | None:
@@ -172,6 +190,8 @@ def create_gateway(
     bounds = HistoryBounds(settings.max_body_bytes)
     responses = StoredResponses(store, live, bounds, time.time)
     completions = StoredCompletions(store, live, time.time)
+    resumable_streams = open_streams(settings, live)
+    metrics.show_streams(lambda: resumable_streams.totals)
     remotes = RemoteProber(time.time)
     services = Services(
         settings,
@@ -186,6 +206,7 @@ def create_gateway(
         lines,
         responses,
         completions,
+        resumable_streams,
         time.monotonic,
         time.time,
     )
@@ -206,11 +227,12 @@ def create_gateway(
     )
     controller = ControllerClient(address, CONTROLLER_CONNECT_S)
     forward = admin.AdminForward(controller)
-    app = _new_framework_app(link, remotes, inference, engines, controller, store, certificate)
+    app = _new_framework_app(link, remotes, inference, engines, controller, store, resumable_streams, certificate)
     for group in INFERENCE_GROUPS:
         group.declare(app)
     models.declare(app, live)
-    stored_responses.declare(app, responses, heartbeat_s=settings.heartbeat_s)
+    stored_responses.declare(app, responses, resumable_streams, heartbeat_s=settings.heartbeat_s)
+    streams.declare(app, resumable_streams, settings.max_body_bytes)
     stored_completions.declare(app, completions, settings.max_body_bytes)
     conversations.declare(app, Conversations(store, responses, live, bounds), settings.max_body_bytes)
     health.declare(app, version=app.version, live=live, ledger=ledger, link=link_state, metrics=metrics)
@@ -228,7 +250,7 @@ def create_gateway(
         next_id=next_id,
         now=time.monotonic,
     )
-    return Gateway(ingress, inference, forward)
+    return Gateway(ingress, inference, forward, resumable_streams)
 
 
 def _new_framework_app(
@@ -238,11 +260,13 @@ def _new_framework_app(
     engines: EngineClient,
     controller: ControllerClient,
     store: StateStore | None,
+    resumable_streams: ResumableStreams,
     certificate: TlsCertificate | None,
 ) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(link.run()), asyncio.create_task(inference.run_timers())]
+        loops = (link.run(), inference.run_timers(), resumable_streams.remove_expired())
+        tasks = [asyncio.create_task(each) for each in loops]
         if certificate is not None:
             tasks.append(asyncio.create_task(certificate.follow_files()))
         async with controller, remotes:
@@ -250,6 +274,7 @@ def _new_framework_app(
         await engines.close()
         if store is not None:
             await store.close()
+        resumable_streams.close()
         await link.say_goodbye()
         for task in tasks:
             task.cancel()

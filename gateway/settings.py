@@ -140,6 +140,27 @@ class GatewaySettings(BaseSettings):
     shutdown_grace_s: float = Field(
         30, ge=0, description="Seconds that running requests have left when the gateway is told to stop."
     )
+    stream_ring_kib: int = Field(
+        4096,
+        ge=1,
+        le=65536,
+        description="Most KiB of a stream with `X-Conversation-Id` that are kept to be read again: the newest ones.",
+    )
+    stream_ttl_s: float = Field(300, gt=0, description="Seconds that such a stream is kept after its end.")
+    stream_gc_s: float = Field(
+        60, gt=0, description="Seconds between looks for streams whose time after their end is over."
+    )
+    streams_max_mib: int = Field(
+        256,
+        ge=1,
+        description="Most MiB of all such streams together. Those that ended longest ago make room for others; while "
+        "none has ended, further ones are refused.",
+    )
+    stream_files: bool = Field(
+        True,
+        description="Keep such streams in files of the state folder, too (`streams/`): they survive a gateway that is "
+        "killed.",
+    )
     log_mib: int = Field(
         10,
         ge=0,
@@ -220,6 +241,11 @@ class GatewaySettings(BaseSettings):
     def responses_retention_s(self) -> float:
         """Seconds that a response, conversation or chat completion is stored."""
         return self.responses_retention_h * 3600
+
+    @property
+    def stream_ring_bytes(self) -> int:
+        """`stream_ring_kib` in bytes."""
+        return self.stream_ring_kib * 1024
 
     @property
     def answer_buffer_bytes(self) -> int:

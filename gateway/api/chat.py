@@ -9,7 +9,7 @@ from gateway.api.schemas import ChatCompletion, ChatCompletionRequest, InputToke
 from gateway.exchange.api_spec import ApiSpec
 
 _CHAT, _COUNT = APIS = (
-    ApiSpec("/v1/chat/completions", streams=True, state="completion", scope="inference"),
+    ApiSpec("/v1/chat/completions", streams=True, resumes=True, state="completion", scope="inference"),
     ApiSpec("/v1/chat/completions/input_tokens", takes_slot=False, scope="inference"),
 )
 

@@ -40,6 +40,7 @@ TAGS: Final[list[dict[str, Any]]] = [
     {"name": "inference", "description": "OpenAI's API, answered by the engine of the model that a request names."},
     {"name": "engines", "description": "Routes of llama.cpp's own, answered by the engine of the model."},
     {"name": "responses", "description": "Responses that are stored, or being made."},
+    {"name": "streams", "description": "Streams that can be read again."},
     {"name": "stored", "description": "Stored chat completions, and conversations."},
     {"name": "models", "description": "What can be named in a request."},
     {"name": "operations", "description": "How the gateway is. Never gated."},

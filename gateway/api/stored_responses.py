@@ -15,6 +15,7 @@ from gateway.ingress.route_access import require_access
 from gateway.storage.pagination import paginate_items
 from gateway.storage.responses.event_log import follow_events
 from gateway.storage.responses.registry import OPEN_RESPONSES, StoredResponses
+from gateway.streams.resumable_streams import ResumableStreams
 
 PATH: Final = "/v1/responses/{response_id}"
 _CODES: Final = ("scope_required", "response_not_found", "response_store_failed", *INGRESS_CODES)
@@ -64,7 +65,7 @@ class DeletedResponse(BaseModel):
 ResponseId = Annotated[str, Path(description="As the response's `id`.")]
 
 
-def declare(app: FastAPI, responses: StoredResponses, *, heartbeat_s: float) -> None:
+def declare(app: FastAPI, responses: StoredResponses, streams: ResumableStreams, *, heartbeat_s: float) -> None:
     """Add the routes to `app`. `heartbeat_s`: seconds of silence in an event stream before a comment is sent."""
 
     @app.get(

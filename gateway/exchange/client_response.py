@@ -13,7 +13,7 @@ from gateway.server.asgi import error_headers
 from gateway.server.call import header_lines
 
 JSON_LINE: Final = b"content-type: application/json\r\n"
-_EVENT_STREAM_LINES: Final = (
+EVENT_STREAM_LINES: Final = (
     b"content-type: text/event-stream; charset=utf-8\r\n"
     b"cache-control: no-cache\r\n"
     b"x-accel-buffering: no\r\n"  # a proxy in front must not collect the events
@@ -87,7 +87,6 @@ class ClientResponse:
 
     __slots__ = (
         "_call",
-        "_is_stream",
         "_now",
         "broken_off_code",
         "client_gone",
@@ -96,6 +95,7 @@ class ClientResponse:
         "events",
         "first_byte_at",
         "is_ended",
+        "is_stream",
         "last_sent_at",
         "lines",
         "request",
@@ -107,7 +107,6 @@ class ClientResponse:
         """`now` gives monotonic seconds."""
         self._call: AnsweredCall = call
         self._now = now
-        self._is_stream = False
         self.dialect = dialect
         self.request_id = request_id
         self.request: InferenceRequest | None = None
@@ -126,6 +125,8 @@ class ClientResponse:
         self.broken_off_code: str | None = None
         """Code of the error that ended the answer after its status was sent; None: no such error."""
         self.is_ended = False
+        self.is_stream = False
+        """Its form is a stream's: events were sent."""
         self.client_gone = False
         """The client left before the end of the answer."""
 
@@ -170,7 +171,7 @@ class ClientResponse:
         A comment never splits an event, because `send_events` gets whole ones. `now`: monotonic seconds.
         """
         self.last_sent_at = now
-        if self.status and not self._is_stream:
+        if self.status and not self.is_stream:
             return  # something else came, and flows
         if self.status:
             self._call.send_part(comment)
@@ -179,8 +180,8 @@ class ClientResponse:
 
     def _commit_stream(self, first_part: bytes) -> None:
         self.status = 200
-        self._is_stream = True
-        self._call.start_response(200, self.lines + _EVENT_STREAM_LINES, first_part)
+        self.is_stream = True
+        self._call.start_response(200, self.lines + EVENT_STREAM_LINES, first_part)
 
     def send_part(self, status: int, lines: bytes, part: bytes) -> None:
         """Send a part of an answer that is too long to be held. `status` and `lines` are used with the first part.
@@ -188,7 +189,7 @@ class ClientResponse:
         Raises:
             RoundhouseError: a stream has begun, so that another form of answer is impossible.
         """
-        if self._is_stream:
+        if self.is_stream:
             raise RoundhouseError("engine_disconnected", "The engine answered a stream with something else.")
         if self.status:
             self._call.send_part(part)
@@ -232,7 +233,7 @@ class ClientResponse:
             return
         self.broken_off_code = error.entry.code
         self.is_ended = True
-        if not self._is_stream:
+        if not self.is_stream:
             self._call.break_off()
         elif self.events is not None:
             self._call.end_response(self.events.fail_stream(error, self.request_id))

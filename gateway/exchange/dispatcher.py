@@ -20,8 +20,10 @@ from gateway.exchange.hooks import ExchangeHooks
 from gateway.exchange.response_hooks import RESPONSE_HOOKS, open_turn_hooks
 from gateway.exchange.response_session import PATH as RESPONSES_PATH
 from gateway.exchange.response_session import ResponseSession, SocketTurn
-from gateway.exchange.services import Services
-from gateway.ingress.authenticator import Authenticator, KeylessWarning
+from gateway.exchange.services import ApiSpec, Services
+from gateway.exchange.stream_hooks import STREAM_HOOKS
+from gateway.ingress.authenticator import Authenticator
+from gateway.ingress.keyless_warning import KeylessWarning
 from gateway.routing.table import Routes
 from gateway.server.asgi import Header
 from gateway.server.body_budget import BodyBudget
@@ -35,10 +37,10 @@ LONGEST_PAUSE_S: Final = 0.5
 """The longest time between two scans for exchanges that have something due."""
 _BARE_RESPONSES_PATH: Final = RESPONSES_PATH.removeprefix(b"/v1")
 _HOOKS: Final = {
-    "none": FILE_HOOKS,
+    "none": FILE_HOOKS + STREAM_HOOKS,
     "read": FILE_HOOKS + RESPONSE_HOOKS,
-    "made": FILE_HOOKS + RESPONSE_HOOKS,
-    "completion": FILE_HOOKS + COMPLETION_HOOKS,
+    "made": FILE_HOOKS + RESPONSE_HOOKS + STREAM_HOOKS,
+    "completion": FILE_HOOKS + COMPLETION_HOOKS + STREAM_HOOKS,
 }
 """`ApiSpec.state` to the hooks of its requests by HTTP."""
 _NUMBER: Final = re.compile(rb"/[0-9]+$")

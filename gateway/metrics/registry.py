@@ -18,6 +18,7 @@ from gateway.metrics.fast_counters import FastCounter, FastCounters, FastHistogr
 from gateway.protocols.common.dialect import Usage
 from gateway.routing.live_routes import LiveRoutes
 from gateway.storage.responses.records import StoredTotals
+from gateway.streams.stream_totals import StreamTotals
 
 UNKNOWN_MODEL = "unknown"
 """Model label of requests that named no declared model."""
@@ -142,6 +143,10 @@ class Metrics:
     def show_stored(self, stored_totals: Callable[[], StoredTotals], failures: Callable[[], int]) -> None:
         """Add metrics of the store. Both functions are called when Prometheus reads."""
         self.registry.register(_StoredResponsesCollector(stored_totals, failures))
+
+    def show_streams(self, stream_totals: Callable[[], StreamTotals]) -> None:
+        """Add what is to be known of resumable streams, asked for when it is read."""
+        self.registry.register(_StreamsCollector(stream_totals))
 
     def show_certificate(self, has_problem: Callable[[], bool]) -> None:
         """Add the gauge of unusable certificate files. `has_problem` is called when Prometheus reads."""
@@ -282,6 +287,26 @@ class _StoredResponsesCollector(Collector):
             "How often the database of stored responses failed, or had no room.",
             self._failures(),
         )
+
+
+class _StreamsCollector(Collector):
+    def __init__(self, stream_totals: Callable[[], StreamTotals]) -> None:
+        self._stream_totals = stream_totals
+
+    def collect(self) -> Iterator[Metric]:
+        totals = self._stream_totals()
+        counts = {"live": totals.live, "ended": totals.ended}
+        yield _gauge("streams", "Resumable streams that are kept; state is `live` or `ended`.", "state", counts)
+        yield GaugeMetricFamily("roundhouse_gateway_stream_readers", "Clients that read them.", totals.readers)
+        yield GaugeMetricFamily("roundhouse_gateway_stream_bytes", "What they take of memory.", totals.bytes)
+        for name, text, count in (
+            ("reads", "How often a stream was asked for again.", totals.reads),
+            ("evictions", "Streams that went before their time, to make room.", totals.evicted),
+            ("refusals", "Streams that were refused for want of room.", totals.refused),
+            ("restored", "Streams that an earlier gateway left, and that could be read again.", totals.restored),
+            ("files_lost", "Streams that could not be kept in their files.", totals.lost_files),
+        ):
+            yield CounterMetricFamily(f"roundhouse_gateway_stream_{name}", text, count)
 
 
 def _gauge(name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from controller.schema.errors import RoundhouseError
 
-ID_HEADER = "X-Conversation-Id"
-RETRY_LOADING_S = 1.0
+ID_HEADER: Final = "X-Conversation-Id"
+RETRY_LOADING_S: Final = 1.0
 """How soon a reader of a stream that waits for a load should ask again."""
 
 
@@ -26,7 +28,7 @@ def offset_lost(offset: int, first_offset: int) -> RoundhouseError:
 
 def offset_ahead(offset: int, end_offset: int) -> RoundhouseError:
     """No reader can have had the bytes before `offset`."""
-    message = f"The stream has {end_offset} bytes, and byte {offset} was asked for: it may be another stream of this id."
+    message = f"The stream has {end_offset} bytes, and byte {offset} was asked for: is it another stream of this id?"
     return RoundhouseError("stream_offset_lost", message, param="from")
 
 
@@ -36,6 +38,17 @@ def reader_too_slow() -> RoundhouseError:
     return RoundhouseError("stream_offset_lost", message)
 
 
+def reading_stopped() -> RoundhouseError:
+    """The gateway ends while a stream is read."""
+    return RoundhouseError("gateway_stopping", "The gateway was stopped: read on from here when it is back.")
+
+
+def stream_loading(model: str) -> RoundhouseError:
+    """The stream has not begun, and its request may still be refused."""
+    message = f"The stream begins when the model {model!r} is loaded."
+    return RoundhouseError("model_loading", message, retry_after_s=RETRY_LOADING_S)
+
+
 def stream_stopped() -> RoundhouseError:
     """A client has stopped the stream."""
     return RoundhouseError("stream_stopped", "The request was cancelled: a client has stopped its stream.")
@@ -43,7 +56,7 @@ def stream_stopped() -> RoundhouseError:
 
 def stream_replaced() -> RoundhouseError:
     """A client has begun another stream of the id."""
-    message = f"The request was cancelled: another request has the same {ID_HEADER}, and an id has one stream at a time."
+    message = f"The request was cancelled: another one has the same {ID_HEADER}, and an id has one stream at a time."
     return RoundhouseError("stream_replaced", message)
 
 

@@ -9,33 +9,34 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from controller.schema.errors import RoundhouseError
 from gateway.streams.errors import stream_replaced, stream_stopped, streams_full
 from gateway.streams.stream import ResumableStream, StreamState
+from gateway.streams.stream_ids import list_prefixes
 
-MODEL_SEPARATOR: Final = "::"
-"""Between an id and the model that it names: `conv_id::model`."""
 OVERHEAD_BYTES: Final = 4 * 1024
 """What a stream is taken to need beside its bytes."""
 ROOM_STEP_BYTES: Final = 64 * 1024
 """By so much the room of a live stream grows, so that the registry is not asked for each event."""
-_NOTHING: Final = b""
+
+REMEMBERED_REMOVALS: Final = 10_000
 
 
 class StreamRegistry:
-    """All streams of a gateway. At most `max_bytes` are kept at any time: each live stream has room of its own, and when
-    that is to grow or another stream to begin, the streams that ended longest ago go."""
+    """All streams of a gateway. At most `max_bytes` are kept at any time: each live stream has room of its own, and
+    when that is to grow or another stream to begin, the streams that ended longest ago go."""
 
     def __init__(self, *, ring_bytes: int, max_bytes: int, ttl_s: float) -> None:
         """`ring_bytes`: most of one stream. `ttl_s`: seconds that a stream is kept after its end."""
-        self._ring_bytes = ring_bytes
+        self.ring_bytes = ring_bytes
+        self.ttl_s = ttl_s
         self._max_bytes = max_bytes
-        self._ttl_s = ttl_s
         self._tenants: dict[str, dict[str, ResumableStream]] = {}
         self._variants: dict[str, dict[str, set[str]]] = {}
         """Of each tenant, the ids that begin with another id and a separator, by that other id."""
         self._ended: dict[ResumableStream, None] = {}
         """In the order of their ends."""
+        self._removed: dict[tuple[str, str], None] = {}
+        """Tenants and ids of streams that were removed last, the oldest first."""
         self.used_bytes = 0
         """Of all streams: their room and overhead while they live, their bytes and overhead afterwards."""
         self.live_count = 0
@@ -71,15 +72,14 @@ class StreamRegistry:
         """
         previous = self.find_stream(tenant, stream_id)
         freed_bytes = previous.room + OVERHEAD_BYTES if previous is not None else 0
-        room = min(ROOM_STEP_BYTES, self._ring_bytes)
+        room = min(ROOM_STEP_BYTES, self.ring_bytes)
         if not self._free_bytes(room + OVERHEAD_BYTES - freed_bytes, spared=previous):
             self.refused_count += 1
             raise streams_full(self._max_bytes)
         if previous is not None:
             self._replace(previous)
-        stream = ResumableStream(
-            self, tenant, stream_id, model=model, path=path, request_id=request_id, now=now
-        )
+        self._removed.pop((tenant, stream_id), None)
+        stream = ResumableStream(self, tenant, stream_id, model=model, path=path, request_id=request_id, now=now)
         self._add(stream, room)
         self.live_count += 1
         return stream
@@ -90,7 +90,7 @@ class StreamRegistry:
         size = stream.ring.size
         if self.find_stream(stream.tenant, stream.id) is not None:
             return False
-        if size > self._ring_bytes or not self._free_bytes(size + OVERHEAD_BYTES):
+        if size > self.ring_bytes or not self._free_bytes(size + OVERHEAD_BYTES):
             return False
         self._add(stream, size)
         self._ended[stream] = None
@@ -100,18 +100,18 @@ class StreamRegistry:
         """Note that a live stream has ended. One that was removed meanwhile stays removed."""
         if stream.state is not StreamState.LIVE:
             return
-        stream.state, stream.ended_at, stream.stop_request = state, now, None
-        if stream.removal_events is None:
+        stream.state, stream.ended_at, stream.producer = state, now, None
+        if not stream.is_removed:
             self.live_count -= 1
             self._set_room(stream, stream.ring.size)
             self._ended[stream] = None
             stream.close_file()
         stream.wake_readers()
 
-    def remove_stream(self, stream: ResumableStream, told_events: bytes = _NOTHING) -> None:
+    def remove_stream(self, stream: ResumableStream, told_events: bytes = b"") -> None:
         """Keep a stream no longer. `told_events`: events that tell a reader who has not read all why there is no more.
         Harmless if it was removed before."""
-        if stream.removal_events is not None:
+        if stream.is_removed:
             return
         streams = self._tenants[stream.tenant]
         del streams[stream.id]
@@ -124,28 +124,33 @@ class StreamRegistry:
             self.live_count -= 1
         self.used_bytes -= stream.room + OVERHEAD_BYTES
         stream.room = 0
-        stream.removal_events = told_events
+        self._removed[stream.tenant, stream.id] = None
+        if len(self._removed) > REMEMBERED_REMOVALS:
+            del self._removed[next(iter(self._removed))]
+        stream.producer = None
+        stream.is_removed, stream.removal_events = True, told_events
         stream.ring.clear()
         stream.remove_file()
         stream.wake_readers()
 
-    def stop_stream(self, tenant: str, stream_id: str) -> None:
+    def stop_stream(self, stream: ResumableStream) -> None:
         """Do what a client's DELETE asks for: stop a live stream, whose bytes stay readable, and remove one that has
-        ended. To do it again, or with an id that is not there, changes nothing."""
-        stream = self.find_stream(tenant, stream_id)
-        if stream is None or stream.state is StreamState.STOPPED:
-            return
+        ended otherwise. To do it again changes nothing."""
         if stream.state is StreamState.LIVE:
-            _stop(stream, stream_stopped())
-        else:
+            stream.stop(stream_stopped())
+        elif stream.state is not StreamState.STOPPED:
             self.remove_stream(stream)
+
+    def was_removed(self, tenant: str, stream_id: str) -> bool:
+        """Whether a tenant's stream of this id was removed not long ago, and no other has its place."""
+        return (tenant, stream_id) in self._removed
 
     def remove_expired(self, now: float, most: int) -> bool:
         """Remove up to `most` streams whose time after their end is over, but for those that are being read. Return
         whether there may be more."""
         expired = []
         for stream in self._ended:
-            if stream.ended_at is None or stream.ended_at + self._ttl_s > now:
+            if stream.ended_at is None or stream.ended_at + self.ttl_s > now:
                 break
             if not stream.readers:
                 expired.append(stream)
@@ -159,8 +164,8 @@ class StreamRegistry:
         """Let the room of a live stream grow to what it has; else drop its oldest bytes."""
         ring = stream.ring
         steps = -(-ring.size // ROOM_STEP_BYTES)
-        wanted_room = min(steps * ROOM_STEP_BYTES, self._ring_bytes)
-        if stream.removal_events is None and wanted_room > stream.room and self._free_bytes(wanted_room - stream.room):
+        wanted_room = min(steps * ROOM_STEP_BYTES, self.ring_bytes)
+        if not stream.is_removed and wanted_room > stream.room and self._free_bytes(wanted_room - stream.room):
             self._set_room(stream, wanted_room)
         if ring.size > stream.room:
             ring.drop_oldest(ring.size - stream.room)
@@ -178,9 +183,13 @@ class StreamRegistry:
             yield from streams.values()
 
     def _replace(self, previous: ResumableStream) -> None:
+        last_events = b""
         if previous.state is StreamState.LIVE:
-            _stop(previous, stream_replaced())
-        self.remove_stream(previous)
+            end_offset = previous.ring.end_offset
+            previous.stop(stream_replaced())
+            if not previous.is_removed:
+                last_events = previous.ring.read(end_offset)
+        self.remove_stream(previous, last_events)
 
     def _free_bytes(self, wanted_bytes: int, spared: ResumableStream | None = None) -> bool:
         """Remove ended streams, those that ended longest ago first, until `wanted_bytes` are free. Return whether they
@@ -196,14 +205,14 @@ class StreamRegistry:
     def _add(self, stream: ResumableStream, room: int) -> None:
         self._tenants.setdefault(stream.tenant, {})[stream.id] = stream
         variants = self._variants.setdefault(stream.tenant, {})
-        for prefix in _list_prefixes(stream.id):
+        for prefix in list_prefixes(stream.id):
             variants.setdefault(prefix, set()).add(stream.id)
         stream.room = room
         self.used_bytes += room + OVERHEAD_BYTES
 
     def _remove_variant(self, stream: ResumableStream) -> None:
         variants = self._variants[stream.tenant]
-        for prefix in _list_prefixes(stream.id):
+        for prefix in list_prefixes(stream.id):
             ids = variants[prefix]
             ids.discard(stream.id)
             if not ids:
@@ -214,24 +223,3 @@ class StreamRegistry:
     def _set_room(self, stream: ResumableStream, room: int) -> None:
         self.used_bytes += room - stream.room
         stream.room = room
-
-
-def name_model(stream_id: str) -> str | None:
-    """Return the model that an id names (`conv_id::model`); None: it names none."""
-    return stream_id.partition(MODEL_SEPARATOR)[2] or None
-
-
-def _stop(stream: ResumableStream, error: RoundhouseError) -> None:
-    stream.is_stopping = True
-    if stream.stop_request is not None:
-        stream.stop_request(error)
-
-
-def _list_prefixes(stream_id: str) -> list[str]:
-    """Return what stands before each separator in an id."""
-    prefixes, position = [], stream_id.find(MODEL_SEPARATOR)
-    while position >= 0:
-        if position:
-            prefixes.append(stream_id[:position])
-        position = stream_id.find(MODEL_SEPARATOR, position + len(MODEL_SEPARATOR))
-    return prefixes

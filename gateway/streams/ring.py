@@ -11,12 +11,8 @@ _BLANK_LINE: Final = re.compile(rb"\r?\n\r?\n")
 _LONGEST_BLANK_LINE: Final = 4
 
 
-class OffsetLostError(Exception):
-    """The bytes at an offset are kept no longer."""
-
-
 class ByteRing:
-    """Bytes `first_offset` to `end_offset` of a stream. What is appended is whole events, so it ends with a blank line."""
+    """Bytes `first_offset` to `end_offset` of a stream. What is appended is whole events, so its end is an event's."""
 
     __slots__ = ("_bytes", "first_offset")
 
@@ -41,14 +37,10 @@ class ByteRing:
 
     def read(self, offset: int, most: int = BLOCK_BYTES) -> bytes:
         """Return the bytes from `offset` on, as far as a whole event ends within `most` bytes, but at least to the end
-        of one event. Empty: there are none yet.
-
-        Raises:
-            OffsetLostError: the byte at `offset` is kept no longer.
+        of one event. Empty: there are none yet. `offset` is `first_offset` at least.
         """
         start = offset - self.first_offset
-        if start < 0:
-            raise OffsetLostError
+        assert start >= 0, "the reader has lost its place"
         kept = self._bytes
         end = len(kept)
         if end - start > most:

@@ -102,8 +102,8 @@ class InferenceRequest:
         )
 
 
-def parse_request(body: bytes | LargeBody, *, may_stream: bool) -> InferenceRequest:
-    """Decode a request whose body names its model. `may_stream`: the API has streams, so that `stream` is read.
+def parse_request(body: bytes | LargeBody, *, may_stream: bool, usual_model: str | None = None) -> InferenceRequest:
+    """Decode a request whose body names its model. One that names none is for `usual_model`, if there is one.
 
     Raises:
         RoundhouseError: `invalid_json`, with the position, or `invalid_request`, with the field.
@@ -113,6 +113,8 @@ def parse_request(body: bytes | LargeBody, *, may_stream: bool) -> InferenceRequ
     if not isinstance(fields, dict):
         raise RoundhouseError("invalid_json", "The body must be a JSON object: it starts with '{'.")
     model = fields.get("model")
+    if usual_model is not None and not model:
+        return parse_request(_name_model(body, usual_model), may_stream=may_stream)
     if not isinstance(model, str) or not model:
         _reject("model", "must be the name of a model", fields)
     if not may_stream:
@@ -185,6 +187,12 @@ def parse_object(raw: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise RoundhouseError("invalid_json", "The body must be a JSON object: it starts with '{'.")
     return fields
+
+
+def _name_model(body: bytes | LargeBody, model: str) -> bytes:
+    """The body, an object, with the name of a model."""
+    fields = _decode(body.join() if isinstance(body, LargeBody) else body)
+    return json_bytes({**fields, "model": model})
 
 
 def _reject(name: str, rule: str, fields: dict[str, Any]) -> NoReturn:

@@ -150,6 +150,15 @@ async def follow_events(events: ResponseEvents, first_number: int, silence_s: fl
     yield DONE
 
 
+def read_all_events(events: ResponseEvents) -> bytes:
+    """Return all events that have come, with the stream's closing `[DONE]`."""
+    blocks, number = [], 0
+    while block := events.read_block(number):
+        number += count_events(block)
+        blocks.append(block)
+    return b"".join(blocks) + DONE
+
+
 def count_events(events: bytes) -> int:
     """Return the number of whole events. JSON holds no line breaks, so each event ends with its first empty line."""
     return events.count(_EVENT_END)

@@ -171,6 +171,10 @@ class StoredResponses:
         """Stop making a running response readable; once stored, it is read from the store."""
         self._running.pop(run.context.id, None)
 
+    def get_run(self, response_id: str) -> ResponseRun | None:
+        """Return the response of this id, if it is being made and can be asked for."""
+        return self._running.get(response_id)
+
     def save_outcome(self, run: ResponseRun, response: Fields, events: bytes) -> None:
         """Store an ended response with its events, and add its items to its conversation. A failure is only logged.
 

@@ -1,0 +1,241 @@
+"""GET and DELETE of a resumable stream, and POST /v1/streams/lookup."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from fastapi import FastAPI, Path, Request
+from fastapi.responses import Response, StreamingResponse
+from pydantic import BaseModel, Field, RootModel
+
+from gateway.api.declare import ANY_OTHER, INGRESS_CODES, codes_paragraph, error_responses
+from gateway.api.stored_requests import BODY_CODES, body_of, query_parameter, read_fields
+from gateway.ingress.route_access import require_access
+from gateway.protocols.common.errors import encode_json
+from gateway.protocols.common.field_reader import field_error
+from gateway.server.asgi import request_id_of
+from gateway.streams.errors import offset_ahead, offset_lost, reader_too_slow, reading_stopped, stream_loading
+from gateway.streams.interrupted import error_events
+from gateway.streams.replay import replay_stream
+from gateway.streams.resumable_streams import ResumableStreams
+from gateway.streams.stream import ResumableStream, StreamState
+
+PATH: Final = "/v1/stream/{conv_id:path}"
+BARE_PATH: Final = "/v1/stream"
+LOOKUP_PATH: Final = "/v1/streams/lookup"
+MOST_LOOKED_UP: Final = 1000
+_CODES: Final = ("scope_required", "stream_not_found", *INGRESS_CODES)
+_READING: Final = ("invalid_request", "stream_offset_lost", "model_loading", *_CODES)
+_STOPPING: Final = ("invalid_request", *_CODES)
+_LOOKING_UP: Final = ("invalid_request", "scope_required", *BODY_CODES, *INGRESS_CODES)
+_MOST_DIGITS: Final = 15
+
+
+class FoundStream(BaseModel):
+    """A stream that was asked for, as llama-server tells of it, and more."""
+
+    conversation_id: str
+    is_done: bool = Field(description="It has ended, however that was.")
+    total_bytes: int = Field(description="How many bytes it has had.")
+    started_at: int = Field(description="Unix time in seconds.")
+    completed_at: int = Field(description="Unix time in seconds of its end; 0: it is live.")
+    state: StreamState = Field(description="`live`, `done`, `cut` by an error, or `stopped` by a client.")
+    first_offset: int = Field(description="Offset of the first byte that is kept.")
+    model: str
+    in_file: bool = Field(description="Whether it survives the gateway.")
+
+
+class FoundStreams(RootModel[list[FoundStream]]):
+    """Those that the caller has, of the ids that were asked for."""
+
+
+StreamId = Annotated[str, Path(description="As in the `X-Conversation-Id` of the stream's request; it may hold `/`.")]
+_ID_PARAMETER: Final = {
+    **query_parameter("conv_id", {"type": "string"}, "As in the `X-Conversation-Id` of the stream's request."),
+    "required": True,
+}
+_READ_PARAMETERS: Final = [
+    query_parameter(
+        "from", {"type": "integer", "minimum": 0, "default": 0}, "Offset of the first byte: how many the client has."
+    ),
+    query_parameter(
+        "ids",
+        {"type": "boolean", "default": False},
+        "Give each event an `id:` line: the offset after it. The offsets do not count these lines.",
+    ),
+    {
+        "name": "Last-Event-ID",
+        "in": "header",
+        "required": False,
+        "schema": {"type": "integer", "minimum": 0},
+        "description": "As `from`, which it goes before: EventSource sends it when it connects again.",
+    },
+]
+_READ_ANSWER: Final[dict[int | str, dict[str, Any]]] = {
+    200: {
+        "description": "The bytes of the stream, and those that come, to its end.",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "headers": {
+            "x-stream-state": {
+                "description": "`live`, `done`, `cut` by an error, or `stopped` by a client.",
+                "schema": {"type": "string", "enum": [state.value for state in StreamState]},
+            },
+            "x-stream-first-offset": {
+                "description": "Offset of the first byte that is kept.",
+                "schema": {"type": "integer"},
+            },
+            "x-stream-length": {"description": "How many bytes it has had so far.", "schema": {"type": "integer"}},
+            "x-stream-file": {
+                "description": "`kept`: it is in a file, and survives the gateway; `none`: it is not.",
+                "schema": {"type": "string", "enum": ["kept", "none"]},
+            },
+        },
+    }
+}
+
+
+def declare(app: FastAPI, streams: ResumableStreams, max_body_bytes: int) -> None:
+    """Declare the routes."""
+
+    async def read(request: Request, conv_id: str) -> Response:
+        stream = streams.find_stream(request.state.caller, _require_id(conv_id))
+        streams.read_count += 1
+        return read_stream(request, streams, stream, _read_offset(request))
+
+    async def stop(request: Request, conv_id: str) -> Response:
+        streams.stop_stream(request.state.caller, _require_id(conv_id))
+        return Response(status_code=204)
+
+    reading: dict[str, Any] = {
+        "summary": "Read a stream again",
+        "description": "The stream of a request with `X-Conversation-Id`, from any byte that is kept; while it is "
+        "live, what comes follows. It ends as it ended for the request's own client. While the request waits for a "
+        "load and nothing was sent of its answer, `model_loading` says to ask again.\n\n" + codes_paragraph(_READING),
+        "tags": ["streams"],
+        "responses": error_responses(*_READING) | ANY_OTHER | _READ_ANSWER,
+        "response_class": StreamingResponse,
+    }
+    stopping: dict[str, Any] = {
+        "summary": "Stop a stream",
+        "description": "Ends the request of a live stream, in its engine too; what was sent stays readable. A stream "
+        "that has ended otherwise is removed. To ask again changes nothing.\n\n" + codes_paragraph(_STOPPING),
+        "tags": ["streams"],
+        "responses": error_responses(*_STOPPING) | ANY_OTHER,
+        "status_code": 204,
+    }
+
+    @app.get(PATH, openapi_extra={"parameters": _READ_PARAMETERS}, **reading)
+    @require_access("inference")
+    async def read_by_path(request: Request, conv_id: StreamId) -> Response:
+        return await read(request, conv_id)
+
+    @app.get(BARE_PATH, openapi_extra={"parameters": [_ID_PARAMETER, *_READ_PARAMETERS]}, **reading)
+    @require_access("inference")
+    async def read_by_query(request: Request) -> Response:
+        return await read(request, request.query_params.get("conv_id", ""))
+
+    @app.delete(PATH, **stopping)
+    @require_access("inference")
+    async def stop_by_path(request: Request, conv_id: StreamId) -> Response:
+        return await stop(request, conv_id)
+
+    @app.delete(BARE_PATH, openapi_extra={"parameters": [_ID_PARAMETER]}, **stopping)
+    @require_access("inference")
+    async def stop_by_query(request: Request) -> Response:
+        return await stop(request, request.query_params.get("conv_id", ""))
+
+    @app.post(
+        LOOKUP_PATH,
+        summary="Look streams up",
+        description="Tells of the caller's streams of these ids, and of these ids with a model (`id::model`); of "
+        "others nothing. There is no list of all streams.\n\n" + codes_paragraph(_LOOKING_UP),
+        tags=["streams"],
+        responses=error_responses(*_LOOKING_UP) | ANY_OTHER,
+        response_model=FoundStreams,
+        openapi_extra=body_of(
+            {"conversation_ids": {"type": "array", "items": {"type": "string"}, "maxItems": MOST_LOOKED_UP}},
+            "conversation_ids",
+        ),
+    )
+    @require_access("inference")
+    async def look_up(request: Request) -> Response:
+        ids = _require_ids((await read_fields(request, max_body_bytes)).get("conversation_ids"))
+        found_streams = streams.find_variants(request.state.caller, ids)
+        return Response(encode_json([_describe(stream) for stream in found_streams]), media_type="application/json")
+
+
+def read_stream(request: Request, streams: ResumableStreams, stream: ResumableStream, offset: int) -> Response:
+    """Return the answer that tells a stream from `offset` on.
+
+    Raises:
+        RoundhouseError: `stream_offset_lost`, or `model_loading`: it may yet be refused.
+    """
+    ring, request_id = stream.ring, request_id_of(request.scope)
+    if offset < ring.first_offset:
+        raise offset_lost(offset, ring.first_offset)
+    if offset > ring.end_offset:
+        raise offset_ahead(offset, ring.end_offset)
+    if stream.producer is not None and stream.producer.is_loading:
+        raise stream_loading(stream.model)
+    headers = {
+        "cache-control": "no-cache",
+        "x-accel-buffering": "no",
+        "x-stream-state": stream.state.value,
+        "x-stream-first-offset": str(ring.first_offset),
+        "x-stream-length": str(ring.end_offset),
+        "x-stream-file": "kept" if stream.has_file else "none",
+    }
+    events = replay_stream(
+        stream,
+        offset,
+        with_ids=request.query_params.get("ids", "").lower() in ("1", "true"),
+        lost_events=error_events(stream.path, reader_too_slow(), request_id),
+        find_stop_events=lambda: _find_stop_events(streams, stream, request_id),
+    )
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+
+
+def _find_stop_events(streams: ResumableStreams, stream: ResumableStream, request_id: str) -> bytes | None:
+    return error_events(stream.path, reading_stopped(), request_id) if streams.is_stopping else None
+
+
+def _describe(stream: ResumableStream) -> dict[str, Any]:
+    is_live = stream.state is StreamState.LIVE
+    return {
+        "conversation_id": stream.id,
+        "is_done": not is_live,
+        "total_bytes": stream.ring.end_offset,
+        "started_at": int(stream.began_at),
+        "completed_at": int(stream.ended_at or 0),
+        "state": stream.state.value,
+        "first_offset": stream.ring.first_offset,
+        "model": stream.model,
+        "in_file": stream.has_file,
+    }
+
+
+def _require_id(conv_id: str) -> str:
+    if not conv_id:
+        raise field_error("conv_id", "must be the id of a stream; it is missing")
+    return conv_id
+
+
+def _require_ids(ids: Any) -> list[str]:
+    if not isinstance(ids, list) or not all(isinstance(each, str) for each in ids):
+        raise field_error("conversation_ids", "must be an array of strings")
+    if len(ids) > MOST_LOOKED_UP:
+        raise field_error("conversation_ids", f"must have {MOST_LOOKED_UP} entries at most; it has {len(ids)}")
+    return ids
+
+
+def _read_offset(request: Request) -> int:
+    last_event_id = request.headers.get("last-event-id")
+    if last_event_id:
+        return _parse_offset(last_event_id, "Last-Event-ID")
+    return _parse_offset(request.query_params.get("from") or "0", "from")
+
+
+def _parse_offset(text: str, name: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
+        raise field_error(name, f"must be an offset in bytes; it is {text!r:.60}")
+    return int(text)

@@ -1,0 +1,159 @@
+"""Streams that can be resumed: kept from their first byte, for clients that ask for that (`X-Conversation-Id`), and of
+responses in the background."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from controller.schema.errors import RoundhouseError
+from controller.schema.routing import ModelRoute
+from gateway.exchange.client_response import EVENT_STREAM_LINES
+from gateway.exchange.exchange import Exchange
+from gateway.exchange.hooks import ExchangeHooks, Pause
+from gateway.protocols.responses.context import ResponseContext
+from gateway.storage.responses.event_log import read_all_events
+from gateway.storage.responses.registry import ResponseRun
+from gateway.streams.client_feed import ClientFeed
+from gateway.streams.errors import reader_too_slow
+from gateway.streams.interrupted import error_events
+from gateway.streams.stream import ResumableStream, StreamState
+from gateway.streams.stream_ids import find_stream_id
+
+_FILE_LINES: Final = {True: b"x-stream-file: kept\r\n", False: b"x-stream-file: none\r\n"}
+
+
+class StreamRun:
+    """The stream of one exchange. A `StreamProducer`."""
+
+    __slots__ = ("_early_events", "_exchange", "_id", "_is_fed", "_response_id", "_run", "_stream")
+
+    def __init__(self, exchange: Exchange, stream_id: str | None, response_id: str | None) -> None:
+        """`stream_id`: what the client calls the stream; None: nothing. `response_id`: of the response that is made in
+        the background, if it is one; one of both is there."""
+        self._exchange = exchange
+        self._id = stream_id
+        self._response_id = response_id
+        self._run: ResponseRun | None = None
+        """The response that is made, if others can ask for it."""
+        self._stream: ResumableStream | None = None
+        """None: the request is not admitted yet, or has no stream."""
+        self._is_fed = False
+        """The client's call is fed from the stream, or not fed any more."""
+        self._early_events = b""
+        """What the client was sent before the stream was opened."""
+
+    def hooks(self) -> ExchangeHooks:
+        """Return the hooks that keep the stream."""
+        return ExchangeHooks(
+            before_admission=(self._open,),
+            on_admitted=(self._find_run,),
+            on_event=(self._take_events,),
+            on_end=(self._end,),
+        )
+
+    # From the exchange
+
+    def _open(self, exchange: Exchange) -> bool:
+        stream_id = self._id or self._response_id
+        assert stream_id is not None
+        try:
+            self._stream = stream = exchange.services.streams.open_stream(
+                exchange.caller,
+                stream_id,
+                model=exchange.account.model,
+                path=exchange.api.path,
+                request_id=exchange.answer.request_id,
+                response_id=self._response_id,
+            )
+        except RoundhouseError:
+            if self._id is not None:
+                raise
+            return False  # a response in the background is stored in any case
+        stream.producer = self
+        exchange.outlives_client = True
+        if self._early_events:
+            stream.append(self._early_events)
+            self._feed_client(exchange, stream, sent_bytes=len(self._early_events))
+        return False
+
+    def _find_run(self, exchange: Exchange) -> None:
+        state = exchange.request.state
+        if isinstance(state, ResponseContext):
+            self._run = exchange.services.responses.get_run(state.id)
+
+    def _take_events(self, events: bytes) -> None:
+        stream, exchange = self._stream, self._exchange
+        if not exchange.answer.is_stream:
+            return  # an answer that is no stream flows through
+        if stream is None:
+            self._early_events += events
+            return
+        stream.append(events)
+        if not self._is_fed:
+            self._feed_client(exchange, stream)
+
+    def _feed_client(self, exchange: Exchange, stream: ResumableStream, sent_bytes: int = 0) -> None:
+        self._is_fed = True
+        if exchange.answer.client_gone:
+            return
+        lines = exchange.answer.lines + _FILE_LINES[stream.has_file] + EVENT_STREAM_LINES
+        lost_events = error_events(exchange.api.path, reader_too_slow(), exchange.answer.request_id)
+        feed = ClientFeed(stream, exchange.client, lines, lost_events, self._note_leaving, sent_bytes=sent_bytes)
+        exchange.detach_client(feed)
+        feed.wake()
+
+    def _note_leaving(self) -> None:
+        if not self._exchange.is_ended:
+            self._exchange.answer.client_gone = True
+
+    def _end(self, exchange: Exchange) -> None:
+        stream, answer, streams = self._stream, exchange.answer, exchange.services.streams
+        if stream is None:
+            return
+        if not stream.ring.end_offset:
+            self._end_unbegun(exchange, stream)
+        is_cut = answer.error is not None or answer.broken_off_code is not None
+        state = StreamState.STOPPED if stream.is_stopping else StreamState.CUT if is_cut else StreamState.DONE
+        streams.end_stream(stream, state)
+
+    def _end_unbegun(self, exchange: Exchange, stream: ResumableStream) -> None:
+        """End a stream of which nobody was sent anything: its request was refused, or made no stream."""
+        answer = exchange.answer
+        if self._run is not None and self._run.events is not None:
+            stream.append(read_all_events(self._run.events))
+            return
+        error_events = exchange.api.dialect.error_as_events(answer.error) if answer.error is not None else b""
+        if error_events and answer.client_gone and not stream.is_stopping:
+            stream.append(error_events)  # the client, which asked and was told nothing, may come back
+        else:
+            exchange.services.streams.registry.remove_stream(stream, error_events)
+
+    # StreamProducer
+
+    @property
+    def is_loading(self) -> bool:
+        """See StreamProducer."""
+        return self._exchange.load_wait is not None and not self._exchange.answer.status
+
+    def stop(self, error: RoundhouseError) -> None:
+        """See StreamProducer. A response that others can ask for is cancelled, as it would be by its id."""
+        if self._run is not None:
+            self._run.cancel()
+        if not self._exchange.is_ended:
+            self._exchange.fail_request(error)
+
+
+def _keep_stream(exchange: Exchange, _: ModelRoute) -> Pause | None:
+    request = exchange.request
+    if not exchange.api.resumes:
+        return None
+    stream_id = find_stream_id(exchange.client.headers) if request.stream else None
+    is_background = exchange.api.state == "made" and request.outline_fields.get("background") is True
+    if stream_id is not None or is_background:
+        run = StreamRun(exchange, stream_id, request.state.id if is_background else None)
+        exchange.add_hooks(run.hooks())
+    return None
+
+
+STREAM_HOOKS: Final = ExchangeHooks(on_request=(_keep_stream,))
+"""For requests by HTTP, after the hooks that complete them."""

@@ -1,0 +1,107 @@
+"""Takes over the streams that an earlier process left in their files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from gateway.protocols.api_matrix import SERVING_OPTIONS
+from gateway.streams.errors import gateway_restarted
+from gateway.streams.interrupted import cut_torn_event, end_events, is_complete
+from gateway.streams.registry import StreamRegistry
+from gateway.streams.stream import ResumableStream, StreamState
+from gateway.streams.stream_folder import KeptStream, StreamFolder, remove_file
+
+logger = logging.getLogger(__name__)
+
+
+class RestoredStream(NamedTuple):
+    """A stream that can be read again."""
+
+    stream: ResumableStream
+    response_id: str | None
+    """Of the response in the background whose stream it is, if it is one's."""
+
+
+def restore_streams(folder: StreamFolder, registry: StreamRegistry, now: float) -> Iterator[RestoredStream]:
+    """Give the registry the streams of an earlier process: those that it had ended as they are, and the others with an
+    error at their end. Files of other streams are removed. `now` is Unix time."""
+    kept_streams = sorted(folder.list_kept(), key=lambda each: _ended_at(each, now))
+    newest = _find_newest(kept_streams)
+    for kept in kept_streams:
+        is_wanted = kept in newest and _ended_at(kept, now) + registry.ttl_s > now
+        stream = _restore_stream(folder, registry, kept, now) if is_wanted else None
+        if stream is None:
+            remove_file(kept.path)
+        else:
+            yield RestoredStream(stream, kept.header.response_id)
+
+
+def _restore_stream(
+    folder: StreamFolder, registry: StreamRegistry, kept: KeptStream, now: float
+) -> ResumableStream | None:
+    header = kept.header
+    stream = ResumableStream(
+        registry,
+        header.tenant,
+        header.id,
+        model=header.model,
+        path=header.path,
+        request_id=header.request_id,
+        now=header.began_at,
+    )
+    ring = stream.ring
+    ring.first_offset = header.first_offset
+    try:
+        stream.state, path, events = _end_interrupted(folder, kept)
+    except OSError as error:
+        logger.error("%s cannot be read: %s", kept.path, error)  # noqa: TRY400
+        return None
+    ring.append(events)
+    if ring.size > registry.ring_bytes:
+        ring.drop_oldest(ring.size - registry.ring_bytes)
+    stream.ended_at = _ended_at(kept, now)
+    stream.keep_in_file(folder.adopt_file(path, header))
+    if not registry.restore_stream(stream):
+        remove_file(path)
+        return None
+    return stream
+
+
+def _end_interrupted(folder: StreamFolder, kept: KeptStream) -> tuple[StreamState, Path, bytes]:
+    """Return what has become of a kept stream, its file, and its events; end one that its process did not end.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    events = kept.read_events()
+    if kept.state is not StreamState.LIVE:
+        return kept.state, kept.path, events
+    api_path, events = kept.header.path, cut_torn_event(events)
+    state, last_events = StreamState.DONE, b""
+    if not is_complete(api_path, events):
+        state = StreamState.CUT
+        last_events = end_events(api_path, events, gateway_restarted(), kept.header.request_id)
+    path = kept.path
+    try:
+        path = folder.end_interrupted(kept, len(events), last_events, state)
+    except OSError as error:
+        logger.error("%s cannot be ended: %s", kept.path, error)  # noqa: TRY400
+    return state, path, events + last_events
+
+
+def _find_newest(kept_streams: Sequence[KeptStream]) -> set[KeptStream]:
+    """Return the stream of each id that began last, of APIs that there are: a process may have been killed when it had
+    begun a stream in the place of another."""
+    newest: dict[tuple[str, str], KeptStream] = {}
+    for kept in sorted(kept_streams, key=lambda each: each.header.began_at):
+        if kept.header.path in SERVING_OPTIONS:
+            newest[kept.header.tenant, kept.header.id] = kept
+    return set(newest.values())
+
+
+def _ended_at(kept: KeptStream, now: float) -> float:
+    """Unix time. A stream that nobody has ended ends now, for nobody could read it meanwhile."""
+    return now if kept.state is StreamState.LIVE else kept.changed_at

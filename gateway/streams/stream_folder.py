@@ -1,0 +1,302 @@
+"""The folder with the files of resumable streams: one gateway's at a time, and what an earlier one left there."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from common.sqlite_files import hold_file
+from gateway.streams.disk_pace import SLOW_WRITE_S, DiskPace
+from gateway.streams.ring import ByteRing
+from gateway.streams.stream import ResumableStream, StreamState
+
+logger = logging.getLogger(__name__)
+
+FOLDER_NAME: Final = "streams"
+FORMAT: Final = 1
+"""Raised when an older gateway would misread what is written."""
+_LOCK_NAME: Final = "lock"
+_MOST_HEADER_BYTES: Final = 64 * 1024
+
+
+class StreamHeader(NamedTuple):
+    """What a file says of its stream, in its first line."""
+
+    tenant: str
+    id: str
+    model: str
+    path: str
+    request_id: str
+    response_id: str | None
+    """Of the response in the background whose stream it is, if it is one's."""
+    began_at: float
+    first_offset: int = 0
+    """Offset of the first byte in the file."""
+
+    @classmethod
+    def decode(cls, line: bytes) -> StreamHeader:
+        """Read the line. Raises ValueError: it is none of this version."""
+        fields = json.loads(line)
+        if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
+            raise ValueError
+        try:
+            header = cls(**fields)
+        except TypeError:
+            raise ValueError from None
+        if not all(isinstance(value, str) for value in header[:5]):
+            raise ValueError
+        return header
+
+    def encode(self) -> bytes:
+        """Return the line."""
+        return json.dumps({"format": FORMAT, **self._asdict()}).encode() + b"\n"
+
+
+class KeptStream(NamedTuple):
+    """A file that an earlier process left."""
+
+    path: Path
+    header: StreamHeader
+    header_bytes: int
+    state: StreamState
+    changed_at: float
+    """Unix time of the last write."""
+
+    def read_events(self) -> bytes:
+        """Return what was written of the stream. Raises OSError."""
+        with self.path.open("rb") as file:
+            file.seek(self.header_bytes)
+            return file.read()
+
+
+class StreamFolder:
+    """Makes and reads the files. Its methods are called in the event loop: they write into the system's memory, which
+    outlives the process, and wait for no disk unless the system makes them."""
+
+    def __init__(self, state_folder: Path, ring_bytes: int) -> None:
+        """`ring_bytes`: a file that is longer than twice that is written anew with what the stream's ring has."""
+        self._path = state_folder / FOLDER_NAME
+        self.most_file_bytes = 2 * ring_bytes
+        self._pace = DiskPace()
+        self._lock: int | None = None
+        self._problem: str | None = None
+        self.lost_count = 0
+        """How many streams could not be kept in their files."""
+
+    # At the start
+
+    def list_kept(self) -> Iterator[KeptStream]:
+        """Yield what an earlier process left. Files that are none of streams are removed."""
+        if not self._path.is_dir() or not self._hold():
+            return
+        for path in sorted(self._path.iterdir()):
+            if path.name == _LOCK_NAME:
+                continue
+            kept = _read_header(path)
+            if kept is not None:
+                yield kept
+            else:
+                logger.warning("%s is no stream of this version: it is removed", path)
+                remove_file(path)
+
+    def end_interrupted(self, kept: KeptStream, whole_bytes: int, last_events: bytes, state: StreamState) -> Path:
+        """Write the end of a stream whose process ended without a word. Of its events, the first `whole_bytes` bytes
+        stay in the file, and `last_events` follow. Return the file's new path. Raises OSError."""
+        os.truncate(kept.path, kept.header_bytes + whole_bytes)
+        with kept.path.open("ab") as file:
+            file.write(last_events)
+        return kept.path.rename(kept.path.with_suffix(f".{state}"))
+
+    def adopt_file(self, kept_path: Path, header: StreamHeader) -> DiskFile:
+        """Return the file of a stream that has ended."""
+        return DiskFile(self, kept_path, header)
+
+    # While streams are made
+
+    def new_file(self, stream: ResumableStream, response_id: str | None) -> DiskFile | None:
+        """Return a file for a stream that begins; None: none can be written. `response_id`: of the response that is
+        made, if it can be asked for by that."""
+        if self._rests() or not self._hold():
+            return None
+        header = StreamHeader(
+            stream.tenant, stream.id, stream.model, stream.path, stream.request_id, response_id, stream.began_at
+        )
+        return DiskFile(self, self._path / f"{secrets.token_hex(12)}.{StreamState.LIVE}", header)
+
+    def may_write(self) -> bool:
+        """Whether the disk is written to now."""
+        return not self._rests()
+
+    def _rests(self) -> bool:
+        return self._pace.rests_until > 0.0 and time.monotonic() < self._pace.rests_until
+
+    def record_slow_write(self, took_s: float) -> None:
+        """Note a write that took longer than `SLOW_WRITE_S`, by a file."""
+        if self._pace.record_slow_write(took_s, time.monotonic()):
+            logger.error("%s: the disk is too slow: streams are not kept in files for a while", self._path)
+
+    def record_loss(self, reason: str) -> None:
+        """Note that a stream could not be kept in its file. The first of those with the same reason is logged."""
+        self.lost_count += 1
+        if reason != self._problem:
+            self._problem = reason
+            logger.error("a stream is not kept in its file in %s: %s", self._path, reason)
+
+    def record_success(self) -> None:
+        """Note that files can be written."""
+        self._problem = None
+
+    def close(self) -> None:
+        """Let another gateway have the folder."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _hold(self) -> bool:
+        """Make the folder, and take it for this gateway. Return whether this gateway has it."""
+        if self._lock is not None:
+            return True
+        try:
+            self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock_path = self._path / _LOCK_NAME
+            lock_path.touch(mode=0o600)
+            self._lock = hold_file(lock_path)
+        except BlockingIOError:
+            self._tell("another gateway uses it")
+        except OSError as error:
+            self._tell(_reason(error))
+        return self._lock is not None
+
+    def _tell(self, reason: str) -> None:
+        if reason != self._problem:
+            self._problem = reason
+            logger.error("streams are not kept in files in %s: %s", self._path, reason)
+
+
+class DiskFile:
+    """The file of one stream: a line of JSON that says whose it is, and its bytes. Its name's end tells the state.
+
+    The file is made when the first bytes come. A write is not forced to the disk: what is written outlives the process,
+    and not the machine.
+    """
+
+    __slots__ = ("_descriptor", "_folder", "_header", "_path", "_size")
+
+    def __init__(self, folder: StreamFolder, path: Path, header: StreamHeader) -> None:
+        self._folder = folder
+        self._path = path
+        self._header = header
+        self._descriptor: int | None = None
+        self._size = 0
+
+    def append(self, events: bytes, ring: ByteRing) -> bool:
+        """See StreamFile."""
+        folder, started_at = self._folder, time.perf_counter()
+        if not folder.may_write():
+            self._lose("the disk is too slow")
+            return False
+        try:
+            if self._descriptor is None:
+                self._open(ring)
+            elif self._size + len(events) > folder.most_file_bytes:
+                self._write_anew(ring)
+            assert self._descriptor is not None
+            _write_all(self._descriptor, events)
+        except OSError as error:
+            self._lose(_reason(error))
+            return False
+        self._size += len(events)
+        took_s = time.perf_counter() - started_at
+        if took_s > SLOW_WRITE_S:
+            folder.record_slow_write(took_s)
+        return True
+
+    def end(self, state: StreamState) -> None:
+        """See StreamFile."""
+        if self._descriptor is None:
+            return
+        self._close()
+        try:
+            self._path = self._path.rename(self._path.with_suffix(f".{state}"))
+        except OSError as error:
+            self._lose(_reason(error))
+
+    def remove(self) -> None:
+        """See StreamFile."""
+        self._close()
+        remove_file(self._path)
+
+    def _open(self, ring: ByteRing) -> None:
+        self._descriptor = _create(self._path)
+        self._size = _write_all(self._descriptor, self._header.encode() + ring.read_all())
+        self._folder.record_success()
+
+    def _write_anew(self, ring: ByteRing) -> None:
+        """Leave what the ring has dropped out of the file."""
+        header = self._header._replace(first_offset=ring.first_offset)
+        new_path = self._path.with_suffix(".new")
+        descriptor = _create(new_path)
+        try:
+            size = _write_all(descriptor, header.encode() + ring.read_all())
+            new_path.rename(self._path)
+        except OSError:
+            os.close(descriptor)
+            remove_file(new_path)
+            raise
+        self._close()
+        self._descriptor, self._size = descriptor, size
+
+    def _lose(self, reason: str) -> None:
+        self._folder.record_loss(reason)
+        self.remove()
+
+    def _close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file of a stream. That it cannot be is logged."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        logger.error("%s cannot be removed: %s", path, error)  # noqa: TRY400
+
+
+def _create(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+
+def _write_all(descriptor: int, events: bytes) -> int:
+    """Write into memory of the system's. Return the size.
+
+    Raises:
+        OSError: not all of it could be written.
+    """
+    written = os.write(descriptor, events)
+    while written < len(events):
+        written += os.write(descriptor, events[written:])  # says why
+    return written
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def _read_header(path: Path) -> KeptStream | None:
+    """Return what a file says of itself; None: it is no stream's that this version reads."""
+    with suppress(OSError, ValueError):
+        state = StreamState(path.suffix.removeprefix("."))
+        with path.open("rb") as file:
+            line = file.readline(_MOST_HEADER_BYTES)
+            changed_at = os.fstat(file.fileno()).st_mtime
+        return KeptStream(path, StreamHeader.decode(line), len(line), state, changed_at)
+    return None
