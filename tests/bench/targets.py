@@ -107,10 +107,13 @@ async def process(
 
 
 @contextlib.asynccontextmanager
-async def targets(secret: str, wanted: Collection[str], *, samples: Path | None = None) -> AsyncIterator[list[Target]]:
+async def targets(
+    secret: str, wanted: Collection[str], *, samples: Path | None = None, env: dict[str, str] | None = None
+) -> AsyncIterator[list[Target]]:
     """Those that are wanted and can be had, all of them running; what cannot be had is told. No proxy comes first.
 
-    `samples`: the gateway samples itself, and writes there (see sampled_gateway).
+    `samples`: the gateway samples itself, and writes there (see sampled_gateway). `env`: further variables of the
+    gateway's.
     """
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rh-bench")))
@@ -126,7 +129,7 @@ async def targets(secret: str, wanted: Collection[str], *, samples: Path | None 
             found.append(await _start_litellm(setting))
         if GATEWAY in wanted:
             module = ["gateway"] if samples is None else ["tests.bench.sampled_gateway", str(samples)]
-            found.append(await _start_gateway(setting, module))
+            found.append(await _start_gateway(setting, module, env or {}))
         yield [target for target in found if target is not None and await _is_up(target, secret)]
 
 
@@ -158,7 +161,7 @@ async def _start_litellm(setting: Setting) -> Target | None:
     return Target(LITELLM, port, started.pid)
 
 
-async def _start_gateway(setting: Setting, module: list[str]) -> Target:
+async def _start_gateway(setting: Setting, module: list[str], more_env: dict[str, str]) -> Target:
     """Told of the engine and the keys by a fake controller in this process."""
     controller = FakeController()
     await controller.start()
@@ -169,6 +172,7 @@ async def _start_gateway(setting: Setting, module: list[str]) -> Target:
         "ROUNDHOUSE_CONTROLLER_URL": controller.url,
         "ROUNDHOUSE_STATE": str(setting.folder),
         "ROUNDHOUSE_LOG_LEVEL": "error",
+        **more_env,
     }
     command = [sys.executable, "-m", *module]
     started = await setting.stack.enter_async_context(process(command, out=asyncio.subprocess.DEVNULL, env=env))
