@@ -31,8 +31,8 @@ class StreamRegistry:
         self.ttl_s = ttl_s
         self._max_bytes = max_bytes
         self._tenants: dict[str, dict[str, ResumableStream]] = {}
-        self._variants: dict[str, dict[str, set[str]]] = {}
-        """Of each tenant, the ids that begin with another id and a separator, by that other id."""
+        self._variants: dict[tuple[str, str], set[str]] = {}
+        """By tenant and id, the tenant's ids that begin with that one and a separator."""
         self._ended: dict[ResumableStream, None] = {}
         """In the order of their ends."""
         self._removed: dict[tuple[str, str], None] = {}
@@ -57,7 +57,7 @@ class StreamRegistry:
     def find_variants(self, tenant: str, stream_id: str) -> Sequence[ResumableStream]:
         """Return a tenant's streams of this id, and of this id with a model."""
         streams = self._tenants.get(tenant, {})
-        ids = sorted(self._variants.get(tenant, {}).get(stream_id, ()))
+        ids = sorted(self._variants.get((tenant, stream_id), ()))
         if stream_id in streams:
             ids.insert(0, stream_id)
         return [streams[each] for each in ids]
@@ -117,7 +117,7 @@ class StreamRegistry:
         del streams[stream.id]
         if not streams:
             del self._tenants[stream.tenant]
-        self._remove_variant(stream)
+        self._remove_variants(stream)
         if stream in self._ended:
             del self._ended[stream]
         else:
@@ -204,21 +204,17 @@ class StreamRegistry:
 
     def _add(self, stream: ResumableStream, room: int) -> None:
         self._tenants.setdefault(stream.tenant, {})[stream.id] = stream
-        variants = self._variants.setdefault(stream.tenant, {})
         for prefix in list_prefixes(stream.id):
-            variants.setdefault(prefix, set()).add(stream.id)
+            self._variants.setdefault((stream.tenant, prefix), set()).add(stream.id)
         stream.room = room
         self.used_bytes += room + OVERHEAD_BYTES
 
-    def _remove_variant(self, stream: ResumableStream) -> None:
-        variants = self._variants[stream.tenant]
+    def _remove_variants(self, stream: ResumableStream) -> None:
         for prefix in list_prefixes(stream.id):
-            ids = variants[prefix]
-            ids.discard(stream.id)
+            ids = self._variants[stream.tenant, prefix]
+            ids.remove(stream.id)
             if not ids:
-                del variants[prefix]
-        if not variants:
-            del self._variants[stream.tenant]
+                del self._variants[stream.tenant, prefix]
 
     def _set_room(self, stream: ResumableStream, room: int) -> None:
         self.used_bytes += room - stream.room

@@ -1,10 +1,10 @@
-"""What a resumable stream costs: the gateway's CPU time per chunk and per blocking request, without `X-Conversation-Id`,
-with it and a ring in memory, and with it, a ring and a file; in one run.
+"""What a resumable stream costs: the gateway's CPU time per chunk without `X-Conversation-Id`, with it and a ring in
+memory, and with it, a ring and a file; in one run.
 
 Streams are paced as an engine's are, so that each chunk is a read and a write of its own. Every round measures each
 way, in another order each time, so that a noisy machine is noisy for all, and medians of the rounds' ratios are shown.
-`--against CHECKOUT`: a gateway of another checkout, without the header, beside them: what the feature costs those who do
-not ask for it.
+`--against CHECKOUT`: a gateway of another checkout, without the header, beside them: what the feature costs those who
+do not ask for it, per chunk and per blocking request.
 """
 
 from __future__ import annotations
