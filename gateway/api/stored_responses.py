@@ -11,11 +11,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from controller.schema.errors import RoundhouseError
 from gateway.api.declare import ANY_OTHER, INGRESS_CODES, codes_paragraph, error_responses
 from gateway.api.stored_requests import ItemList, answer_json, list_parameters, read_list_query
+from gateway.api.streams import read_stream
 from gateway.ingress.route_access import require_access
 from gateway.storage.pagination import paginate_items
 from gateway.storage.responses.event_log import follow_events
 from gateway.storage.responses.registry import OPEN_RESPONSES, StoredResponses
 from gateway.streams.resumable_streams import ResumableStreams
+from gateway.streams.sequence_numbers import find_offset
 
 PATH: Final = "/v1/responses/{response_id}"
 _CODES: Final = ("scope_required", "response_not_found", "response_store_failed", *INGRESS_CODES)
@@ -84,6 +86,9 @@ def declare(app: FastAPI, responses: StoredResponses, streams: ResumableStreams,
         if query.get("stream", "").lower() not in ("true", "1"):
             return answer_json(await responses.get_response(caller, response_id))
         first_number = _first_number(query.get("starting_after"))
+        resumed = _resume_stream(request, streams, response_id, first_number)
+        if resumed is not None:
+            return resumed
         is_open_responses = OPEN_RESPONSES.decode() in request.headers
         events = await responses.open_events(caller, response_id, first_number, is_open_responses=is_open_responses)
         stream = follow_events(events, first_number, heartbeat_s)
@@ -101,6 +106,7 @@ def declare(app: FastAPI, responses: StoredResponses, streams: ResumableStreams,
     @require_access("inference")
     async def delete_response(request: Request, response_id: ResponseId) -> Response:
         await responses.delete_response(request.state.caller, response_id)
+        streams.remove_response_stream(request.state.caller, response_id)
         return answer_json({"id": response_id, "object": "response", "deleted": True})
 
     @app.post(
@@ -131,6 +137,16 @@ def declare(app: FastAPI, responses: StoredResponses, streams: ResumableStreams,
         page = read_list_query(request.query_params, "desc")
         items = await responses.list_input_items(request.state.caller, response_id)
         return answer_json(paginate_items(items, page))
+
+
+def _resume_stream(request: Request, streams: ResumableStreams, response_id: str, first_number: int) -> Response | None:
+    """Return the answer that tells the events of a response in the background from its stream; None: the stream is not
+    kept, or not from there on."""
+    stream = streams.find_response_stream(request.state.caller, response_id)
+    if stream is None or not stream.ring.end_offset:
+        return None
+    offset = find_offset(stream.ring, first_number)
+    return None if offset is None else read_stream(request, streams, stream, offset)
 
 
 def _first_number(starting_after: str | None) -> int:

@@ -113,7 +113,8 @@ class StreamRun:
         if not stream.ring.end_offset:
             self._end_unbegun(exchange, stream)
         is_cut = answer.error is not None or answer.broken_off_code is not None
-        state = StreamState.STOPPED if stream.is_stopping else StreamState.CUT if is_cut else StreamState.DONE
+        is_stopped = stream.is_stopping or _was_cancelled(exchange)
+        state = StreamState.STOPPED if is_stopped else StreamState.CUT if is_cut else StreamState.DONE
         streams.end_stream(stream, state)
 
     def _end_unbegun(self, exchange: Exchange, stream: ResumableStream) -> None:
@@ -141,6 +142,11 @@ class StreamRun:
             self._run.cancel()
         if not self._exchange.is_ended:
             self._exchange.fail_request(error)
+
+
+def _was_cancelled(exchange: Exchange) -> bool:
+    state = exchange.request.state
+    return isinstance(state, ResponseContext) and state.response is not None and state.response["status"] == "cancelled"
 
 
 def _keep_stream(exchange: Exchange, _: ModelRoute) -> Pause | None:

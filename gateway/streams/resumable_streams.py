@@ -97,6 +97,12 @@ class ResumableStreams:
             return None
         return stream
 
+    def remove_response_stream(self, caller: Caller, response_id: str) -> None:
+        """Keep the stream of a response in the background no longer: the response was deleted. Harmless without one."""
+        stream = self.find_response_stream(caller, response_id)
+        if stream is not None:
+            self.registry.remove_stream(stream)
+
     def find_variants(self, caller: Caller, stream_ids: Sequence[str]) -> Sequence[ResumableStream]:
         """Return the caller's streams of these ids, and of these ids with a model, each once."""
         found = (stream for each in stream_ids for stream in self.registry.find_variants(caller.tenant, each))

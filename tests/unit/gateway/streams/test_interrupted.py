@@ -50,7 +50,7 @@ def test_a_torn_event_is_cut_off(torn: bytes) -> None:
         (MESSAGES, b'event: ping\ndata: {"type": "ping"}\n\n', False),
     ],
 )
-def test_a_complete_stream_is_known_by_its_last_event(path: str, last: bytes, is_last: bool) -> None:  # noqa: FBT001
+def test_a_complete_stream_is_known_by_its_last_event(path: str, last: bytes, is_last: bool) -> None:
     assert is_complete(path, b"data: x\n\n" + last) is is_last
 
 

@@ -1,0 +1,190 @@
+"""Resumable streams and the process that keeps them: killed, stopped, started anew, without room, beside another."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from tests.fakes.gateway_harness import engines, until
+from tests.fakes.mock_engine import WORDS
+from tests.support.campaign import campaign_count, campaign_seeds
+from tests.support.gateway_process import ended, refused, running
+from tests.support.killed_streams import kill_in_the_middle, model_of
+from tests.support.queueing import key
+from tests.support.resumed_streams import CHAT, is_told, look_up, open_stream, read_again, stop, text_of
+from tests.support.small_disk import mount_small_disk
+
+TEXT = " ".join(WORDS)
+
+
+async def test_a_killed_gateway_loses_nothing_that_was_sent(tmp_path: Path) -> None:
+    for number, seed in enumerate(campaign_seeds(1, 30)):
+        async with engines(1) as (engine,):
+            seen = await kill_in_the_middle(tmp_path / str(number), engine, campaign_count(12, 50), seed)
+        seen.check()
+
+
+async def test_what_had_ended_is_replayed_whole(tmp_path: Path) -> None:
+    async with engines(1) as (engine,):
+        async with running(ROUNDHOUSE_STATE=str(tmp_path)) as (process, here):
+            await here.publish(model_of(engine))
+            sent = {}
+            for path in (CHAT, "/v1/responses", "/v1/messages"):
+                async with open_stream(here, path, path) as answer:
+                    sent[path] = await answer.read()
+            async with open_stream(here, "stopped", fault="pause_until_release") as answer:
+                await answer.content.readany()
+                await stop(here, "stopped")
+            async with open_stream(here, "removed") as answer:
+                await answer.read()
+            await stop(here, "removed")
+            folder = tmp_path / "streams"
+            assert folder.stat().st_mode & 0o777 == 0o700
+            assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+            process.kill()
+            await process.wait()
+        for _ in range(2):
+            async with running(ROUNDHOUSE_STATE=str(tmp_path)) as (_, here):
+                await here.publish(model_of(engine))
+                for path, body in sent.items():
+                    read = await read_again(here, 10, path)
+                    assert (read.state, read.body, read.headers["x-stream-file"]) == ("done", body[10:], "kept")
+                read = await read_again(here, stream_id="stopped")
+                assert (read.state, is_told("stream_stopped", read.body)) == ("stopped", True)
+                assert (await read_again(here, stream_id="removed")).status == 404
+                assert 'roundhouse_gateway_streams{state="ended"} 4.0' in await here.metrics()
+
+
+async def test_an_id_belongs_to_its_tenant_after_a_restart(tmp_path: Path) -> None:
+    keys = tuple(key(name, tenant=name) for name in ("alice", "bob"))
+    async with engines(1) as (engine,):
+        async with running(ROUNDHOUSE_STATE=str(tmp_path)) as (process, here):
+            await here.publish(model_of(engine), keys=keys)
+            here.client.headers["authorization"] = "Bearer secret-alice"
+            async with open_stream(here) as answer:
+                sent = await answer.read()
+            process.kill()
+            await process.wait()
+        async with running(ROUNDHOUSE_STATE=str(tmp_path)) as (_, here):
+            await here.publish(model_of(engine), keys=keys)
+            here.client.headers["authorization"] = "Bearer secret-bob"
+            assert (await read_again(here)).status == 404
+            assert await look_up(here, "conv-1") == []
+            assert await stop(here) == 404
+            here.client.headers["authorization"] = "Bearer secret-alice"
+            assert (await read_again(here)).body == sent
+
+
+async def test_a_stop_tells_every_reader(tmp_path: Path) -> None:
+    async with engines(1) as (engine,):
+        async with running(ROUNDHOUSE_STATE=str(tmp_path), ROUNDHOUSE_SHUTDOWN_GRACE_S="0.2") as (process, here):
+            await here.publish(model_of(engine))
+            first = await open_stream(here, fault="pause_until_release")
+            second = await here.client.get(f"{here.url}/v1/stream/conv-1")
+            begun = await first.content.readuntil(b"\n\n"), await second.content.readuntil(b"\n\n")
+            dropped = await open_stream(here, "dropped", fault="pause_until_release")
+            await dropped.content.readany()
+            dropped.close()
+            process.send_signal(signal.SIGTERM)
+            told = [start + await answer.read() for start, answer in zip(begun, (first, second), strict=True)]
+            code, said = await ended(process)
+            assert code == 0, said
+            assert told[0] == told[1]
+            assert is_told("gateway_stopping", told[0])
+        async with running(ROUNDHOUSE_STATE=str(tmp_path)) as (_, here):
+            await here.publish(model_of(engine))
+            read = await read_again(here)
+            assert (read.state, read.body) == ("cut", told[0])
+            assert is_told("gateway_stopping", (await read_again(here, stream_id="dropped")).body)
+
+
+async def test_a_stop_lets_a_stream_without_a_client_finish(tmp_path: Path) -> None:
+    async with engines(1) as (engine,):
+        async with running(ROUNDHOUSE_STATE=str(tmp_path)) as (process, here):
+            await here.publish(model_of(engine))
+            answer = await open_stream(here, fault="pause_until_release")
+            await answer.content.readany()
+            answer.close()
+            process.send_signal(signal.SIGTERM)
+            await refused(here)
+            engine.release.set()
+            assert (await ended(process))[0] == 0
+        async with running(ROUNDHOUSE_STATE=str(tmp_path)) as (_, here):
+            await here.publish(model_of(engine))
+            read = await read_again(here)
+            assert (read.state, text_of(read.body)) == ("done", TEXT)
+
+
+async def test_a_full_disk_ends_the_promise_and_not_the_stream(tmp_path: Path) -> None:
+    with mount_small_disk(tmp_path / "disk") as disk:
+        async with engines(1) as (engine,):
+            settings = {"ROUNDHOUSE_STATE": str(disk.folder), "ROUNDHOUSE_RESPONSES_RETENTION_H": "0"}
+            async with running(**settings, ROUNDHOUSE_LOG_MIB="0") as (process, here):
+                await here.publish(model_of(engine))
+                answer = await open_stream(here, fault="pause_until_release", max_tokens=40_000)
+                assert answer.headers["x-stream-file"] == "kept"
+                begun = await answer.content.readany()
+                disk.fill()
+                engine.release.set()
+                sent = begun + await answer.read()
+                assert b": this stream is kept in no file any more" in sent
+                assert len(text_of(sent).split()) == 40_000
+                [found] = await look_up(here, "conv-1")
+                assert (found["state"], found["in_file"]) == ("done", False)
+                read = await read_again(here, found["first_offset"])
+                assert (read.headers["x-stream-file"], read.body) == ("none", sent[found["first_offset"] :])
+                disk.fill()  # what was kept of the first is gone
+                async with open_stream(here, "second") as answer:
+                    assert answer.headers["x-stream-file"] == "none"
+                    assert text_of(await answer.read()) == TEXT
+                assert "roundhouse_gateway_stream_files_lost_total 2.0" in await here.metrics()
+                disk.free()
+                async with open_stream(here, "third") as answer:
+                    assert answer.headers["x-stream-file"] == "kept"
+                    await answer.read()
+                assert len(list((disk.folder / "streams").iterdir())) == 2, "a lock and the third"
+                process.terminate()
+                assert "No space left on device" in (await ended(process))[1]
+
+
+async def test_another_gateway_leaves_the_files_alone(tmp_path: Path) -> None:
+    without_store = {"ROUNDHOUSE_STATE": str(tmp_path), "ROUNDHOUSE_RESPONSES_RETENTION_H": "0"}
+    async with engines(1) as (engine,), running(**without_store) as (_, here):
+        await here.publish(model_of(engine))
+        first = await open_stream(here, fault="pause_until_release")
+        await first.content.readany()
+        async with running(**without_store) as (other_process, other):
+            await other.publish(model_of(engine))
+            async with open_stream(other, "other") as answer:
+                assert answer.headers["x-stream-file"] == "none"
+                assert text_of(await answer.read()) == TEXT
+            assert (await read_again(other)).status == 404
+            other_process.terminate()
+            assert "another gateway uses it" in (await ended(other_process))[1]
+        engine.release.set()
+        await first.read()
+        assert (await read_again(here)).headers["x-stream-file"] == "kept"
+
+
+async def test_without_files_nothing_is_written(tmp_path: Path) -> None:
+    async with engines(1) as (engine,):
+        settings = {"ROUNDHOUSE_STATE": str(tmp_path), "ROUNDHOUSE_STREAM_FILES": "false"}
+        async with running(**settings) as (_, here):
+            await here.publish(model_of(engine))
+            async with open_stream(here) as answer:
+                assert answer.headers["x-stream-file"] == "none"
+                sent = await answer.read()
+            assert (await read_again(here)).body == sent
+        assert not (tmp_path / "streams").exists()
+
+
+async def test_what_is_expired_goes_with_its_file(tmp_path: Path) -> None:
+    async with engines(1) as (engine,):
+        settings = {"ROUNDHOUSE_STREAM_TTL_S": "0.05", "ROUNDHOUSE_STREAM_GC_S": "0.05"}
+        async with running(ROUNDHOUSE_STATE=str(tmp_path), **settings) as (_, here):
+            await here.publish(model_of(engine))
+            async with open_stream(here) as answer:
+                await answer.read()
+            await until(lambda: [path.name for path in (tmp_path / "streams").iterdir()] == ["lock"], "its file goes")
+            assert (await read_again(here)).status == 404
+            assert await stop(here) == 204

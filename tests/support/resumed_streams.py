@@ -1,0 +1,126 @@
+"""Resumable streams as their clients use them: opened, cut, read again, looked up, stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote
+
+import aiohttp
+
+from gateway.streams.resumable_streams import ResumableStreams
+from tests.fakes.gateway_harness import GatewayHarness, until
+from tests.support.campaign import campaign_count
+
+ID: Final = "conv-1"
+CHAT: Final = "/v1/chat/completions"
+FAMILIES: Final[Mapping[str, dict[str, Any]]] = {
+    CHAT: {"messages": [{"role": "user", "content": "hello"}]},
+    "/v1/completions": {"prompt": "hello"},
+    "/v1/responses": {"input": "hello"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 64},
+}
+"""Paths of the APIs whose streams are kept, and what is asked of them."""
+CUTS: Final = campaign_count(16, 100_000)
+"""At so many offsets of a stream it is cut; a campaign cuts at each."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """What GET /v1/stream answered."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str]
+
+    @property
+    def state(self) -> str:
+        """As the header says."""
+        return self.headers["x-stream-state"]
+
+    @property
+    def code(self) -> str:
+        """Of the error that it is."""
+        code: str = json.loads(self.body)["error"]["code"]
+        return code
+
+
+def open_stream(here: GatewayHarness, stream_id: str = ID, path: str = CHAT, **fields: Any) -> Any:
+    """An opted-in stream; an async context manager, as aiohttp's."""
+    body = {"model": "m", **FAMILIES[path], "stream": True, **fields}
+    return here.client.post(here.url + path, json=body, headers={"X-Conversation-Id": stream_id})
+
+
+async def read_again(here: GatewayHarness, start: int | str = 0, stream_id: str = ID, **query: str) -> Read:
+    """GET /v1/stream/{id} from an offset on, to its end."""
+    url = f"{here.url}/v1/stream/{quote(stream_id, safe='')}"
+    async with here.client.get(url, params={"from": str(start), **query}) as answer:
+        return Read(answer.status, await answer.read(), answer.headers)
+
+
+async def stop(here: GatewayHarness, stream_id: str = ID) -> int:
+    """Status of DELETE /v1/stream/{id}."""
+    async with here.client.delete(f"{here.url}/v1/stream/{quote(stream_id, safe='')}") as answer:
+        return answer.status
+
+
+async def look_up(here: GatewayHarness, *stream_ids: str) -> Any:
+    """What POST /v1/streams/lookup tells."""
+    async with here.post("/v1/streams/lookup", conversation_ids=stream_ids) as answer:
+        assert answer.status == 200
+        return await answer.json()
+
+
+def streams_of(here: GatewayHarness) -> ResumableStreams:
+    """The gateway's own, of one in this process."""
+    assert here.server is not None
+    return here.server._gateway.streams
+
+
+async def until_read(here: GatewayHarness, readers: int) -> None:
+    """Wait until the gateway's streams have so many readers."""
+    await until(lambda: streams_of(here).registry.count_readers() == readers, f"{readers} readers")
+
+
+async def until_live(here: GatewayHarness, count: int = 1) -> None:
+    """Wait until so many streams are live."""
+    await until(lambda: streams_of(here).registry.live_count == count, f"{count} live streams")
+
+
+async def cut_stream(answer: aiohttp.ClientResponse, at_least: int = 1) -> bytes:
+    """What a client had of a stream when its connection was cut."""
+    sent = b""
+    while len(sent) < at_least:
+        sent += await answer.content.readany()
+    answer.close()
+    return sent
+
+
+async def check_every_cut(here: GatewayHarness, model: str, paths: Iterable[str] = FAMILIES) -> None:
+    """In each family: a client is cut off and reads on; and whoever reads from any byte gets the same bytes."""
+    for path in paths:
+        stream_id = f"{model}{path}"
+        fields = {"model": model} | ({"store": False} if path == "/v1/responses" else {})
+        sent = await cut_stream(await open_stream(here, stream_id, path, **fields))
+        rest = await read_again(here, len(sent), stream_id)
+        assert rest.status == 200, rest.body
+        whole = sent + rest.body
+        for offset in range(0, len(whole) + 1, max(1, len(whole) // CUTS)):
+            read = await read_again(here, offset, stream_id)
+            assert read.body == whole[offset:], (path, offset)
+            assert (read.state, read.headers["x-stream-length"]) == ("done", str(len(whole))), (path, whole)
+
+
+def text_of(stream: bytes) -> str:
+    """The words of a stream of chat chunks."""
+    events = [event.removeprefix("data: ") for event in stream.decode().split("\n\n") if event.startswith("data: {")]
+    chunks = [json.loads(event) for event in events]
+    return "".join(each["choices"][0]["delta"].get("content") or "" for each in chunks if each.get("choices")).strip()
+
+
+def is_told(code: str, stream: bytes) -> bool:
+    """Whether a stream of any family ends with an error of this code."""
+    ends = stream.endswith((b"\n\ndata: [DONE]\n\n", b"}\n\n"))
+    return ends and f'"{code}"'.encode() in b"".join(stream.split(b"\n\n")[-4:])
