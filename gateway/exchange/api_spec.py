@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from controller.schema.errors import RoundhouseError
 from controller.schema.keys import KeyScope
 from gateway.protocols.api_matrix import SERVING_OPTIONS
 from gateway.protocols.common.dialect import Dialect
@@ -12,6 +13,7 @@ from gateway.protocols.common.large_body import LargeBody
 from gateway.protocols.common.request import BodyKind, InferenceRequest, parse_native, parse_request
 from gateway.routing.table import Routes
 from gateway.server.call import ClientCall
+from gateway.streams.stream_ids import name_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ class ApiSpec:
     completion, which is stored if the request says so. `dispatcher` maps it to hooks."""
     is_native: bool = False
     """llama.cpp's own API: the query may name the model, or nothing does where only one model serves the API."""
+    resumes: bool = False
+    """A stream with `X-Conversation-Id` is kept, and can be read again."""
 
     @property
     def dialect(self) -> Dialect:
@@ -52,10 +56,19 @@ class ApiSpec:
             RoundhouseError: `invalid_json` or `invalid_request`.
         """
         if not self.is_native:
-            request = parse_request(body, may_stream=self.streams)
+            request = self._parse_request(body, client)
             request.target = self.path
             return request
         path = client.path.decode("latin-1") if "{" in self.path else self.path
         return parse_native(
             body, client.query, path, routes.sole_model(SERVING_OPTIONS[self.path][0].required_api), body=self.body
         )
+
+    def _parse_request(self, body: bytes | LargeBody, client: ClientCall) -> InferenceRequest:
+        try:
+            return parse_request(body, may_stream=self.streams)
+        except RoundhouseError as error:
+            model = name_model(client.headers) if self.resumes and error.param == "model" else None
+            if model is None:
+                raise
+            return parse_request(body, may_stream=self.streams, usual_model=model)

@@ -20,10 +20,9 @@ from gateway.exchange.hooks import ExchangeHooks
 from gateway.exchange.response_hooks import RESPONSE_HOOKS, open_turn_hooks
 from gateway.exchange.response_session import PATH as RESPONSES_PATH
 from gateway.exchange.response_session import ResponseSession, SocketTurn
-from gateway.exchange.services import ApiSpec, Services
+from gateway.exchange.services import Services
 from gateway.exchange.stream_hooks import STREAM_HOOKS
-from gateway.ingress.authenticator import Authenticator
-from gateway.ingress.keyless_warning import KeylessWarning
+from gateway.ingress.authenticator import Authenticator, KeylessWarning
 from gateway.routing.table import Routes
 from gateway.server.asgi import Header
 from gateway.server.body_budget import BodyBudget
