@@ -116,7 +116,7 @@ def open_streams(settings: GatewaySettings, live: LiveRoutes) -> ResumableStream
     )
     folder = StreamFolder(settings.state, ring_bytes) if settings.stream_files else None
     resumable_streams = ResumableStreams(registry, folder, live, time.time, gc_s=settings.stream_gc_s)
-    resumable_streams.restore_streams()
+    resumable_streams.recover_streams()
     return resumable_streams
 
 

@@ -303,7 +303,7 @@ class _StreamsCollector(Collector):
             ("reads", "How often a stream was asked for again.", totals.reads),
             ("evictions", "Streams that went before their time, to make room.", totals.evicted),
             ("refusals", "Streams that were refused for want of room.", totals.refused),
-            ("restored", "Streams that an earlier gateway left, and that could be read again.", totals.restored),
+            ("recovered", "Streams that an earlier gateway left, and that could be read again.", totals.recovered),
             ("files_lost", "Streams that could not be kept in their files.", totals.lost_files),
         ):
             yield CounterMetricFamily(f"roundhouse_gateway_stream_{name}", text, count)

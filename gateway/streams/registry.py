@@ -84,8 +84,8 @@ class StreamRegistry:
         self.live_count += 1
         return stream
 
-    def restore_stream(self, stream: ResumableStream) -> bool:
-        """Keep a stream of an earlier process, which has ended. Streams are restored in the order of their ends. False:
+    def recover_stream(self, stream: ResumableStream) -> bool:
+        """Keep a stream of an earlier process, which has ended. Streams are recovered in the order of their ends. False:
         there is no room for it, or its id is taken."""
         size = stream.ring.size
         if self.find_stream(stream.tenant, stream.id) is not None:

@@ -12,7 +12,7 @@ from gateway.routing.live_routes import LiveRoutes
 from gateway.storage.visibility import may_see_model
 from gateway.streams.errors import stream_not_found
 from gateway.streams.registry import StreamRegistry
-from gateway.streams.restoring import restore_streams
+from gateway.streams.recovery import recover_streams
 from gateway.streams.stream import ResumableStream, StreamState
 from gateway.streams.stream_folder import StreamFolder
 from gateway.streams.stream_totals import StreamTotals
@@ -49,7 +49,7 @@ class ResumableStreams:
         """The gateway ends, and readers with it."""
         self.read_count = 0
         """How often a stream was asked for again."""
-        self.restored_count = 0
+        self.recovered_count = 0
         """How many streams of an earlier process can be read again."""
 
     # For requests that make them
@@ -132,22 +132,22 @@ class ResumableStreams:
             registry.evicted_count,
             registry.refused_count,
             self.read_count,
-            self.restored_count,
+            self.recovered_count,
             folder.lost_count if folder is not None else 0,
         )
 
     # The life of the gateway
 
-    def restore_streams(self) -> None:
+    def recover_streams(self) -> None:
         """Take over what an earlier process left. Called once, before the first request."""
         if self._folder is None:
             return
-        for restored in restore_streams(self._folder, self.registry, self._clock()):
-            self.restored_count += 1
-            if restored.response_id is not None:
-                self._of_responses[restored.stream.tenant, restored.response_id] = restored.stream
-        if self.restored_count:
-            logger.info("%d streams of an earlier gateway can be read again", self.restored_count)
+        for recovered in recover_streams(self._folder, self.registry, self._clock()):
+            self.recovered_count += 1
+            if recovered.response_id is not None:
+                self._of_responses[recovered.stream.tenant, recovered.response_id] = recovered.stream
+        if self.recovered_count:
+            logger.info("%d streams of an earlier gateway can be read again", self.recovered_count)
 
     async def remove_expired(self) -> None:
         """Remove streams whose time after their end is over, every `gc_s` seconds, until cancelled."""

@@ -18,6 +18,6 @@ class StreamTotals(NamedTuple):
     refused: int
     reads: int
     """How often a stream was asked for again."""
-    restored: int
+    recovered: int
     """Of an earlier process."""
     lost_files: int

@@ -27,6 +27,8 @@ FAMILIES: Final = (
     Family("GET DELETE", "/v1/responses/{response_id}", "inference"),
     Family("GET", "/v1/responses/{response_id}/input_items", "inference"),
     Family("POST", "/v1/responses/{response_id}/cancel", "inference"),
+    Family("GET DELETE", "/v1/stream /v1/stream/{conv_id:path}", "inference"),
+    Family("POST", "/v1/streams/lookup", "inference"),
     Family("POST", "/v1/responses /v1/responses/compact /v1/responses/input_tokens", "inference"),
     Family("GET", "/v1/chat/completions /v1/chat/completions/{completion_id}/messages", "inference"),
     Family("GET POST DELETE", "/v1/chat/completions/{completion_id}", "inference"),

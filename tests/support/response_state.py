@@ -15,9 +15,11 @@ from openai.types.responses import Response
 from controller.schema.keys import Key
 from controller.schema.routing import ModelRoute
 from gateway.storage.store import StateStore
+from gateway.streams.resumable_streams import ResumableStreams
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.fakes.mock_engine import MockEngine
+from tests.support.resumed_streams import streams_of
 from tests.support.wait import until
 
 OVER = ("completed", "incomplete", "failed", "cancelled")
@@ -46,6 +48,11 @@ class Site:
         server: Any = self.here.server
         running: dict[str, Any] = server._gateway.inference._services.responses._running
         return running
+
+    @property
+    def streams(self) -> ResumableStreams:
+        """The gateway's resumable streams."""
+        return streams_of(self.here)
 
     async def make(self, said: Any = "Hi", **fields: Any) -> Response:
         """A response, blocking. What the SDK does not know reaches the engine: see MockEngine."""

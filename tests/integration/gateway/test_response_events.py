@@ -12,6 +12,7 @@ import pytest
 
 from gateway.storage.responses.event_log import DONE
 from gateway.storage.responses.records import StoredResponse
+from gateway.streams.client_feed import ClientFeed
 from gateway.tenancy.api_keys import ANONYMOUS
 from tests.fakes.mock_engine import WORDS
 from tests.support.gateway_rest import nothing_left
@@ -44,6 +45,13 @@ async def begun(here: Site, **fields: Any) -> str:
         return response_id
 
 
+def is_followed(here: Site, response_id: str) -> bool:
+    """Whether somebody reads the events of a response that is being made, beside its own client."""
+    stream = here.streams.find_response_stream(ANONYMOUS, response_id)
+    is_read = stream is not None and not all(isinstance(reader, ClientFeed) for reader in stream.readers)
+    return is_read or bool(here.running[response_id].events._waiters)
+
+
 async def test_the_same_events_during_and_after_as_its_own_client_got() -> None:
     async with site() as here:
         asked = {"model": "m", "input": "x", "stream": True, "background": True, "fault": "pause_until_release"}
@@ -51,7 +59,7 @@ async def test_the_same_events_during_and_after_as_its_own_client_got() -> None:
             await until("it runs", lambda: here.running)
             [response_id] = here.running
             reading = asyncio.create_task(told(here, response_id))
-            await until("it is read", lambda: here.running[response_id].events._waiters)
+            await until("it is read", lambda: is_followed(here, response_id))
             here.engine.release.set()
             first = await own.read()
         assert await reading == first
@@ -63,6 +71,13 @@ async def test_the_same_events_during_and_after_as_its_own_client_got() -> None:
             later = await told(here, response_id, f"stream=true&starting_after={number}")
             assert later == b"".join(parts[number + 1 :]) + DONE
         assert await told(here, response_id, "stream=true&starting_after=999999") == DONE
+        async with here.here.client.get(f"{here.here.url}/v1/stream/{response_id}?from=7") as answer:
+            assert await answer.read() == first[7:]
+        # Its stream is kept no longer, and the stored response is asked.
+        here.streams.remove_response_stream(ANONYMOUS, response_id)
+        for number in range(len(parts)):
+            later = await told(here, response_id, f"stream=true&starting_after={number}")
+            assert later == b"".join(parts[number + 1 :]) + DONE
         await nothing_left(here.here)
 
 
@@ -108,7 +123,7 @@ async def test_a_stream_that_breaks_or_is_cancelled_ends_for_its_readers_too() -
         assert [event["type"] for event in events_in(await told(here, broken))][-2:] == ["error", "response.failed"]
         response_id = await begun(here, fault="pause_until_release")
         reading = asyncio.create_task(told(here, response_id))
-        await until("it is read", lambda: here.running[response_id].events._waiters)
+        await until("it is read", lambda: is_followed(here, response_id))
         await here.client.responses.cancel(response_id)
         assert events_in(await reading)[-1]["response"]["status"] == "cancelled"
         assert await told(here, response_id) == await reading
@@ -131,7 +146,7 @@ async def test_a_reader_that_takes_nothing_holds_nothing_back() -> None:
         path = f"/v1/responses/{response_id}?stream=true"
         async with raw(here.here, receive_bytes=4096) as client:
             client.write(request("GET", path))
-            await until("it is read", lambda: here.running[response_id].events._waiters)
+            await until("it is read", lambda: is_followed(here, response_id))
             here.engine.release.set()
             assert (await here.over(response_id)).status == "completed"
         assert len(folded(await told(here, response_id))["output"][0]["content"][0]["text"]) == 200 * 20_001

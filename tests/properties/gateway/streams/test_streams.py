@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from controller.schema.errors import RoundhouseError
 from gateway.streams.registry import OVERHEAD_BYTES, StreamRegistry
-from gateway.streams.restoring import restore_streams
+from gateway.streams.recovery import recover_streams
 from gateway.streams.stream import ResumableStream, StreamState
 from gateway.streams.stream_folder import StreamFolder
 from tests.support.campaign import campaign_count
@@ -139,7 +139,7 @@ class StreamsMachine(RuleBasedStateMachine):
         """As a gateway begins, with what is there."""
         self.registry = StreamRegistry(ring_bytes=RING_BYTES, max_bytes=MAX_BYTES, ttl_s=TTL_S)
         self.files = StreamFolder(self.folder, RING_BYTES)
-        self.restored = [each.stream for each in restore_streams(self.files, self.registry, self.now)]
+        self.recovered = [each.stream for each in recover_streams(self.files, self.registry, self.now)]
 
     def teardown(self) -> None:
         """Leave nothing."""
@@ -261,7 +261,7 @@ class StreamsMachine(RuleBasedStateMachine):
                 known.state, known.ended_at = StreamState.CUT, self.now
             elif known.ended_at + TTL_S <= self.now:
                 del self.model.streams[key]
-        for stream in self.restored:
+        for stream in self.recovered:
             known = self.model.streams[stream.tenant, stream.id]
             told = stream.ring.read_all()
             if RESTARTED in told:
@@ -282,10 +282,10 @@ class StreamsMachine(RuleBasedStateMachine):
 
     def _drop_what_has_no_room(self) -> None:
         """Errors at their ends make streams longer: those that ended first may have had no room beside the others."""
-        restored = {(stream.tenant, stream.id) for stream in self.restored}
+        recovered = {(stream.tenant, stream.id) for stream in self.recovered}
         while self.model.used_bytes() > MAX_BYTES:
             del self.model.streams[min((known.ended_at, key) for key, known in self.model.streams.items())[1]]
-        for key in set(self.model.streams) - restored:
+        for key in set(self.model.streams) - recovered:
             raise AssertionError(f"{key} is lost")
 
     @invariant()

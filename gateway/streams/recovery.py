@@ -17,7 +17,7 @@ from gateway.streams.stream_folder import KeptStream, StreamFolder, remove_file
 logger = logging.getLogger(__name__)
 
 
-class RestoredStream(NamedTuple):
+class RecoveredStream(NamedTuple):
     """A stream that can be read again."""
 
     stream: ResumableStream
@@ -25,21 +25,21 @@ class RestoredStream(NamedTuple):
     """Of the response in the background whose stream it is, if it is one's."""
 
 
-def restore_streams(folder: StreamFolder, registry: StreamRegistry, now: float) -> Iterator[RestoredStream]:
+def recover_streams(folder: StreamFolder, registry: StreamRegistry, now: float) -> Iterator[RecoveredStream]:
     """Give the registry the streams of an earlier process: those that it had ended as they are, and the others with an
     error at their end. Files of other streams are removed. `now` is Unix time."""
     kept_streams = sorted(folder.list_kept(), key=lambda each: _ended_at(each, now))
     newest = _find_newest(kept_streams)
     for kept in kept_streams:
         is_wanted = kept in newest and _ended_at(kept, now) + registry.ttl_s > now
-        stream = _restore_stream(folder, registry, kept, now) if is_wanted else None
+        stream = _recover_stream(folder, registry, kept, now) if is_wanted else None
         if stream is None:
             remove_file(kept.path)
         else:
-            yield RestoredStream(stream, kept.header.response_id)
+            yield RecoveredStream(stream, kept.header.response_id)
 
 
-def _restore_stream(
+def _recover_stream(
     folder: StreamFolder, registry: StreamRegistry, kept: KeptStream, now: float
 ) -> ResumableStream | None:
     header = kept.header
@@ -64,7 +64,7 @@ def _restore_stream(
         ring.drop_oldest(ring.size - registry.ring_bytes)
     stream.ended_at = _ended_at(kept, now)
     stream.keep_in_file(folder.adopt_file(path, header))
-    if not registry.restore_stream(stream):
+    if not registry.recover_stream(stream):
         remove_file(path)
         return None
     return stream
