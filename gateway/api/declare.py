@@ -18,6 +18,7 @@ from controller.schema.errors import ERROR_CODES, ErrorEnvelope, RoundhouseError
 from gateway.exchange.api_spec import ApiSpec
 from gateway.ingress.route_access import require_access
 from gateway.server.asgi import Receive, Scope, Send
+from gateway.streams.stream_ids import LONGEST_ID
 
 _MODEL: Final[dict[str, Any]] = {
     "name": "model",
@@ -32,6 +33,14 @@ _ID: Final[dict[str, Any]] = {
     "required": True,
     "schema": {"type": "integer", "minimum": 0},
     "description": "Number of the engine's slot.",
+}
+_CONVERSATION_ID: Final[dict[str, Any]] = {
+    "name": "X-Conversation-Id",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string", "maxLength": LONGEST_ID},
+    "description": "With `stream: true`: the stream is kept under this id, goes on when its client leaves, and can be "
+    "read again at `/v1/stream/{conv_id}`. `id::model` names the model, where the body does not.",
 }
 _NATIVE: Final = """llama.cpp's own route. The model is named in the query (`?model=NAME`) or in the body; where only
 one model has the route, it need not be named."""
@@ -197,10 +206,11 @@ def declare_inference(
     codes of this route that `INFERENCE` lacks.
     """
     name = f"{api.method.lower()}_{api.path.removeprefix('/v1/').strip('/')}"
+    stream_codes = ("stream_stopped", "stream_replaced", "streams_full") if api.resumes else ()
     state_codes = ("route_disabled",) if api.is_inner_state else ()
     scope_codes = ADMIN_SCOPE_CODES if api.scope == "admin" else ()
-    codes = (*more_codes, *INFERENCE, *state_codes, *scope_codes)
-    parameters = [_ID] if "{id}" in api.path else []
+    codes = (*more_codes, *INFERENCE, *stream_codes, *state_codes, *scope_codes)
+    parameters = [_ID] if "{id}" in api.path else [_CONVERSATION_ID] if api.resumes else []
     if api.is_native:
         text = f"{text}\n\n{_NATIVE}"
         parameters.append(_MODEL)

@@ -67,7 +67,7 @@ _READ_PARAMETERS: Final = [
         "name": "Last-Event-ID",
         "in": "header",
         "required": False,
-        "schema": {"type": "integer", "minimum": 0},
+        "schema": {"minimum": 0, "type": "integer"},
         "description": "As `from`, which it goes before: EventSource sends it when it connects again.",
     },
 ]

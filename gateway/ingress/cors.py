@@ -12,9 +12,12 @@ MAX_AGE_S: Final = 600
 _EXPOSED: Final = (
     b"x-request-id, x-client-id, x-queue-position, x-queue-depth, x-estimated-wait-ms, retry-after, x-should-retry, "
     b"x-load-progress, x-ratelimit-client, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, "
-    b"x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
+    b"x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens, "
+    b"x-stream-state, x-stream-first-offset, x-stream-length, x-stream-file"
 )
-_ALLOWED: Final = b"authorization, x-api-key, content-type, accept, last-event-id, x-client-id, anthropic-version"
+_ALLOWED: Final = (
+    b"authorization, x-api-key, content-type, accept, last-event-id, x-client-id, x-conversation-id, anthropic-version"
+)
 _NAMES: Final = re.compile(rb"[A-Za-z0-9_, -]{1,2000}")
 _VARY: Final = (b"vary", b"origin")
 

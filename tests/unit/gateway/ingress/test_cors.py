@@ -11,7 +11,9 @@ CHAT, EVIL = b"https://chat.example", b"https://evil.example"
 OFF, NAMED, ALL = Cors([]), Cors(["https://chat.example/", "http://localhost:3000"]), Cors(["*"])
 VARY: Header = (b"vary", b"origin")
 METHOD: Header = (b"access-control-request-method", b"POST")
-USUAL = b"authorization, x-api-key, content-type, accept, last-event-id, x-client-id, anthropic-version"
+USUAL = (
+    b"authorization, x-api-key, content-type, accept, last-event-id, x-client-id, x-conversation-id, anthropic-version"
+)
 
 
 def asking(origin: bytes | None, *more: Header) -> list[Header]:

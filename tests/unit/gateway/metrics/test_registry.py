@@ -15,6 +15,7 @@ from gateway.metrics.registry import UNKNOWN_MODEL, Metrics
 from gateway.protocols.common.dialect import Usage
 from gateway.routing.live_routes import LiveRoutes
 from gateway.storage.responses.records import StoredTotals
+from gateway.streams.stream_totals import StreamTotals
 
 DOCS = Path(__file__).parents[4] / "docs" / "metrics.md"
 
@@ -27,6 +28,7 @@ def everything() -> Metrics:
     ledger.enter_replica("m", "r", "req-1")
     metrics.show_connections(count_idle=lambda: 3, count_busy=lambda: 2)
     metrics.show_stored(lambda: StoredTotals(5, 4096), lambda: 1)
+    metrics.show_streams(lambda: StreamTotals(2, 3, 4, 4096, 1, 1, 5, 1, 1))
     metrics.show_certificate(lambda: False)
     metrics.key_series_of("team-a").count_finished(Usage(3, 4))
     series = metrics.series_of("m", "/v1/chat/completions")
