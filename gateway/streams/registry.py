@@ -85,8 +85,8 @@ class StreamRegistry:
         return stream
 
     def recover_stream(self, stream: ResumableStream) -> bool:
-        """Keep a stream of an earlier process, which has ended. Call in the order of the streams' ends. Returns False
-        where there is no room for it, or its id is taken."""
+        """Keep a stream of an earlier process, which has ended. Streams are recovered in the order of their ends.
+        Return whether there is room for it, and its id is not taken."""
         size = stream.ring.size
         if self.find_stream(stream.tenant, stream.id) is not None:
             return False

@@ -11,8 +11,8 @@ from weakref import WeakValueDictionary
 from gateway.routing.live_routes import LiveRoutes
 from gateway.storage.visibility import may_see_model
 from gateway.streams.errors import stream_not_found
-from gateway.streams.registry import StreamRegistry
 from gateway.streams.recovery import recover_streams
+from gateway.streams.registry import StreamRegistry
 from gateway.streams.stream import ResumableStream, StreamState
 from gateway.streams.stream_folder import StreamFolder
 from gateway.streams.stream_totals import StreamTotals

@@ -23,7 +23,7 @@ FAMILIES: Final[Mapping[str, dict[str, Any]]] = {
     "/v1/messages": {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 64},
 }
 """Paths of the APIs whose streams are kept, and what is asked of them."""
-CUTS: Final = campaign_count(16, 100_000)
+CUTS: Final = campaign_count(8, 100_000)
 """At so many offsets of a stream it is cut; a campaign cuts at each."""
 
 

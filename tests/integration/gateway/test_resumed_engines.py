@@ -7,10 +7,21 @@ from collections.abc import Iterator
 import pytest
 
 from controller.engines import ENGINES
+from controller.schema.routing import ModelRoute
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import gateway_harness
-from tests.support.resumed_streams import check_every_cut
+from tests.support.resumed_streams import (
+    check_every_cut,
+    cut_stream,
+    is_told,
+    open_stream,
+    read_again,
+    stop,
+    until_read,
+)
+from tests.support.wait import until
 from tests.support.worker_engines import TOKEN, Fleet, WorkerEngine, each_engine, fleet_in
+from tests.support.worker_process import Worker
 
 pytestmark = pytest.mark.engines
 
@@ -21,11 +32,37 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield made
 
 
-@each_engine(lambda engine: engine.chats)
-async def test_every_family_is_cut_and_read_on(fleet: Fleet, engine: WorkerEngine) -> None:
-    worker, declared = fleet.plain(engine), ENGINES[engine.name]
+def model_of(engine: WorkerEngine, worker: Worker) -> ModelRoute:
+    """The worker as the model `m`, as the controller would make it."""
+    declared = ENGINES[engine.name]
     definition = declared.definition.model_validate({"backend": engine.name, "model_path": "demo"})
     made = route("m", [f"http://127.0.0.1:{worker.port}"], token=TOKEN, apis=declared.list_apis(definition))
+    return made.model_copy(update={"backend": engine.name, "served_name": "demo"})
+
+
+@each_engine(lambda engine: engine.chats)
+async def test_every_family_is_cut_and_read_on(fleet: Fleet, engine: WorkerEngine) -> None:
     async with gateway_harness() as here:
-        await here.publish(made.model_copy(update={"backend": engine.name, "served_name": "demo"}))
+        await here.publish(model_of(engine, fleet.plain(engine)))
         await check_every_cut(here, "m")
+
+
+# llama-server's figures stand still while it works.
+@each_engine(lambda engine: engine.chats and not engine.own_surface)
+async def test_the_engine_works_on_without_the_client_until_it_is_stopped(fleet: Fleet, engine: WorkerEngine) -> None:
+    worker = fleet.busy(engine)
+    async with gateway_harness() as here:
+        await here.publish(model_of(engine, worker))
+        before = worker.figure(engine.counts)
+        sent = await cut_stream(await open_stream(here, **engine.endless))
+        await until_read(here, 0)
+        when_left = worker.figure(engine.counts)
+        await until("the engine works on", lambda: worker.figure(engine.counts) > when_left)
+        assert worker.figure("requests_processing") == 1
+        assert await stop(here) == 204
+        await until("the engine stops", lambda: worker.figure("requests_processing") == 0)
+        assert worker.figure(engine.counts) - before < engine.whole
+        read = await read_again(here)
+        assert read.state == "stopped"
+        assert read.body.startswith(sent)
+        assert is_told("stream_stopped", read.body)

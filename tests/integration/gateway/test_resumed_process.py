@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
+from typing import Any
 
-from tests.fakes.gateway_harness import engines, until
+import pytest
+
+from tests.fakes.gateway_harness import engines, gateway_harness, until
 from tests.fakes.mock_engine import WORDS
 from tests.support.campaign import campaign_count, campaign_seeds
 from tests.support.gateway_process import ended, refused, running
@@ -53,26 +57,6 @@ async def test_what_had_ended_is_replayed_whole(tmp_path: Path) -> None:
                 assert (read.state, is_told("stream_stopped", read.body)) == ("stopped", True)
                 assert (await read_again(here, stream_id="removed")).status == 404
                 assert 'roundhouse_gateway_streams{state="ended"} 4.0' in await here.metrics()
-
-
-async def test_an_id_belongs_to_its_tenant_after_a_restart(tmp_path: Path) -> None:
-    keys = tuple(key(name, tenant=name) for name in ("alice", "bob"))
-    async with engines(1) as (engine,):
-        async with running(ROUNDHOUSE_STATE=str(tmp_path)) as (process, here):
-            await here.publish(model_of(engine), keys=keys)
-            here.client.headers["authorization"] = "Bearer secret-alice"
-            async with open_stream(here) as answer:
-                sent = await answer.read()
-            process.kill()
-            await process.wait()
-        async with running(ROUNDHOUSE_STATE=str(tmp_path)) as (_, here):
-            await here.publish(model_of(engine), keys=keys)
-            here.client.headers["authorization"] = "Bearer secret-bob"
-            assert (await read_again(here)).status == 404
-            assert await look_up(here, "conv-1") == []
-            assert await stop(here) == 404
-            here.client.headers["authorization"] = "Bearer secret-alice"
-            assert (await read_again(here)).body == sent
 
 
 async def test_a_stop_tells_every_reader(tmp_path: Path) -> None:
@@ -147,44 +131,88 @@ async def test_a_full_disk_ends_the_promise_and_not_the_stream(tmp_path: Path) -
                 assert "No space left on device" in (await ended(process))[1]
 
 
-async def test_another_gateway_leaves_the_files_alone(tmp_path: Path) -> None:
-    without_store = {"ROUNDHOUSE_STATE": str(tmp_path), "ROUNDHOUSE_RESPONSES_RETENTION_H": "0"}
-    async with engines(1) as (engine,), running(**without_store) as (_, here):
+async def test_an_id_belongs_to_its_tenant_after_a_restart(tmp_path: Path) -> None:
+    keys = tuple(key(name) for name in ("alice", "bob"))
+    async with engines(1) as (engine,):
+        async with gateway_harness(state=tmp_path) as here:
+            await here.publish(model_of(engine), keys=keys)
+            here.client.headers["authorization"] = "Bearer secret-alice"
+            async with open_stream(here) as answer:
+                sent = await answer.read()
+        async with gateway_harness(state=tmp_path) as here:
+            await here.publish(model_of(engine), keys=keys)
+            here.client.headers["authorization"] = "Bearer secret-bob"
+            assert (await read_again(here)).status == 404
+            assert await look_up(here, "conv-1") == []
+            assert await stop(here) == 404
+            here.client.headers["authorization"] = "Bearer secret-alice"
+            assert (await read_again(here)).body == sent
+
+
+async def test_another_gateway_leaves_the_files_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder: dict[str, Any] = {"state": tmp_path, "responses_retention_h": 0}
+    async with engines(1) as (engine,), gateway_harness(**folder) as here:
         await here.publish(model_of(engine))
         first = await open_stream(here, fault="pause_until_release")
         await first.content.readany()
-        async with running(**without_store) as (other_process, other):
+        async with gateway_harness(**folder) as other:
             await other.publish(model_of(engine))
             async with open_stream(other, "other") as answer:
                 assert answer.headers["x-stream-file"] == "none"
                 assert text_of(await answer.read()) == TEXT
             assert (await read_again(other)).status == 404
-            other_process.terminate()
-            assert "another gateway uses it" in (await ended(other_process))[1]
+            assert "another gateway uses it" in caplog.text
         engine.release.set()
         await first.read()
         assert (await read_again(here)).headers["x-stream-file"] == "kept"
 
 
 async def test_without_files_nothing_is_written(tmp_path: Path) -> None:
-    async with engines(1) as (engine,):
-        settings = {"ROUNDHOUSE_STATE": str(tmp_path), "ROUNDHOUSE_STREAM_FILES": "false"}
-        async with running(**settings) as (_, here):
-            await here.publish(model_of(engine))
-            async with open_stream(here) as answer:
-                assert answer.headers["x-stream-file"] == "none"
-                sent = await answer.read()
-            assert (await read_again(here)).body == sent
+    async with engines(1) as (engine,), gateway_harness(state=tmp_path, stream_files=False) as here:
+        await here.publish(model_of(engine))
+        async with open_stream(here) as answer:
+            assert answer.headers["x-stream-file"] == "none"
+            sent = await answer.read()
+        assert (await read_again(here)).body == sent
         assert not (tmp_path / "streams").exists()
 
 
 async def test_what_is_expired_goes_with_its_file(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"stream_ttl_s": 0.05, "stream_gc_s": 0.05}
+    async with engines(1) as (engine,), gateway_harness(state=tmp_path, **settings) as here:
+        await here.publish(model_of(engine))
+        async with open_stream(here) as answer:
+            await answer.read()
+        await until(lambda: [path.name for path in (tmp_path / "streams").iterdir()] == ["lock"], "its file goes")
+        assert (await read_again(here)).status == 404
+        assert await stop(here) == 204
+
+
+async def test_a_response_in_the_background_is_read_on_after_a_kill(tmp_path: Path) -> None:
+    asked = {"input": "Hi", "background": True, "stream": True, "max_output_tokens": 100_000}
     async with engines(1) as (engine,):
-        settings = {"ROUNDHOUSE_STREAM_TTL_S": "0.05", "ROUNDHOUSE_STREAM_GC_S": "0.05"}
-        async with running(ROUNDHOUSE_STATE=str(tmp_path), **settings) as (_, here):
+        async with running(ROUNDHOUSE_STATE=str(tmp_path)) as (process, here):
             await here.publish(model_of(engine))
-            async with open_stream(here) as answer:
-                await answer.read()
-            await until(lambda: [path.name for path in (tmp_path / "streams").iterdir()] == ["lock"], "its file goes")
-            assert (await read_again(here)).status == 404
-            assert await stop(here) == 204
+            answer = await here.post("/v1/responses", model="m", **asked)
+            sent = await answer.content.readuntil(b"\n\n")
+            response_id = json.loads(sent.partition(b"data: ")[2])["response"]["id"]
+            while sent.count(b"\n\n") < 30:
+                sent += await answer.content.readany()
+            process.kill()
+            await process.wait()
+        sent = sent[: sent.rindex(b"\n\n") + 2]
+        async with running(ROUNDHOUSE_STATE=str(tmp_path)) as (_, here):
+            await here.publish(model_of(engine))
+            whole = (await read_again(here, stream_id=response_id)).body
+            assert whole.startswith(sent)
+            assert is_told("gateway_restarted", whole)
+            url = f"{here.url}/v1/responses/{response_id}?stream=true&starting_after="
+            events = [event + b"\n\n" for event in whole.split(b"\n\n")[:-1]]
+            for number in (0, 20):
+                async with here.client.get(f"{url}{number}") as answer:
+                    assert await answer.read() == b"".join(events[number + 1 :])
+            async with here.client.get(f"{here.url}/v1/responses/{response_id}") as answer:
+                assert (await answer.json())["status"] == "failed"
+            async with here.client.delete(f"{here.url}/v1/responses/{response_id}") as answer:
+                assert answer.status == 200
+            assert (await read_again(here, stream_id=response_id)).status == 404

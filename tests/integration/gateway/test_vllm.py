@@ -25,6 +25,7 @@ from tests.support.chat_engines import CALLS, SAYS, WORKERS, tool
 from tests.support.clockwork_folders import make_hf, widen_context
 from tests.support.coding_agents import AGENTS, play_session
 from tests.support.overflow_clients import check_overflow
+from tests.support.resumed_streams import check_every_cut
 from tests.support.stream_schemas import judge_streams
 from tests.support.vllm_engine import ON_CPU, STARTS_S, VllmWorker, start_worker
 from tests.support.worker_process import eventually
@@ -128,6 +129,10 @@ async def test_the_same_as_a_stream(client: openai.AsyncOpenAI) -> None:
     ]
     assert [chunk.usage.completion_tokens for chunk in chunks if chunk.usage] == [len(SAYS) + 1]
     assert {chunk.model for chunk in chunks} == {"thinks"}
+
+
+async def test_streams_are_cut_and_read_on(here: GatewayHarness) -> None:
+    await check_every_cut(here, "thinks")
 
 
 async def test_thinking_can_be_switched_off(client: openai.AsyncOpenAI) -> None:

@@ -1,0 +1,193 @@
+"""Files of streams: what is in them, when they are given up, and what is made of foreign ones."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from gateway.streams import stream_folder
+from gateway.streams.disk_pace import BURST_S
+from gateway.streams.recovery import recover_streams
+from gateway.streams.registry import StreamRegistry
+from gateway.streams.stream import FILE_LOST, ResumableStream, StreamState
+from gateway.streams.stream_folder import FORMAT, StreamFolder
+from tests.support.small_disk import no_space
+
+RING_BYTES = 2000
+EVENT = b"data: %04d\n\n"
+PATH = "/v1/chat/completions"
+
+
+def _registry() -> StreamRegistry:
+    return StreamRegistry(ring_bytes=RING_BYTES, max_bytes=10**6, ttl_s=100.0)
+
+
+def _open(folder: StreamFolder, registry: StreamRegistry, stream_id: str = "id", now: float = 1.0) -> ResumableStream:
+    stream = registry.open_stream("t", stream_id, model="m", path=PATH, request_id="r", now=now)
+    file = folder.new_file(stream, None)
+    assert file is not None
+    stream.keep_in_file(file)
+    return stream
+
+
+def _files(state: Path) -> list[Path]:
+    return sorted(path for path in (state / "streams").iterdir() if path.name != "lock")
+
+
+def test_a_file_has_whose_it_is_and_the_bytes(tmp_path: Path) -> None:
+    folder, registry = StreamFolder(tmp_path, RING_BYTES), _registry()
+    stream = _open(folder, registry)
+    assert _files(tmp_path) == [], "nothing was sent"
+    stream.append(EVENT % 1)
+    stream.append(EVENT % 2)
+    [path] = _files(tmp_path)
+    head, _, events = path.read_bytes().partition(b"\n")
+    assert json.loads(head) == {
+        "format": FORMAT,
+        "tenant": "t",
+        "id": "id",
+        "model": "m",
+        "path": PATH,
+        "request_id": "r",
+        "response_id": None,
+        "began_at": 1.0,
+        "first_offset": 0,
+    }
+    assert (events, path.suffix, path.stat().st_mode & 0o777) == (EVENT % 1 + EVENT % 2, ".live", 0o600)
+    registry.end_stream(stream, StreamState.DONE, 2.0)
+    assert [path.suffix for path in _files(tmp_path)] == [".done"]
+    registry.remove_stream(stream)
+    assert _files(tmp_path) == []
+    folder.close()
+
+
+def test_a_long_stream_is_written_anew_with_what_is_kept(tmp_path: Path) -> None:
+    folder, registry = StreamFolder(tmp_path, RING_BYTES), _registry()
+    stream = _open(folder, registry)
+    for number in range(2000):
+        stream.append(EVENT % number)
+        [path] = _files(tmp_path)
+        assert path.stat().st_size <= 2 * RING_BYTES + 400
+    sent = b"".join(EVENT % number for number in range(2000))
+    folder.close()
+    [recovered] = recover_streams(StreamFolder(tmp_path, RING_BYTES), _registry(), 3.0)
+    ring = recovered.stream.ring
+    assert ring.read_all() == (sent + ring.read_all()[-ring.end_offset + len(sent) :])[ring.first_offset :]
+    assert RING_BYTES - 200 < ring.size <= RING_BYTES
+
+
+def test_a_disk_without_room_ends_the_promise_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder, registry = StreamFolder(tmp_path, RING_BYTES), _registry()
+    streams = [_open(folder, registry, name) for name in ("a", "b")]
+    for stream in streams:
+        stream.append(EVENT % 1)
+    with no_space():
+        for stream in streams:
+            stream.append(EVENT % 2)
+    assert _files(tmp_path) == []
+    for stream in streams:
+        stream.append(EVENT % 3)
+        assert stream.ring.read_all() == EVENT % 1 + EVENT % 2 + FILE_LOST + EVENT % 3
+        assert not stream.has_file
+        registry.end_stream(stream, StreamState.DONE, 2.0)
+    assert folder.lost_count == 2
+    assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1, "told once"
+    later = _open(folder, registry, "c")
+    later.append(EVENT % 1)
+    assert later.has_file
+    folder.close()
+
+
+def test_a_disk_that_holds_the_gateway_up_is_left_alone_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Slow:
+        """In `time`'s place: each write takes a second."""
+
+        now = 0.0
+
+        def perf_counter(self) -> float:
+            self.now += 1.0
+            return self.now
+
+        def monotonic(self) -> float:
+            return self.now
+
+    monkeypatch.setattr(stream_folder, "time", Slow())
+    folder, registry = StreamFolder(tmp_path, RING_BYTES), _registry()
+    stream = _open(folder, registry)
+    for number in range(int(BURST_S) + 3):
+        stream.append(EVENT % number)
+    assert not stream.has_file
+    assert FILE_LOST in stream.ring.read_all()
+    assert folder.new_file(stream, None) is None, "nor are others"
+    assert "too slow" in caplog.text
+    assert _files(tmp_path) == []
+
+
+def test_a_file_that_is_none_of_ours_is_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "streams").mkdir()
+    header = {"format": FORMAT, "tenant": "t", "id": "i", "model": "m", "path": PATH, "request_id": "r"}
+    rest = {"response_id": None, "began_at": 1.0, "first_offset": 0}
+    for name, line in {
+        "a.live": b"",
+        "b.done": b"not JSON\ndata: x\n\n",
+        "c.done": json.dumps(header | rest | {"format": FORMAT + 1}).encode() + b"\n",
+        "d.done": json.dumps(header).encode() + b"\n",
+        "e.done": json.dumps(header | rest | {"tenant": 7}).encode() + b"\n",
+        "f.new": json.dumps(header | rest).encode() + b"\n",
+        "g.done": json.dumps(header | rest | {"path": "/v1/nothing"}).encode() + b"\n",
+    }.items():
+        (tmp_path / "streams" / name).write_bytes(line)
+    folder = StreamFolder(tmp_path, RING_BYTES)
+    assert list(recover_streams(folder, _registry(), 1.0)) == []
+    assert _files(tmp_path) == []
+    assert "a.live is no stream of this version" in caplog.text
+    folder.close()
+
+
+def test_of_two_streams_of_an_id_the_later_one_is_kept(tmp_path: Path) -> None:
+    folder = StreamFolder(tmp_path, RING_BYTES)
+    for began_at, number in ((1.0, 1), (2.0, 2)):  # killed between the two: the first was to be removed
+        _open(folder, _registry(), now=began_at).append(EVENT % number)
+    assert len(_files(tmp_path)) == 2
+    folder.close()
+    [recovered] = recover_streams(StreamFolder(tmp_path, RING_BYTES), _registry(), 3.0)
+    assert recovered.stream.ring.read_all().startswith(EVENT % 2)
+    assert len(_files(tmp_path)) == 1
+
+
+def test_what_is_over_for_long_is_not_read_again(tmp_path: Path) -> None:
+    folder, registry = StreamFolder(tmp_path, RING_BYTES), _registry()
+    for name, ended_at in (("old", 50.0), ("new", 150.0)):
+        stream = _open(folder, registry, name)
+        stream.append(EVENT % 1)
+        registry.end_stream(stream, StreamState.CUT, ended_at)
+        [path] = [path for path in _files(tmp_path) if path.stat().st_mtime > 1000]
+        os.utime(path, (ended_at, ended_at))
+    folder.close()
+    [recovered] = recover_streams(StreamFolder(tmp_path, RING_BYTES), _registry(), 200.0)
+    assert (recovered.stream.id, recovered.stream.ended_at) == ("new", 150.0)
+    assert len(_files(tmp_path)) == 1
+
+
+def test_an_end_that_cannot_be_written_is_told_all_the_same(tmp_path: Path) -> None:
+    folder = StreamFolder(tmp_path, RING_BYTES)
+    _open(folder, _registry()).append(EVENT % 1)
+    folder.close()
+    with no_space():
+        [recovered] = recover_streams(StreamFolder(tmp_path, RING_BYTES), _registry(), 3.0)
+    assert recovered.stream.state is StreamState.CUT
+    assert b"gateway_restarted" in recovered.stream.ring.read_all()
+
+
+def test_a_folder_that_cannot_be_made_keeps_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    folder, registry = StreamFolder(tmp_path / "file", RING_BYTES), _registry()
+    stream = registry.open_stream("t", "id", model="m", path=PATH, request_id="r", now=1.0)
+    assert folder.new_file(stream, None) is None
+    assert "Not a directory" in caplog.text
