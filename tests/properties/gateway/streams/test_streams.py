@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from controller.schema.errors import RoundhouseError
-from gateway.streams.registry import OVERHEAD_BYTES, StreamRegistry
 from gateway.streams.recovery import recover_streams
+from gateway.streams.registry import OVERHEAD_BYTES, StreamRegistry
 from gateway.streams.stream import ResumableStream, StreamState
 from gateway.streams.stream_folder import StreamFolder
 from tests.support.campaign import campaign_count
