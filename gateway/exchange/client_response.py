@@ -144,6 +144,11 @@ class ClientResponse:
             self._call = RecordingCall(self._call)
         self._call.recorders.append(take_part)
 
+    def stop_recording(self) -> None:
+        """Call nobody any more whom `record_parts` named. For the end of the request: they may refer back to it."""
+        if isinstance(self._call, RecordingCall):
+            self._call = self._call.call
+
     @property
     def id_lines(self) -> bytes:
         """Header lines with the request's id."""

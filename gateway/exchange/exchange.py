@@ -56,6 +56,7 @@ class Exchange:
         "caller",
         "client",
         "due_at",
+        "ending_requests",
         "engine",
         "extra_text_bytes",
         "hides_paths",
@@ -100,7 +101,9 @@ class Exchange:
         self.hides_paths = False
         """Set by hooks: others than the caller may read the answer, so its errors must not name files of the server."""
         self.extra_text_bytes = 0
-        """Set by hooks before admission: bytes of text that the engine's prompt has beside the request's."""
+        """For hooks to set before admission: bytes of text in the engine's prompt that the request does not have."""
+        self.ending_requests = 0
+        """For `on_request` hooks to set: so many requests of the same key end because of this one."""
         self.hooks = hooks
         if hooks.on_event:
             self._record_parts(hooks)
@@ -294,7 +297,9 @@ class Exchange:
         account.is_counted = True
         if self.caller.is_limited:
             tokens = estimated_tokens(request.text_bytes, request.outline_fields)
-            account.entry = self.services.limits.admit_request(self.caller, tokens, now)
+            account.entry = self.services.limits.admit_request(
+                self.caller, tokens, now, ending_requests=self.ending_requests
+            )
         if self.api.streams and request.stream:
             self.is_stream = True
             self.answer.last_sent_at = now

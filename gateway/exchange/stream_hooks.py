@@ -108,6 +108,7 @@ class StreamRun:
 
     def _end(self, exchange: Exchange) -> None:
         stream, answer, streams = self._stream, exchange.answer, exchange.services.streams
+        answer.stop_recording()
         if stream is None:
             return
         if not stream.ring.end_offset:
@@ -123,13 +124,18 @@ class StreamRun:
         if self._run is not None and self._run.events is not None:
             stream.append(read_all_events(self._run.events))
             return
-        error_events = exchange.api.dialect.error_as_events(answer.error) if answer.error is not None else b""
-        if error_events and answer.client_gone and not stream.is_stopping:
-            stream.append(error_events)  # the client, which asked and was told nothing, may come back
+        last_events = exchange.api.dialect.error_as_events(answer.error) if answer.error is not None else b""
+        if last_events and answer.client_gone and not stream.is_stopping:
+            stream.append(last_events)  # the client, which asked and was told nothing, may come back
         else:
-            exchange.services.streams.registry.remove_stream(stream, error_events)
+            exchange.services.streams.remove_stream(stream, last_events)
 
     # StreamProducer
+
+    @property
+    def client_id(self) -> bytes:
+        """See StreamProducer."""
+        return self._exchange.caller.client_id
 
     @property
     def is_loading(self) -> bool:
@@ -158,6 +164,8 @@ def _keep_stream(exchange: Exchange, _: ModelRoute) -> Pause | None:
     if stream_id is not None or is_background:
         run = StreamRun(exchange, stream_id, request.state.id if is_background else None)
         exchange.add_hooks(run.hooks())
+    if stream_id is not None and exchange.services.streams.is_made_for(exchange.caller, stream_id):
+        exchange.ending_requests = 1
     return None
 
 

@@ -36,6 +36,8 @@ from gateway.tenancy.rate_limits import RateLimitEntry, RateLimits, client_heade
 logger = logging.getLogger(__name__)
 
 _READING_METHODS: Final = ("GET", "HEAD")
+_STREAM_PATHS: Final = "/v1/stream"
+"""Of requests that read, stop or look up a stream: the stream itself is counted as a request at a time."""
 
 
 def request_id_source() -> Callable[[], str]:
@@ -111,7 +113,7 @@ class IngressMiddleware:
         try:
             if access in ("inference", "admin"):
                 self._gate.authorize_request(caller, access, local_address_of(scope))
-            entry = self._count_request(caller, scope["method"])
+            entry = self._count_request(caller, scope["method"], scope["path"])
         except RoundhouseError as error:
             error_headers = [*answer_headers[1:], *self._limits.response_headers(caller, self._now())]
             if error.entry.code == "rate_limit_exceeded":
@@ -124,7 +126,9 @@ class IngressMiddleware:
         finally:
             entry.release_request(self._now(), 0)
 
-    def _count_request(self, caller: Caller, method: str) -> RateLimitEntry:
+    def _count_request(self, caller: Caller, method: str, path: str) -> RateLimitEntry:
+        if path.startswith(_STREAM_PATHS):
+            return self._limits.admit_read(caller, self._now(), is_concurrent=False)
         if method in _READING_METHODS:
             return self._limits.admit_read(caller, self._now())
         return self._limits.admit_request(caller, 0, self._now())

@@ -7,11 +7,14 @@ from typing import Protocol
 
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.large_body import LargeBody
+from gateway.server.call import Handler
 from gateway.streams.stream import ResumableStream
 
 
 class FedCall(Protocol):
     """What a feed asks of a `ClientCall`."""
+
+    handler: Handler | None
 
     def start_response(self, status: int, lines: bytes, first_part: bytes) -> None:
         """See ClientCall, as for the others."""
@@ -88,6 +91,8 @@ class ClientFeed:
     def _release(self) -> FedCall | None:
         self._stream.readers.discard(self)
         call, self._call = self._call, None
+        if call is not None:
+            call.handler = None  # an idle connection remembers its last call
         return call
 
     # From the client's connection

@@ -73,9 +73,18 @@ class ResumableStreams:
             self._of_responses[caller.tenant, response_id] = stream
         return stream
 
+    def is_made_for(self, caller: Caller, stream_id: str) -> bool:
+        """Whether there is a live stream of this id, which counts for the caller's limits."""
+        stream = self.registry.find_stream(caller.tenant, stream_id)
+        return stream is not None and stream.producer is not None and stream.producer.client_id == caller.client_id
+
     def end_stream(self, stream: ResumableStream, state: StreamState) -> None:
         """Note that a stream has ended."""
         self.registry.end_stream(stream, state, self._clock())
+
+    def remove_stream(self, stream: ResumableStream, told_events: bytes) -> None:
+        """Keep a stream no longer; see `StreamRegistry.remove_stream`."""
+        self.registry.remove_stream(stream, told_events)
 
     # For clients that ask for them
 

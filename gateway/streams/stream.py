@@ -36,6 +36,10 @@ class StreamProducer(Protocol):
     def is_loading(self) -> bool:
         """Whether it waits for its model to be loaded, and nothing of its answer was sent."""
 
+    @property
+    def client_id(self) -> bytes:
+        """Whose limits the request counts for: `Caller.client_id`."""
+
     def stop(self, error: RoundhouseError) -> None:
         """End the request, and tell `error` where nothing better can be told."""
 

@@ -247,8 +247,11 @@ class RateLimits:
             else:
                 del self._states[name]
 
-    def admit_request(self, caller: Caller, estimated_tokens: int, now: float) -> RateLimitEntry:
-        """Count a new inference request. A refused one counts for nothing.
+    def admit_request(
+        self, caller: Caller, estimated_tokens: int, now: float, *, ending_requests: int = 0
+    ) -> RateLimitEntry:
+        """Count a request that begins, waiting included. One that is refused uses nothing up. So many requests of the
+        caller's as `ending_requests` end because of this one.
 
         Settle or release the entry that is returned when the request ends.
 
@@ -260,7 +263,7 @@ class RateLimits:
             return _FREE
         state = self._state_of(caller, now)
         requests, tokens = state.request_bucket, state.token_bucket
-        _check_concurrency(caller, state)
+        _check_concurrency(caller, state, ending_requests)
         requests_wait_s = tokens_wait_s = 0.0
         if requests is not None:
             requests.refill(now)
@@ -280,10 +283,10 @@ class RateLimits:
         state.inflight += 1
         return RateLimitEntry(self, caller.name or "", state, estimated_tokens)
 
-    def admit_read(self, caller: Caller, now: float) -> RateLimitEntry:
-        """Count a request that only reads state of the gateway or the controller (GET, HEAD).
-
-        Reads have a limit of their own (`READS_PER_MINUTE`), besides requests and tokens per minute.
+    def admit_read(self, caller: Caller, now: float, *, is_concurrent: bool = True) -> RateLimitEntry:
+        """Count a request that only reads what the gateway or the controller knows. It takes nothing of the requests
+        and tokens per minute, and has a bound of its own. One that is refused uses nothing up. `is_concurrent` False:
+        it is about a request that is under way, and none of those at a time itself.
 
         Raises:
             RoundhouseError: `rate_limit_exceeded`, as `admit_request`.
@@ -292,13 +295,16 @@ class RateLimits:
             return _FREE
         state = self._state_of(caller, now)
         reads = state.read_bucket
-        _check_concurrency(caller, state)
+        if is_concurrent:
+            _check_concurrency(caller, state)
         if reads is not None:
             reads.refill(now)
             wait_s = reads.wait_s(1)
             if wait_s:
                 raise _rate_limit_error(caller, f"{reads.capacity} read(s) per minute", wait_s)
             reads.level -= 1
+        if not is_concurrent:
+            return _FREE
         state.inflight += 1
         return RateLimitEntry(self, caller.name or "", state, 0)
 
@@ -392,8 +398,8 @@ def _bucket_lines(unit: str, capacity: int, remaining: int, reset_text: str) -> 
     )
 
 
-def _check_concurrency(caller: Caller, state: _KeyUsage) -> None:
-    if state.concurrency is not None and state.inflight >= state.concurrency:
+def _check_concurrency(caller: Caller, state: _KeyUsage, ending_requests: int = 0) -> None:
+    if state.concurrency is not None and state.inflight - ending_requests >= state.concurrency:
         raise _rate_limit_error(caller, f"{state.concurrency} request(s) at a time", None)
 
 

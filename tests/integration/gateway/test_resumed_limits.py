@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import math
 import time
 from typing import Any
 
+from gateway.exchange.exchange import Exchange
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.fakes.mock_engine import WORDS
@@ -17,6 +19,7 @@ from tests.support.queueing import key
 from tests.support.raw_http import chat_body, raw, request
 from tests.support.resumed_streams import (
     CHAT,
+    FAMILIES,
     ID,
     cut_stream,
     is_told,
@@ -135,6 +138,58 @@ async def test_what_one_request_lacks_replaces_no_stream() -> None:
             sent += await first.read()
         assert text_of(sent) == TEXT
         assert (await read_again(here)).body == sent
+
+
+async def test_a_key_with_one_request_at_a_time_reads_stops_and_replaces_its_stream() -> None:
+    async with gateway_harness() as here, engines(1) as (engine,):
+        await here.publish(
+            route("m", [engine.url]), keys=(key("alice", concurrency=1), key("bob", tenant="alice", concurrency=1))
+        )
+        here.client.headers["authorization"] = "Bearer secret-alice"
+        sent = await cut_stream(await open_stream(here, fault="pause_until_release"))
+        await until_read(here, 0)
+        async with open_stream(here, "another") as answer:
+            assert answer.status == 429
+        reader = asyncio.create_task(read_again(here, len(sent)))
+        await until_read(here, 1)
+        assert len(await look_up(here, ID)) == 1
+        second = await open_stream(here, fault="pause_until_release")
+        assert second.status == 200, "it takes the place of the first"
+        assert is_told("stream_replaced", (await reader).body)
+        here.client.headers["authorization"] = "Bearer secret-bob"
+        async with open_stream(here, "bobs", fault="pause_until_release") as own:
+            assert own.status == 200
+            async with open_stream(here) as answer:
+                assert answer.status == 429, "what ends counts for another key"
+            assert await stop(here) == 204
+            assert is_told("stream_stopped", await second.read())
+            engine.release.set()
+            assert text_of(await own.read()) == TEXT
+        await nothing_left(here)
+
+
+async def test_requests_leave_no_cycles_behind() -> None:
+    async with gateway_harness() as here, engines(1) as (engine,):
+        await here.publish(route("m", [engine.url], apis=(CHAT,)))
+
+        async def make_streams(number: int) -> None:
+            for path in FAMILIES:
+                async with open_stream(here, f"{path}{number}", path) as answer:
+                    await answer.read()
+            await cut_stream(await open_stream(here, f"cut{number}"))
+            async with here.post("/v1/responses", model="m", input="Hi", background=True, stream=True) as answer:
+                await answer.read()
+            await here.idle()
+
+        await make_streams(0)
+        gc.collect()
+        gc.disable()
+        try:
+            await make_streams(1)
+            await until_read(here, 0)
+            assert [each for each in gc.get_objects() if isinstance(each, Exchange)] == []
+        finally:
+            gc.enable()
 
 
 async def test_a_bad_id_is_refused() -> None:

@@ -65,6 +65,7 @@ class Producer:
     stream: ResumableStream
     known: Known
     is_loading: bool = False
+    client_id: bytes = b""
 
     def stop(self, error: RoundhouseError) -> None:
         """See StreamProducer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gateway.server.call import Handler
 from gateway.streams.client_feed import ClientFeed
 from gateway.streams.registry import StreamRegistry
 from gateway.streams.stream import ResumableStream, StreamState
@@ -19,6 +20,7 @@ class Call:
         self.head: tuple[int, bytes] | None = None
         self.parts: list[bytes] = []
         self.is_ended = False
+        self.handler: Handler | None = None
         self.feed: ClientFeed
 
     def start_response(self, status: int, lines: bytes, first_part: bytes) -> None:

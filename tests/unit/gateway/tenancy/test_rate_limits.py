@@ -93,6 +93,23 @@ def test_reading_is_never_bound_closer_than_requests(requests: int) -> None:
     refused_read(limits, who)
 
 
+def test_what_is_about_a_request_under_way_is_none_of_those_at_a_time() -> None:
+    limits, who = RateLimits(), caller(concurrency=1, requests_per_minute=6)
+    running = limits.admit_request(who, 0, 0.0)
+    for _ in range(READS_PER_MINUTE):
+        limits.admit_read(who, 0.0, is_concurrent=False).release_request(0.0, 0)
+    with pytest.raises(RoundhouseError, match="per minute"):
+        limits.admit_read(who, 0.0, is_concurrent=False)
+    with pytest.raises(RoundhouseError, match="at a time"):
+        limits.admit_request(who, 0, 0.0)
+    instead = limits.admit_request(who, 0, 0.0, ending_requests=1)
+    running.release_request(0.0, 0)
+    with pytest.raises(RoundhouseError, match="at a time"):
+        limits.admit_request(who, 0, 0.0)
+    instead.release_request(0.0, 0)
+    limits.admit_request(who, 0, 0.0)
+
+
 def test_without_requests_per_minute_reading_has_no_bound() -> None:
     limits = RateLimits()
     for who in (caller(tokens_per_minute=1), caller(), ANONYMOUS):

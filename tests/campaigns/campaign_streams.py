@@ -1,0 +1,25 @@
+"""Resumable streams: by generated interleavings, cut at every byte, and in gateways that are killed."""
+
+from __future__ import annotations
+
+from tests.campaigns.pytest_run import run_tests
+from tests.campaigns.record import Outcome
+
+ABOUT = """
+Generated interleavings of requests, reads, stops, replacements, garbage collection and restarts against a model of
+the rules. A short answer of each engine and API family, read on from every byte. 500 streams that are dropped and
+read on at once. A gateway that is killed in the middle of 50 streams, 30 times: each reader had a true prefix of what
+the next gateway tells, which ends explicitly. 1,000 tries at another tenant's id and at one that nobody has.
+"""
+TESTS = (
+    "tests/properties/gateway/streams/test_streams.py",
+    "tests/integration/gateway/test_resumed_engines.py",
+    "tests/integration/gateway/test_resumed_limits.py",
+    "tests/integration/gateway/test_resumed_process.py",
+    "tests/integration/gateway/test_resumed_streams.py",
+)
+
+
+def run(seed: int) -> Outcome:
+    """The tests with full counts."""
+    return run_tests(TESTS, seed)
