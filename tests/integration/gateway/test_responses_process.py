@@ -113,7 +113,7 @@ async def test_a_damaged_database_is_put_aside_and_the_log_says_so(tmp_path: Pat
         assert await here.client.responses.retrieve(made.id) == made
         process.terminate()
         _, said = await ended(process)
-        assert f"it is now {tmp_path / 'responses.db.damaged'}" in said
+        assert "it is now responses.db.damaged" in said
     assert (tmp_path / "responses.db.damaged").read_bytes() == b"not a database" * 1000
 
 
