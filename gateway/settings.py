@@ -249,5 +249,5 @@ class GatewaySettings(BaseSettings):
 
     @property
     def answer_buffer_bytes(self) -> int:
-        """Most bytes of a blocking answer that are held until it is complete."""
+        """Maximum number of bytes of a blocking answer that are held until it is complete."""
         return self.answer_buffer_mib * MIB

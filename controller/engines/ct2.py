@@ -131,7 +131,7 @@ class CT2(Engine[CT2Definition]):
         return longest_token_at(definition.model_path, artifacts) if has_own else None
 
     def predict_memory(self, definition: CT2Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
-        """Predict the variables, in the types that CTranslate2 computes in."""
+        """Predict the memory of the model's weights, in the types that CTranslate2 converts the weights to on load."""
         return predict_ct2(
             definition.model_path,
             artifacts,

@@ -212,7 +212,7 @@ class ExLlamaV3(Engine[ExLlamaV3Definition]):
         return Launch(tuple(args), dict(definition.env), image, WORKER_TOKEN_ENV, shm_bytes)
 
     def predict_memory(self, definition: ExLlamaV3Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
-        """Predict the memory by the folder's config.json and the size of the cache."""
+        """Predict the memory from the model folder's config.json and the declared size of the KV cache."""
         load = ExLlamaLoad(
             cache_tokens=definition.exllama_cache_size,
             cache_quant=definition.exllama_cache_quant,

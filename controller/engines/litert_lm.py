@@ -90,7 +90,7 @@ class LiteRTLM(Engine[LiteRTLMDefinition]):
         return Launch(tuple(args), dict(definition.env), self.resolve_image(definition, ctx.images), WORKER_TOKEN_ENV)
 
     def predict_memory(self, definition: LiteRTLMDefinition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
-        """Predict the size of the file, and what the worker takes."""
+        """Predict the memory as the size of the model file plus the worker's own memory."""
         return predict_by_size(artifact_at(definition.model_path, artifacts), definition.gpu_count or 0)
 
     def list_files(self, definition: LiteRTLMDefinition) -> tuple[FileCheck, ...]:

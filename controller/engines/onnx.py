@@ -85,7 +85,7 @@ class Onnx(Engine[OnnxDefinition]):
         return (definition.model_path,)
 
     def predict_memory(self, definition: OnnxDefinition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
-        """Predict the size of the file, and what the worker takes."""
+        """Predict the memory as the size of the model file plus the worker's own memory."""
         return predict_by_size(artifact_at(definition.model_path, artifacts), gpus=0)
 
     def list_files(self, definition: OnnxDefinition) -> tuple[FileCheck, ...]:

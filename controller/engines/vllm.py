@@ -114,7 +114,7 @@ class VllmEngine(Engine[VllmFieldsT]):
         return None if names_other or path is None else longest_token_at(path, artifacts)
 
     def predict_memory(self, definition: VllmFieldsT, artifacts: Mapping[str, Artifact]) -> Forecast | None:
-        """Predict a share of each GPU, or weights and a cache of the declared size."""
+        """Predict the memory: vLLM's share of each GPU, or weights and KV cache where the cache's size is declared."""
         if (mover := find_memory_mover(definition)) is not None:
             return Unpredicted(f"{mover} changes what is where")
         return predict_vllm(_build_load(definition, self.target_inflight(definition)), artifacts)

@@ -9,7 +9,7 @@ from typing import Final
 from controller.state import DesiredModel, ModelTraffic, ObservedReplica, ObservedState, Phase
 
 LONGEST_RESIDENCY_S: Final = 60.0
-"""Most seconds that a model stays loaded by default: as long as its load took, but no longer than this."""
+"""Maximum number of seconds that a model stays loaded by default: as long as its load took, but no longer than this."""
 CHEAPEST_RELOAD_S: Final = 0.1
 """Least seconds that a reload counts as in `eviction_order`."""
 UNUSED: Final = ModelTraffic()

@@ -31,7 +31,7 @@ FOREIGN_USE: Final = 0.1
 """Share of a GPU's memory that other processes may use while the GPU counts as empty for a replica of unknown need."""
 _UNKNOWN: Final = Requirement()
 NAMED = 3
-"""Most processes that a reason names; the others are counted."""
+"""Maximum number of processes that a reason names; the others are counted."""
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from controller.schema.routing import GatewayReport
 from gateway.routing.table import Routes
 
 LEAVING_NAMED = 20
-"""Most request ids per replica that a report names: those that have been in flight for longest."""
+"""Maximum number of request ids per replica that a report names: those that have been in flight for longest."""
 
 
 class InflightCounts:

@@ -43,7 +43,7 @@ TOKEN_REFUSED = 401
 """HTTP status with which the controller refuses a gateway's token, and nothing else."""
 REFUSED_WORDS = f"it refuses this gateway's token ({FILE_VARIABLE})"
 MOST_PROBLEMS = 5
-"""Most problems of an unreadable table that the log names."""
+"""Maximum number of problems of an unreadable table that the log names."""
 
 
 def retry_delay(attempt: int, jitter: float) -> float:

@@ -18,11 +18,11 @@ from typing import Final
 FAILURES: Final = 3
 """Consecutive failed probes after which a remote has failed."""
 LONGEST_GAP_S: Final = 60.0
-"""Most seconds between probes of a remote that is healthy, or that refuses its key."""
+"""Maximum number of seconds between probes of a remote that is healthy, or that refuses its key."""
 LONGEST_OUTAGE_GAP_S: Final = 10.0
-"""Most seconds between probes of a remote that has failed: requests are refused until a probe succeeds."""
+"""Maximum number of seconds between probes of a remote that has failed: requests are refused until a probe succeeds."""
 LONGEST_PATIENCE_S: Final = 3600.0
-"""Most seconds of a `Retry-After` that are respected."""
+"""Maximum number of seconds of a `Retry-After` that are respected."""
 _HTTP_OK: Final = 200
 _TOO_MANY: Final = 429
 _KEY_REFUSED: Final = (401, 403)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 COALESCE_S = 0.1
 """Seconds within which changes share a report."""
 EVERY_S = 2.0
-"""Most seconds between two reports."""
+"""Maximum number of seconds between two reports."""
 
 
 class ReportSchedule:

@@ -21,7 +21,7 @@ _AUTHORITY = re.compile(
 )
 """A host with an optional port (RFC 3986, 3.2.2 and 3.2.3). Whether `address` is an IP address is checked apart."""
 _REMEMBERED = 64
-"""Most accepted Host headers that are remembered."""
+"""Maximum number of accepted Host headers that are remembered."""
 _LONGEST_REMEMBERED = 300
 """Bytes of a Host header that is remembered; names with ports are shorter."""
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")

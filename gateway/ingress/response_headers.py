@@ -19,7 +19,7 @@ _TO_ENGINE: Final = (b"traceparent", b"tracestate")
 """Request headers of clients that are forwarded to engines. Never credentials."""
 _AT_ONCE_LINES: Final = b"x-queue-position: 1\r\nx-queue-depth: 1\r\nx-estimated-wait-ms: 0\r\n"
 _REMEMBERED: Final = 256
-"""Most client header lines that are remembered."""
+"""Maximum number of client header lines that are remembered."""
 
 
 class ResponseHeaders:

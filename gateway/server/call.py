@@ -51,7 +51,7 @@ class Connection(Protocol):
 
     @property
     def max_body_bytes(self) -> int:
-        """Most bytes of a request's body."""
+        """Maximum number of bytes of a request's body."""
 
     @property
     def local_address(self) -> str | None:

@@ -43,7 +43,7 @@ class ClientLimits:
     """Limits of a client's connection."""
 
     max_header_bytes: int
-    """Most bytes of a request line with headers, and of trailers."""
+    """Maximum number of bytes of a request line with headers, and of trailers."""
     client_timeout_s: float
     """Seconds for a request's headers, between parts of its body, and to read what was sent."""
     keep_alive_s: float
@@ -81,7 +81,7 @@ class InferenceRoutes(Protocol):
         """Return what opens a WebSocket at this path; None: there is none. `path`: as sent, without its query."""
 
     def max_body_bytes(self) -> int:
-        """Most bytes of a request's body."""
+        """Maximum number of bytes of a request's body."""
 
     @property
     def body_budget(self) -> BodyBudget:
@@ -147,7 +147,7 @@ class RequestReader(HttpToolsProtocol):
 
     @property
     def max_body_bytes(self) -> int:
-        """Most bytes of a body."""
+        """Maximum number of bytes of a body."""
         return self._direct.max_body_bytes()
 
     def read_requests(self, data: bytes) -> RoundhouseError | None:

@@ -9,7 +9,7 @@ from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Fields
 
 MOST_LISTED: Final = 100
-"""Most entries of a page."""
+"""Maximum number of entries of a page."""
 USUALLY_LISTED: Final = 20
 """Entries of a page if the request sets no `limit`."""
 
@@ -20,7 +20,7 @@ class ListQuery(NamedTuple):
     after: str | None = None
     """Id of the entry after which the page begins; None: the first page."""
     limit: int = USUALLY_LISTED
-    """Most entries of the page."""
+    """Maximum number of entries of the page."""
     is_ascending: bool = False
     """Whether the oldest entry comes first."""
 

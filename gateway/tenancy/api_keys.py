@@ -45,7 +45,7 @@ class Caller:
     tokens_per_minute: int | None
     """None: no limit."""
     concurrency: int | None
-    """Most requests at a time, waiting ones included; None: no limit."""
+    """Maximum number of requests at a time, waiting ones included; None: no limit."""
     is_limited: bool
     """Whether any of the three limits is set."""
     sha256: bytes = field(repr=False)

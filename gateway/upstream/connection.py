@@ -20,13 +20,13 @@ RequestBody = bytes | list[bytes | memoryview]
 """A body in one piece, or a large one in parts, which are sent as fast as the engine reads them."""
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Most bytes of an answer's headers, and of informational answers or trailers without a byte of a body between them."""
+"""Maximum size in bytes of an answer's headers, and of informational answers or trailers with no body byte between."""
 _ONE_PIECE_BYTES = 32 * 1024
 """Bodies up to this size are copied behind their head, which is cheaper than two writes."""
 _PART_BYTES = 128 * 1024
-"""Most bytes of a large body that are passed to the transport at once."""
+"""Maximum number of bytes of a large body that are passed to the transport at once."""
 _ONE_TURN_BYTES = 512 * 1024
-"""Most bytes of a large body that are written before other work has its turn, however fast the engine reads."""
+"""Maximum number of bytes of a large body that are written in one turn, however fast the engine reads."""
 
 
 class EngineFailureError(Exception):

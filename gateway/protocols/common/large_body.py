@@ -159,7 +159,7 @@ class LargeBody:
         return _MARK_CHARACTERS.sub(self._decode_mark, text)
 
     def split_text(self, text: str) -> Iterator[str]:
-        """Yield the text that `fill_text` returns in pieces of a block at most, for callers that do not need it whole.
+        """Yield the text that `fill_text` returns, in pieces: a caller that reads them one by one never holds it whole.
 
         Raises:
             RoundhouseError: as `fill_text`.

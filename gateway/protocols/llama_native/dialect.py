@@ -144,7 +144,8 @@ class NativeDialect(EnvelopeDialect):
     """Dialect of `/infill` and `/completion`."""
 
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
-        """Refuse what the model does not support, and more answers than its engine generates."""
+        """Raise RoundhouseError where the model does not support the request, or where `n` asks for more answers than
+        the engine generates at a time."""
         super().check_request(request, route)
         check_choices(request.outline_fields, route)
 

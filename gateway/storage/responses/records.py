@@ -122,11 +122,11 @@ class HistoryBounds(NamedTuple):
     """Limits of what a request may continue."""
 
     bytes: int
-    """Most bytes of the items as JSON."""
+    """Maximum number of bytes of the items as JSON."""
     items: int = 10_000
-    """Most items."""
+    """Maximum number of items."""
     responses: int = 2_000
-    """Most responses that continue each other."""
+    """Maximum number of responses that continue each other."""
 
 
 class StoredTotals(NamedTuple):
