@@ -22,7 +22,7 @@ with llama-cpp-python."""
 
 @dataclass(frozen=True, slots=True)
 class MemoryParts:
-    """Memory of one device, by purpose."""
+    """Memory of one device in bytes, by purpose."""
 
     weights: int = 0
     kv_cache: int = 0
