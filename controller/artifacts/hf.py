@@ -21,10 +21,11 @@ _TEXT_MODELS: Final = ("text_config", "llm_config", "language_config")
 
 
 def head_length(data: bytes, size: int) -> int:
-    """Return the header length in bytes of a safetensors file of `size` bytes. `data` is the file's first HEAD_LENGTH
-    bytes.
+    """Return the length in bytes of the JSON header that follows the first HEAD_LENGTH bytes of a safetensors file.
 
-    Raises ArtifactError where the file is damaged, cut off, or no safetensors file.
+    `data`: these first bytes, which hold that length and are not part of it. `size`: bytes of the whole file. Raises
+    ArtifactError where the file is damaged, cut off, or no safetensors file, and where its header is longer than
+    LONGEST_READ_HEAD.
     """
     length = int.from_bytes(data, "little")
     if len(data) < HEAD_LENGTH or not 0 < length <= _LONGEST_HEAD:
@@ -37,8 +38,8 @@ def head_length(data: bytes, size: int) -> int:
 
 
 def tensor_bytes(head: bytes, data_size: int) -> dict[str, int]:
-    """Sum the bytes of a safetensors file's tensors by element type, in lower case. `data_size` is the number of bytes
-    after the header.
+    """Sum the bytes of a safetensors file's tensors by element type, in lower case. `head` is the JSON header,
+    `data_size` the number of bytes after it.
 
     Raises ArtifactError where the header is damaged or the file is cut off.
     """
@@ -62,7 +63,8 @@ def tensor_bytes(head: bytes, data_size: int) -> dict[str, int]:
 
 
 def text_config(data: bytes) -> Mapping[str, object]:
-    """Return the part of a `config.json` that describes the text model, merged over the top-level fields."""
+    """Return the part of a `config.json` that describes the text model, merged over the top-level fields; only these
+    where it has no such part. Raises ArtifactError as `json_object`."""
     config = json_object(data)
     for name in _TEXT_MODELS:
         inner = config.get(name)

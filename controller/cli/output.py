@@ -93,7 +93,11 @@ def value_words(value: object) -> str:
 
 
 def plain_words(value: object) -> str:
-    """Return a field's value in plain words, `-` for None and for empty collections."""
+    """Return a field's value, as decoded from JSON, on one line in plain words.
+
+    `-` for None and for an empty list or object; `true` or `false`; the lines of a text as `one_line` joins them; the
+    elements of a list, and the `key=value` of an object, separated by spaces.
+    """
     match value:
         case None:
             return "-"

@@ -102,7 +102,7 @@ class CT2(Engine[CT2Definition]):
         return definition.target_inflight or definition.ct2_inter_threads or self.default_target_inflight
 
     def target_inflight(self, definition: CT2Definition) -> int:
-        """Return the configured number, up to `ct2_inter_threads`."""
+        """Return the configured number, up to `ct2_inter_threads` (1 if that is not set)."""
         return min(self.configured_inflight(definition), definition.ct2_inter_threads or 1)
 
     def derive_capabilities(self, definition: CT2Definition) -> Capabilities:
@@ -118,7 +118,7 @@ class CT2(Engine[CT2Definition]):
         return apply_declared(definition, derived)
 
     def context_length(self, definition: CT2Definition) -> int | None:
-        """Return the declared limit of one request."""
+        """Return the declared limit of one request, in tokens; None: not declared."""
         return definition.ct2_max_tokens
 
     def list_artifacts(self, definition: CT2Definition) -> tuple[str, ...]:
@@ -131,7 +131,10 @@ class CT2(Engine[CT2Definition]):
         return longest_token_at(definition.model_path, artifacts) if has_own else None
 
     def predict_memory(self, definition: CT2Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
-        """Predict the memory of the model's weights, in the types that CTranslate2 converts the weights to on load."""
+        """Predict the weights in the types that CTranslate2 computes in, plus what CUDA and the worker take.
+
+        Never None: `Unpredicted` where the model's files were not read, or are not CTranslate2's.
+        """
         return predict_ct2(
             definition.model_path,
             artifacts,

@@ -76,7 +76,7 @@ class VllmEngine(Engine[VllmFieldsT]):
         return faults
 
     def rendered_vram_mib(self, definition: VllmFieldsT) -> int | None:
-        """Return `vram_mib` where it sets the share of each GPU that vLLM takes."""
+        """Return `vram_mib` (MiB on each GPU) where it sets the share of each GPU that vLLM takes; else None."""
         return definition.vram_mib if definition.share_follows_vram else None
 
     def derive_capabilities(self, definition: VllmFieldsT) -> Capabilities:
@@ -92,7 +92,7 @@ class VllmEngine(Engine[VllmFieldsT]):
         return apply_declared(definition, derived)
 
     def context_length(self, definition: VllmFieldsT) -> int | None:
-        """Return the declared context length."""
+        """Return the declared context length in tokens; None: not declared."""
         return definition.vllm_max_model_len
 
     def kv_cache_tokens(self, definition: VllmFieldsT, told: EngineFigures) -> int | None:
@@ -114,7 +114,11 @@ class VllmEngine(Engine[VllmFieldsT]):
         return None if names_other or path is None else longest_token_at(path, artifacts)
 
     def predict_memory(self, definition: VllmFieldsT, artifacts: Mapping[str, Artifact]) -> Forecast | None:
-        """Predict the memory: vLLM's share of each GPU, or weights and KV cache where the cache's size is declared."""
+        """Predict a share of each GPU; or, where `vllm_kv_cache_memory_bytes` declares the size of the cache, what
+        weights, cache and computing take.
+
+        Never None: `Unpredicted` where a needed file was not read, or an option changes memory in ways not known.
+        """
         if (mover := find_memory_mover(definition)) is not None:
             return Unpredicted(f"{mover} changes what is where")
         return predict_vllm(_build_load(definition, self.target_inflight(definition)), artifacts)
@@ -132,7 +136,8 @@ class VllmEngine(Engine[VllmFieldsT]):
         )
 
     def build_program(self, definition: VllmFieldsT, ctx: RenderContext) -> tuple[str, ...]:
-        """Return the command line up to the arguments of `vllm serve`."""
+        """Return the command line up to the arguments of `vllm serve`. Each backend overrides it; here it raises
+        TypeError."""
         raise TypeError(f"backend {self.name} has no program")
 
     def own_environment(self, definition: VllmFieldsT, ctx: RenderContext) -> dict[str, str]:
@@ -171,11 +176,12 @@ class VllmEngine(Engine[VllmFieldsT]):
         return _EMBEDDING if definition.vllm_embedding else _GENERATING
 
     def parse_progress(self, log_tail: str) -> float | None:
-        """Read the progress bar of the checkpoint shards."""
+        """Return the progress of a load, from 0 to 1, by the progress bar of the checkpoint shards; None: there is
+        none."""
         return vllm_progress(log_tail)
 
     def explain_exit(self, exit_code: int | None, log_tail: str) -> Verdict | None:
-        """Return the cause that vLLM, PyTorch or transformers wrote, in plain words."""
+        """Return the cause that vLLM, PyTorch or transformers wrote, in plain words; None: no known one."""
         return vllm_verdict(log_tail)
 
 
@@ -186,7 +192,8 @@ def _takes_images(definition: VllmFields) -> bool:
 
 
 class Vllm(VllmEngine[VllmDefinition]):
-    """Starts vLLM's server in a worker process."""
+    """The backend `vllm`: renders the command line of a worker process that starts vLLM's server as its child. Starts
+    nothing itself."""
 
     name: ClassVar[str] = "vllm"
     definition = VllmDefinition

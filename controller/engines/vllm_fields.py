@@ -237,8 +237,11 @@ class VllmFields(Definition):
 
     @property
     def share_follows_vram(self) -> bool:
-        """Whether `vram_mib` sets the share of each GPU that the engine takes: no option or argument sets the share or
-        the size of the cache."""
+        """Whether `vram_mib` sets the share of each GPU's memory that the engine takes.
+
+        True if `vram_mib` is set, the replica has GPUs, and neither an option nor an argument in `extra_args` sets the
+        share or the size of the KV cache.
+        """
         sizes = (self.vllm_gpu_memory_utilization, self.vllm_kv_cache_memory_bytes)
         is_sized_otherwise = any(size is not None for size in sizes) or any(
             arg.replace("_", "-").startswith(_SIZE_FLAGS) for arg in self.extra_args

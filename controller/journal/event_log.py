@@ -91,8 +91,8 @@ class EventLog:
     def record_entries(self, entries: Iterable[NewEntry], now: float) -> list[JournalEntry]:
         """Append entries that happened at `now` (Unix time in seconds), and wake every `wait_for_entries`.
 
-        Return the entries with their ids. Entries that could not be written earlier are written too if that works
-        now; call it with no entries just to retry.
+        Return the entries with their ids. A write that fails raises nothing: the entries stay in memory, up to
+        `UNWRITTEN`, and calls from `RETRY_S` later on try again. Call it with no entries just to retry.
         """
         new_entries = [self._make_entry(entry, now) for entry in entries]
         self._unwritten.extend(new_entries)

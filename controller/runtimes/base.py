@@ -119,10 +119,15 @@ class Runtime(Protocol):
         """
 
     async def stop_replica(self, name: str, grace_s: float) -> None:
-        """End a replica and remove it: SIGTERM to its whole process group, SIGKILL after `grace_s` seconds."""
+        """End a replica and remove it: SIGTERM to its whole process group, SIGKILL after `grace_s` seconds. The end of
+        its log stays on disk. Returns once it is gone; does nothing if the name is unknown."""
 
     async def remove_replica(self, name: str) -> None:
-        """Remove a replica that has ended or was never started. The end of its log stays on disk."""
+        """Remove a replica that has ended or was never started. The end of its log stays on disk.
+
+        If the name is unknown or the replica runs, do nothing; that is no error. Only `stop_replica` ends one that
+        runs.
+        """
 
     async def read_log_tail(self, name: str, lines: int = 50) -> str:
         """Return the engine's last log lines; empty if there are none."""
@@ -161,7 +166,7 @@ class Runtime(Protocol):
         """Return the GPUs that the last `read_gpus` left out because they cannot be read, each with the reason."""
 
     def watch_events(self) -> AsyncIterator[None]:
-        """Yield whenever replicas may have changed. What has changed must be read by `list_replicas`."""
+        """Yield whenever replicas may have changed, until `close`. What has changed must be read by `list_replicas`."""
 
     async def close(self) -> None:
-        """Release connections. Engines go on running."""
+        """Release connections, and end `watch_events`. Engines go on running."""

@@ -49,7 +49,10 @@ class EndedLogs:
             return None
 
     def list_names(self, instance: str, model: str) -> list[str]:
-        """Return the names of the model's replicas whose logs are kept, newest first."""
+        """Return the names of the model's replicas whose logs are kept, newest first; empty if there are none.
+
+        `instance`: this Roundhouse's id, with which the names of its replicas begin (`rh-<instance>-`).
+        """
         name_pattern = names_of(instance, model)
         return [path.stem for path in self._newest_first() if name_pattern.fullmatch(path.stem)]
 

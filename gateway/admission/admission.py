@@ -28,6 +28,9 @@ _NOBODY: Final[Sequence[Grant]] = ()
 class Admission:
     """The slots of all replicas, and one queue per model.
 
+    In all methods, `now` is monotonic seconds, and the caller must pass each returned grant to its ticket's owner or
+    release the ticket.
+
     Invariant: the requests inside a replica hold at most `target_inflight` slots, unless a new table lowered that
     number. No ticket waits that could enter, with three exceptions: a circuit breaker's trial became due since the last
     call (see `admit_trials`); a replica is kept for a request that needs more of it than is free; the first
@@ -202,8 +205,8 @@ class Admission:
     def record_failure(self, replica: str, now: float) -> Sequence[Grant]:
         """Count a failed connection to `replica`: refused, broken, not HTTP, or ended within an answer.
 
-        Call before `retry_ticket` or `release_ticket`. Returns grants, among them errors for waiting tickets that have
-        no replica left to try.
+        Call before `retry_ticket` or `release_ticket`. `now`: monotonic seconds. Returns grants for waiting
+        tickets, among them errors for those that have no replica left to try.
         """
         slots = self._replicas.get(replica)
         if slots is None:
@@ -215,7 +218,11 @@ class Admission:
         return slots.queue.serve_queue(now)
 
     def record_answer(self, replica: str, now: float) -> Sequence[Grant]:
-        """Close the circuit breaker of `replica`, which has sent the first byte of an answer. Returns grants."""
+        """Close the circuit breaker of `replica`, which has begun an answer of any status, and forget its failures.
+
+        `now`: monotonic seconds. Returns grants for tickets that waited and enter now; pass them to the tickets'
+        owners. Empty if the replica is unknown or had no failure.
+        """
         slots = self._replicas.get(replica)
         if slots is None or slots.breaker is None:
             return _NOBODY
@@ -224,7 +231,10 @@ class Admission:
         return slots.queue.serve_queue(now)
 
     def admit_trials(self, now: float) -> Sequence[Grant]:
-        """Admit waiting tickets to replicas whose circuit breaker allows a trial now. Call about once per second."""
+        """Admit waiting tickets to replicas whose circuit breaker allows a trial now. Call about once per second.
+
+        `now`: monotonic seconds. Returns grants for the tickets that enter.
+        """
         return [
             grant
             for queue in self._queues.values()

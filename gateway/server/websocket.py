@@ -30,7 +30,10 @@ class MessageSession(Protocol):
     """Serves the messages of one connection. All methods are called in the event loop."""
 
     def take_message(self, message: bytes) -> None:
-        """Serve a whole text message, in UTF-8."""
+        """Serve a text message, put together from its frames. `message`: its bytes, not checked to be UTF-8.
+
+        Also called while an earlier message is being served: keep the message until then.
+        """
 
     def client_gone(self) -> None:
         """Stop: the connection is closed."""

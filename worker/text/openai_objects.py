@@ -26,7 +26,8 @@ def encode_json(content: Object) -> bytes:
 
 
 def usage_object(job: Job) -> Object:
-    """Return the token counts of a job."""
+    """Return the token counts of a job, as far as it has come, as OpenAI's `usage`: of the prompt, of the answer, and
+    their sum."""
     total = job.prompt_tokens + job.completion_tokens
     return {"prompt_tokens": job.prompt_tokens, "completion_tokens": job.completion_tokens, "total_tokens": total}
 

@@ -39,9 +39,11 @@ class EventWatch:
         self._thread = threading.Thread(target=self._listen, name="docker-events", daemon=True)
 
     async def watch_wakeups(self) -> AsyncIterator[None]:
-        """Yield after events, one wakeup for one or more of them.
+        """Start the thread, and yield after events, one wakeup for one or more of them, until `close` is called.
 
-        Also yield when the connection was made or lost, since events may have been missed. Call it once.
+        Also yield when the connection to the daemon was made, was lost or could not be made, since events may have been
+        missed. Such failures raise nothing: the thread connects again, after `MAX_BACKOFF_S` seconds at most. Call it
+        once. Closing the iterator calls `close`.
         """
         self._thread.start()
         try:
@@ -54,7 +56,7 @@ class EventWatch:
             await self.close()
 
     async def close(self) -> None:
-        """End the thread and the iteration of `watch_wakeups`."""
+        """End the thread and the iteration of `watch_wakeups`. May be called repeatedly."""
         with self._lock:
             self._stopped.set()
             stream = self._stream

@@ -159,10 +159,13 @@ class LargeBody:
         return _MARK_CHARACTERS.sub(self._decode_mark, text)
 
     def split_text(self, text: str) -> Iterator[str]:
-        """Yield the text that `fill_text` returns, in pieces: a caller that reads them one by one never holds it whole.
+        """Yield the text that `fill_text` returns in pieces, for callers that do not need it whole.
+
+        A piece is a part that was left out, of `BLOCK_BYTES` at most, or what the outline holds between two of them,
+        which may be empty or of any length.
 
         Raises:
-            RoundhouseError: as `fill_text`.
+            RoundhouseError: as `fill_text`, when the piece's turn comes.
         """
         end = 0
         for mark in _MARK_CHARACTERS.finditer(text):
@@ -173,7 +176,11 @@ class LargeBody:
 
     def fill_fields(self, fields: dict[str, Any], *, kept_names: Collection[str]) -> None:
         """Replace each string in a decoded outline by what it is in the body, except in fields with these names. Use it
-        before texts are interpreted or stored."""
+        before texts are interpreted or stored.
+
+        Raises:
+            RoundhouseError: as `fill_text`.
+        """
         pending: list[Any] = [fields]
         while pending:
             container = pending.pop()

@@ -144,13 +144,17 @@ class NativeDialect(EnvelopeDialect):
     """Dialect of `/infill` and `/completion`."""
 
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
-        """Raise RoundhouseError where the model does not support the request, or where `n` asks for more answers than
-        the engine generates at a time."""
+        """Refuse what the model does not support, and more answers (`n_cmpl` or `n`) than its engine generates for one
+        request (`route.max_choices`). See `Dialect`.
+
+        Raises:
+            RoundhouseError: `invalid_request`, or the code of what the model does not support; `param` is the field.
+        """
         super().check_request(request, route)
         check_choices(request.outline_fields, route)
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
-        """Return the body under the engine's name for the model."""
+        """Return the body under the engine's name for the model. See `Dialect`."""
         if as_stream:
             return bodies.as_stream(request, route.served_name, ask_for_usage=False)
         return bodies.as_named(request, route.served_name)
@@ -179,7 +183,7 @@ class NativeDialect(EnvelopeDialect):
         return usage_in(body)
 
     def error_as_events(self, body: bytes, request: InferenceRequest | None = None) -> bytes:
-        """Return the error as a `data:` event."""
+        """Return the error, whose JSON is `body`, as a `data:` event. See `Dialect`."""
         return errors.as_event(body)
 
 
