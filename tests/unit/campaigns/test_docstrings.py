@@ -74,4 +74,5 @@ def test_unread_docstrings_and_too_many_missed_ones_are_failures() -> None:
     right, missed, unread = ("a", "b", "right"), ("a", "b", "missed"), ("", "", "")
     assert judge_readings({"f": right, "g": missed}) == []
     assert judge_readings({"f": right, "g": unread}) == ["1 of 2 docstrings are not judged yet"]
+    assert judge_readings({"f": right, "g": ("a", "b", "missed: the unit")}) == []
     assert judge_readings({"f": missed, "g": missed}) == ["2 of 2 docstrings are missed, not 1 at most"]
