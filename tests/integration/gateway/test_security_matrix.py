@@ -32,6 +32,7 @@ STORED = {
     "/v1/responses/": "response_not_found",
     "/v1/chat/completions/{": "completion_not_found",
     "/v1/conversations/{": "conversation_not_found",
+    "/v1/stream": "stream_not_found",
 }
 """How paths of stored objects begin, and the code where there is none of that id."""
 Kind = Literal["inference", "stored", "admin", "models", "listing", "absent", "ungated"]
@@ -54,6 +55,9 @@ class Route:
         target = self.path.replace("{id}", "0").replace("{name}", "org/m").replace("{operation}", "1")
         target = target.replace("{response_id}", "resp_1").replace("{completion_id}", "chatcmpl-1")
         target = target.replace("{conversation_id}", "conv_1").replace("{item_id}", "msg_1")
+        target = target.replace("{conv_id}", "conv-1")
+        if target == "/v1/stream":
+            return "/v1/stream?conv_id=conv-1"
         native = self.api is not None and self.api.is_native
         return f"{target}?model=org%2Fm" if native else target
 
@@ -62,6 +66,8 @@ class Route:
         """JSON that the route takes."""
         if self.method in ("GET", "DELETE"):
             return b""
+        if self.path == "/v1/streams/lookup":
+            return b'{"conversation_ids": ["conv-1"]}'
         if self.path.startswith("/v1/responses"):
             return b'{"model": "org/m", "input": "Hi"}'
         asked = {"messages": [], "input": "Hi", "prompt": "Hi", "query": "Hi", "documents": ["Hi"]}
@@ -100,7 +106,7 @@ def kind_of(path: str) -> Kind:
         return "ungated"
     if path.startswith(("/v1/models", "/models")):
         return "models"
-    if path.startswith(tuple(STORED)):
+    if path.startswith(tuple(STORED)) and not path.startswith("/v1/streams/"):
         return "stored"
     return "admin" if path.startswith("/v1/admin/") else "listing"
 
@@ -306,8 +312,9 @@ async def test_a_keys_limits_hold_on_every_route(limit: dict[str, int], words: s
             if asked.kind == "ungated":
                 assert said[0] == 200
                 continue
-            if asked.api is None and asked.method == "GET" and "concurrency" not in limit:
-                assert said[0] != 429, "reading takes nothing of these"
+            is_read = asked.api is None and asked.method == "GET" and "concurrency" not in limit
+            if is_read or asked.path.startswith("/v1/stream"):
+                assert said[0] != 429, "reading takes nothing of these, nor does what is about a stream that is counted"
                 assert (await ask(here, asked, bearer("all")))[0] == said[0]
                 continue
             check_refusal(asked, said, 429, "rate_limit_exceeded", "limited")
