@@ -18,6 +18,7 @@ from gateway.storage.responses.event_log import follow_events
 from gateway.storage.responses.registry import OPEN_RESPONSES, StoredResponses
 from gateway.streams.resumable_streams import ResumableStreams
 from gateway.streams.sequence_numbers import find_offset
+from gateway.streams.stream import StreamState
 
 PATH: Final = "/v1/responses/{response_id}"
 _CODES: Final = ("scope_required", "response_not_found", "response_store_failed", *INGRESS_CODES)
@@ -86,7 +87,8 @@ def declare(app: FastAPI, responses: StoredResponses, streams: ResumableStreams,
         if query.get("stream", "").lower() not in ("true", "1"):
             return answer_json(await responses.get_response(caller, response_id))
         first_number = _first_number(query.get("starting_after"))
-        resumed = _resume_stream(request, streams, response_id, first_number)
+        is_being_made = responses.is_being_made(caller, response_id)
+        resumed = _resume_stream(request, streams, response_id, first_number, is_being_made=is_being_made)
         if resumed is not None:
             return resumed
         is_open_responses = OPEN_RESPONSES.decode() in request.headers
@@ -139,11 +141,16 @@ def declare(app: FastAPI, responses: StoredResponses, streams: ResumableStreams,
         return answer_json(paginate_items(items, page))
 
 
-def _resume_stream(request: Request, streams: ResumableStreams, response_id: str, first_number: int) -> Response | None:
-    """Return the answer that tells the events of a response in the background from its stream; None: the stream is not
-    kept, or not from there on."""
+def _resume_stream(
+    request: Request, streams: ResumableStreams, response_id: str, first_number: int, *, is_being_made: bool
+) -> Response | None:
+    """Return the events of a background response from its resumable stream; None: answer from the stored response.
+
+    None where the stream is not kept, or not from the event `first_number` on, and where the response is complete but
+    its engine has not closed the connection: the stream ends with the connection, the stored response has all events.
+    """
     stream = streams.find_response_stream(request.state.caller, response_id)
-    if stream is None or not stream.ring.end_offset:
+    if stream is None or not stream.ring.end_offset or (stream.state is StreamState.LIVE and not is_being_made):
         return None
     offset = find_offset(stream.ring, first_number)
     return None if offset is None else read_stream(request, streams, stream, offset)

@@ -237,6 +237,11 @@ class StoredResponses:
         log.end()
         return log
 
+    def is_being_made(self, caller: Caller, response_id: str) -> bool:
+        """Return whether the response is still being made. A complete one, whose engine has not closed the connection
+        yet, is stored by this call and is not. False also for an id that the caller may not see."""
+        return self._find_run(caller, response_id) is not None
+
     async def cancel_response(self, caller: Caller, response_id: str) -> Fields:
         """Cancel a response if it is running. Returns the response object."""
         run = self._find_run(caller, response_id)
