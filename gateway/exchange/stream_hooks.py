@@ -1,5 +1,5 @@
-"""Streams that can be resumed: kept from their first byte, for clients that ask for that (`X-Conversation-Id`), and of
-responses in the background."""
+"""Hooks that keep an exchange's event stream as a resumable stream: for requests with `X-Conversation-Id`, and for
+background responses."""
 
 from __future__ import annotations
 
@@ -23,27 +23,28 @@ _FILE_LINES: Final = {True: b"x-stream-file: kept\r\n", False: b"x-stream-file: 
 
 
 class StreamRun:
-    """The stream of one exchange. A `StreamProducer`."""
+    """Keeps the event stream of one exchange: opens it before admission, appends the events, ends it with the exchange.
+    A `StreamProducer`."""
 
     __slots__ = ("_early_events", "_exchange", "_id", "_is_fed", "_response_id", "_run", "_stream")
 
     def __init__(self, exchange: Exchange, stream_id: str | None, response_id: str | None) -> None:
-        """`stream_id`: what the client calls the stream; None: nothing. `response_id`: of the response that is made in
-        the background, if it is one; one of both is there."""
+        """`stream_id`: the request's `X-Conversation-Id`; None: it has none. `response_id`: id of the background
+        response that the request makes; None: it makes none. At least one of both is given."""
         self._exchange = exchange
         self._id = stream_id
         self._response_id = response_id
         self._run: ResponseRun | None = None
-        """The response that is made, if others can ask for it."""
+        """The response that the request makes, if it can be fetched by its id."""
         self._stream: ResumableStream | None = None
-        """None: the request is not admitted yet, or has no stream."""
+        """None: the stream is not opened yet, or the request has none."""
         self._is_fed = False
-        """The client's call is fed from the stream, or not fed any more."""
+        """A `ClientFeed` was made for the client's call, or the client had left by then."""
         self._early_events = b""
-        """What the client was sent before the stream was opened."""
+        """Bytes that the client was sent before the stream was opened."""
 
     def hooks(self) -> ExchangeHooks:
-        """Return the hooks that keep the stream."""
+        """Return the hooks to add to the exchange, once."""
         return ExchangeHooks(
             before_admission=(self._open,),
             on_admitted=(self._find_run,),
@@ -119,7 +120,8 @@ class StreamRun:
         streams.end_stream(stream, state)
 
     def _end_unbegun(self, exchange: Exchange, stream: ResumableStream) -> None:
-        """End a stream of which nobody was sent anything: its request was refused, or made no stream."""
+        """End a stream without a byte: its request was refused, or the answer was no event stream. Keeps the error for
+        a client that left before, and removes the stream otherwise."""
         answer = exchange.answer
         if self._run is not None and self._run.events is not None:
             stream.append(read_all_events(self._run.events))
@@ -170,4 +172,4 @@ def _keep_stream(exchange: Exchange, _: ModelRoute) -> Pause | None:
 
 
 STREAM_HOOKS: Final = ExchangeHooks(on_request=(_keep_stream,))
-"""For requests by HTTP, after the hooks that complete them."""
+"""For requests by HTTP. Add them after the hooks of stored responses, whose state they read."""

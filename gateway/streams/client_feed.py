@@ -1,4 +1,4 @@
-"""Feeds the client of the request that makes a stream, from the stream and at the client's pace."""
+"""Sends a resumable stream to the client whose request makes it, from the ring and at the client's pace."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gateway.streams.stream import ResumableStream
 
 
 class FedCall(Protocol):
-    """What a feed asks of a `ClientCall`."""
+    """The methods of `ClientCall` that a feed uses."""
 
     handler: Handler | None
 
     def start_response(self, status: int, lines: bytes, first_part: bytes) -> None:
-        """See ClientCall, as for the others."""
+        """See ClientCall, as for the other methods."""
 
     def send_part(self, part: bytes) -> None: ...
 
@@ -25,8 +25,8 @@ class FedCall(Protocol):
 
 
 class ClientFeed:
-    """The handler of a client's call from the first byte of its stream on, and a `StreamReader`. The request goes on
-    whatever becomes of the client."""
+    """Handler of the client's call once its stream is open, in place of the exchange, and a `StreamReader`. A client
+    that is slow or leaves stops being fed; the exchange goes on."""
 
     __slots__ = ("_call", "_is_full", "_is_started", "_lines", "_lost_events", "_offset", "_on_gone", "_stream")
 
@@ -40,14 +40,16 @@ class ClientFeed:
         *,
         sent_bytes: int = 0,
     ) -> None:
-        """Args:
+        """Register as a reader of `stream`. Call `wake` once afterwards to send what the stream has.
 
-        stream: what the client is sent.
-        call: the client's.
-        lines: header lines of the answer, whose status is 200.
-        lost_events: tell the client that it was too slow, and lost a part of the stream.
-        on_gone: called when the client leaves before the end.
-        sent_bytes: of the stream, what the client was sent already, after the head; 0: not even the head.
+        Args:
+            stream: the stream to send.
+            call: the client's call, which this feed ends.
+            lines: header lines of the 200 response, each with its line end.
+            lost_events: error events to send last if the client is so slow that the ring drops bytes it has not got.
+            on_gone: called once if the client leaves before the end.
+            sent_bytes: bytes of the stream that the client was sent before, after the response's head; 0: not even the
+                head was sent.
         """
         self._stream = stream
         self._call: FedCall | None = call
@@ -60,7 +62,7 @@ class ClientFeed:
         stream.readers.add(self)
 
     def wake(self) -> None:
-        """See StreamReader. Sends all that the client takes."""
+        """See StreamReader. Sends until the client's buffer is full or the stream has no more."""
         while self._call is not None and not self._is_full:
             events, is_end = self._stream.read(self._offset, self._lost_events)
             if is_end:

@@ -9,10 +9,10 @@ _BLANK_LINE: Final = re.compile(rb"\n(\r?\n)")
 
 
 def add_ids(events: bytes, offset: int) -> bytes:
-    """Give each event its `id:` line: the offset after it, in the stream without such lines. `events` begin at
-    `offset`, perhaps within an event, and end with one.
+    """Return `events` with an `id: N` line in each event. N is the offset after the event, counted without `id:` lines.
 
-    The line is the last of its event, so that the rest of an event that was cut gets one, too.
+    `events` is a part of a stream that begins at `offset`, which may lie within an event, and ends with a whole event.
+    The `id:` line is the event's last line, so an event whose beginning is not in `events` gets one, too.
     """
     parts, start = [], 0
     for match in _BLANK_LINE.finditer(events):

@@ -1,4 +1,4 @@
-"""Streams whose process ended without a word: how much of them is whole, and how they end. Pure."""
+"""Streams that a killed gateway left unfinished: which events are whole, and which events end the stream. Pure."""
 
 from __future__ import annotations
 
@@ -17,24 +17,28 @@ _MESSAGES: Final = "/v1/messages"
 
 
 def cut_torn_event(sent: bytes) -> bytes:
-    """Return the whole events of `sent`. A process that is killed may have written a part of one, which nobody got."""
+    """Return `sent` without a torn event at its end. A killed process may have written a part of an event to the file;
+    no reader got that part, since readers get whole events only."""
     return sent[: end_of_events(sent)]
 
 
 def is_complete(path: str, events: bytes) -> bool:
-    """Whether the events of an API's stream are all that it has."""
+    """Return whether `events` end with the final event of the API at `path`: `[DONE]`, or `message_stop` or `error` for
+    `/v1/messages`. False for a stream that was cut, or has no events."""
     data = data_of(last_event(events))
     return _MESSAGE_STOP.search(data) is not None if path == _MESSAGES else data.strip() == _DONE
 
 
 def error_events(path: str, error: RoundhouseError, request_id: str) -> bytes:
-    """Return the events that tell a reader of the API's stream of an error, and are the last for the reader."""
+    """Return the bytes of the events that report `error` in the form of the API at `path`, terminator included. Nothing
+    may follow them. `path` must be the path of an API that streams; KeyError otherwise."""
     dialect = SERVING_OPTIONS[path][0].dialect
     return dialect.error_as_events(dialect.error_body(error, request_id))
 
 
 def end_events(path: str, events: bytes, error: RoundhouseError, request_id: str) -> bytes:
-    """Return the events that end a stream of the API at `path` with `error`, after `events`."""
+    """Return the bytes that end a stream of the API at `path` with `error`. `events`: all that was sent of it, from
+    which `/v1/responses` takes the response's id, the next sequence number and the output so far."""
     if path == _RESPONSES:
         return end_interrupted(events, error.build_envelope(request_id).error.model_dump())
     return error_events(path, error, request_id)

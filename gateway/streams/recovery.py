@@ -1,4 +1,4 @@
-"""Takes over the streams that an earlier process left in their files."""
+"""Recovery at the start of a gateway: takes over the streams in the files that an earlier process left."""
 
 from __future__ import annotations
 
@@ -18,16 +18,21 @@ logger = logging.getLogger(__name__)
 
 
 class RecoveredStream(NamedTuple):
-    """A stream that can be read again."""
+    """A stream of an earlier process that the registry has now."""
 
     stream: ResumableStream
     response_id: str | None
-    """Of the response in the background whose stream it is, if it is one's."""
+    """Id of the background response that the stream belongs to; None: it belongs to none."""
 
 
 def recover_streams(folder: StreamFolder, registry: StreamRegistry, now: float) -> Iterator[RecoveredStream]:
-    """Give the registry the streams of an earlier process: those that it had ended as they are, and the others with an
-    error at their end. Files of other streams are removed. `now` is Unix time."""
+    """Add the streams in `folder` to `registry`, and yield each that was added. Iterate to the end: the work is done as
+    the iterator advances.
+
+    Streams that had ended keep their state. Interrupted ones get the error event `gateway_restarted`, unless their last
+    event was the final one. Removed with their files: streams past their TTL, older ones of the same id, those for
+    which there is no room, and unreadable ones (logged). `now`: Unix time in seconds.
+    """
     kept_streams = sorted(folder.list_kept(), key=lambda each: _ended_at(each, now))
     newest = _find_newest(kept_streams)
     for kept in kept_streams:
@@ -71,7 +76,8 @@ def _recover_stream(
 
 
 def _end_interrupted(folder: StreamFolder, kept: KeptStream) -> tuple[StreamState, Path, bytes]:
-    """Return what has become of a kept stream, its file, and its events; end one that its process did not end.
+    """Return the state of a kept stream, the path of its file, and its events. An interrupted stream is ended first, in
+    its file too; a failure to write that is logged only.
 
     Raises:
         OSError: the file cannot be read.
@@ -93,8 +99,8 @@ def _end_interrupted(folder: StreamFolder, kept: KeptStream) -> tuple[StreamStat
 
 
 def _find_newest(kept_streams: Sequence[KeptStream]) -> set[KeptStream]:
-    """Return the stream of each id that began last, of APIs that there are: a process may have been killed when it had
-    begun a stream in the place of another."""
+    """Return, for each tenant and id, the stream that began last: a process may have been killed between making a
+    stream and removing the one that it replaces. Streams of unknown API paths are left out."""
     newest: dict[tuple[str, str], KeptStream] = {}
     for kept in sorted(kept_streams, key=lambda each: each.header.began_at):
         if kept.header.path in SERVING_OPTIONS:
@@ -103,5 +109,6 @@ def _find_newest(kept_streams: Sequence[KeptStream]) -> set[KeptStream]:
 
 
 def _ended_at(kept: KeptStream, now: float) -> float:
-    """Unix time. A stream that nobody has ended ends now, for nobody could read it meanwhile."""
+    """Return the Unix time in seconds of the stream's end. An interrupted stream ends now, so that its TTL begins when
+    it can be read again."""
     return now if kept.state is StreamState.LIVE else kept.changed_at

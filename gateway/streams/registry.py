@@ -1,7 +1,7 @@
-"""Which streams are kept, for whom, how long, and in how much memory. Pure: `now` is Unix time.
+"""Registry of all resumable streams: ids by tenant, memory limits, TTL. Pure: `now` is Unix time in seconds.
 
-A stream belongs to a tenant, and no method tells anything of the streams of another one: an id that is another tenant's
-is looked up exactly as one that nobody has.
+Each stream belongs to one tenant. No method reveals another tenant's streams: looking up another tenant's id takes the
+same steps as looking up an id that nobody has.
 """
 
 from __future__ import annotations
@@ -14,48 +14,52 @@ from gateway.streams.stream import ResumableStream, StreamState
 from gateway.streams.stream_ids import list_prefixes
 
 OVERHEAD_BYTES: Final = 4 * 1024
-"""What a stream is taken to need beside its bytes."""
+"""Bytes of memory that each stream is charged in addition to its events."""
 ROOM_STEP_BYTES: Final = 64 * 1024
-"""By so much the room of a live stream grows, so that the registry is not asked for each event."""
+"""Step in bytes by which the room of a live stream grows, so that not every event asks the registry."""
 
 REMEMBERED_REMOVALS: Final = 10_000
+"""Most ids of removed streams that are remembered, so that a repeated DELETE succeeds."""
 
 
 class StreamRegistry:
-    """All streams of a gateway. At most `max_bytes` are kept at any time: each live stream has room of its own, and
-    when that is to grow or another stream to begin, the streams that ended longest ago go."""
+    """All streams of a gateway, which together use at most `max_bytes`. Each live stream reserves room. When a live
+    stream needs more room or a new stream begins, the streams that ended longest ago are removed first. One per
+    gateway, used from the event loop alone."""
 
     def __init__(self, *, ring_bytes: int, max_bytes: int, ttl_s: float) -> None:
-        """`ring_bytes`: most of one stream. `ttl_s`: seconds that a stream is kept after its end."""
+        """`ring_bytes`: most bytes of one stream. `max_bytes`: most bytes of all. `ttl_s`: seconds that a stream is
+        kept after its end."""
         self.ring_bytes = ring_bytes
         self.ttl_s = ttl_s
         self._max_bytes = max_bytes
         self._tenants: dict[str, dict[str, ResumableStream]] = {}
         self._variants: dict[tuple[str, str], set[str]] = {}
-        """By tenant and id, the tenant's ids that begin with that one and a separator."""
+        """Key: tenant and id. Value: the tenant's ids that begin with that id and `::`."""
         self._ended: dict[ResumableStream, None] = {}
-        """In the order of their ends."""
+        """Ended streams, the one that ended longest ago first."""
         self._removed: dict[tuple[str, str], None] = {}
-        """Tenants and ids of streams that were removed last, the oldest first."""
+        """Tenant and id of recently removed streams, the longest removed first."""
         self.used_bytes = 0
-        """Of all streams: their room and overhead while they live, their bytes and overhead afterwards."""
+        """Bytes charged for all streams: overhead, and the room of live streams or the size of ended ones."""
         self.live_count = 0
+        """Number of live streams."""
         self.evicted_count = 0
-        """How many streams went before their time, to make room."""
+        """Ended streams removed before their TTL to make room, since the start."""
         self.refused_count = 0
-        """How many streams were refused for want of room."""
+        """Streams refused with `streams_full`, since the start."""
 
     @property
     def ended_count(self) -> int:
-        """How many streams are kept after their end."""
+        """Number of streams that have ended and are still kept."""
         return len(self._ended)
 
     def find_stream(self, tenant: str, stream_id: str) -> ResumableStream | None:
-        """Return a tenant's stream; None: it has none of this id."""
+        """Return the tenant's stream with exactly this id, live or ended. None: there is none."""
         return self._tenants.get(tenant, {}).get(stream_id)
 
     def find_variants(self, tenant: str, stream_id: str) -> Sequence[ResumableStream]:
-        """Return a tenant's streams of this id, and of this id with a model."""
+        """Return the tenant's streams with the id `stream_id` or `stream_id::...`: the exact id first, then sorted."""
         streams = self._tenants.get(tenant, {})
         ids = sorted(self._variants.get((tenant, stream_id), ()))
         if stream_id in streams:
@@ -65,10 +69,13 @@ class StreamRegistry:
     def open_stream(
         self, tenant: str, stream_id: str, *, model: str, path: str, request_id: str, now: float
     ) -> ResumableStream:
-        """Begin a stream, in the place of the one that has its id: that one is stopped if it is live.
+        """Make a live stream. The tenant's previous stream of this id is removed, and its request cancelled if live.
+
+        The caller sets `producer`, appends events, and calls `end_stream` once.
 
         Raises:
-            RoundhouseError: `streams_full`; then everything is as before but for the ended streams, which made room.
+            RoundhouseError: `streams_full`: live streams leave no room. The previous stream stays; ended streams may
+                have been removed in the attempt.
         """
         previous = self.find_stream(tenant, stream_id)
         freed_bytes = previous.room + OVERHEAD_BYTES if previous is not None else 0
@@ -85,8 +92,8 @@ class StreamRegistry:
         return stream
 
     def recover_stream(self, stream: ResumableStream) -> bool:
-        """Keep a stream of an earlier process, which has ended. Streams are recovered in the order of their ends.
-        Return whether there is room for it, and its id is not taken."""
+        """Add an ended stream of an earlier process. Call in ascending order of `ended_at`, before any other stream
+        ends. Return False, and add nothing, if its id is taken, or if it does not fit."""
         size = stream.ring.size
         if self.find_stream(stream.tenant, stream.id) is not None:
             return False
@@ -97,7 +104,8 @@ class StreamRegistry:
         return True
 
     def end_stream(self, stream: ResumableStream, state: StreamState, now: float) -> None:
-        """Note that a live stream has ended. One that was removed meanwhile stays removed."""
+        """Set the final state of a live stream and wake its readers; its TTL begins at `now`. Harmless if it has ended.
+        A stream that was removed meanwhile is not kept again."""
         if stream.state is not StreamState.LIVE:
             return
         stream.state, stream.ended_at, stream.producer = state, now, None
@@ -109,8 +117,9 @@ class StreamRegistry:
         stream.wake_readers()
 
     def remove_stream(self, stream: ResumableStream, told_events: bytes = b"") -> None:
-        """Keep a stream no longer. `told_events`: events that tell a reader who has not read all why there is no more.
-        Harmless if it was removed before."""
+        """Drop a stream with its bytes and its file, and wake its readers. Does not cancel the request of a live
+        stream, whose further bytes are dropped. `told_events`: last events for readers that have not read all; empty:
+        they get the `lost_events` of their own. Harmless if the stream was removed before."""
         if stream.is_removed:
             return
         streams = self._tenants[stream.tenant]
@@ -134,20 +143,21 @@ class StreamRegistry:
         stream.wake_readers()
 
     def stop_stream(self, stream: ResumableStream) -> None:
-        """Do what a client's DELETE asks for: stop a live stream, whose bytes stay readable, and remove one that has
-        ended otherwise. To do it again changes nothing."""
+        """Serve a client's DELETE: cancel the request of a live stream, whose bytes stay readable; remove a stream that
+        is done or cut; leave a stopped one as it is."""
         if stream.state is StreamState.LIVE:
             stream.stop(stream_stopped())
         elif stream.state is not StreamState.STOPPED:
             self.remove_stream(stream)
 
     def was_removed(self, tenant: str, stream_id: str) -> bool:
-        """Whether a tenant's stream of this id was removed not long ago, and no other has its place."""
+        """Return whether the tenant's stream of this id was removed, is among the last REMEMBERED_REMOVALS removals,
+        and no newer stream has the id."""
         return (tenant, stream_id) in self._removed
 
     def remove_expired(self, now: float, most: int) -> bool:
-        """Remove up to `most` streams whose time after their end is over, but for those that are being read. Return
-        whether there may be more."""
+        """Remove at most `most` streams that ended `ttl_s` or longer ago and have no readers. Return True if there may
+        be more; call again then."""
         expired = []
         for stream in self._ended:
             if stream.ended_at is None or stream.ended_at + self.ttl_s > now:
@@ -161,7 +171,8 @@ class StreamRegistry:
         return len(expired) == most
 
     def make_room(self, stream: ResumableStream) -> None:
-        """Let the room of a live stream grow to what it has; else drop its oldest bytes."""
+        """Grow the room of a stream whose ring exceeds its room, at most to `ring_bytes`. Where the room cannot grow,
+        drop the ring's oldest events until it fits."""
         ring = stream.ring
         steps = -(-ring.size // ROOM_STEP_BYTES)
         wanted_room = min(steps * ROOM_STEP_BYTES, self.ring_bytes)
@@ -171,11 +182,11 @@ class StreamRegistry:
             ring.drop_oldest(ring.size - stream.room)
 
     def list_live(self) -> Sequence[ResumableStream]:
-        """Return the streams that go on."""
+        """Return the live streams of all tenants, in no particular order."""
         return [stream for stream in self._iterate() if stream.state is StreamState.LIVE]
 
     def count_readers(self) -> int:
-        """How many readers all streams have."""
+        """Return the number of readers of all streams."""
         return sum(len(stream.readers) for stream in self._iterate())
 
     def _iterate(self) -> Iterator[ResumableStream]:

@@ -1,4 +1,4 @@
-"""Reads a stream again from any byte, and follows it while it lives."""
+"""Replays a resumable stream to one reader from any kept byte on, and follows the stream while it is live."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.streams.stream import ResumableStream
 
 
 class _Waiter:
-    """A `StreamReader` that waits in a task."""
+    """A `StreamReader` whose task awaits the next wake-up."""
 
     __slots__ = ("_event",)
 
@@ -22,7 +22,7 @@ class _Waiter:
         self._event.set()
 
     async def wait(self) -> None:
-        """Wait for the next call of `wake`."""
+        """Wait for a call of `wake` since the last return; several calls count as one."""
         await self._event.wait()
         self._event.clear()
 
@@ -35,14 +35,15 @@ async def replay_stream(
     lost_events: bytes,
     find_stop_events: Callable[[], bytes | None],
 ) -> AsyncIterator[bytes]:
-    """Yield the bytes of a stream from `offset` on, until its end.
+    """Yield the bytes of a stream from `offset` on, in blocks of whole events, until the stream ends or is removed.
 
     Args:
-        stream: what is read.
-        offset: of the first byte; it is kept now.
-        with_ids: each event gets an `id:` line (see `add_ids`).
-        lost_events: tell the reader that it was too slow, and lost a part of the stream.
-        find_stop_events: what tells the reader that the gateway ends, while it does; None: it does not.
+        stream: the stream to read, live or ended.
+        offset: where to begin: at the ring's `first_offset` or later, at its `end_offset` or before.
+        with_ids: add an `id:` line to each event (see `add_ids`).
+        lost_events: error events to yield last if the reader is so slow that the ring drops bytes it has not read.
+        find_stop_events: called after each block while the reader is behind. Returns the error events to yield last
+            because the gateway is shutting down; None: the gateway is not, and reading goes on.
     """
     waiter = _Waiter()
     stream.readers.add(waiter)

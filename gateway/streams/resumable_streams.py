@@ -1,4 +1,7 @@
-"""The resumable streams of a gateway: what requests begin, and what clients may ask of them."""
+"""Resumable streams of a gateway: requests open and end them, clients look them up, read and stop them.
+
+Adds access checks, files and the clock to `StreamRegistry`.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,11 @@ from gateway.tenancy.api_keys import Caller
 logger = logging.getLogger(__name__)
 
 REMOVED_AT_ONCE: Final = 32
-"""Expired streams, whose files are removed: then others have their turn."""
+"""Most expired streams removed without giving other tasks of the event loop their turn."""
 
 
 class ResumableStreams:
-    """Belongs to the event loop."""
+    """All resumable streams of one gateway. Call every method from the event loop's thread."""
 
     def __init__(
         self,
@@ -36,29 +39,31 @@ class ResumableStreams:
         *,
         gc_s: float,
     ) -> None:
-        """`folder` None: streams are kept in memory alone. `clock` gives Unix time. `gc_s`: seconds between looks for
-        streams whose time is over."""
+        """`folder` None: streams are kept in memory alone. `clock` returns Unix time in seconds. `gc_s`: seconds
+        between two removals of expired streams."""
         self.registry = registry
         self._folder = folder
         self._live = live
         self._clock = clock
         self._gc_s = gc_s
         self._of_responses: WeakValueDictionary[tuple[str, str], ResumableStream] = WeakValueDictionary()
-        """By tenant and id of a response that is made in the background."""
+        """Key: tenant and id of a background response."""
         self.is_stopping = False
-        """The gateway ends, and readers with it."""
+        """The gateway is shutting down; `replay_stream` ends readers that are behind."""
         self.read_count = 0
-        """How often a stream was asked for again."""
+        """GET requests that read a stream, since the start."""
         self.recovered_count = 0
-        """How many streams of an earlier process can be read again."""
+        """Streams of an earlier process that were taken over at the start."""
 
     # For requests that make them
 
     def open_stream(
         self, caller: Caller, stream_id: str, *, model: str, path: str, request_id: str, response_id: str | None
     ) -> ResumableStream:
-        """Begin a stream; see `StreamRegistry.open_stream`. `response_id`: of the response in the background whose
-        stream it is, if it is one's.
+        """Make a live stream of the caller's tenant, with a file if one can be written. It replaces, and cancels, the
+        tenant's stream of the same id. Call `end_stream` once afterwards.
+
+        `response_id`: id of the background response that the request makes; None: it makes none.
 
         Raises:
             RoundhouseError: `streams_full`.
@@ -74,25 +79,27 @@ class ResumableStreams:
         return stream
 
     def is_made_for(self, caller: Caller, stream_id: str) -> bool:
-        """Whether there is a live stream of this id, which counts for the caller's limits."""
+        """Return whether the tenant has a live stream of this id that counts against this caller's own limits. A new
+        request with the id replaces it, and so takes its place among the requests at a time."""
         stream = self.registry.find_stream(caller.tenant, stream_id)
         return stream is not None and stream.producer is not None and stream.producer.client_id == caller.client_id
 
     def end_stream(self, stream: ResumableStream, state: StreamState) -> None:
-        """Note that a stream has ended."""
+        """Set a live stream's final state, now. Harmless if it has ended."""
         self.registry.end_stream(stream, state, self._clock())
 
     def remove_stream(self, stream: ResumableStream, told_events: bytes) -> None:
-        """Keep a stream no longer; see `StreamRegistry.remove_stream`."""
+        """Drop a stream and its file. `told_events`: last events for readers; see `StreamRegistry.remove_stream`."""
         self.registry.remove_stream(stream, told_events)
 
     # For clients that ask for them
 
     def find_stream(self, caller: Caller, stream_id: str) -> ResumableStream:
-        """Return a stream of the caller's tenant, of a model that its key is for.
+        """Return the stream of this id, live or ended.
 
         Raises:
-            RoundhouseError: `stream_not_found`.
+            RoundhouseError: `stream_not_found`: the caller's tenant has none, or the caller's key may not use its
+                model.
         """
         stream = self.registry.find_stream(caller.tenant, stream_id)
         if stream is None or not self._may_see(caller, stream):
@@ -100,28 +107,31 @@ class ResumableStreams:
         return stream
 
     def find_response_stream(self, caller: Caller, response_id: str) -> ResumableStream | None:
-        """Return the stream of a response in the background; None: it is not kept, or not the caller's."""
+        """Return the stream of a background response. None: the stream is not kept, or never was; the response belongs
+        to another tenant; or the caller's key may not use its model."""
         stream = self._of_responses.get((caller.tenant, response_id))
         if stream is None or stream.is_removed or not self._may_see(caller, stream):
             return None
         return stream
 
     def remove_response_stream(self, caller: Caller, response_id: str) -> None:
-        """Keep the stream of a response in the background no longer: the response was deleted. Harmless without one."""
+        """Drop the stream of a deleted background response. Harmless if there is none that the caller may see."""
         stream = self.find_response_stream(caller, response_id)
         if stream is not None:
             self.registry.remove_stream(stream)
 
     def find_variants(self, caller: Caller, stream_ids: Sequence[str]) -> Sequence[ResumableStream]:
-        """Return the caller's streams of these ids, and of these ids with a model, each once."""
+        """Return the streams that the caller may see with one of these ids, or with one of them and a model
+        (`id::model`). Each stream is listed once; ids without a stream are skipped."""
         found = (stream for each in stream_ids for stream in self.registry.find_variants(caller.tenant, each))
         return [stream for stream in dict.fromkeys(found) if self._may_see(caller, stream)]
 
     def stop_stream(self, caller: Caller, stream_id: str) -> None:
-        """Stop a live stream, or remove one that has ended; see `StreamRegistry.stop_stream`.
+        """Serve a client's DELETE: cancel a live stream's request, or remove a stream that has ended. Succeeds again
+        for an id whose stream was removed recently.
 
         Raises:
-            RoundhouseError: `stream_not_found`: there is none, and there was none of late.
+            RoundhouseError: `stream_not_found`: there is and was no stream of this id that the caller may see.
         """
         stream = self.registry.find_stream(caller.tenant, stream_id)
         if stream is not None and self._may_see(caller, stream):
@@ -131,7 +141,7 @@ class ResumableStreams:
 
     @property
     def totals(self) -> StreamTotals:
-        """As they are now."""
+        """Counts for metrics, as of now."""
         registry, folder = self.registry, self._folder
         return StreamTotals(
             registry.live_count,
@@ -148,7 +158,8 @@ class ResumableStreams:
     # The life of the gateway
 
     def recover_streams(self) -> None:
-        """Take over what an earlier process left. Called once, before the first request."""
+        """Take over the streams in the files of an earlier process. Call once, before the first request. Files that
+        cannot be read are logged and removed; never raises OSError for them."""
         if self._folder is None:
             return
         for recovered in recover_streams(self._folder, self.registry, self._clock()):
@@ -159,20 +170,21 @@ class ResumableStreams:
             logger.info("%d streams of an earlier gateway can be read again", self.recovered_count)
 
     async def remove_expired(self) -> None:
-        """Remove streams whose time after their end is over, every `gc_s` seconds, until cancelled."""
+        """Remove expired streams every `gc_s` seconds. Runs until its task is cancelled."""
         while True:
             await asyncio.sleep(self._gc_s)
             while self.registry.remove_expired(self._clock(), REMOVED_AT_ONCE):  # noqa: ASYNC110 - nothing signals it
                 await asyncio.sleep(0)
 
     def stop_readers(self) -> None:
-        """End the reading of streams: the gateway ends."""
+        """Begin the shutdown: wake the readers of live streams, so that those that are behind end with
+        `gateway_stopping`. The requests that make the streams go on until they end or are ended."""
         self.is_stopping = True
         for stream in self.registry.list_live():
             stream.wake_readers()
 
     def close(self) -> None:
-        """Let another gateway have the files."""
+        """Release the lock on the folder, so that another gateway can use the files. Call last."""
         if self._folder is not None:
             self._folder.close()
 

@@ -1,4 +1,4 @@
-"""The newest bytes of one stream of server-sent events, by their offset in the whole stream. Pure."""
+"""Ring buffer with the newest bytes of one event stream, addressed by offset in the whole stream. Pure."""
 
 from __future__ import annotations
 
@@ -6,38 +6,42 @@ import re
 from typing import Final
 
 BLOCK_BYTES: Final = 64 * 1024
-"""About so much is read at once: a reader that is far behind must not hold up the others."""
+"""Bytes that one `read` returns at most, unless one event is longer. Bounds the time that a reader far behind takes
+from the event loop."""
 _BLANK_LINE: Final = re.compile(rb"\r?\n\r?\n")
 _LONGEST_BLANK_LINE: Final = 4
 
 
 class ByteRing:
-    """Bytes `first_offset` to `end_offset` of a stream. What is appended is whole events, so its end is an event's."""
+    """The kept bytes of a stream: offsets `first_offset` (inclusive) to `end_offset` (exclusive). It does not limit
+    itself: the owner calls `drop_oldest`. Its end is the end of an event, since only whole events are appended."""
 
     __slots__ = ("_bytes", "first_offset")
 
     def __init__(self, first_offset: int = 0) -> None:
         self._bytes = bytearray()
         self.first_offset = first_offset
-        """Offset of the first byte that is kept."""
+        """Offset of the first kept byte; grows when old bytes are dropped."""
 
     @property
     def size(self) -> int:
-        """How many bytes are kept."""
+        """Number of kept bytes."""
         return len(self._bytes)
 
     @property
     def end_offset(self) -> int:
-        """Offset after the last byte: how many bytes the stream has had."""
+        """Offset after the last byte: the length of the stream so far, dropped bytes included."""
         return self.first_offset + len(self._bytes)
 
     def append(self, events: bytes) -> None:
-        """Add whole events."""
+        """Append whole events. The caller must not append a part of an event."""
         self._bytes += events
 
     def read(self, offset: int, most: int = BLOCK_BYTES) -> bytes:
-        """Return the bytes from `offset` on, as far as a whole event ends within `most` bytes, but at least to the end
-        of one event. Empty: there are none yet. `offset` is `first_offset` at least.
+        """Return bytes from `offset` on, up to the end of the last event that ends within `most` bytes; a single longer
+        event is returned whole. Empty: `offset` is the end of the stream so far.
+
+        `offset` must be at least `first_offset` (AssertionError otherwise), and may lie within an event.
         """
         start = offset - self.first_offset
         assert start >= 0, "the reader has lost its place"
@@ -49,11 +53,12 @@ class ByteRing:
             return bytes(view[start:end])
 
     def read_all(self) -> bytes:
-        """Return all bytes that are kept."""
+        """Return a copy of all kept bytes."""
         return bytes(self._bytes)
 
     def drop_oldest(self, count: int) -> None:
-        """Drop at least `count` bytes from the beginning: whole events, except of one that is all there is."""
+        """Drop the oldest whole events that together have at least `count` bytes. Where this would drop everything,
+        drop exactly `count` bytes instead, and so a part of the last event."""
         end = _find_event_end(self._bytes, count)
         if end >= len(self._bytes):
             end = min(count, len(self._bytes))
@@ -61,7 +66,7 @@ class ByteRing:
         self.first_offset += end
 
     def clear(self) -> None:
-        """Drop all bytes."""
+        """Drop all bytes. `end_offset` stays."""
         self.first_offset += len(self._bytes)
         self._bytes = bytearray()
 

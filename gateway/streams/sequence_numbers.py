@@ -1,4 +1,4 @@
-"""The events of a response by their `sequence_number`, in the bytes of its stream. Pure."""
+"""Finds events of `/v1/responses` by `sequence_number` in the ring of a background response. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from gateway.streams.ring import ByteRing
 
 
 def find_offset(ring: ByteRing, number: int) -> int | None:
-    """Return the offset after the last event whose number is less than `number`: from there on, a reader gets all
-    others. None: the ring has dropped some of those."""
+    """Return the offset at which to begin reading so as to get every event whose `sequence_number` is `number` or
+    greater and none with a smaller number. None: the ring has dropped at least one of the events asked for.
+
+    A `number` beyond the last event yields the offset after that event. Comments have no number and are skipped.
+    """
     start = offset = ring.first_offset
     has_all = start == 0  # events from `start` on
     while block := ring.read(offset):

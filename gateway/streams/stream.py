@@ -1,4 +1,4 @@
-"""One resumable stream: its bytes, what has become of it, and who reads it. Pure."""
+"""One resumable stream: its ring of bytes, its state, its readers and its file. Pure but for the file's protocol."""
 
 from __future__ import annotations
 
@@ -13,60 +13,65 @@ if TYPE_CHECKING:
 
 
 FILE_LOST: Final = b": this stream is kept in no file any more, and does not survive the gateway\n\n"
-"""A comment between the events of a stream whose file could not be written."""
+"""SSE comment that is appended to a stream when its file cannot be written any more."""
 
 
 class StreamState(StrEnum):
-    """What has become of a stream."""
+    """State of a stream. LIVE until its exchange ends; the other states are final."""
 
     LIVE = "live"
-    """It goes on."""
+    """The generation goes on, or waits in the queue."""
     DONE = "done"
-    """It is complete."""
+    """The answer is complete."""
     CUT = "cut"
-    """An error has ended it, which its last event tells."""
+    """An error ended the stream; its last event reports the error."""
     STOPPED = "stopped"
-    """A client has stopped it, which its last event tells."""
+    """A client stopped the stream; its last event says so."""
 
 
 class StreamProducer(Protocol):
-    """The request whose stream it is."""
+    """The request that makes a live stream."""
 
     @property
     def is_loading(self) -> bool:
-        """Whether it waits for its model to be loaded, and nothing of its answer was sent."""
+        """True while the request waits for its model's load and no response head was sent, so that it may still be
+        refused."""
 
     @property
     def client_id(self) -> bytes:
-        """Whose limits the request counts for: `Caller.client_id`."""
+        """`Caller.client_id` of the caller whose limits the request counts against."""
 
     def stop(self, error: RoundhouseError) -> None:
-        """End the request, and tell `error` where nothing better can be told."""
+        """Cancel the request, in its engine too. `error` becomes the stream's last event, unless the request is a
+        stored response, which ends as cancelled. Harmless once the request has ended."""
 
 
 class StreamReader(Protocol):
-    """Somebody who reads a stream, at a pace of its own."""
+    """One reader of a stream, which calls `ResumableStream.read` at its own pace. Registered in `readers`."""
 
     def wake(self) -> None:
-        """Look at the stream: bytes have come, or its end, or it was removed."""
+        """Called in the event loop when bytes were appended, or the stream ended or was removed. Must not raise or
+        block."""
 
 
 class StreamFile(Protocol):
-    """Where the bytes of one stream are kept beside memory."""
+    """Storage of one stream that outlives the process. `DiskFile` is one."""
 
     def append(self, events: bytes, ring: ByteRing) -> bool:
-        """Write whole events, which `ring` does not have yet. False: they could not be written, and nothing of the
-        stream is kept in the file any more."""
+        """Write whole events; call it before they are appended to `ring`. Return False if they could not be written:
+        the file is removed then, and must not be used again. Never raises OSError. `ring` holds the stream's earlier
+        bytes, from which a new file is written."""
 
     def end(self, state: StreamState) -> None:
-        """Note what has become of the stream."""
+        """Record the final state. The bytes stay."""
 
     def remove(self) -> None:
-        """Keep nothing of the stream any more."""
+        """Delete the stored bytes. Harmless if there are none."""
 
 
 class ResumableStream:
-    """The stream of one request. `StreamRegistry` opens and ends it."""
+    """The stream of one request, kept from its first byte until its TTL after the end. Made, ended and removed by
+    `StreamRegistry`; appended to by the request's hooks; read by any number of readers."""
 
     __slots__ = (
         "__weakref__",
@@ -101,43 +106,47 @@ class ResumableStream:
         request_id: str,
         now: float,
     ) -> None:
-        """`now` is Unix time."""
+        """`stream_id`: the value of `X-Conversation-Id`, or a response's id. `path`: the API's path. `now`: Unix time
+        in seconds."""
         self._registry = registry
         self._file: StreamFile | None = None
         self.tenant = tenant
         self.id = stream_id
-        """As clients know it: what their `X-Conversation-Id` said."""
+        """The value of the request's `X-Conversation-Id`; a response's id for a background response without one."""
         self.model = model
-        """The model's own name."""
+        """Name of the declared model, not an alias."""
         self.path = path
-        """The API's path, which tells the family of the events."""
+        """Path of the API, for example `/v1/messages`. It decides the form of error events."""
         self.request_id = request_id
         self.began_at = now
         self.ended_at: float | None = None
-        """Unix time; None: it is live."""
+        """Unix time in seconds of the end; None while live."""
         self.state = StreamState.LIVE
         self.ring = ByteRing()
         self.room = 0
-        """Bytes that `ring` may have: set by the registry."""
+        """Bytes that `ring` may hold, granted by the registry."""
         self.readers: set[StreamReader] = set()
         self.has_file = False
-        """Whether all bytes in `ring` are in a file, too."""
+        """Whether a file has all bytes of `ring`, so that the stream survives the gateway."""
         self.is_stopping = False
-        """A client has stopped it, or replaced it by another."""
+        """A client has asked to stop or replace the stream; its end follows."""
         self.producer: StreamProducer | None = None
-        """None: it has ended, or not begun."""
+        """The request that makes the stream; None: it has ended, or has not registered yet."""
         self.is_removed = False
-        """It is kept no longer, and its ring is empty."""
+        """The registry has dropped the stream, and its ring is empty. It may still be live then: nothing more is kept.
+        """
         self.removal_events = b""
-        """Events that tell a reader who has not read all why it was removed; empty: nothing but that it was."""
+        """Last events for readers that had not read all when the stream was removed; empty: they get their
+        `lost_events`."""
 
     def keep_in_file(self, file: StreamFile) -> None:
-        """Write whatever is appended into `file`, too."""
+        """Write everything that is appended from now on to `file`, too. Call before the first `append`."""
         self._file = file
         self.has_file = True
 
     def append(self, events: bytes) -> None:
-        """Add whole events, and wake the readers. What is in the file is there before any reader gets it."""
+        """Append whole events and wake the readers. The file gets the events first, so no reader has bytes that the
+        file lacks. If the file fails, FILE_LOST is appended and the stream goes on in memory. Never raises."""
         file, ring = self._file, self.ring
         if file is not None and not file.append(events, ring):
             self._file, self.has_file = None, False
@@ -149,10 +158,10 @@ class ResumableStream:
             reader.wake()
 
     def read(self, offset: int, lost_events: bytes) -> tuple[bytes, bool]:
-        """Return some of the bytes from `offset` on, whole events at their end, and whether the reader has all then.
-        Empty and False: wait for the next `wake`.
+        """Return bytes from `offset` on, up to the end of an event, and whether they are the last for this reader.
 
-        `lost_events` stand for what is kept no longer: they tell the reader of that, and are the last.
+        Empty and False: nothing new; read again after the next `wake`. True: send the bytes, if any, and stop reading.
+        `lost_events` are returned, as the last, where the ring has dropped bytes at `offset` or the stream was removed.
         """
         ring = self.ring
         if self.is_removed:
@@ -164,23 +173,24 @@ class ResumableStream:
         return events, not events and self.state is not StreamState.LIVE
 
     def close_file(self) -> None:
-        """Note in the file what has become of the stream."""
+        """Record the final state in the file, if there is one. Call after `state` is set."""
         if self._file is not None:
             self._file.end(self.state)
 
     def remove_file(self) -> None:
-        """Keep the stream in no file any more."""
+        """Delete the file, if there is one. Later bytes are kept in memory only."""
         file, self._file, self.has_file = self._file, None, False
         if file is not None:
             file.remove()
 
     def stop(self, error: RoundhouseError) -> None:
-        """End the request whose stream it is, because a client wants it to end."""
+        """Cancel the request that makes the stream, because a client asked for it. Only sets `is_stopping` if the
+        request has ended. The stream ends, possibly before this returns, with `error` as its last event."""
         self.is_stopping = True
         if self.producer is not None:
             self.producer.stop(error)
 
     def wake_readers(self) -> None:
-        """Tell the readers of an end or a removal."""
+        """Wake all readers, after the stream ended or was removed."""
         for reader in tuple(self.readers):
             reader.wake()

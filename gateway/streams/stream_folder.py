@@ -1,4 +1,4 @@
-"""The folder with the files of resumable streams: one gateway's at a time, and what an earlier one left there."""
+"""Files of resumable streams: one folder under the state folder, used by one gateway at a time (a lock file)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ logger = logging.getLogger(__name__)
 
 FOLDER_NAME: Final = "streams"
 FORMAT: Final = 1
-"""Raised when an older gateway would misread what is written."""
+"""Version of the file format. Increase it when an older gateway would misread the files; other versions are removed at
+the start."""
 _LOCK_NAME: Final = "lock"
 _MOST_HEADER_BYTES: Final = 64 * 1024
 
 
 class StreamHeader(NamedTuple):
-    """What a file says of its stream, in its first line."""
+    """First line of a file, as JSON: which stream the bytes after it belong to."""
 
     tenant: str
     id: str
@@ -35,14 +36,15 @@ class StreamHeader(NamedTuple):
     path: str
     request_id: str
     response_id: str | None
-    """Of the response in the background whose stream it is, if it is one's."""
+    """Id of the background response that the stream belongs to; None: it belongs to none."""
     began_at: float
+    """Unix time in seconds."""
     first_offset: int = 0
-    """Offset of the first byte in the file."""
+    """Offset in the stream of the first byte after this line; above 0 once old bytes were dropped."""
 
     @classmethod
     def decode(cls, line: bytes) -> StreamHeader:
-        """Read the line. Raises ValueError: it is none of this version."""
+        """Parse a file's first line. Raises ValueError if it is not a header of this FORMAT."""
         fields = json.loads(line)
         if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
             raise ValueError
@@ -55,45 +57,49 @@ class StreamHeader(NamedTuple):
         return header
 
     def encode(self) -> bytes:
-        """Return the line."""
+        """Return the line, with its newline."""
         return json.dumps({"format": FORMAT, **self._asdict()}).encode() + b"\n"
 
 
 class KeptStream(NamedTuple):
-    """A file that an earlier process left."""
+    """A file that an earlier process left, with its header read. `state` LIVE: the process was killed before the
+    stream's end."""
 
     path: Path
     header: StreamHeader
     header_bytes: int
+    """Length of the header line: where the events begin in the file."""
     state: StreamState
     changed_at: float
-    """Unix time of the last write."""
+    """Unix time in seconds of the last write."""
 
     def read_events(self) -> bytes:
-        """Return what was written of the stream. Raises OSError."""
+        """Return the events in the file; the last one may be torn if the process was killed. Raises OSError."""
         with self.path.open("rb") as file:
             file.seek(self.header_bytes)
             return file.read()
 
 
 class StreamFolder:
-    """Makes and reads the files. Its methods are called in the event loop: they write into the system's memory, which
-    outlives the process, and wait for no disk unless the system makes them."""
+    """The folder `streams/` with one file per stream. Call its methods in the event loop: they write to the page cache,
+    which outlives the process, and block only where the system makes writers wait; `DiskPace` bounds that."""
 
     def __init__(self, state_folder: Path, ring_bytes: int) -> None:
-        """`ring_bytes`: a file that is longer than twice that is written anew with what the stream's ring has."""
+        """`state_folder`: its folder `streams/` is used, and made with the first file. `ring_bytes`: most bytes of one
+        stream's ring. A file that exceeds twice that is rewritten with the ring's bytes alone."""
         self._path = state_folder / FOLDER_NAME
         self.most_file_bytes = 2 * ring_bytes
         self._pace = DiskPace()
         self._lock: int | None = None
         self._problem: str | None = None
         self.lost_count = 0
-        """How many streams could not be kept in their files."""
+        """Streams whose file failed, since the start."""
 
     # At the start
 
     def list_kept(self) -> Iterator[KeptStream]:
-        """Yield what an earlier process left. Files that are none of streams are removed."""
+        """Yield the files that an earlier process left, in no meaningful order. Files without a valid header are logged
+        and removed. Yields nothing if there is no folder, or if another gateway holds it."""
         if not self._path.is_dir() or not self._hold():
             return
         for path in sorted(self._path.iterdir()):
@@ -107,22 +113,23 @@ class StreamFolder:
                 remove_file(path)
 
     def end_interrupted(self, kept: KeptStream, whole_bytes: int, last_events: bytes, state: StreamState) -> Path:
-        """Write the end of a stream whose process ended without a word. Of its events, the first `whole_bytes` bytes
-        stay in the file, and `last_events` follow. Return the file's new path. Raises OSError."""
+        """End the file of a stream whose process was killed: keep the first `whole_bytes` bytes of its events, append
+        `last_events`, and rename the file for `state`. Return the new path. Raises OSError."""
         os.truncate(kept.path, kept.header_bytes + whole_bytes)
         with kept.path.open("ab") as file:
             file.write(last_events)
         return kept.path.rename(kept.path.with_suffix(f".{state}"))
 
     def adopt_file(self, kept_path: Path, header: StreamHeader) -> DiskFile:
-        """Return the file of a stream that has ended."""
+        """Return a DiskFile for a recovered stream, which has ended. Only its `remove` may be called."""
         return DiskFile(self, kept_path, header)
 
     # While streams are made
 
     def new_file(self, stream: ResumableStream, response_id: str | None) -> DiskFile | None:
-        """Return a file for a stream that begins; None: none can be written. `response_id`: of the response that is
-        made, if it can be asked for by that."""
+        """Return a file for a stream that begins; nothing is written before its first `append`. None: the disk rests
+        after slow writes, the folder cannot be made, or another gateway holds it (logged once). `response_id`: id of
+        the background response that the stream belongs to; None: it belongs to none."""
         if self._rests() or not self._hold():
             return None
         header = StreamHeader(
@@ -131,36 +138,37 @@ class StreamFolder:
         return DiskFile(self, self._path / f"{secrets.token_hex(12)}.{StreamState.LIVE}", header)
 
     def may_write(self) -> bool:
-        """Whether the disk is written to now."""
+        """Return False while the disk rests because it was too slow."""
         return not self._rests()
 
     def _rests(self) -> bool:
         return self._pace.rests_until > 0.0 and time.monotonic() < self._pace.rests_until
 
     def record_slow_write(self, took_s: float) -> None:
-        """Note a write that took longer than `SLOW_WRITE_S`, by a file."""
+        """Count a write by one of the files that took more than SLOW_WRITE_S seconds. Too many of them let the disk
+        rest, which is logged."""
         if self._pace.record_slow_write(took_s, time.monotonic()):
             logger.error("%s: the disk is too slow: streams are not kept in files for a while", self._path)
 
     def record_loss(self, reason: str) -> None:
-        """Note that a stream could not be kept in its file. The first of those with the same reason is logged."""
+        """Count a stream whose file failed. Logged unless the last failure had the same reason."""
         self.lost_count += 1
         if reason != self._problem:
             self._problem = reason
             logger.error("a stream is not kept in its file in %s: %s", self._path, reason)
 
     def record_success(self) -> None:
-        """Note that files can be written."""
+        """Forget the last failure, so that the next one is logged."""
         self._problem = None
 
     def close(self) -> None:
-        """Let another gateway have the folder."""
+        """Release the folder's lock, so that another gateway can use it. Harmless if it is not held."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def _hold(self) -> bool:
-        """Make the folder, and take it for this gateway. Return whether this gateway has it."""
+        """Make the folder and lock it for this gateway. Return whether this gateway holds the lock."""
         if self._lock is not None:
             return True
         try:
@@ -181,10 +189,9 @@ class StreamFolder:
 
 
 class DiskFile:
-    """The file of one stream: a line of JSON that says whose it is, and its bytes. Its name's end tells the state.
+    """File of one stream, a `StreamFile`: the header line, then the stream's bytes. The file's suffix is the state.
 
-    The file is made when the first bytes come. A write is not forced to the disk: what is written outlives the process,
-    and not the machine.
+    The file is created by the first `append`. Writes are not synced: they survive the process, not a power failure.
     """
 
     __slots__ = ("_descriptor", "_folder", "_header", "_path", "_size")
@@ -239,7 +246,7 @@ class DiskFile:
         self._folder.record_success()
 
     def _write_anew(self, ring: ByteRing) -> None:
-        """Leave what the ring has dropped out of the file."""
+        """Replace the file by one with the ring's bytes, so that bytes that the ring has dropped leave the disk too."""
         header = self._header._replace(first_offset=ring.first_offset)
         new_path = self._path.with_suffix(".new")
         descriptor = _create(new_path)
@@ -264,7 +271,7 @@ class DiskFile:
 
 
 def remove_file(path: Path) -> None:
-    """Remove a file of a stream. That it cannot be is logged."""
+    """Remove a stream's file, if it exists. An OSError is logged, not raised."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
@@ -276,11 +283,7 @@ def _create(path: Path) -> int:
 
 
 def _write_all(descriptor: int, events: bytes) -> int:
-    """Write into memory of the system's. Return the size.
-
-    Raises:
-        OSError: not all of it could be written.
-    """
+    """Write all of `events`, and return their size. Raises OSError, with a part written, for example on a full disk."""
     written = os.write(descriptor, events)
     while written < len(events):
         written += os.write(descriptor, events[written:])  # says why
@@ -292,7 +295,7 @@ def _reason(error: OSError) -> str:
 
 
 def _read_header(path: Path) -> KeptStream | None:
-    """Return what a file says of itself; None: it is no stream's that this version reads."""
+    """Return the file with its header; None: it cannot be read, or is no stream's file of this FORMAT."""
     with suppress(OSError, ValueError):
         state = StreamState(path.suffix.removeprefix("."))
         with path.open("rb") as file:

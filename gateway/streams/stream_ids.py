@@ -1,4 +1,4 @@
-"""The ids that clients give their streams. Pure."""
+"""Stream ids, as clients send them in `X-Conversation-Id`: `conv_id` or `conv_id::model`. Pure."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from typing import Final
 from gateway.streams.errors import id_unfit
 
 LONGEST_ID: Final = 512
-"""Characters."""
+"""Most characters of an id."""
 MODEL_SEPARATOR: Final = "::"
-"""Between an id and the model that it names: `conv_id::model`."""
+"""Separates the conversation id from the model's name: `conv_id::model`."""
 _HEADER: Final = b"x-conversation-id"
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def find_stream_id(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
-    """Return the id of a request's stream, by its headers, whose names are in lower case; None: it wants none.
+    """Return the value of `X-Conversation-Id`, without surrounding blanks. None: the header is missing or empty, so the
+    request asks for no resumable stream.
+
+    `headers`: name and value pairs, names in lower case; of several such headers the first counts.
 
     Raises:
-        RoundhouseError: `invalid_request`.
+        RoundhouseError: `invalid_request`: not UTF-8, longer than LONGEST_ID, or with control characters.
     """
     for name, value in headers:
         if name == _HEADER:
@@ -29,13 +32,19 @@ def find_stream_id(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
 
 
 def name_model(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
-    """Return the model that the id in a request's headers names; None: it names none, or there is no id."""
+    """Return the model named in `X-Conversation-Id`: what follows the first `::`. None: the id names no model, or there
+    is no such header.
+
+    Raises:
+        RoundhouseError: as `find_stream_id`.
+    """
     stream_id = find_stream_id(headers) or ""
     return stream_id.partition(MODEL_SEPARATOR)[2] or None
 
 
 def list_prefixes(stream_id: str) -> Sequence[str]:
-    """Return what stands before each separator in an id: the ids by which it is looked up, too."""
+    """Return the shorter ids under which a lookup finds `stream_id`, too: what stands before each `::`. For `a::b::c`
+    these are `a` and `a::b`; for an id without `::` there are none."""
     prefixes, position = [], stream_id.find(MODEL_SEPARATOR)
     while position >= 0:
         if position:
