@@ -145,7 +145,7 @@ class Metrics:
         self.registry.register(_StoredResponsesCollector(stored_totals, failures))
 
     def show_streams(self, stream_totals: Callable[[], StreamTotals]) -> None:
-        """Add what is to be known of resumable streams, asked for when it is read."""
+        """Add metrics of resumable streams. `stream_totals` is called when Prometheus reads."""
         self.registry.register(_StreamsCollector(stream_totals))
 
     def show_certificate(self, has_problem: Callable[[], bool]) -> None:
@@ -281,7 +281,9 @@ class _StoredResponsesCollector(Collector):
         yield GaugeMetricFamily(
             "roundhouse_gateway_stored_conversations", "Conversations that are stored.", totals.conversations
         )
-        yield GaugeMetricFamily("roundhouse_gateway_stored_bytes", "What they take of the disk.", totals.bytes)
+        yield GaugeMetricFamily(
+            "roundhouse_gateway_stored_bytes", "Bytes of the database of stored responses.", totals.bytes
+        )
         yield CounterMetricFamily(
             "roundhouse_gateway_store_failures",
             "How often the database of stored responses failed, or had no room.",
@@ -297,14 +299,18 @@ class _StreamsCollector(Collector):
         totals = self._stream_totals()
         counts = {"live": totals.live, "ended": totals.ended}
         yield _gauge("streams", "Resumable streams that are kept; state is `live` or `ended`.", "state", counts)
-        yield GaugeMetricFamily("roundhouse_gateway_stream_readers", "Clients that read them.", totals.readers)
-        yield GaugeMetricFamily("roundhouse_gateway_stream_bytes", "What they take of memory.", totals.bytes)
+        yield GaugeMetricFamily(
+            "roundhouse_gateway_stream_readers", "Clients that read a resumable stream now.", totals.readers
+        )
+        yield GaugeMetricFamily(
+            "roundhouse_gateway_stream_bytes", "Bytes of memory charged for resumable streams.", totals.bytes
+        )
         for name, text, count in (
-            ("reads", "How often a stream was asked for again.", totals.reads),
-            ("evictions", "Streams that went before their time, to make room.", totals.evicted),
-            ("refusals", "Streams that were refused for want of room.", totals.refused),
-            ("recovered", "Streams that an earlier gateway left, and that could be read again.", totals.recovered),
-            ("files_lost", "Streams that could not be kept in their files.", totals.lost_files),
+            ("reads", "GET requests that read a resumable stream.", totals.reads),
+            ("evictions", "Ended streams removed before their TTL to make room.", totals.evicted),
+            ("refusals", "Streams refused with `streams_full`.", totals.refused),
+            ("recovered", "Streams of an earlier gateway process that were taken over at the start.", totals.recovered),
+            ("files_lost", "Streams whose file could not be written.", totals.lost_files),
         ):
             yield CounterMetricFamily(f"roundhouse_gateway_stream_{name}", text, count)
 
