@@ -47,10 +47,12 @@ class Admission:
         """Number of waiting tickets by model name; absent if none. Always the same object; read-only for others."""
 
     def apply_table(self, routes: Routes, now: float) -> Sequence[Grant]:
-        """Adopt a new routing table, before requests are admitted under it. Returns grants for tickets that enter now.
+        """Adopt a new routing table, before requests are admitted under it.
 
-        Tickets keep waiting when their model has left the table or is no longer loading: end those that
-        `waiting_tickets` lists, if they should not wait.
+        Returns grants for the waiting tickets that enter now, and grants with an error for those of a loaded model that
+        have no replica left to try. Tickets keep waiting when their model has left the table or is no longer loaded:
+        release those that `waiting_tickets` lists, if they should not wait. Tickets inside a replica that left the
+        table stay inside.
         """
         for replica in self._replicas.values():
             replica.is_routed = False
@@ -71,21 +73,23 @@ class Admission:
     def admit_ticket(self, ticket: Ticket, route: ModelRoute, now: float) -> Endpoint | None:
         """Admit or queue a new request. `route`: its model in the table in force.
 
-        Returns the endpoint whose slot the ticket now holds; None means queued, and a later `Grant` delivers it. Call
-        `release_ticket` once either way. Sets `ticket.place`.
+        Returns the endpoint whose slot the ticket now holds; None means queued, and a later `Grant` holds the endpoint
+        or an error. Call `release_ticket` once either way. Sets `ticket.place`.
 
         Raises:
-            RoundhouseError: `queue_full` (`ticket.place` is set), or `engine_unreachable` if the model is loaded and
-                no replica accepts requests. The ticket stays new.
+            RoundhouseError: `queue_full` (`ticket.place` is set), or `engine_unreachable` if the model is loaded and no
+                replica accepts requests. The ticket stays new.
+            AssertionError: the ticket is not new.
         """
         assert ticket.state == "new"
         ticket.queue = queue = self._queues[route.name]
         return queue.admit_ticket(ticket, now)
 
     def release_ticket(self, ticket: Ticket, now: float) -> Sequence[Grant]:
-        """Give back the ticket's slot, or its place in the queue. Returns grants for tickets that enter now.
+        """Give back the ticket's slots, or remove it from the queue. Returns grants for tickets that enter now.
 
-        Call when the request is done or its client is gone. Repeated calls do nothing.
+        Call when the request is done or its client is gone. Repeated calls, and calls for a ticket that was refused or
+        that a grant with an error has removed, change nothing and return no grants.
         """
         state = ticket.state
         if state == "inside":
@@ -125,10 +129,11 @@ class Admission:
         return self._requeue(ticket, now)
 
     def preempt_ticket(self, ticket: Ticket, now: float, *, by_engine: bool) -> tuple[Endpoint | None, Sequence[Grant]]:
-        """Take back the tokens of a ticket and admit it again with a larger claim.
+        """Take back the slot and KV cache tokens of a ticket that is inside, and admit it again with a larger claim.
 
-        Call only while no part of the answer has been sent to the client. Returns what `retry_ticket` returns.
-        `by_engine`: the engine reported that its KV cache is full; False: another request needs the tokens.
+        Call only while no part of the answer has been sent to the client. Returns what `retry_ticket` returns: the next
+        endpoint (None: the ticket waits), and grants for other tickets. `by_engine`: the engine reported that its KV
+        cache is full; False: another request needs the tokens.
 
         Raises:
             RoundhouseError: `kv_cache_exhausted` if the engine reported it and its number of tokens is unknown or the
@@ -143,9 +148,10 @@ class Admission:
         return self._requeue(ticket, now)
 
     def begin_answer(self, ticket: Ticket, *, is_counted: bool) -> int:
-        """Return after how many events of the answer to call `extend_answer`; `NEVER` where tokens are not counted.
+        """Return after how many events of the answer, from its start, to call `extend_answer`.
 
-        `is_counted`: see `TokenPool.begin_answer`.
+        `NEVER` if the replica's tokens are not counted, or if the tokens reserved for the ticket are final. Call when
+        the request is sent to the replica that the ticket is inside. `is_counted`: see `TokenPool.begin_answer`.
         """
         pool = ticket.replica.token_pool
         return NEVER if pool is None else pool.begin_answer(ticket, is_counted=is_counted)
@@ -155,7 +161,8 @@ class Admission:
     ) -> tuple[int, list[Ticket]]:
         """Grant more tokens to an answer that has `answered` events so far; see `TokenPool.extend`.
 
-        Returns after how many events to call again, and the tickets that the caller must preempt or end for it.
+        Returns after how many events of the answer, from its start, to call again, and the tickets, possibly `ticket`
+        itself, that the caller must preempt (`preempt_ticket`) or end (`release_ticket`) because the cache is full.
         """
         pool = ticket.replica.token_pool
         return (NEVER, []) if pool is None else pool.extend(ticket, answered, can_resend)
@@ -163,13 +170,17 @@ class Admission:
     def record_usage(self, ticket: Ticket, prompt_tokens: int, answer_tokens: int) -> None:
         """Learn from the token counts that the engine reported for a ticket. Call before its `release_ticket`.
 
-        `answer_tokens`: of all answers to the request together.
+        Does nothing if tokens are not counted for the ticket or its replica. The ticket must have been inside a
+        replica. `answer_tokens`: of all answers to the request together.
         """
         if ticket.claim is not None and ticket.replica.token_pool is not None:
             ticket.queue.token_estimator.record_usage(ticket.claim.demand, prompt_tokens, answer_tokens)
 
     def record_overrun(self, ticket: Ticket, now: float) -> None:
-        """Raise the model's token estimates, because the engine reported a full KV cache. `ticket` is still inside."""
+        """Raise the token estimates of the ticket's model, because the engine reported a full KV cache.
+
+        Call while `ticket` is still inside. Calls within a second (`OVERRUN_PAUSE_S`) count as one.
+        """
         ticket.queue.token_estimator.record_overrun(now)
 
     def _requeue(self, ticket: Ticket, now: float) -> tuple[Endpoint | None, list[Grant]]:
@@ -193,9 +204,10 @@ class Admission:
         return queue is not None and queue.has_other_replica(replica, now)
 
     def choose_replica(self, route: ModelRoute, now: float, retries: RetryState = NO_RETRIES) -> Endpoint:
-        """Return the replica with the fewest requests inside, for a request that takes no slot.
+        """Return the endpoint of the replica with the fewest requests inside, for a request that takes no slot.
 
-        `retries`: where the request has failed so far.
+        Nothing is reserved, so nothing needs to be released. Replicas whose circuit breaker is open are chosen only if
+        there is no other. `retries`: where the request has failed so far.
 
         Raises:
             RoundhouseError: `engine_unreachable` if no replica is left to try.
@@ -205,8 +217,9 @@ class Admission:
     def record_failure(self, replica: str, now: float) -> Sequence[Grant]:
         """Count a failed connection to `replica`: refused, broken, not HTTP, or ended within an answer.
 
-        Call before `retry_ticket` or `release_ticket`. `now`: monotonic seconds. Returns grants for waiting
-        tickets, among them errors for those that have no replica left to try.
+        Call before `retry_ticket` or `release_ticket`. `now`: monotonic seconds. Returns grants for waiting tickets,
+        among them errors for those that have no replica left to try; pass them to the tickets' owners. Empty if the
+        replica is unknown.
         """
         slots = self._replicas.get(replica)
         if slots is None:
@@ -233,7 +246,8 @@ class Admission:
     def admit_trials(self, now: float) -> Sequence[Grant]:
         """Admit waiting tickets to replicas whose circuit breaker allows a trial now. Call about once per second.
 
-        `now`: monotonic seconds. Returns grants for the tickets that enter.
+        `now`: monotonic seconds. Returns grants for the tickets that enter, and grants with an error for those that
+        have no replica left to try; pass them to the tickets' owners.
         """
         return [
             grant
@@ -243,7 +257,7 @@ class Admission:
         ]
 
     def waiting_tickets(self, model: str) -> list[Ticket]:
-        """Return the tickets that wait for `model`, next to enter first."""
+        """Return the tickets that wait for `model`, next to enter first; empty for an unknown model."""
         queue = self._queues.get(model)
         return queue.waiting_tickets() if queue else []
 
@@ -299,6 +313,9 @@ def _describe_replica(replica: ReplicaSlots, target: int) -> str:
 
 
 def cache_exhausted_error(model: str) -> RoundhouseError:
-    """Return the error for a request of `model` that ends because the engine's KV cache is full."""
+    """Return the `kv_cache_exhausted` error for a request of `model` that ends because the engine's KV cache is full.
+
+    The caller raises or delivers the error.
+    """
     message = f"The KV cache of the engine of {model!r} is full: it has no room for this request beside the others."
     return RoundhouseError("kv_cache_exhausted", message)

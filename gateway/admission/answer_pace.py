@@ -15,7 +15,10 @@ _PROMPT_MORE: Final = 64
 
 
 class AnswerPace:
-    """Running means over one model's recent answers: seconds, prompt tokens, completion tokens."""
+    """Weighted means over about the last ten answers of one model: seconds, prompt tokens, completion tokens.
+
+    Predicts how long an answer takes, so that the gateway gathers only long ones from a stream (`gathering`).
+    """
 
     __slots__ = ("_answers", "_completion_tokens", "_prompt_tokens", "_seconds")
 
@@ -23,7 +26,8 @@ class AnswerPace:
         self._answers = self._seconds = self._prompt_tokens = self._completion_tokens = 0.0
 
     def record_answer(self, prompt_tokens: int, completion_tokens: int, seconds: float) -> None:
-        """Record a complete answer. `seconds`: from sending the request to its end, prompt processing included."""
+        """Record a complete answer. `seconds`: from sending the request to the answer's end, prompt processing
+        included."""
         self._answers = self._answers * _KEPT + 1
         self._seconds = self._seconds * _KEPT + seconds
         self._prompt_tokens = self._prompt_tokens * _KEPT + prompt_tokens
@@ -47,7 +51,7 @@ class AnswerPace:
 
 
 class AnswerPaces:
-    """The `AnswerPace` of every model, by name."""
+    """The `AnswerPace` of every model, by name. One object per gateway, kept in `Services.paces`."""
 
     def __init__(self) -> None:
         self._pace_by_model: dict[str, AnswerPace] = {}

@@ -14,8 +14,9 @@ LONGEST_PAUSE_S: Final = 30.0
 class CircuitBreaker:
     """Failures of one replica since its last answer. Times are monotonic seconds.
 
-    Closed: the replica takes requests as usual. Open: the replica takes no request until the pause is over, then one
-    trial request at a time. Discard the breaker when the replica answers.
+    Closed: the replica takes requests as usual. Open, after `FAILURES` failures: the replica takes no request until the
+    pause is over, then one trial request at a time. Nothing closes an open breaker: discard the breaker when the
+    replica answers.
     """
 
     __slots__ = ("_failures", "_pause_s", "_trial", "_until")
@@ -32,7 +33,10 @@ class CircuitBreaker:
         return self._pause_s > 0
 
     def record_failure(self, now: float) -> None:
-        """Count a failed connection. Failures during the pause are ignored: those connections began before it."""
+        """Count a failed connection. The third opens the breaker; later ones double its pause.
+
+        Failures during the pause are ignored: those connections began before it.
+        """
         if not self.is_open:
             self._failures += 1
             if self._failures < FAILURES:
@@ -45,20 +49,27 @@ class CircuitBreaker:
         self._until = now + self._pause_s
 
     def admits_request(self, now: float) -> bool:
-        """Return whether a request may enter the replica now."""
+        """Return whether a request may enter now: the breaker is closed, or the pause is over and no trial runs."""
         return not self.is_open or (self._trial is None and now >= self._until)
 
     def may_admit_soon(self, now: float) -> bool:
-        """Return whether a request may enter now, or as soon as the running trial succeeds."""
+        """Return whether a request may enter now, or as soon as the running trial succeeds. False during a pause."""
         return not self.is_open or now >= self._until
 
     def begin_trial(self, ticket: object) -> None:
-        """Take `ticket`, which has entered the replica, as the trial if the breaker is open."""
+        """Take `ticket`, which has entered the replica, as the trial if the breaker is open.
+
+        Check `admits_request` first: this method does not. While the trial runs, no other request is admitted: call
+        `end_trial` when `ticket` leaves.
+        """
         if self.is_open:
             self._trial = ticket
 
     def end_trial(self, ticket: object) -> None:
-        """Allow the next trial if `ticket`, which has left the replica, was the running one."""
+        """Allow the next trial if `ticket`, which has left the replica, was the running one; else do nothing.
+
+        The result of the trial is reported by `record_failure`, or by discarding the breaker.
+        """
         if self._trial is ticket:
             self._trial = None
 

@@ -21,7 +21,10 @@ _IDLE_KEPT: Final = 64
 
 
 class FairQueue:
-    """The tickets that wait for one model, and the accounts of all tenants that use the model."""
+    """The tickets that wait for one model, and the accounts of all tenants that use the model.
+
+    Only orders and charges tickets: `ModelQueue`, the only caller, decides which enter and sets their states.
+    """
 
     __slots__ = (
         "_accounts",
@@ -44,7 +47,10 @@ class FairQueue:
         """Number of waiting tickets."""
 
     def charge_entry(self, ticket: Ticket, cost: float) -> None:
-        """Charge the tenant of a ticket that enters without waiting. `cost`: expected seconds in each of its slots."""
+        """Charge the tenant of a ticket that enters without waiting.
+
+        `cost`: expected seconds in each of its slots; `settle_slot_time` corrects the charge when the ticket leaves.
+        """
         account = self._accounts.get(ticket.tenant) or self._open_account(ticket.tenant)
         account.weight = ticket.weight
         if account.counter >= self._virtual_time:
@@ -55,7 +61,7 @@ class FairQueue:
         self._charge(account, ticket, cost)
 
     def add_ticket(self, ticket: Ticket) -> None:
-        """Queue `ticket` behind its tenant's tickets of the same rank."""
+        """Queue `ticket` behind its tenant's tickets of the same rank. No limit of the queue applies."""
         account = self._accounts.get(ticket.tenant) or self._open_account(ticket.tenant)
         account.weight = ticket.weight
         ticket.account = account
@@ -69,27 +75,39 @@ class FairQueue:
             self._push(account)
 
     def add_ticket_in_front(self, ticket: Ticket) -> None:
-        """Queue `ticket` in front of all other tickets of its tenant."""
+        """Queue `ticket` in front of all other tickets of its tenant. Sets its rank to 0, the priority rank."""
         ticket.rank = 0
         self.add_ticket(ticket)
         ticket.account.ranks[0].move_to_end(ticket, last=False)
 
     def next_ticket(self) -> Ticket:
-        """Return the waiting ticket whose turn it is. At least one must be waiting."""
+        """Return the waiting ticket whose turn it is, and leave it in the queue.
+
+        Raises:
+            IndexError: no ticket is waiting.
+        """
         heap = self._heap
         while heap[0][2].entry is not heap[0]:
             heappop(heap)
         return next(chain.from_iterable(heap[0][2].ranks))
 
     def take_ticket(self, ticket: Ticket, cost: float) -> None:
-        """Remove a waiting ticket that enters a replica, and charge its tenant. `cost`: as in `charge_entry`."""
+        """Remove a waiting ticket that enters a replica, and charge its tenant. `cost`: as in `charge_entry`.
+
+        Raises:
+            KeyError: the ticket has left the queue already.
+        """
         self.drop_ticket(ticket)
         account = ticket.account
         self._virtual_time = max(self._virtual_time, account.counter)
         self._charge(account, ticket, cost)
 
     def drop_ticket(self, ticket: Ticket) -> None:
-        """Remove a waiting ticket without a charge."""
+        """Remove a waiting ticket without a charge.
+
+        Raises:
+            KeyError: the ticket has left the queue already.
+        """
         account = ticket.account
         del account.ranks[ticket.rank][ticket]
         account.waiting_count -= 1
@@ -98,7 +116,10 @@ class FairQueue:
             account.entry = None
 
     def settle_slot_time(self, ticket: Ticket, seconds: float) -> None:
-        """Correct the tenant's charge by the time that `ticket`, which leaves now, was really inside."""
+        """Correct the tenant's charge for `ticket`, which leaves its replica now after `seconds` inside.
+
+        Call once per ticket that was charged by `charge_entry` or `take_ticket`.
+        """
         account = ticket.account
         account.inflight -= 1
         correction = (seconds - ticket.expected_s) * ticket.slots / ticket.weight
@@ -109,11 +130,17 @@ class FairQueue:
                 self._push(account)
 
     def reset_accounts(self) -> None:
-        """Put all tenants level again. Call when no ticket of the model is inside or waits."""
+        """Make all tenants equal again: what they received so far no longer counts.
+
+        Call when no ticket of the model is inside or waits.
+        """
         self._virtual_time = self._greatest_counter
 
     def queue_order(self, cost: float) -> Iterator[Ticket]:
-        """Yield the waiting tickets in the order in which they enter if none is added and each takes `cost` seconds."""
+        """Yield the waiting tickets in the order in which they enter if none is added and each takes `cost` seconds.
+
+        The queue must not change during the iteration.
+        """
         heap = [
             (each.counter, each.turn, each, chain.from_iterable(each.ranks), each.waiting_count)
             for each in self._accounts.values()
@@ -133,7 +160,7 @@ class FairQueue:
                 heapreplace(heap, (counter, turn, account, tickets, waiting_count - 1))
 
     def queue_position(self, ticket: Ticket, cost: float) -> int:
-        """Return the position, from 1, in `queue_order` of a ticket that was just added."""
+        """Return the position, from 1, in `queue_order(cost)` of a ticket that `add_ticket` has just added."""
         account = ticket.account
         number = sum(len(rank) for rank in account.ranks[: ticket.rank + 1])
         if account.waiting_count == self.waiting_count:

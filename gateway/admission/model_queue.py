@@ -33,7 +33,10 @@ more. After them, a replica is kept for the large request."""
 
 
 class ModelQueue:
-    """The queue and the replicas of one model. Each of its tickets is inside a replica or waits."""
+    """The queue and the replicas of one model. Each of its tickets is inside a replica or waits.
+
+    `Admission` makes one per model and is the only caller. In all methods, `now` is monotonic seconds.
+    """
 
     __slots__ = (
         "_affinity",
@@ -67,12 +70,13 @@ class ModelQueue:
         self.target = 0
         """Slots per replica."""
         self.limit = 0
-        """Number of tickets that may wait."""
+        """Maximum number of tickets that may wait, over all replicas together."""
         self.is_loaded = False
+        """Whether the state of the model in the table in force is `LOADED`."""
         self.is_routed = False
         """Whether the model is in the table in force."""
         self.inflight = 0
-        """Number of tickets inside, replicas that left the table included."""
+        """Number of tickets inside, also in replicas that left the table."""
         self.retrying_count = 0
         """Number of waiting tickets that failed somewhere before, and so may not enter every replica."""
         self.broken_count = 0
@@ -93,7 +97,8 @@ class ModelQueue:
     def apply_route(self, route: ModelRoute | None, replicas: Sequence[ReplicaSlots], queue_limit: int | None) -> None:
         """Adopt the model's route of a new table. `route` None: the model is not in the table.
 
-        `replicas`: those of the route. `queue_limit`: see `Admission`.
+        `replicas`: those of the route. `queue_limit`: see `Admission`. Nothing is admitted here: call `serve_queue`
+        afterwards.
         """
         self.is_routed = route is not None
         self.replicas = replicas
@@ -111,7 +116,11 @@ class ModelQueue:
         self.broken_count = sum(replica.breaker is not None and replica.breaker.is_open for replica in self.replicas)
 
     def admit_ticket(self, ticket: Ticket, now: float) -> Endpoint | None:
-        """Admit or queue a new ticket; see `Admission.admit_ticket`."""
+        """Admit or queue a new ticket; see `Admission.admit_ticket` for what is returned.
+
+        Raises:
+            RoundhouseError: `queue_full` or `engine_unreachable`. The ticket stays new.
+        """
         fair_queue = self.fair_queue
         if fair_queue.waiting_count == self.retrying_count:
             replica = self._room_for(ticket, now)
@@ -135,7 +144,10 @@ class ModelQueue:
         return None
 
     def release_ticket(self, ticket: Ticket, now: float) -> None:
-        """Give back the slot of a ticket that is inside, and learn from its time. The caller sets `ticket.state`."""
+        """Give back the slot of a ticket that is inside, and count the time that it was inside in the model's mean.
+
+        The caller sets `ticket.state`, and calls `serve_queue` for those that wait.
+        """
         replica = ticket.replica
         replica.release(ticket)
         self.inflight -= 1
@@ -152,22 +164,26 @@ class ModelQueue:
             self.fair_queue.reset_accounts()
 
     def requeue_ticket(self, ticket: Ticket) -> None:
-        """Queue a ticket again after `release_ticket`, in front of its tenant's others."""
+        """Queue a ticket again after `release_ticket`, in front of its tenant's others, and set its state to `waiting`.
+
+        The limit of the queue does not apply.
+        """
         ticket.state = "waiting"
         self.fair_queue.add_ticket_in_front(ticket)
         self._depths[self.model] = self.fair_queue.waiting_count
         self.retrying_count += ticket.retries is not NO_RETRIES
 
     def drop_ticket(self, ticket: Ticket) -> None:
-        """Remove a waiting ticket from the queue, and mark it as gone."""
+        """Remove a waiting ticket from the queue, and set its state to `gone`. The ticket must be waiting."""
         self.fair_queue.drop_ticket(ticket)
         self._update_waiting_counts(ticket)
         ticket.state = "gone"
 
     def serve_queue(self, now: float) -> list[Grant]:
-        """Admit every waiting ticket that can enter now. Returns their grants.
+        """Admit every waiting ticket that can enter now. Returns their grants, in the order of entry.
 
-        Tickets that have no replica left to try are removed, and get grants that hold the error.
+        While the model is loaded, tickets that have no replica left to try are removed, and get grants that hold the
+        `engine_unreachable` error. The caller must deliver the grants, as for `Admission`.
         """
         grants: list[Grant] = []
         fair_queue = self.fair_queue
@@ -196,7 +212,11 @@ class ModelQueue:
         return any(replica.endpoint.replica != name and replica.admits_request(now) for replica in self.replicas)
 
     def choose_replica(self, now: float, retries: RetryState) -> Endpoint:
-        """Return the least busy replica, without taking a slot; see `Admission.choose_replica`."""
+        """Return the endpoint of the least busy replica, without taking a slot; see `Admission.choose_replica`.
+
+        Raises:
+            RoundhouseError: `engine_unreachable` if no replica is left to try.
+        """
         replicas_left = self.replicas_left(retries, now)
         candidates = [replica for replica in replicas_left if replica.admits_request(now)] or replicas_left
         if not candidates:
@@ -223,7 +243,10 @@ class ModelQueue:
         ] or allowed_replicas
 
     def explain_unreachable(self, retries: RetryState, now: float) -> RoundhouseError:
-        """Return the `engine_unreachable` error that says why `replicas_left` is empty."""
+        """Return, and do not raise, the `engine_unreachable` error that says why `replicas_left` is empty.
+
+        The error has a time to retry after only if every replica is left out by its circuit breaker.
+        """
         wait_s = None
         if not self.replicas:
             cause = "no replica is ready"

@@ -27,7 +27,10 @@ ReplicaT = TypeVar("ReplicaT")
 
 
 class PrefixAffinity(Generic[ReplicaT]):
-    """The replica that each prompt beginning was last sent to; a bounded least-recently-used map."""
+    """The replica that each prompt beginning was last sent to, by the keys of `prefix_keys`.
+
+    Holds a bounded number of keys, and forgets those first whose `record_request` was longest ago.
+    """
 
     __slots__ = ("_replicas_by_key", "_size")
 
@@ -42,7 +45,7 @@ class PrefixAffinity(Generic[ReplicaT]):
     def matching_replicas(self, prefix: Sequence[int]) -> Iterator[ReplicaT]:
         """Yield the replicas that were sent a beginning of this prompt, longest match first, possibly repeated.
 
-        `prefix`: from `prefix_keys`.
+        Some may have left the routing table since. `prefix`: from `prefix_keys`.
         """
         replicas_by_key = self._replicas_by_key
         for key in prefix:
@@ -64,9 +67,10 @@ def prefix_keys(fields: Mapping[str, Any], parsed_prompt: Prompt | None = None) 
     """Return one hash per beginning of the prompt in a decoded request body, longest first.
 
     The first key is the client's `prompt_cache_key`, if given. Then comes one key for each of the leading `messages`
-    together with all before it, or for each block of a string `prompt`, or for each turn of `parsed_prompt`, the prompt
-    as a translation has read it. Empty if the body has none of these. A system prompt alone has no key: every replica
-    soon has it in its cache, and requests that share only that would all go to one replica.
+    together with all before it, or for each whole block of `BLOCK` characters of a string `prompt`, or for each turn of
+    `parsed_prompt`, the prompt as a translation has read it; at most `MOST_KEYS` of these. Empty if the body has none
+    of these; malformed messages raise nothing. A system prompt alone has no key: every replica soon has it in its
+    cache, and requests that share only that would all go to one replica.
     Equal beginnings give equal keys within this process; different ones almost always differ.
     """
     keys = _beginning_keys(fields, parsed_prompt)

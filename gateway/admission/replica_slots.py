@@ -9,7 +9,10 @@ from gateway.admission.token_pool import TokenPool
 
 
 class ReplicaSlots:
-    """One replica as admission sees it: the slots and tokens that are taken, and its circuit breaker."""
+    """One replica as admission sees it: the slots and KV cache tokens that are taken, and its circuit breaker.
+
+    Lives from the first table that has the replica until it has left the table and no request is inside.
+    """
 
     __slots__ = ("breaker", "endpoint", "inflight", "is_routed", "queue", "slots_taken", "token_pool", "turn")
 
@@ -30,7 +33,10 @@ class ReplicaSlots:
         self.apply_endpoint(endpoint)
 
     def apply_endpoint(self, endpoint: Endpoint) -> None:
-        """Adopt the replica's entry of a new table, and resize the token pool to its `kv_cache_tokens`."""
+        """Adopt the replica's entry of a new table, and resize the token pool to its `kv_cache_tokens`.
+
+        None there drops the pool. A pool that is new here does not count the requests that are inside already.
+        """
         self.endpoint = endpoint
         capacity = endpoint.kv_cache_tokens
         if capacity is None:
@@ -42,11 +48,14 @@ class ReplicaSlots:
             self.token_pool.resize(capacity)
 
     def admits_request(self, now: float) -> bool:
-        """Return whether the circuit breaker lets a request enter now."""
+        """Return whether the circuit breaker lets a request enter now. Slots and tokens are not looked at."""
         return self.breaker is None or self.breaker.admits_request(now)
 
     def may_admit_soon(self, now: float) -> bool:
-        """Return whether the circuit breaker lets a request enter now, or once a running trial succeeds."""
+        """Return whether the circuit breaker lets a request enter now, or once a running trial succeeds.
+
+        Slots and tokens are not looked at.
+        """
         return self.breaker is None or self.breaker.may_admit_soon(now)
 
     def has_tokens(self, ticket: Ticket) -> bool:
@@ -54,13 +63,19 @@ class ReplicaSlots:
         return self.token_pool is None or ticket.claim is None or self.token_pool.has_room(ticket.claim)
 
     def usage_share(self, target: int) -> float:
-        """Return how full the replica is in slots or tokens, whichever is fuller; 1 is full. `target`: its slots."""
+        """Return the share of the slots or of the tokens that is taken, whichever is greater.
+
+        1 is full; more than 1 is possible after a table lowered the numbers. `target`: the replica's slots.
+        """
         slots_share = self.slots_taken / max(1, target)
         pool = self.token_pool
         return slots_share if pool is None else max(slots_share, pool.reserved / pool.usable)
 
     def admit(self, ticket: Ticket, target: int) -> None:
-        """Take slots and tokens for `ticket`. `target`: the replica's slots, which bound the number that is taken."""
+        """Take slots and tokens for `ticket`, whether or not they are free. Call `release` once.
+
+        `target`: the replica's slots, which bound the number that is taken. Sets `ticket.held_slots`.
+        """
         self.inflight += 1
         ticket.held_slots = held_slots = min(ticket.slots, target)
         self.slots_taken += held_slots
@@ -68,7 +83,7 @@ class ReplicaSlots:
             self.token_pool.admit(ticket, ticket.claim)
 
     def release(self, ticket: Ticket) -> None:
-        """Give back the slots and tokens of `ticket`, which is inside."""
+        """Give back the slots and KV cache tokens of `ticket`. Call once for a ticket that is inside this replica."""
         self.inflight -= 1
         self.slots_taken -= ticket.held_slots
         if self.token_pool is not None:

@@ -11,7 +11,7 @@ MAX_BREAKS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class RetryState:
-    """Names of the replicas at which one request has failed."""
+    """Names of the replicas at which one request has failed before its first byte. Immutable; `NO_RETRIES` is empty."""
 
     refused_replicas: frozenset[str] = frozenset()
     """Replicas that refused the connection, so that the request never reached them. They are not tried again."""
@@ -19,13 +19,14 @@ class RetryState:
     """Replicas that accepted the request and closed the connection without an answer: a stale connection, or an engine
     that died. They are tried once more when no other is left."""
     break_count: int = 0
+    """Number of broken connections; more than `broken_replicas` has names if one replica broke several."""
 
     def after_refusal(self, replica: str) -> RetryState:
-        """Return the state after `replica` refused the connection."""
+        """Return a new state to which `replica` is added as one that refused the connection."""
         return replace(self, refused_replicas=self.refused_replicas | {replica})
 
     def after_break(self, replica: str) -> RetryState:
-        """Return the state after `replica` closed the connection without an answer."""
+        """Return a new state to which `replica` is added as one that closed the connection without an answer."""
         return replace(self, broken_replicas=self.broken_replicas | {replica}, break_count=self.break_count + 1)
 
 

@@ -17,7 +17,10 @@ _RANKS: Final = 3
 
 
 class Slots(Protocol):
-    """A replica, as its tickets refer to it. Implemented by `replica_slots.ReplicaSlots`, which imports `ticket`."""
+    """The replica that a ticket is inside: what the ticket's users may read of it, and `release`.
+
+    Implemented by `replica_slots.ReplicaSlots`, which describes the attributes.
+    """
 
     endpoint: Endpoint
     inflight: int
@@ -27,17 +30,20 @@ class Slots(Protocol):
     breaker: CircuitBreaker | None
 
     def release(self, ticket: Ticket) -> None:
-        """Give back the slots and tokens of `ticket`, which is inside."""
+        """Give back the slots and KV cache tokens of `ticket`. Call once for a ticket that is inside this replica."""
 
 
 class QueueLength(Protocol):
-    """The number of waiting tickets. Implemented by `fair_queue.FairQueue`, which imports `ticket`."""
+    """The number of tickets that wait for a model. Implemented by `fair_queue.FairQueue`."""
 
     waiting_count: int
 
 
 class Queue(Protocol):
-    """A model's queue, as its tickets refer to it. Implemented by `model_queue.ModelQueue`, which imports `ticket`."""
+    """The replicas and the waiting tickets of one model, as `Ticket.queue` refers to them.
+
+    Implemented by `model_queue.ModelQueue`, which describes the attributes. Used by `Admission` only.
+    """
 
     model: str
     inflight: int
@@ -47,36 +53,39 @@ class Queue(Protocol):
 
     @property
     def fair_queue(self) -> QueueLength:
-        """The waiting tickets."""
+        """The waiting tickets; only their number can be read here."""
 
     def update_broken_count(self) -> None:
-        """Count the replicas with an open circuit breaker."""
+        """Count the replicas with an open circuit breaker. Call after a breaker opened or was discarded."""
 
     def release_ticket(self, ticket: Ticket, now: float) -> None:
-        """Give back the slot of a ticket that is inside."""
+        """Give back the slot of a ticket that is inside. The caller sets `ticket.state`. `now`: monotonic seconds."""
 
     def requeue_ticket(self, ticket: Ticket) -> None:
-        """Queue a ticket that was inside again, in front of its tenant's others."""
+        """Queue a ticket again after `release_ticket`, in front of its tenant's others."""
 
     def drop_ticket(self, ticket: Ticket) -> None:
-        """Remove a waiting ticket."""
+        """Remove a waiting ticket from the queue, and set its state to `gone`."""
 
     def serve_queue(self, now: float) -> list[Grant]:
-        """Admit every waiting ticket that can enter now."""
+        """Admit every waiting ticket that can enter at `now` (monotonic seconds); see `ModelQueue.serve_queue`.
+
+        Returns the grants, which must be delivered.
+        """
 
     def replicas_left(self, retries: RetryState, now: float) -> Sequence[Slots]:
-        """Return the replicas that a request with these `retries` may still try."""
+        """Return the replicas that a request with these `retries` may still try; empty if none is left."""
 
     def explain_unreachable(self, retries: RetryState, now: float) -> RoundhouseError:
-        """Return the error that says why no replica is left to try."""
+        """Return, and do not raise, the `engine_unreachable` error that says why no replica is left to try."""
 
 
 class QueuePlace(NamedTuple):
     """Where a request stood in its model's queue when it arrived.
 
     `position` counts from 1, and 1 means that the request entered a replica at once: the first waiting request has 2.
-    `depth` is the number of waiting requests plus 1. `wait_ms` is the estimated wait in milliseconds; None: nothing is
-    known to estimate it from.
+    `depth` is the number of waiting requests plus 1, this request included if it waits. `wait_ms` is the estimated wait
+    in milliseconds; None: no request of the model has ended yet, or the model has no replica.
     """
 
     position: int

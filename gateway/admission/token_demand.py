@@ -11,22 +11,24 @@ _LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n
 
 
 class TokenDemand(NamedTuple):
-    """Size of a request's prompt, and the limits of its answers."""
+    """What a request's body says about the tokens that it will take: size of its prompt, and limits of its answers."""
 
     text_bytes: int
-    """Size of the body without images and sound."""
+    """Bytes of the body without images and sound."""
     has_media: bool
+    """Whether the body holds images or sound. Media in a body of at most `LARGE_BODY_BYTES` count as text."""
     max_tokens: int | None
-    """Limit of one answer; None: the request sets none."""
+    """Limit of one answer in tokens, above 0; None: the request sets none that is valid."""
     sequences: int
     """Answers that the engine generates in parallel (`n`); they share the prompt."""
 
 
 def read_demand(body_bytes: int, text_bytes: int, fields: Mapping[str, Any], sequences: int) -> TokenDemand:
-    """Read the demand from a decoded body.
+    """Return the `TokenDemand` of a decoded body.
 
-    `text_bytes`: size of the body's text, less than `body_bytes` if media were cut out of the body already.
-    `fields`: the body's fields. `sequences`: answers to generate in parallel.
+    `text_bytes`: bytes of the body's text, less than `body_bytes` if media were cut out of the body already. `fields`:
+    the body's fields; of several limits of the answer the greatest counts, and one that is no positive integer of at
+    most `MOST_TOKENS` is ignored. `sequences`: answers to generate in parallel.
     """
     media_bytes = count_media_bytes(fields) if text_bytes > LARGE_BODY_BYTES else 0
     max_tokens: int | None = None

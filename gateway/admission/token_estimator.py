@@ -50,17 +50,24 @@ class TokenEstimator:
         self._overrun_factor = 1.0
         self._overrun_at: float | None = None
         self.answer_tokens: int | None = None
-        """Tokens that 9 of 10 recent answers stayed within, of those that no limit cut; None: none was counted."""
+        """Tokens that about 9 of 10 recent answers stayed within, of those that no limit cut; None: none was counted.
+        """
 
     def estimate_prompt(self, demand: TokenDemand) -> int:
-        """Return the estimated tokens of the prompt, meant as an upper bound."""
+        """Return the estimated tokens of the prompt, chat template and media included.
+
+        Meant as an upper bound, which it is not always.
+        """
         tokens = self._estimate_text(demand)
         if demand.has_media:
             tokens += ceil(self._media_tokens * MARGIN * self._overrun_factor)
         return tokens
 
     def record_usage(self, demand: TokenDemand, prompt_tokens: int, answer_tokens: int) -> None:
-        """Learn from an engine's counts of one request. `answer_tokens`: of all its answers together."""
+        """Learn from an engine's counts of one request, and lower the factor that `record_overrun` raised a little.
+
+        `answer_tokens`: of all its answers together. Counts of 0 teach nothing.
+        """
         self._overrun_factor = max(1.0, self._overrun_factor * _RECOVERY)
         if prompt_tokens > 0 and demand.has_media:
             self._media_tokens = _follow(self._media_tokens, max(0, prompt_tokens - self._estimate_text(demand)))
@@ -73,7 +80,11 @@ class TokenEstimator:
             self.answer_tokens = sorted(self._answers)[int(_ANSWER_QUANTILE * (len(self._answers) - 1))]
 
     def record_overrun(self, now: float) -> None:
-        """Raise estimates, because an engine reported a full KV cache. `now`: monotonic seconds."""
+        """Raise estimates by half, because an engine reported a full KV cache. `now`: monotonic seconds.
+
+        Calls within `OVERRUN_PAUSE_S` after one that counted do nothing. All raises together make at most a factor of
+        `MOST_OVERRUN_FACTOR`.
+        """
         if self._overrun_at is None or now - self._overrun_at >= OVERRUN_PAUSE_S:
             self._overrun_at = now
             self._overrun_factor = min(self._overrun_factor * OVERRUN_FACTOR, MOST_OVERRUN_FACTOR)

@@ -44,7 +44,8 @@ class TokenClaim:
         self.is_bounded = False
         """Whether the reservation is final: the answer cannot exceed it, or its length cannot be observed."""
         self.needed = 0
-        """Tokens to reserve: prompt and answers."""
+        """Tokens to reserve: prompt and all answers. May exceed the cache: `TokenPool.admit` then reserves all of it.
+        """
         self.least_tokens = 0
         """Lower bound of `needed`; set when the request was preempted because it had too few."""
         self.preemptions = 0
@@ -76,7 +77,10 @@ class TokenClaim:
         self.needed = max(self.least_tokens, prompt_tokens + answer_tokens * demand.sequences)
 
     def raise_claim(self) -> None:
-        """Double the claim of a request that was preempted; from the third preemption, claim a whole replica."""
+        """Double the tokens that a preempted request claims; from the third preemption, claim a whole replica.
+
+        Sets `least_tokens`; `needed` follows at the next `estimate_tokens`.
+        """
         self.preemptions += 1
         most = max(self.reserved, self.granted)
         self.least_tokens = NEVER if self.preemptions >= MOST_PREEMPTIONS else 2 * most
@@ -103,21 +107,31 @@ class TokenPool:
         self.resize(capacity)
 
     def resize(self, capacity: int) -> None:
-        """Set the number of tokens that the cache holds. `usable` is somewhat less, as headroom."""
+        """Set the number of tokens that the cache holds to `capacity`.
+
+        Sets `usable`, the number that requests may reserve: at least 32 tokens and 1/32 of the cache less. Claims of
+        requests inside are not changed, so they may exceed `usable` afterwards.
+        """
         self.capacity = capacity
         self.usable = max(1, capacity - max(_HEADROOM, capacity // _HEADROOM))
         self._step = max(_LEAST_STEP, capacity // _STEPS)
 
     def has_room(self, claim: TokenClaim) -> bool:
-        """Return whether a request may enter. A claim larger than the cache fits only into an empty one."""
+        """Return whether `claim.needed` tokens are free now. Reserves nothing.
+
+        A claim larger than the cache fits only into an empty one. Call `TokenClaim.estimate_tokens` before.
+        """
         return self.reserved + min(claim.needed, self.usable) <= self.usable
 
     def is_whole(self, claim: TokenClaim) -> bool:
-        """Return whether a request inside has reserved the whole cache."""
+        """Return whether the request that holds `claim` has reserved all `usable` tokens of the cache."""
         return claim.reserved >= self.usable
 
     def admit(self, ticket: Ticket, claim: TokenClaim) -> None:
-        """Reserve the claim's tokens for a ticket that enters, and grant the first of them."""
+        """Reserve the claim's tokens for a ticket that enters, and grant the first of them.
+
+        At most `usable` tokens are reserved. Whether they are free is not checked: see `has_room`. Call `release` once.
+        """
         claim.reserved = reserved = min(claim.needed, self.usable)
         first_grant = claim.prompt_tokens + self._step * claim.demand.sequences
         claim.granted = reserved if claim.is_bounded else min(reserved, first_grant)
@@ -126,17 +140,17 @@ class TokenPool:
         self.tickets[ticket] = claim
 
     def release(self, ticket: Ticket) -> None:
-        """Give back a ticket's tokens. Does nothing for a ticket without a claim inside."""
+        """Give back a ticket's tokens. Does nothing for a ticket that holds none here, as after an earlier call."""
         claim = self.tickets.pop(ticket, None)
         if claim is not None:
             self.reserved -= claim.reserved
             self.granted -= claim.granted
 
     def begin_answer(self, ticket: Ticket, *, is_counted: bool) -> int:
-        """Return after how many events of the answer `extend` must be called; `NEVER` if the reservation is final.
+        """Return after how many events of the answer `extend` must be called, at least 1.
 
-        `is_counted`: the caller counts the answer's events (about one per token). False: all that is reserved is
-        granted at once.
+        `NEVER` if the reservation is final or the ticket holds no tokens here. `is_counted`: the caller counts the
+        answer's events (about one per token). False: all that is reserved is granted at once, and is final.
         """
         claim = self.tickets.get(ticket)
         if claim is None or claim.is_bounded:
@@ -151,9 +165,11 @@ class TokenPool:
     def extend(self, ticket: Ticket, answered: int, can_resend: Callable[[Ticket], bool]) -> tuple[int, list[Ticket]]:
         """Grant more tokens to an answer without a limit that has `answered` events, about one per token, and goes on.
 
-        Returns after how many events to call again, and the tickets that must leave because the cache is full, possibly
-        `ticket` itself: first the latest to enter that `can_resend` says can be sent again unnoticed by their clients,
-        then the latest to enter whose answers have no limit.
+        The tokens are granted even if the cache is full. Returns after how many events of the answer, from its start,
+        to call again (`NEVER` if the ticket holds no tokens here), and the tickets that must leave because the cache is
+        full, possibly `ticket` itself: first the latest to enter that `can_resend` says can be sent again unnoticed by
+        their clients, then the latest to enter whose answers have no limit. The caller removes them; the last ticket
+        inside never has to leave, and none where the engine makes room by itself.
         """
         claim = self.tickets.get(ticket)
         if claim is None:
