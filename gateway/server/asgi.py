@@ -17,30 +17,33 @@ Header = tuple[bytes, bytes]
 
 
 class ClientGoneError(Exception):
-    """The client closed its connection, so the request needs no answer."""
+    """The client closed its connection before its request was read, so the request needs no answer."""
 
 
 def request_id_of(scope: Scope) -> str:
-    """Return the id that the ingress middleware gave the request."""
+    """Return the id that the ingress middleware gave the request. KeyError for a request that did not pass it."""
     request_id: str = scope["state"]["request_id"]
     return request_id
 
 
 def local_address_of(scope: Scope) -> str | None:
-    """Return the gateway's IP address on the request's connection; None if the socket has none."""
+    """Return the gateway's own IP address, not the client's, on the request's connection; None: the socket has none."""
     server = scope.get("server")
     return str(server[0]) if server else None
 
 
 async def send_whole(send: Send, status: int, headers: list[Header], body: bytes) -> None:
-    """Send a complete answer. Adds the header `content-length`, also to the list `headers`."""
+    """Send a complete answer. Adds the header `content-length`, also to the caller's list `headers`."""
     headers.append((b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def error_headers(error: RoundhouseError) -> list[Header]:
-    """Return the headers of an error's answer. `Retry-After` is among them whenever the error knows a time."""
+    """Return the headers of an error's answer, `Content-Type` included, without `Content-Length` and the request id.
+
+    `Retry-After`, in whole seconds and at least 1, is among them whenever the error has a `retry_after_s`.
+    """
     headers = error.build_headers()
     if error.retry_after_s is not None:
         headers.setdefault("retry-after", str(max(1, round(error.retry_after_s))))
@@ -51,14 +54,20 @@ def error_headers(error: RoundhouseError) -> list[Header]:
 
 
 async def send_error(scope: Scope, send: Send, error: RoundhouseError, extra_headers: Iterable[Header] = ()) -> None:
-    """Send `error` as the answer, in the form of the path's API family, with `extra_headers`."""
+    """Send `error` as the whole answer, with its status, its headers, the request id and `extra_headers`.
+
+    The body has the form of the path's API family. No part of another answer may have been sent.
+    """
     request_id = request_id_of(scope)
     headers = [(b"x-request-id", request_id.encode()), *error_headers(error), *extra_headers]
     await send_whole(send, error.entry.status, headers, error_body(scope["path"], error, request_id))
 
 
 def limit_body(receive: Receive, limit: int) -> Receive:
-    """Wrap `receive` so that it raises RoundhouseError `body_too_large` after more than `limit` bytes of a body."""
+    """Return a `receive` that raises RoundhouseError `body_too_large` once more than `limit` bytes of a body came.
+
+    Nothing is raised for a greater Content-Length alone: see `read_body`.
+    """
     size = 0
 
     async def receive_within_limit() -> Message:
@@ -74,7 +83,7 @@ def limit_body(receive: Receive, limit: int) -> Receive:
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """Read the whole body of a request.
+    """Read the whole body of a request, and return it. `limit`: bytes.
 
     Raises:
         RoundhouseError: `body_too_large` as soon as more than `limit` bytes are announced or have arrived.

@@ -7,30 +7,39 @@ from collections.abc import Callable
 
 
 class BodyReservation:
-    """Room for one body, or a place in the queue for it. Made by `BodyBudget.reserve`."""
+    """A number of bytes granted to one body, or the body's place in the queue for them.
+
+    Made by `BodyBudget.reserve`.
+    """
 
     __slots__ = ("is_granted", "on_granted", "size")
 
     def __init__(self, size: int, on_granted: Callable[[], None]) -> None:
-        """`size`: bytes. `on_granted`: called when room is granted after a wait."""
+        """`size`: bytes. `on_granted`: called once if room is granted after a wait; never if it is granted at once."""
         self.size = size
         self.on_granted = on_granted
         self.is_granted = False
 
 
 class BodyBudget:
-    """Grants room for bodies in order of arrival. A body larger than the budget gets room when no other has any."""
+    """A limit on the bytes of all large request bodies together, granted in order of arrival.
+
+    A body larger than the limit gets room when no other has any. One object serves all connections; used in the event
+    loop's thread only.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         """`max_bytes`: most bytes that are granted at a time."""
         self._max_bytes = max_bytes
         self._waiting: deque[BodyReservation] = deque()
         self.used_bytes = 0
+        """Bytes that are granted now. More than `max_bytes` only while one larger body has room alone."""
 
     def reserve(self, size: int, on_granted: Callable[[], None]) -> BodyReservation:
-        """Reserve `size` bytes. If `is_granted` of the result is False, `on_granted` is called once there is room.
+        """Reserve `size` bytes, and return at once. Never blocks and never refuses.
 
-        Call `release` once either way.
+        If `is_granted` of the result is False, the reservation waits behind earlier ones, and `on_granted` is called
+        within a later `release` once there is room. Call `release` once either way.
         """
         reservation = BodyReservation(size, on_granted)
         if not self._waiting and self._fits(size):
@@ -40,7 +49,11 @@ class BodyBudget:
         return reservation
 
     def release(self, reservation: BodyReservation) -> None:
-        """Give back the room, or the place in the queue, and grant room to those that wait. Call once."""
+        """Give back the room, or the place in the queue, and grant room to those that wait, calling their `on_granted`.
+
+        Call once per reservation. A second call raises ValueError if it had not been granted, and else corrupts
+        `used_bytes`.
+        """
         if reservation.is_granted:
             self.used_bytes -= reservation.size
         else:

@@ -22,22 +22,30 @@ _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
 class Handler(Protocol):
-    """Serves one `ClientCall`. All methods are called in the event loop; the first three at most once."""
+    """Serves one `ClientCall`: answers it by the methods of `ClientCall`.
+
+    All methods are called in the event loop's thread and must not block. `take_body`, `fail_request` and `client_gone`
+    are called at most once each.
+    """
 
     def take_body(self, body: bytes | LargeBody) -> None:
-        """Serve the request, whose body is complete."""
+        """Serve the request, whose body is complete; empty if it has none. The handler must free a `LargeBody`."""
 
     def fail_request(self, error: RoundhouseError) -> None:
-        """End the request with `error`: as its answer, or in whatever form an answer that has begun leaves."""
+        """End the request with `error`: as its answer, or in the form that an answer that has begun still allows.
+
+        Also called before `take_body`, for a body that is too large, malformed or late. Does nothing after the answer's
+        end.
+        """
 
     def client_gone(self) -> None:
-        """Stop: the client has closed its connection. Nothing may be sent any more."""
+        """Stop: the client's connection is closed. Nothing may be sent any more. Not called after the answer's end."""
 
     def client_full(self) -> None:
         """Send no more than necessary until `client_ready`: the client reads slower than it is sent."""
 
     def client_ready(self) -> None:
-        """Send again: the client has read what was sent."""
+        """Send again: the client has read enough of what was sent. Called after a `client_full`."""
 
 
 class Connection(Protocol):
@@ -47,7 +55,7 @@ class Connection(Protocol):
 
     @property
     def default_lines(self) -> bytes:
-        """Header lines of every answer, each with CRLF."""
+        """Header lines that every answer has, such as `date`, each with CRLF."""
 
     @property
     def max_body_bytes(self) -> int:
@@ -58,22 +66,26 @@ class Connection(Protocol):
         """The gateway's IP address on this connection; None: the socket has none."""
 
     def send_continue(self) -> None:
-        """Send `100 Continue`, which asks the client for the body."""
+        """Send `100 Continue`, which asks the client for the body. Call before the answer begins."""
 
     def reserve_body(self, size: int) -> Callable[[], None]:
-        """Reserve room for a body of `size` bytes, and read nothing until there is room.
+        """Reserve memory for a body of `size` bytes in the budget of all connections, without blocking.
 
-        Returns a function that gives the room back; call it once.
+        Until there is room, the connection reads nothing from the client. Returns a function that gives the room back,
+        or cancels the wait for it; call it once.
         """
 
     def finish_call(self, call: ClientCall) -> None:
-        """Go on with the next request: the answer to `call` is complete."""
+        """Close the connection or go on with its next request. Called once, when the answer to `call` is complete."""
 
 
 class ClientCall:
-    """An inference request on a client's connection, and the methods that answer it.
+    """An inference request on a client's connection: its head and body, and the methods that answer it.
 
-    It stands in for uvicorn's `RequestResponseCycle` on its connection, and so shares some of its names.
+    The connection makes it when the head is read and passes it parts of the body. The `Handler` answers by either
+    `send_whole`, or `start_response`, then `send_part`, then `end_response` or `break_off`; nothing is to be sent once
+    `response_complete` is True. It stands in for uvicorn's `RequestResponseCycle` on its connection, and so shares some
+    of its names.
     """
 
     __slots__ = (
@@ -130,13 +142,16 @@ class ClientCall:
 
     @property
     def local_address(self) -> str | None:
-        """The gateway's IP address on the client's connection; None: the socket has none."""
+        """The gateway's IP address on the client's connection; None: the socket has none, as a Unix socket."""
         return self._connection.local_address
 
     # From the connection
 
     def take_body(self, part: bytes) -> None:
-        """Add a part of the body. A body above the connection's limit is dropped, and refused by `serve_request`."""
+        """Add a part of the body. Parts that arrive after the answer's end are dropped.
+
+        A body above `max_body_bytes` is dropped, too, and the next `serve_request` refuses it. Raises nothing.
+        """
         self._size += len(part)
         if self.response_complete:
             return
@@ -169,7 +184,9 @@ class ClientCall:
     def serve_request(self) -> None:
         """Open the handler, and pass it the body once it is complete. Call after each read, in this call's turn only.
 
-        Requests on a connection are served in order, so a call's turn begins when those before it are answered.
+        Requests on a connection are served in order, so a call's turn begins when those before it are answered. A body
+        that is too large is refused with `body_too_large`, as soon as its Content-Length says so. Does nothing once the
+        request is answered.
         """
         if self.response_complete:
             return
@@ -207,7 +224,10 @@ class ClientCall:
         return RoundhouseError("body_too_large", f"The body is larger than {limit} bytes, the most that is accepted.")
 
     def lose_client(self) -> None:
-        """Tell the handler that the client has gone, and drop the body. Call when the connection is lost."""
+        """Tell the handler that the client has gone, and drop the body. Call when the connection is lost.
+
+        Does nothing if the answer is complete.
+        """
         if not self.response_complete:
             self.response_complete = self.disconnected = True
             self._drop_body()
@@ -215,7 +235,10 @@ class ClientCall:
                 self.handler.client_gone()
 
     def refuse_request(self, error: RoundhouseError) -> None:
-        """Answer `error`, because the rest of the request will not be read. The connection closes afterwards."""
+        """Let the handler answer `error`, because the rest of the request will not be read.
+
+        The connection closes after the answer. If the answer is complete already, nothing is sent.
+        """
         self.keep_alive = False
         if self.response_complete:
             return
@@ -227,7 +250,11 @@ class ClientCall:
     # From the handler
 
     def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
-        """Send a complete answer. `lines`: header lines, each with CRLF."""
+        """Send a complete answer, with its Content-Length. `lines`: further header lines, each with CRLF.
+
+        The connection closes afterwards if the client asked for that or a part of the request's body is missing. Call
+        once, and not after `start_response`.
+        """
         connection = self._connection
         if not self.body_complete:
             self.keep_alive = False
@@ -247,7 +274,11 @@ class ClientCall:
         self._finish_response()
 
     def start_response(self, status: int, lines: bytes, first_part: bytes) -> None:
-        """Begin an answer of unknown length. `lines`: header lines, each with CRLF. `first_part`: not empty."""
+        """Begin an answer of unknown length. `lines`: header lines, each with CRLF. `first_part`: not empty.
+
+        The answer is chunked for HTTP/1.1; for HTTP/1.0 it ends with the connection. End it by `end_response` or
+        `break_off`.
+        """
         connection = self._connection
         if self.is_http_1_1:
             first_part = b"transfer-encoding: chunked\r\n%b\r\n%x\r\n%b\r\n" % (
@@ -261,11 +292,15 @@ class ClientCall:
         connection.transport.write(b"%b%b%b%b" % (status_line(status), connection.default_lines, lines, first_part))
 
     def send_part(self, part: bytes) -> None:
-        """Send a part of an answer that `start_response` has begun. `part`: not empty."""
+        """Send a part of an answer that `start_response` has begun. `part`: not empty; an empty chunk would end the
+        answer.
+
+        The part is buffered if the client reads slowly: heed `Handler.client_full`.
+        """
         self._connection.transport.write(b"%x\r\n%b\r\n" % (len(part), part) if self.is_http_1_1 else part)
 
     def end_response(self, last_part: bytes = b"") -> None:
-        """End an answer that `start_response` has begun."""
+        """End an answer that `start_response` has begun, after `last_part`, which may be empty. Call once."""
         if self.is_http_1_1:
             last_part = b"%x\r\n%b\r\n%b" % (len(last_part), last_part, _LAST_CHUNK) if last_part else _LAST_CHUNK
         if last_part:
@@ -273,7 +308,7 @@ class ClientCall:
         self._finish_response()
 
     def break_off(self) -> None:
-        """Close the connection so that the client sees an incomplete answer.
+        """Close the connection so that the client sees an incomplete answer. `Handler.client_gone` is not called then.
 
         An answer that has begun and is no event stream cannot report an error in any other way.
         """
@@ -296,10 +331,10 @@ class ClientCall:
 
 
 def status_line(status: int) -> bytes:
-    """Return the status line of an answer, with CRLF. A status that HTTP does not name has no phrase."""
+    """Return the HTTP/1.1 status line of an answer, with CRLF. A status without a standard phrase gets an empty one."""
     return _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
 
 
 def header_lines(headers: Iterable[Header]) -> bytes:
-    """Encode headers as lines, each with CRLF."""
+    """Encode headers as lines, each with CRLF. Names and values are not checked; empty for no headers."""
     return b"".join(b"%b: %b\r\n" % header for header in headers)

@@ -36,8 +36,9 @@ _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 class ClientConnection(RequestReader):
     """One connection of a client.
 
-    Requests are answered in the order in which they arrived. A malformed one is refused in its turn, and nothing is
-    read after it, because nobody knows where the next request begins.
+    Made by uvicorn for each connection. Requests are answered in the order in which they arrived. A malformed one is
+    refused in its turn, and nothing is read after it, because nobody knows where the next request begins. A client that
+    exceeds a time limit gets `request_timeout`, or its connection is closed.
     """
 
     def __init__(
@@ -74,13 +75,19 @@ class ClientConnection(RequestReader):
     # The connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the timer of the client's time limits."""
+        """Start the timer of the client's time limits.
+
+        Called by the event loop once, when the connection is accepted.
+        """
         super().connection_made(transport)
         self._progress_at = self.loop.time()
         self._timer = self.loop.call_later(self._limits.shortest_s, self._check_time)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the request that is being served; uvicorn tells only the one that was read last."""
+        """Tell the request that is being served that the client is gone, and drop the requests behind it.
+
+        Called by the event loop once, however the connection ended. uvicorn tells only the request that was read last.
+        """
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -96,7 +103,10 @@ class ClientConnection(RequestReader):
             current_call.message_event.set()
 
     def data_received(self, data: bytes) -> None:
-        """Read requests, and serve the one whose turn it is."""
+        """Read requests from `data`, and serve the one whose turn it is. Called by the event loop.
+
+        A request that cannot be read is answered with an error. Bytes after a refused request are dropped.
+        """
         if self._ignores_input:
             return
         idle_bytes_before = self._idle_bytes
@@ -184,7 +194,7 @@ class ClientConnection(RequestReader):
 
     @property
     def default_lines(self) -> bytes:
-        """Header lines of every answer: `date`, which uvicorn renews each second."""
+        """Header lines of every answer, each with CRLF: `date`, which uvicorn renews each second."""
         headers = self.server_state.default_headers
         if headers is not self._default_headers:
             self._default_headers, self._default_lines = headers, header_lines(headers)
@@ -200,9 +210,10 @@ class ClientConnection(RequestReader):
         self.transport.write(_CONTINUE)
 
     def reserve_body(self, size: int) -> Callable[[], None]:
-        """Reserve room for a large body, and pause reading until there is room.
+        """Reserve memory for a body of `size` bytes in the budget of all connections, without blocking.
 
-        Returns a function that gives the room back; call it once.
+        Until there is room, nothing is read from the client, and its time limit does not run. Returns a function that
+        gives the room back, or cancels the wait for it; call it once.
         """
         budget = self._direct.body_budget
         reservation = budget.reserve(size, self._enter_room)
@@ -218,7 +229,11 @@ class ClientConnection(RequestReader):
         return give_back
 
     def finish_call(self, call: ClientCall) -> None:
-        """Close the connection, linger, or serve the next request: the answer to `call` is complete."""
+        """Close the connection or serve its next request: the answer to `call` is complete. Call once per answer.
+
+        If a part of the request's body is missing, the rest is read and dropped for `LINGER_S` before the connection
+        closes.
+        """
         if not call.body_complete:
             self._linger()
         elif not call.keep_alive:
@@ -226,7 +241,10 @@ class ClientConnection(RequestReader):
         self.on_response_complete()
 
     def on_response_complete(self) -> None:
-        """Serve the next request, or wait for one. Called by uvicorn, too, after its own answers."""
+        """Serve the next request, or wait for one, or send the error of a request that could not be read.
+
+        Called by `finish_call`, and by uvicorn after FastAPI's answers.
+        """
         self._current_call = None
         self._progress_at = self.loop.time()
         self.server_state.total_requests += 1
@@ -283,7 +301,10 @@ class ClientConnection(RequestReader):
         self._linger()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is being read, in place of uvicorn's own answer."""
+        """Refuse what is being read with `invalid_request` and the text `msg`.
+
+        Called by uvicorn instead of its own 400.
+        """
         self._refuse_input(RoundhouseError("invalid_request", msg))
 
     def _linger(self) -> None:
@@ -339,7 +360,10 @@ class ClientConnection(RequestReader):
         return RoundhouseError("request_timeout", f"The request's {part} did not go on for {limit_s:g} s.")
 
     def pause_writing(self) -> None:
-        """Tell the handler that the client reads slower than it is sent."""
+        """Tell the handler that the client reads slower than it is sent.
+
+        Called by the event loop for a full write buffer.
+        """
         self._progress_at = self.loop.time()
         self._unsent_bytes = self.transport.get_write_buffer_size()
         super().pause_writing()
@@ -347,7 +371,7 @@ class ClientConnection(RequestReader):
             self._current_call.handler.client_full()
 
     def resume_writing(self) -> None:
-        """Tell the handler that the client has read what was sent."""
+        """Tell the handler that the client has read enough of what was sent. Called by the event loop."""
         self._progress_at = self.loop.time()
         self._unsent_bytes = 0
         super().resume_writing()

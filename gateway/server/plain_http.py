@@ -16,15 +16,24 @@ DROPPED_BYTES: Final = 1024 * 1024
 
 
 def begins_plain_http(data: bytes) -> bool:
-    """Return whether a connection that begins with these bytes is HTTP without TLS. `data`: at least one byte."""
+    """Return whether a connection that begins with these bytes is HTTP without TLS, by its first byte alone.
+
+    False for empty `data`.
+    """
     return b"A" <= data[:1] <= b"Z"
 
 
 class HttpsContext(ssl.SSLContext):
-    """TLS context of a server."""
+    """TLS context of a server that answers plain HTTP on its port, if `answer_plain_http` is set, in plain HTTP.
+
+    Use it as any `ssl.SSLContext` of a server, with an event loop's streams or protocols.
+    """
 
     answer_plain_http: Callable[[], bytes] | None = None
-    """Makes the whole answer to a client that speaks plain HTTP; None: the connection is closed."""
+    """Makes the whole answer, head and body, to a client that speaks plain HTTP.
+
+    None: its handshake fails, as usual.
+    """
 
     def wrap_bio(
         self,
@@ -47,7 +56,10 @@ class _ServerHandshake(ssl.SSLObject):
     def watch_first_bytes(
         self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, answer: Callable[[], bytes] | None
     ) -> None:
-        """Check the first bytes of `incoming` before TLS reads them. Call before the handshake."""
+        """Check the first bytes of `incoming` before TLS reads them. Call once, before the handshake.
+
+        `answer`: makes the bytes that a client of plain HTTP is sent; None: such a client is not answered.
+        """
         self._incoming = incoming
         self._outgoing = outgoing
         self._answer = answer
@@ -56,7 +68,12 @@ class _ServerHandshake(ssl.SSLObject):
         self._dropped_bytes = 0
 
     def do_handshake(self) -> None:
-        """Continue the handshake; see `ssl.SSLObject.do_handshake`. Called for new bytes until it ends or fails."""
+        """Continue the handshake; see `ssl.SSLObject.do_handshake`. Called for new bytes until it ends or fails.
+
+        Raises:
+            ssl.SSLWantReadError: more bytes are needed; always for a client of plain HTTP, which never gets further.
+            ssl.SSLError: the handshake failed, or a client of plain HTTP sent more than `DROPPED_BYTES`.
+        """
         if self._is_first_look and self._incoming.pending:
             self._is_first_look = False
             self._check_first_bytes()

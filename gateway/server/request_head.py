@@ -28,7 +28,10 @@ _BARE: Final = re.compile(
 
 
 def head_size(target: bytes, headers: Iterable[Header]) -> int:
-    """Return the bytes of the target and the headers that count against the limit."""
+    """Return the number of bytes of the target and the headers that count against `max_header_bytes`.
+
+    Of each header these are its name, its value and 4 bytes; method and version do not count.
+    """
     return len(target) + sum(len(name) + len(value) + 4 for name, value in headers)
 
 
@@ -36,7 +39,8 @@ def in_origin_form(target: bytes, headers: Sequence[Header]) -> tuple[bytes, lis
     """Change a target in absolute form (`http://host/path`) to origin form (`/path`). Returns target and headers.
 
     The target's host replaces the Host header (RFC 9112, 3.2.2), unless there are several of them, so that these are
-    still refused. Other targets are returned unchanged.
+    still refused. Other targets are returned unchanged. Raises nothing: a malformed host is left to the check of the
+    Host header.
     """
     for scheme in _SCHEMES:
         if target[: len(scheme)].lower() == scheme:
@@ -50,9 +54,10 @@ def in_origin_form(target: bytes, headers: Sequence[Header]) -> tuple[bytes, lis
 
 
 def with_declared_path(target: bytes) -> bytes:
-    """Replace another name of a route's path in a target in origin form: llama-server's name, or one without `/v1`.
+    """Return the target with the path that the gateway's route declares, for another name of that route.
 
-    Other targets are returned unchanged.
+    Other names are those of llama-server (`/reranking`) and paths without `/v1`. `target`: in origin form, with its
+    query, which is kept. Other targets are returned unchanged.
     """
     end = _PATH_END.search(target)
     path = target[: end.start()] if end else target
@@ -63,10 +68,10 @@ def with_declared_path(target: bytes) -> bytes:
 
 
 def check_protocol(method: bytes, version: str) -> None:
-    """Check that a request is HTTP/1.0 or HTTP/1.1, and not CONNECT.
+    """Check that a request is HTTP/1.0 or HTTP/1.1, and not CONNECT. `version`: such as `1.1`.
 
     Raises:
-        RoundhouseError: `invalid_request`.
+        RoundhouseError: `invalid_request` if it is not.
     """
     if method == b"CONNECT":
         raise RoundhouseError("invalid_request", "CONNECT is for proxies, and this is none.")
@@ -75,13 +80,20 @@ def check_protocol(method: bytes, version: str) -> None:
 
 
 def without_upgrade(method: bytes, target: bytes, version: str, headers: Iterable[Header]) -> bytes:
-    """Return a request's head without its Upgrade header, which a server may ignore (RFC 9110, 7.8)."""
+    """Return the bytes of a request's head, the empty line included, without its Upgrade header.
+
+    A server may ignore that header (RFC 9110, 7.8). `headers`: with names in lower case.
+    """
     header_lines = b"".join(b"%b: %b\r\n" % header for header in headers if header[0] != b"upgrade")
     return b"%b %b HTTP/%b\r\n%b\r\n" % (method, target, version.encode(), header_lines)
 
 
 def wants_websocket(method: bytes, version: str, headers: Iterable[Header]) -> bool:
-    """Return whether an upgrade request asks for WebSocket: a GET of HTTP/1.1 with one Upgrade header."""
+    """Return whether a request asks for WebSocket alone: a GET of HTTP/1.1 with one Upgrade header, `websocket`.
+
+    The handshake's other headers are not checked: see `websocket.accept_handshake`. `headers`: with names in lower
+    case.
+    """
     wished = [value.lower() for name, value in headers if name == b"upgrade"]
     return method == b"GET" and version == "1.1" and wished == [b"websocket"]
 
@@ -90,8 +102,8 @@ def check_transfer_coding(headers: Iterable[Header]) -> None:
     """Check that a body has no transfer coding but `chunked`, the only one that the parser decodes.
 
     Raises:
-        RoundhouseError: `invalid_request`. Read nothing after it: a server in front that knows the coding may see
-            another end of the request.
+        RoundhouseError: `invalid_request` for any other coding or several headers. Read nothing after it: a server in
+            front that knows the coding may see another end of the request.
     """
     codings = [value.decode("latin-1") for name, value in headers if name == b"transfer-encoding"]
     if codings and (len(codings) > 1 or codings[0].lower() != "chunked"):
@@ -100,9 +112,9 @@ def check_transfer_coding(headers: Iterable[Header]) -> None:
 
 
 def explain_unread_body(error: RoundhouseError, headers: Iterable[Header]) -> RoundhouseError:
-    """Return `error`, or an error that names the body's content coding, if that explains an `invalid_json`.
+    """Return an `invalid_json` error that names the body's content coding, if `error` is one and there is a coding.
 
-    `error`: why a body could not be read.
+    Otherwise return `error` itself. `error`: why a body could not be read. The caller raises the result.
     """
     codings = [value.decode("latin-1") for name, value in headers if name == b"content-encoding"]
     if error.entry.code != "invalid_json" or not codings or codings == ["identity"]:

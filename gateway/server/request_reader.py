@@ -40,12 +40,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """Limits of a client's connection."""
+    """Limits of a client's connection in bytes and seconds, from the settings; the same for all connections."""
 
     max_header_bytes: int
     """Maximum number of bytes of a request line with headers, and of trailers."""
     client_timeout_s: float
-    """Seconds for a request's headers, between parts of its body, and to read what was sent."""
+    """Seconds that a client has for a request's whole head, between two parts of its body, and to read what it is
+    sent."""
     keep_alive_s: float
     """Seconds without a request after which the connection is closed."""
 
@@ -56,15 +57,18 @@ class ClientLimits:
 
 
 class WebSocketOpener(Protocol):
-    """Authorizes WebSocket clients, and makes their sessions."""
+    """Authorizes the clients of WebSockets at one path, and makes the sessions that serve their messages."""
 
     def __call__(
         self, headers: list[Header], local_address: str | None
     ) -> Callable[[WebSocketConnection], MessageSession]:
-        """Authorize a client by the headers of its handshake. Returns a function that makes the connection's session.
+        """Authorize a client by the headers of its handshake.
+
+        Returns a function that makes the session of the connection; call it once, when the handshake is accepted.
+        `local_address`: the gateway's IP address on the connection; None: the socket has none.
 
         Raises:
-            RoundhouseError: the client is not authorized.
+            RoundhouseError: the client is not authorized, or the gateway stops.
         """
 
 
@@ -72,13 +76,17 @@ class InferenceRoutes(Protocol):
     """Serves inference requests, which bypass FastAPI. Implemented by `exchange.dispatcher.InferenceDispatcher`."""
 
     def open_request(self, method: bytes, path: bytes) -> Callable[[ClientCall], Handler] | None:
-        """Return a function that makes the handler of such a request; None: FastAPI serves it.
+        """Return a function that makes the handler of an inference request; None: FastAPI serves the request.
 
-        `path`: as sent, without its query.
+        None also for a known path with another method. `path`: as sent, perhaps percent-encoded, without its query.
+        Call the function once per request; it refuses a caller without access by answering the call.
         """
 
     def find_websocket(self, path: bytes) -> WebSocketOpener | None:
-        """Return what opens a WebSocket at this path; None: there is none. `path`: as sent, without its query."""
+        """Return what opens a WebSocket at this path; None: the path has no WebSocket.
+
+        `path`: as sent, perhaps percent-encoded, without its query.
+        """
 
     def max_body_bytes(self) -> int:
         """Maximum number of bytes of a request's body."""
@@ -88,7 +96,7 @@ class InferenceRoutes(Protocol):
         """Budget of memory for large bodies, shared by all connections."""
 
     def next_request_id(self) -> str:
-        """Return a new request id, for an answer to input that is no request."""
+        """Return a new request id, unique among all of this gateway, for an answer to input that is no request."""
 
 
 class _StopReadingError(Exception):
@@ -96,7 +104,10 @@ class _StopReadingError(Exception):
 
 
 class RequestReader(HttpToolsProtocol):
-    """Reads requests from a connection, and decides whether FastAPI or a `ClientCall` serves each."""
+    """Reads requests from a connection, and decides whether FastAPI or a `ClientCall` serves each.
+
+    The abstract half of `connection.ClientConnection`, which calls `read_requests` and serves the requests in turn.
+    """
 
     def __init__(
         self,
@@ -147,11 +158,15 @@ class RequestReader(HttpToolsProtocol):
 
     @property
     def max_body_bytes(self) -> int:
-        """Maximum number of bytes of a body."""
+        """Maximum number of bytes of a request's body, and of a WebSocket message."""
         return self._direct.max_body_bytes()
 
     def read_requests(self, data: bytes) -> RoundhouseError | None:
-        """Parse bytes of the client. Returns what is wrong with a request; read nothing after that. None: nothing."""
+        """Parse bytes of the client, and begin the requests whose heads are complete.
+
+        Returns the error with which to refuse the request that is being read, which is not raised; pass no bytes after
+        it. None: nothing is wrong so far.
+        """
         self._read_bytes = len(data)
         self._idle_bytes += self._read_bytes
         try:
@@ -194,7 +209,10 @@ class RequestReader(HttpToolsProtocol):
         self._head_slack_bytes = self._read_bytes
 
     def on_headers_complete(self) -> None:
-        """Check the head of a request, and decide whether FastAPI or a `ClientCall` serves it. Called by the parser."""
+        """Check the head of a request, and decide whether FastAPI or a `ClientCall` serves it. Called by the parser.
+
+        A head that is refused stops the parser, so that `read_requests` returns the error.
+        """
         limit = self._limits.max_header_bytes
         if self._idle_bytes + self._head_slack_bytes > limit and head_size(self.url, self.headers) > limit:
             self._stop_reading(self._headers_too_large_error())
@@ -241,7 +259,11 @@ class RequestReader(HttpToolsProtocol):
         raise _StopReadingError
 
     def on_body(self, body: bytes) -> None:
-        """Pass a part of a body on. Called by the parser."""
+        """Pass a part of a body on to its request. Called by the parser.
+
+        A body that goes on for more than `max_body_bytes` after FastAPI's answer stops the parser with
+        `body_too_large`.
+        """
         self._idle_bytes = 0
         if isinstance(self.cycle, ClientCall):
             self.cycle.take_body(body)
@@ -253,7 +275,10 @@ class RequestReader(HttpToolsProtocol):
                 self._stop_reading(RoundhouseError("body_too_large", "The request was answered long ago."))
 
     def on_message_complete(self) -> None:
-        """Mark a request as complete. Called by the parser."""
+        """Mark the request's body as complete. Called by the parser.
+
+        A `ClientCall` is served by the caller afterwards.
+        """
         if self._wants_upgrade:
             return  # the request is read again
         self._idle_bytes = self._dropped_bytes = 0

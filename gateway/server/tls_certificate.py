@@ -25,14 +25,18 @@ _FileStamp = tuple[int, ...] | None
 
 
 class CertificateError(Exception):
-    """The files hold no usable certificate. The text names them and says why."""
+    """The files hold no usable certificate and key. The text names the files and says why."""
 
 
 class TlsCertificate:
-    """The certificate of new TLS connections, loaded again when its files change."""
+    """The certificate of new TLS connections, loaded again when its files change.
+
+    Made once at start. Listen with `listening_context`, and run `follow_files` as a task for as long as the server
+    runs.
+    """
 
     def __init__(self, cert: Path, key: Path | None) -> None:
-        """`cert`, `key`: PEM files. `key` None: `cert` holds the key, too.
+        """Load the files. `cert`, `key`: PEM files. `key` None: `cert` holds the key, too.
 
         Raises:
             CertificateError: the files cannot be used.
@@ -52,7 +56,10 @@ class TlsCertificate:
         connection.context = self._current_context
 
     async def follow_files(self) -> None:
-        """Check the files every `CHECK_S` seconds until cancelled, in a thread, because their disk may be slow."""
+        """Run `check_files` every `CHECK_S` seconds until cancelled, in a thread, because the files' disk may be slow.
+
+        Errors are logged and end nothing.
+        """
         while True:
             await asyncio.sleep(CHECK_S)
             try:
@@ -61,7 +68,10 @@ class TlsCertificate:
                 logger.exception("the certificate's files could not be looked at")
 
     def check_files(self) -> None:
-        """Load the files if they have changed since the last check, or could not be used then."""
+        """Load the files if they have changed since the last check, or could not be used then. Blocks on the disk.
+
+        Files that cannot be used raise nothing: they set `problem`, and the certificate before stays in use.
+        """
         stamps = self._read_stamps()
         if stamps == self._stamps and self.problem is None:
             return
@@ -82,10 +92,10 @@ class TlsCertificate:
 
 
 def load_context(cert: Path, key: Path | None) -> HttpsContext:
-    """Make a TLS server context with this certificate. `key` None: `cert` holds the key, too.
+    """Make a TLS server context with this certificate. `key` None: `cert` holds the key, too. Blocks on the disk.
 
     Raises:
-        CertificateError: the files cannot be read, hold something else, or do not belong together.
+        CertificateError: the files cannot be read, hold no certificate and unencrypted key, or do not belong together.
     """
     context = HttpsContext(ssl.PROTOCOL_TLS_SERVER)
     try:

@@ -27,22 +27,26 @@ CLOSE_S: Final = 5.0
 
 
 class MessageSession(Protocol):
-    """Serves the messages of one connection. All methods are called in the event loop."""
+    """Serves the messages of one `WebSocketConnection`, and answers by its `send_messages`.
+
+    All methods are called in the event loop's thread and must not block. Lives as long as the connection.
+    """
 
     def take_message(self, message: bytes) -> None:
         """Serve a text message, put together from its frames. `message`: its bytes, not checked to be UTF-8.
 
-        Also called while an earlier message is being served: keep the message until then.
+        Also called while an earlier message is being served: keep the message until that is done. Not called once the
+        connection is closing.
         """
 
     def client_gone(self) -> None:
-        """Stop: the connection is closed."""
+        """Stop: the connection is closed, by either side. Called once, and no method after it."""
 
     def client_full(self) -> None:
         """Send no more than necessary until `client_ready`: the client reads slower than it is sent."""
 
     def client_ready(self) -> None:
-        """Send again: the client has read what was sent."""
+        """Send again: the client has read enough of what was sent. Called after a `client_full`."""
 
     def check_age(self, age_s: float) -> None:
         """Close the connection, once idle, if it is too old. Called every few seconds; `age_s`: its age in seconds."""
@@ -52,7 +56,7 @@ class MessageSession(Protocol):
 
 
 def accept_handshake(headers: Sequence[Header]) -> bytes:
-    """Return status line and headers that accept the WebSocket handshake in a GET request with these headers.
+    """Return the head of the answer, as bytes, that accepts the WebSocket handshake in a GET with these headers.
 
     Raises:
         RoundhouseError: `invalid_request` if the request is no WebSocket handshake.
@@ -66,7 +70,11 @@ def accept_handshake(headers: Sequence[Header]) -> bytes:
 
 
 class WebSocketConnection(asyncio.Protocol):
-    """A WebSocket connection of a client, after its handshake was accepted."""
+    """A WebSocket connection of a client, after its handshake was accepted: frames, pings and time limits.
+
+    It takes the transport over from the HTTP connection, gives whole messages to a `MessageSession`, and lives until
+    the transport is closed. A client that answers no ping or reads nothing for `client_timeout_s` is disconnected.
+    """
 
     def __init__(
         self,
@@ -100,7 +108,10 @@ class WebSocketConnection(asyncio.Protocol):
         state.connections.add(self)  # type: ignore[arg-type] # uvicorn calls its `shutdown` alone
 
     def serve_session(self, session: MessageSession, data: bytes) -> None:
-        """Start serving. `data`: bytes that the client sent after its handshake; may be empty."""
+        """Start passing messages to `session`. `data`: bytes that the client sent after its handshake; may be empty.
+
+        Call once, after the answer to the handshake was written.
+        """
         self._session = session
         self._timer = self._loop.call_later(self._pause_s, self._check_time)
         self.transport.set_protocol(self)
@@ -109,7 +120,11 @@ class WebSocketConnection(asyncio.Protocol):
     # From the transport
 
     def data_received(self, data: bytes) -> None:
-        """Parse frames, and pass complete messages to the session."""
+        """Parse frames, and pass complete text messages to the session. Called by the event loop.
+
+        A binary message, a malformed frame or a message above `max_message_bytes` closes the connection with a close
+        frame.
+        """
         self._heard_at, self._pinged_at = self._loop.time(), None
         self._protocol.receive_data(data)
         for event in self._protocol.events_received():
@@ -128,12 +143,15 @@ class WebSocketConnection(asyncio.Protocol):
                     self._session.take_message(message)
 
     def eof_received(self) -> None:
-        """Tell the protocol that the client sends no more."""
+        """Close the connection, because the client sends no more. Called by the event loop."""
         self._protocol.receive_eof()
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the session that the connection is closed."""
+        """Tell the session that the connection is closed.
+
+        Called by the event loop once, however the connection ended.
+        """
         self._state.connections.discard(self)
         if self._timer is not None:
             self._timer.cancel()
@@ -142,13 +160,13 @@ class WebSocketConnection(asyncio.Protocol):
             session.client_gone()
 
     def pause_writing(self) -> None:
-        """Tell the session that the client reads slower than it is sent."""
+        """Tell the session that the client reads slower than it is sent. Called by the event loop for a full buffer."""
         self._unsent_bytes, self._unsent_since = self.transport.get_write_buffer_size(), self._loop.time()
         if self._session is not None:
             self._session.client_full()
 
     def resume_writing(self) -> None:
-        """Tell the session that the client has read what was sent."""
+        """Tell the session that the client has read enough of what was sent. Called by the event loop."""
         self._unsent_bytes = 0
         if self._session is not None:
             self._session.client_ready()
@@ -156,33 +174,42 @@ class WebSocketConnection(asyncio.Protocol):
     # From the session, and from uvicorn
 
     def send_messages(self, messages: Sequence[bytes]) -> None:
-        """Send JSON texts, each as one message. Does nothing once the connection is closing."""
+        """Send JSON texts in UTF-8, each as one message. Does nothing once the connection is closing.
+
+        What the client has not read yet is buffered: heed `MessageSession.client_full`.
+        """
         if self._protocol.state is State.OPEN:
             for message in messages:
                 self._protocol.send_text(message)
             self._flush()
 
     def close(self, code: int, reason: str = "") -> None:
-        """Close the connection with a close frame. Does nothing if it is closing already."""
+        """Send a close frame with `code` and `reason`, and return at once. Does nothing if the connection is closing.
+
+        The transport is closed when the client answers, or after `CLOSE_S`; `MessageSession.client_gone` follows then.
+        """
         if self._protocol.state is State.OPEN and not self.transport.is_closing():
             self._protocol.send_close(code, reason)
             self._flush()
 
     def pause_reading(self) -> None:
-        """Stop reading messages until `resume_reading`."""
+        """Stop reading from the client until `resume_reading`; the client is not pinged meanwhile.
+
+        Messages that have arrived already may still be passed to the session. Repeated calls do nothing.
+        """
         if self._is_reading and not self.transport.is_closing():
             self._is_reading = False
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Resume reading messages after `pause_reading`."""
+        """Resume reading after `pause_reading`. Does nothing if reading is not paused or the connection is closing."""
         if not self._is_reading and not self.transport.is_closing():
             self._is_reading = True
             self._heard_at, self._pinged_at = self._loop.time(), None
             self.transport.resume_reading()
 
     def shutdown(self) -> None:
-        """Ask the session to stop. Called by uvicorn when the server stops."""
+        """Ask the session to close the connection once it is idle. Called by uvicorn when the server stops."""
         if self._session is not None:
             self._session.begin_stop()
 
