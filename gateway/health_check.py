@@ -21,7 +21,7 @@ DEFAULT_PORT: Final = "8080"
 
 
 class HealthTarget(NamedTuple):
-    """Where the health check sends its request."""
+    """Where the health check sends its request: a local address, as `find_target` found it."""
 
     host: str
     port: int
@@ -29,10 +29,10 @@ class HealthTarget(NamedTuple):
 
 
 def find_target(environ: Mapping[str, str]) -> HealthTarget:
-    """Return the address of a gateway that runs with these environment variables.
+    """Return the local address of a gateway that runs with these environment variables. Connects to nothing.
 
     Raises:
-        ValueError: the host or port in them cannot be asked.
+        ValueError: `ROUNDHOUSE_HOST` is malformed, or `ROUNDHOUSE_PORT` is no port, or 0.
     """
     hosts = split_hosts(environ.get("ROUNDHOUSE_HOST") or DEFAULT_HOST)
     port_text = environ.get("ROUNDHOUSE_PORT") or DEFAULT_PORT
@@ -42,7 +42,11 @@ def find_target(environ: Mapping[str, str]) -> HealthTarget:
 
 
 def find_problem(target: HealthTarget) -> str | None:
-    """Ask the gateway's /health once. Returns why the gateway does not serve; None: it does."""
+    """Ask the gateway's /health once. Returns why the gateway does not serve; None: /health answers 200.
+
+    Blocks for about `TIMEOUT_S` at most per read. Failed connections are returned as text, not raised. The TLS
+    certificate is not verified.
+    """
     connection = _open_connection(target)
     try:
         connection.request("GET", "/health")

@@ -12,7 +12,9 @@ LEAVING_NAMED = 20
 
 
 class InflightCounts:
-    """This gateway's requests in flight, and what else a report tells of models and replicas.
+    """This gateway's requests in flight, and what else its reports to the controller say of models and replicas.
+
+    Attempts count themselves in and out, and `ControllerLink` sends the reports. Times are Unix time in seconds.
 
     Invariant: a request is counted under its replica from when the replica is chosen, always from the table in force,
     until the request's last byte. So a report made under table T counts every running request that was admitted under
@@ -41,12 +43,15 @@ class InflightCounts:
         self.queued = queued
         """Number of requests that wait for a slot or a load, by model name; absent if none."""
         self.on_change: Callable[[], None] = lambda: None
-        """Called after each change that a report shows."""
+        """Called after each change that a report shows. Set by `ControllerLink`; must not block."""
         self.on_demand: Callable[[], None] = lambda: None
         """Called also when a model that is not loaded is first requested: the controller should know at once."""
 
     def enter_replica(self, model: str, replica: str, request_id: str) -> None:
-        """Start counting a request as in flight at `replica`. A request is in flight at one replica at a time."""
+        """Start counting a request as in flight at `replica`, and note the use of `model`.
+
+        Call `leave_replica` once for each call. A request is in flight at one replica at a time; this is not checked.
+        """
         now = self._last_used[model] = self._clock()
         self._requests[request_id] = (replica, now)
         self.inflight[replica] = self.inflight.get(replica, 0) + 1
@@ -66,7 +71,11 @@ class InflightCounts:
         self.on_change()
 
     def record_demand(self, model: str) -> None:
-        """Note a request for an `autoload` model that is not loaded, so that the controller loads the model."""
+        """Note the time of a request for an `autoload` model that is not loaded, so that the controller loads the
+        model.
+
+        The first such request of a model calls `on_demand`, too. The demand stays until `forget_absent` drops it.
+        """
         is_new_demand = model not in self._demand
         self._demand[model] = self._clock()
         self.on_change()
@@ -74,12 +83,13 @@ class InflightCounts:
             self.on_demand()
 
     def record_failure(self, replica: str) -> None:
-        """Note that `replica` refused or broke a connection, so that the controller probes it."""
+        """Note that `replica` refused or broke a connection now, so that the next report asks the controller to
+        probe it."""
         self._failed_at[replica] = self._clock()
         self.on_change()
 
     def record_answer(self, replica: str) -> None:
-        """Forget the failures of `replica`, because it answered a request."""
+        """Forget the failures of `replica`, because it answered a request. Does nothing if there are none."""
         if self._failed_at:
             self._failed_at.pop(replica, None)
 
@@ -95,7 +105,11 @@ class InflightCounts:
         _drop_absent(self._demand, autoload_models - loaded_models)
 
     def make_report(self, gateway_id: str, routes: Routes | None) -> GatewayReport:
-        """Make a report for the controller. `routes`: the table in force; None: no table has arrived yet."""
+        """Return a report for the controller, and change nothing. `routes`: the table in force; None: there is none
+        yet.
+
+        `addresses`, `ending` and `remotes` of the report are left for `ControllerLink` to fill in.
+        """
         now = self._clock()
         return GatewayReport(
             gateway_id=gateway_id,

@@ -47,9 +47,10 @@ MOST_PROBLEMS = 5
 
 
 def retry_delay(attempt: int, jitter: float) -> float:
-    """Return the seconds to wait before reconnection `attempt`, from 0. `jitter`, in [0, 1), spreads several gateways.
+    """Return the seconds to wait before reconnection `attempt`, counted from 0.
 
-    The delay doubles from `FIRST_RETRY_S` to `LONGEST_RETRY_S`.
+    The longest delay doubles from `FIRST_RETRY_S` to `LONGEST_RETRY_S`; `jitter`, in [0, 1), chooses between half of it
+    and all of it, so that several gateways do not reconnect at the same time.
     """
     longest_s: float = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** min(attempt, 16))
     return longest_s * (0.5 + jitter / 2)
@@ -65,7 +66,7 @@ class TableVerdict(Enum):
 
 
 def judge_table(current: Routes | None, table: RoutingTable, *, first_of_connection: bool) -> TableVerdict:
-    """Decide whether `table` replaces `current`; None: there is no table yet.
+    """Decide whether `table` replaces `current`, and change nothing. `current` None: there is no table yet.
 
     Stamps order the tables of one controller instance. A table of another instance is applied only if it is the first
     of a connection: then the controller at this address was replaced by one with another state folder. A change of
@@ -81,24 +82,29 @@ def judge_table(current: Routes | None, table: RoutingTable, *, first_of_connect
 
 
 class LinkState:
-    """State of the link to the controller."""
+    """State of the link to the controller. `ControllerLink` sets it; `/health` and the metrics read it."""
 
     def __init__(self) -> None:
         self.is_connected = False
+        """Whether the WebSocket is open now."""
         self.was_ever_connected = False
         self.table_at: float | None = None
-        """Monotonic seconds when the last valid table arrived; None: none has arrived."""
+        """Monotonic seconds when the last table that was not ignored arrived, a repeated one included; None: none
+        has arrived."""
 
     @property
     def status_word(self) -> str:
-        """`connected`, `lost` (connected before), or `never`."""
+        """`connected`, `lost` (it was connected before), or `never` (it was not connected since the start)."""
         if self.is_connected:
             return "connected"
         return "lost" if self.was_ever_connected else "never"
 
 
 class ControllerLink:
-    """Keeps the WebSocket open, applies received tables and sends reports."""
+    """Keeps the WebSocket to the controller open, applies received routing tables and sends reports.
+
+    One per gateway. Run `run` as a task for the life of the gateway, and call `say_goodbye` before cancelling it.
+    """
 
     def __init__(
         self,
@@ -136,7 +142,10 @@ class ControllerLink:
         remotes.on_change = self._timer.request_report_now
 
     async def run(self) -> None:
-        """Connect, serve the connection, and reconnect, until cancelled."""
+        """Connect, serve the connection, and reconnect, until cancelled.
+
+        Never returns, and failures are only logged.
+        """
         attempt = 0
         while True:
             try:
@@ -154,7 +163,8 @@ class ControllerLink:
     async def say_goodbye(self) -> None:
         """Send a last report that no request is in flight and none will be, so that drains need not wait.
 
-        Sends nothing without a connection, or while requests are in flight.
+        Sends nothing without a connection, or while requests are in flight. A failure is logged, not raised; takes
+        `GOODBYE_S` seconds at most. Call when the gateway takes no new requests any more.
         """
         self._is_ending = not self._ledger.inflight
         if self._socket is not None and self._is_ending:
@@ -247,20 +257,20 @@ class ControllerLink:
 
 
 def check_token_taken(answer: ControllerAnswer) -> None:
-    """Raise ControllerGoneError for the answer of a controller that does not take the token that was shown."""
+    """Raise ControllerGoneError if a controller's answer refuses the gateway's token (status 401); else do nothing."""
     if answer.status == TOKEN_REFUSED:
         raise ControllerGoneError(REFUSED_WORDS)
 
 
 def is_token_refusal(error: Exception) -> bool:
-    """Return whether a connection failed because the controller refused the gateway's token."""
+    """Return whether `error` says that the controller refused the gateway's token: a WebSocket handshake with 401."""
     return isinstance(error, aiohttp.WSServerHandshakeError) and error.status == TOKEN_REFUSED
 
 
 def read_table(text: str) -> RoutingTable | None:
-    """Parse the routing table in a message; None if it holds no table, or one that this gateway cannot read.
+    """Return the routing table in a message; None if it holds no table, or one that this gateway cannot read.
 
-    Unreadable tables are logged.
+    Tables that are malformed or of a newer schema version are logged, without secrets. Raises nothing.
     """
     try:
         fields = json.loads(text)
@@ -277,7 +287,7 @@ def read_table(text: str) -> RoutingTable | None:
             return None
         return RoutingTable.model_validate(fields)
     except ValidationError as error:
-        logger.error("unreadable routing table: %s", _plain_text(error))  # noqa: TRY400 - the traceback would show tokens
+        logger.error("unreadable routing table: %s", _plain_text(error))  # noqa: TRY400 - a traceback would show tokens
     except (ValueError, RecursionError) as error:
         logger.error("unreadable routing table: %s", error)  # noqa: TRY400 - the traceback would say no more
     return None

@@ -29,7 +29,7 @@ _KEY_REFUSED: Final = (401, 403)
 
 
 class ProbeVerdict(Enum):
-    """Result of one probe."""
+    """What one probe of a remote showed."""
 
     WELL = "well"
     LIMITED = "limited"
@@ -43,7 +43,7 @@ class ProbeVerdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ProbeOutcome:
-    """Verdict and details of one probe."""
+    """Verdict and details of one probe. Immutable; made by `probe_remote` and read by `apply_probe`."""
 
     verdict: ProbeVerdict
     message: str | None = None
@@ -54,7 +54,10 @@ class ProbeOutcome:
 
 @dataclass(frozen=True, slots=True)
 class RemoteHealth:
-    """Health of one remote, and its probes."""
+    """Health of one remote, and when it was and will be probed. Immutable: `apply_*` return a new one.
+
+    The default is a remote that was never probed, whose probe is due at once. Times are monotonic seconds.
+    """
 
     is_well: bool | None = None
     """Whether the remote serves requests; None: not decided yet."""
@@ -65,13 +68,15 @@ class RemoteHealth:
     failure_count: int = 0
     """Consecutive failed probes since a request was last answered."""
     probed_at: float = float("-inf")
+    """Monotonic seconds of the last probe; -inf: not probed yet."""
     gap_s: float = 0.0
     """Seconds from the last probe to the next, as planned at the last one; 0: not probed yet."""
     next_probe_at: float = float("-inf")
+    """Monotonic seconds at which the next probe is due; -inf: at once."""
 
 
 def judge_status(status: int) -> ProbeVerdict:
-    """Return the verdict for the HTTP status of a probe's answer."""
+    """Return the verdict for the HTTP status of a probe's answer: only 200 is `WELL`, and other 2xx are `FAILED`."""
     if status == _HTTP_OK:
         return ProbeVerdict.WELL
     if status == _TOO_MANY:
@@ -80,7 +85,11 @@ def judge_status(status: int) -> ProbeVerdict:
 
 
 def apply_probe(health: RemoteHealth, outcome: ProbeOutcome, now: float, interval_s: float) -> RemoteHealth:
-    """Return the health after one more probe. `interval_s`: least seconds between two probes."""
+    """Return the health after one more probe, which ended at `now` (monotonic seconds), with its next probe planned.
+
+    A refused connection, or the third failed probe in a row, makes the remote not well; any success makes it well at
+    once. `interval_s`: least seconds between two probes.
+    """
     if outcome.verdict is ProbeVerdict.WELL:
         is_steady = health.is_well and not health.failure_count
         gap_s = _grow_gap(health.gap_s, interval_s, LONGEST_GAP_S) if is_steady else interval_s
@@ -111,7 +120,8 @@ def apply_answer(health: RemoteHealth, status: int, now: float, interval_s: floa
     """Return the health after a client's request was answered with `status`.
 
     401, 403 and 5xx bring the next probe forward, 429 changes nothing, and any other status shows that the remote is
-    well and replaces a probe. `interval_s`: least seconds between two probes.
+    well and replaces a probe. Returns `health` itself if nothing changes. `now`: monotonic seconds. `interval_s`: least
+    seconds between two probes.
     """
     if status == _TOO_MANY:
         return health
@@ -134,14 +144,18 @@ def apply_answer(health: RemoteHealth, status: int, now: float, interval_s: floa
 def apply_doubt(health: RemoteHealth, now: float, interval_s: float) -> RemoteHealth:
     """Return the health after a sign of failure, such as a broken connection: the next probe is due now.
 
-    The probe waits until `interval_s` after the last one.
+    It is due no sooner than `interval_s` seconds after the last one, and never later than it was. Whether the remote is
+    well stays undecided until that probe. `now`: monotonic seconds.
     """
     next_probe_at = min(health.next_probe_at, max(now, health.probed_at + interval_s))
     return replace(health, next_probe_at=next_probe_at)
 
 
 def parse_retry_after(text: str | None, unix_now: float) -> float | None:
-    """Return the seconds of a `Retry-After` header, a number or a date; None if there is none or it is unreadable."""
+    """Return the seconds from now, at least 0, that a `Retry-After` header names as a number or a date.
+
+    None if there is no header (`text` None) or it is unreadable; nothing is raised. `unix_now`: Unix time in seconds.
+    """
     if text is None:
         return None
     if text.strip().isdecimal():

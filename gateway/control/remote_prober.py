@@ -52,7 +52,8 @@ class _Watch:
 class RemoteProber:
     """Probes the remote models of the table in force while its context is entered, also without a controller.
 
-    Outcomes of requests to these models count, too: see `record_answer` and `record_failure`.
+    Use it as `async with`; leaving the context ends all probes. `ControllerLink` reports its results. Outcomes of
+    requests to these models count, too: see `record_answer` and `record_failure`.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -66,7 +67,7 @@ class RemoteProber:
 
     @property
     def results(self) -> dict[str, RemoteResult]:
-        """Latest result by name of the remote model; absent if not decided yet."""
+        """Latest result by name of the remote model, as a new dict; absent if it is not decided yet."""
         return dict(self._results)
 
     async def __aenter__(self) -> RemoteProber:
@@ -92,7 +93,8 @@ class RemoteProber:
     def follow_table(self, routes: Routes) -> None:
         """Probe exactly the remote models of this table from now on.
 
-        A remote whose probe changed is probed at once. The result of a remote stays until its definition changes.
+        A remote whose probe changed is probed at once. The result of a remote stays until its definition changes or the
+        remote leaves the table. Does nothing outside the context. Call in the event loop; returns without waiting.
         """
         session = self._session
         if session is None:
@@ -111,13 +113,19 @@ class RemoteProber:
                 watch.task = asyncio.create_task(self._probe_for_ever(session, name, watch), name=f"remote {name}")
 
     def record_answer(self, name: str, status: int) -> None:
-        """Count the answer of the remote model `name` to a client's request. `status`: HTTP status."""
+        """Count the answer of the remote model `name` to a client's request; see `remote_health.apply_answer`.
+
+        `status`: HTTP status. Does nothing for a model that is not probed.
+        """
         if watch := self._watches.get(name):
             now = asyncio.get_running_loop().time()
             self._update(name, watch, apply_answer(watch.health, status, now, watch.probe.interval_s))
 
     def record_failure(self, name: str) -> None:
-        """Count a refused or broken connection of a client's request to the remote model `name`."""
+        """Count a refused or broken connection of a client's request to the remote model `name`: probe it soon.
+
+        Does nothing for a model that is not probed.
+        """
         if watch := self._watches.get(name):
             now = asyncio.get_running_loop().time()
             self._update(name, watch, apply_doubt(watch.health, now, watch.probe.interval_s))
@@ -162,7 +170,11 @@ class RemoteProber:
 
 
 async def probe_remote(session: aiohttp.ClientSession, probe: RemoteProbe, clock: Callable[[], float]) -> ProbeOutcome:
-    """Probe a remote once. Secrets are removed from the outcome's message. `clock`: Unix time in seconds."""
+    """Probe a remote once by a GET of its URL, and wait for the answer, at most `probe.timeout_s` seconds.
+
+    Every failure becomes an outcome; nothing but cancellation is raised. Secrets are removed from the outcome's
+    message, which has `LONGEST_ERROR` characters at most. `clock`: Unix time in seconds.
+    """
     token = "" if probe.token is None else probe.token.get_secret_value()
     try:
         outcome = await _probe(session, probe, token, clock)
@@ -199,7 +211,7 @@ async def _probe(
 
 
 def hide_secrets(text: str, token: str) -> str:
-    """Remove users and passwords of URLs, and the token, from a text. `token`: may be empty."""
+    """Return `text` without the users and passwords of URLs, and with `***` for each `token`, which may be empty."""
     shown_text = _URL_USER.sub("//", text)
     return shown_text.replace(token, "***") if token else shown_text
 

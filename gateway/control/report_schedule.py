@@ -12,7 +12,10 @@ EVERY_S = 2.0
 
 
 class ReportSchedule:
-    """Timer of reports, with two urgencies. At most one task may wait."""
+    """Decides when the gateway's next report to the controller is due: at once, soon, or every `EVERY_S` seconds.
+
+    At most one task may wait. Used in the event loop's thread only.
+    """
 
     def __init__(self, now: Callable[[], float]) -> None:
         """`now`: monotonic seconds."""
@@ -22,17 +25,23 @@ class ReportSchedule:
         self._urgent_requested = asyncio.Event()
 
     def request_report(self) -> None:
-        """Request a report as soon as `COALESCE_S` have passed since the last. Call when something in it changes."""
+        """Request a report as soon as `COALESCE_S` have passed since the last. Call when something in it changes.
+
+        Returns at once; repeated calls before the report count as one.
+        """
         if not self._report_requested.is_set():
             self._report_requested.set()
 
     def request_report_now(self) -> None:
-        """Request a report at once. Call when the controller waits for it."""
+        """Request a report at once, and do not wait for it. Call when the controller waits for the report."""
         self._report_requested.set()
         self._urgent_requested.set()
 
     async def wait_until_due(self) -> None:
-        """Wait until a report is due. The caller then makes the report, which covers all requests so far."""
+        """Wait until a report is due, at most about `EVERY_S` seconds after the last. The first is due at once.
+
+        The caller must make and send the report then: it covers all requests so far, and none of them is repeated.
+        """
         await _wait_for_event(self._report_requested, self._last_report_at + EVERY_S - self._now())
         await _wait_for_event(self._urgent_requested, self._last_report_at + COALESCE_S - self._now())
         self._last_report_at = self._now()

@@ -16,16 +16,26 @@ IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class AdminGate:
-    """Checks the scope of authenticated callers, and where admin requests may arrive."""
+    """Checks the scope of authenticated callers, and at which local addresses admin requests may arrive.
+
+    Made once from the settings; holds no state of requests.
+    """
 
     def __init__(self, addresses: Collection[str] | None, *, is_open: bool) -> None:
-        """`addresses`: local IP addresses at which admin requests are accepted; None: at any. `is_open`: whether admin
-        requests without a key are accepted while no keys are declared."""
+        """`addresses`: local IP addresses at which admin requests are accepted; None: at any.
+
+        Texts that are no IP address are ignored. `is_open`: whether admin requests without a key are accepted while no
+        keys are declared.
+        """
         self._addresses = None if addresses is None else {*map(parse_address, addresses)} - {None}
         self._is_open = is_open
 
     def allows_admin(self, caller: Caller, local_address: str | None) -> bool:
-        """Return whether `caller` may use admin routes on a connection to `local_address`; None: no IP address."""
+        """Return whether `caller` may use admin routes on a connection to `local_address`, the gateway's own IP
+        address.
+
+        None: the connection has no IP address.
+        """
         try:
             self.authorize_request(caller, "admin", local_address)
         except RoundhouseError:
@@ -38,7 +48,9 @@ class AdminGate:
         `local_address`: the gateway's IP address on the request's connection; None: it has none.
 
         Raises:
-            RoundhouseError: `scope_required`; for the scope `admin` also `admin_closed` or `admin_not_here`.
+            RoundhouseError: `scope_required` if the caller's key lacks the scope; for the scope `admin` also
+                `admin_closed` if the caller has no key and `is_open` is False, or `admin_not_here` if requests at this
+                local address are not accepted.
         """
         caller.require_scope(scope)
         if scope != "admin":
@@ -52,7 +64,10 @@ class AdminGate:
 
 
 def parse_address(text: str) -> IpAddress | None:
-    """Parse an IP address; None if `text` is none. IPv4-mapped IPv6 addresses (`::ffff:1.2.3.4`) become IPv4."""
+    """Return the IP address in `text`; None if it is none.
+
+    IPv4-mapped IPv6 addresses (`::ffff:1.2.3.4`) become IPv4.
+    """
     try:
         address = ipaddress.ip_address(text)
     except ValueError:

@@ -17,7 +17,11 @@ logger = logging.getLogger(__name__)
 
 
 class Authenticator:
-    """Authenticates the requests of every route except `/health` and `/metrics`."""
+    """Authenticates the requests of every route but the open ones (`/health`, `/metrics`), and WebSocket handshakes.
+
+    By API key where the table in force declares keys, else by Host and Origin headers. Made once; `IngressMiddleware`
+    and `InferenceDispatcher` call it. Scopes and rate limits are checked by others.
+    """
 
     def __init__(
         self,
@@ -42,8 +46,9 @@ class Authenticator:
         """Return the caller that a request's headers identify. `is_http_1_1`: that version requires a Host header.
 
         Raises:
-            RoundhouseError: the request may not come in; `controller_unavailable` if no table has arrived yet, so that
-                the keys are unknown.
+            RoundhouseError: `invalid_api_key` for a missing, unknown or expired key; `invalid_request` for a malformed
+                Host header; without declared keys `keys_required`, `forbidden_host` or `forbidden_origin`;
+                `controller_unavailable` if no table has arrived yet, so that the keys are unknown.
         """
         keys = self._live.current.keys
         if not keys.is_empty:
@@ -57,16 +62,23 @@ class Authenticator:
 
 
 class KeylessWarning:
-    """Logs the warning when the first table has no keys, and when a later one has none any more."""
+    """Logs a warning that every request is refused, because no keys are declared and the gateway is not open.
+
+    Once when the first table has no keys, and once each time when a later one has none any more. Never logs if
+    `serves_everybody`.
+    """
 
     def __init__(self, host: str, *, serves_everybody: bool) -> None:
-        """`host`: the setting. `serves_everybody`: requests without a key are served while no keys are declared."""
+        """`host`: the setting of that name, for the log.
+
+        `serves_everybody`: requests without a key are served while no keys are declared.
+        """
         self._host = host
         self._serves_everybody = serves_everybody
         self._is_told = False
 
     def follow_keys(self, *, has_keys: bool) -> None:
-        """Log the warning if it is due. Call for each new table. `has_keys`: whether the table declares keys."""
+        """Log the warning if it is due. Call for each table applied. `has_keys`: whether the table declares keys."""
         if not has_keys and not self._is_told and not self._serves_everybody:
             logger.warning(
                 "no keys are declared, and %s is not loopback: every request is refused; `roundhouse key new NAME >"

@@ -23,22 +23,27 @@ _VARY: Final = (b"vary", b"origin")
 
 
 class Cors:
-    """Makes CORS headers. Credentials (cookies) are never allowed: keys are in headers that a page must set itself."""
+    """Makes the CORS headers for the origins that the operator allows; none if there are none.
+
+    Credentials (cookies) are never allowed: keys are in headers that a page must set itself.
+    """
 
     def __init__(self, origins: Iterable[str]) -> None:
-        """`origins`: as browsers write them, in lower case, such as `https://chat.example`; `*`: all."""
+        """`origins`: as browsers write them, in lower case, such as `https://chat.example`; `*`: all; empty: CORS is
+        off."""
         self._origins = frozenset(origin.encode().rstrip(b"/") for origin in origins)
         self._all = b"*" in self._origins
         self.is_on = bool(self._origins)
 
     def allows_origin(self, origin: bytes) -> bool:
-        """Return whether pages of `origin` may read answers."""
+        """Return whether pages of `origin`, the value of an Origin header in any case, may read answers."""
         return self._all or origin.lower() in self._origins
 
     def response_headers(self, request_headers: Sequence[Header]) -> list[Header]:
         """Return the CORS headers of an answer to a request with `request_headers`.
 
-        Origins that are not allowed get `Vary` only; with CORS off, there are none.
+        A request without Origin, or with one that is not allowed, gets `Vary` only; where all origins are allowed,
+        every request gets the headers. With CORS off, the list is empty.
         """
         if not self.is_on:
             return []
@@ -54,7 +59,11 @@ class Cors:
         return b"".join(b"%b: %b\r\n" % header for header in self.response_headers(request_headers))
 
     def answer_preflight(self, request_headers: Sequence[Header]) -> list[Header]:
-        """Return the headers that answer a browser's preflight (OPTIONS); empty if it is none or not allowed."""
+        """Return the headers that answer a browser's preflight, an OPTIONS request with these headers.
+
+        Empty if CORS is off, the origin is missing or not allowed, or the request is no preflight; treat it as any
+        other request then. The method is not looked at.
+        """
         origin = _header_value(request_headers, b"origin")
         if not self.is_on or origin is None or not self.allows_origin(origin):
             return []

@@ -32,6 +32,7 @@ class HostCheck:
 
     Accepted are loopback names of this machine, the addresses listened on, and names that the operator allows. An open
     gateway also accepts a Host that is an IP address: the network reaches it so, and DNS rebinding needs a name.
+    Made once; `Authenticator` asks it for each request.
     """
 
     def __init__(self, hosts: Iterable[str], allowed_names: Iterable[str], *, is_open: bool) -> None:
@@ -41,10 +42,14 @@ class HostCheck:
         self._accepted: set[bytes] = set()
 
     def check_request(self, headers: Sequence[Header], cors: Cors) -> None:
-        """Check the Host and Origin headers of a request. Origins that `cors` allows are accepted.
+        """Check the Host and Origin headers of a request. Returns nothing if they are accepted.
+
+        An Origin is accepted if `cors` allows it, if it is http(s) and names the same host and port as the Host header,
+        or if it names an accepted name. Requests without Origin are accepted.
 
         Raises:
-            RoundhouseError: `forbidden_host` or `forbidden_origin`.
+            RoundhouseError: `forbidden_host` if the Host header is not accepted, is missing or comes twice;
+                `forbidden_origin` if an Origin header is not accepted.
         """
         hosts = [value for name, value in headers if name == b"host"]
         host = hosts[0] if len(hosts) == 1 else b""
@@ -79,7 +84,7 @@ def check_host_form(headers: Sequence[Header], *, may_lack_host: bool) -> None:
     `may_lack_host`: the header may be absent, as in HTTP/1.0.
 
     Raises:
-        RoundhouseError: `invalid_request`.
+        RoundhouseError: `invalid_request` if the header is malformed, comes twice, or lacks where it may not.
     """
     hosts = [value for name, value in headers if name == b"host"]
     if len(hosts) == 1:
@@ -101,7 +106,11 @@ def _is_authority(value: bytes) -> bool:
 
 
 def hostname_of(authority: str) -> str:
-    """Return the name in `name`, `name:port` or `[address]:port`; empty if `authority` is none of these."""
+    """Return the name or address in `name`, `name:port`, `[address]` or `[address]:port`, without brackets.
+
+    Empty if `authority` is none of these, or the name in it is empty. Whether the name is well-formed is not checked,
+    and its case is kept.
+    """
     if authority.startswith("["):
         name, bracket, port_part = authority[1:].partition("]")
         return name if bracket and (not port_part or _is_port(port_part)) else ""

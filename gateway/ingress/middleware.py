@@ -41,14 +41,21 @@ _STREAM_PATHS: Final = "/v1/stream"
 
 
 def request_id_source() -> Callable[[], str]:
-    """Return a function that makes request ids: a part that is random for this process, and a counter."""
+    """Return a function that makes request ids, such as `req-1f2e3d4c-a`: a random part, and a counter in hex.
+
+    Each call of the source draws another random part, so call it once per process. Ids of one function never repeat.
+    """
     process = secrets.token_hex(4)
     numbers = itertools.count(1)
     return lambda: f"req-{process}-{next(numbers):x}"
 
 
 class IngressMiddleware:
-    """The outermost ASGI application. Inference requests bypass it: see `gateway.server.connection`."""
+    """The outermost ASGI application: authenticates, authorizes and counts each request before FastAPI serves it.
+
+    Inference requests bypass it: see `gateway.server.connection`. It sets `request_id` and `caller` in the state of the
+    scope.
+    """
 
     def __init__(
         self,
@@ -64,7 +71,10 @@ class IngressMiddleware:
         next_id: Callable[[], str],
         now: Callable[[], float],
     ) -> None:
-        """`access`: what each route requires. `now`: monotonic seconds."""
+        """`framework`: the FastAPI application. `access`: what each route requires.
+
+        `next_id`: makes request ids, see `request_id_source`. `now`: monotonic seconds.
+        """
         self._framework = framework
         self._authenticator = authenticator
         self._gate = gate
@@ -77,7 +87,11 @@ class IngressMiddleware:
         self._next_id = next_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one HTTP request, or pass the lifespan events on."""
+        """Serve one HTTP request, or pass the lifespan events on to FastAPI.
+
+        Errors of the request are answered and never raised: those of the ingress as themselves, an exception of FastAPI
+        as `internal_error`, or only logged if the answer has begun.
+        """
         if scope["type"] != "http":
             await self._framework(scope, receive, send)
             return

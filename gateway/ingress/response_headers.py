@@ -23,7 +23,10 @@ _REMEMBERED: Final = 256
 
 
 class ResponseHeaders:
-    """Makes the header lines. One serves all requests."""
+    """Makes the header lines that the gateway itself adds to answers and to requests to engines.
+
+    One object serves all requests. Lines are bytes, each with CRLF.
+    """
 
     def __init__(self, cors: Cors) -> None:
         self._cors = cors
@@ -37,10 +40,10 @@ class ResponseHeaders:
         place: QueuePlace | None,
         rate_lines: bytes,
     ) -> bytes:
-        """Return the lines of every answer: request id, client id, place in the queue, rate limits, and CORS.
+        """Return the lines of every inference answer: request id, client id, place in the queue, rate limits, and CORS.
 
-        `id_lines`, `rate_lines`: lines made before. `headers`: the request's. `place` None: the request has no place in
-        a queue.
+        `id_lines`, `rate_lines`: finished lines of the request id and of the rate limits. `headers`: the request's.
+        `place` None: the request was in no queue, so the lines of the place are left out.
         """
         lines = b"%b%b%b%b" % (
             id_lines,
@@ -51,7 +54,10 @@ class ResponseHeaders:
         return lines + self._cors.header_lines(headers) if self._cors.is_on else lines
 
     def refusal_lines(self, error: RoundhouseError, caller: Caller) -> bytes:
-        """Return the further lines of an answer that refuses a request with `error`."""
+        """Return the lines that an answer has beside `client_headers` because it refuses a request with `error`.
+
+        `x-ratelimit-client` for `rate_limit_exceeded`, `WWW-Authenticate` for `invalid_api_key`, else empty.
+        """
         if error.entry.code == "rate_limit_exceeded":
             return header_lines(client_headers(caller))
         return header_lines(self.refusal_headers(error))
@@ -61,7 +67,11 @@ class ResponseHeaders:
         return [(b"www-authenticate", b"Bearer")] if error.entry.code == "invalid_api_key" else []
 
     def engine_headers(self, request_id: str, headers: Sequence[Header]) -> bytes:
-        """Return the lines of a request to an engine: its id, and the client's trace headers."""
+        """Return the lines of a request to an engine: its id, and the client's `traceparent` and `tracestate`.
+
+        Trace headers with unfit characters are left out. `headers`: the client's, with names in lower case; no other is
+        forwarded.
+        """
         lines = b"x-request-id: %b\r\n" % request_id.encode()
         for name, value in headers:
             if name in _TO_ENGINE and not UNFIT_TEXT.search(value):

@@ -20,11 +20,17 @@ Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 
 class UndeclaredRouteError(Exception):
-    """Some routes declare no access. The text names them."""
+    """Some routes declare no access. The text names all of them.
+
+    Raised at start, so that the gateway does not start.
+    """
 
 
 def require_access(access: Access) -> Callable[[Endpoint], Endpoint]:
-    """Return a decorator that declares the access of an endpoint's route. Put it below the framework's decorator."""
+    """Return a decorator that declares the access of an endpoint's route. Put it below FastAPI's decorator.
+
+    It sets an attribute of the function and returns the same function; the access is enforced by `IngressMiddleware`.
+    """
 
     def declare(endpoint: Endpoint) -> Endpoint:
         endpoint.required_access = access  # type: ignore[attr-defined] # functions take attributes
@@ -34,13 +40,16 @@ def require_access(access: Access) -> Callable[[Endpoint], Endpoint]:
 
 
 class RouteAccess:
-    """The access that each route of the web framework declares, looked up by method and path."""
+    """The access that each route of FastAPI declares, looked up by method and path.
+
+    Made once, of all routes, at start.
+    """
 
     def __init__(self, routes: Iterable[BaseRoute]) -> None:
         """Collect the declarations of `routes`.
 
         Raises:
-            UndeclaredRouteError: a route declares no access.
+            UndeclaredRouteError: a route declares no access, or is no `starlette.routing.Route` (a mount, a WebSocket).
         """
         declared_routes: list[tuple[Route, Access]] = []
         undeclared_routes: list[str] = []
@@ -55,7 +64,7 @@ class RouteAccess:
         self._declared_routes: Sequence[tuple[Route, Access]] = declared_routes
 
     def list_declarations(self) -> list[tuple[str, str, Access]]:
-        """Return method (`*`: every one), path as declared, and access of each route, sorted."""
+        """Return (method, path as declared, access) of each route and method, sorted. Method `*`: every method."""
         return sorted(
             (method, route.path, access)
             for route, access in self._declared_routes
@@ -63,7 +72,10 @@ class RouteAccess:
         )
 
     def find_access(self, method: str, path: str) -> Access:
-        """Return the access of the route for a request. `path`: percent-decoded, without the query."""
+        """Return the access of the first route for this method and path; `UNKNOWN_ROUTE_ACCESS` if there is none.
+
+        `path`: percent-decoded, without the query.
+        """
         for route, access in self._declared_routes:
             if (not route.methods or method in route.methods) and route.path_regex.match(path):
                 return access
