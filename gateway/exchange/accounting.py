@@ -14,11 +14,15 @@ from gateway.tenancy.rate_limits import RateLimitEntry
 
 @dataclass(slots=True)
 class RequestAccount:
-    """The account of one request. Times are monotonic seconds."""
+    """What one request takes of its key's rate limits, and what it adds to the metrics. Times are monotonic seconds.
+
+    Belongs to its `Exchange`, which calls `close_account` when the request ends.
+    """
 
     model: str
     """The model's own name, or `UNKNOWN_MODEL`."""
     begun_at: float
+    """When the request's headers were read."""
     attempts: int = 0
     """How many times the request was sent to an engine."""
     is_counted: bool = False
@@ -33,7 +37,8 @@ class RequestAccount:
     ) -> None:
         """Settle the request's rate limits and count it in the metrics. Call once, at the end of the request.
 
-        `path`: of its API. `attempt`: the last one; None: no attempt came as far as an answer.
+        Sets `usage`. `path`: of its API. `answer`: the client's, which has ended. `attempt`: the last one; None: none
+        was sent, or the last one failed before an answer. `now`: monotonic seconds.
         """
         self.usage = usage = attempt.usage if attempt is not None else None
         if self.entry is not None:

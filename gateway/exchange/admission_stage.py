@@ -31,7 +31,11 @@ _HELD, _LOADED = ExchangeState.HELD, ModelState.LOADED
 
 
 class AdmissionStage:
-    """A complete request in admission. It is the owner of the request's ticket (`Ticket.owner`)."""
+    """A complete request in admission: checks it, takes its slot, and waits in the queue or for a load.
+
+    It is the owner of the request's ticket (`Ticket.owner`). Made by `Exchange` when its hooks have completed the
+    request.
+    """
 
     __slots__ = ("_checked_route", "_exchange", "serving_option", "ticket", "waits_since")
 
@@ -39,7 +43,7 @@ class AdmissionStage:
         self._exchange = exchange
         self._checked_route: ModelRoute | None = None
         self.serving_option: ServingOption
-        """How the model's engine serves the request's API. Set when the request is checked."""
+        """How the model's engine serves the request's API. Set when the request is checked, and not before."""
         self.ticket: Ticket | None = None
         """None before admission, after the end, and for an API that takes no slot."""
         self.waits_since: float | None = None
@@ -49,8 +53,8 @@ class AdmissionStage:
         """Check and count the request, and send it or put it into the queue of its model, `route`.
 
         Raises:
-            RoundhouseError: the model cannot serve this request or is not available, the queue is full, or the key's
-                limits are reached.
+            RoundhouseError: the model cannot serve this request or is not available, `queue_full`, or
+                `rate_limit_exceeded`. The caller must end the request.
         """
         self._check_request(route)
         exchange = self._exchange
@@ -138,7 +142,10 @@ class AdmissionStage:
     # In the queue: from admission, and from the routing table
 
     def use_slot(self, endpoint: Endpoint) -> None:
-        """Use the slot at `endpoint` that admission has granted to the ticket."""
+        """Send the request to `endpoint`, whose slot admission has granted to the ticket. Called by `GrantDispatcher`.
+
+        A failure ends the request and is not raised. Does nothing after the end of the request.
+        """
         if not self._exchange.is_ended:
             self._exchange.run_guarded(self._use_slot, endpoint)
 
@@ -153,11 +160,14 @@ class AdmissionStage:
         self._enter_replica(self.renew_route(), endpoint)
 
     def fail_request(self, error: RoundhouseError) -> None:
-        """See Exchange. Called where admission has nothing left for the ticket."""
+        """End the request with `error`; see Exchange. Called by `GrantDispatcher` for a grant that holds an error."""
         self._exchange.fail_request(error)
 
     def follow_table(self) -> None:
-        """Look at the model again. Call when a routing table comes into force while the request is in the queue."""
+        """Look at the model again: the request goes on waiting, for a slot or a load, or ends with an error.
+
+        Call when a routing table comes into force while the request is in the queue. Raises nothing.
+        """
         self._exchange.run_guarded(self._check_table)
 
     def _check_table(self) -> None:
@@ -209,7 +219,8 @@ class AdmissionStage:
         `is_refused`: the replica did not accept the connection; False: it accepted and broke it.
 
         Raises:
-            RoundhouseError: no replica is left to try, or see `renew_route`.
+            RoundhouseError: `engine_unreachable` if no replica is left to try; the model's refusal if it is not loaded
+                and will not be; or see `renew_route`. The caller must end the request.
         """
         admission, exchange = self._exchange.services.admission, self._exchange
         if self.ticket is not None:
@@ -222,10 +233,14 @@ class AdmissionStage:
         self._enter_replica(route, admission.choose_replica(route, exchange.services.now(), retries))
 
     def preempt_request(self, *, by_engine: bool) -> None:
-        """Give the slot back and claim more tokens of a KV cache. `by_engine`: the engine gave the request up.
+        """Give the slot back, and send or queue the request again with a larger claim on a replica's KV cache.
+
+        Call only for a request with a ticket that is inside, and after its attempt has ended. `by_engine`: the engine
+        reported a full KV cache; False: another request needs the tokens.
 
         Raises:
-            RoundhouseError: `kv_cache_exhausted`: there are no more tokens to claim; or see `renew_route`.
+            RoundhouseError: `kv_cache_exhausted`: there are no more tokens to claim; the model's refusal if it is not
+                loaded and will not be; or see `renew_route`.
         """
         self._readmit(partial(self._exchange.services.admission.preempt_ticket, by_engine=by_engine))
 
@@ -247,12 +262,15 @@ class AdmissionStage:
 
     @property
     def may_be_resent(self) -> bool:
-        """See EngineStage."""
+        """Whether the request can leave its engine and be sent again; see `EngineStage.may_be_resent`."""
         engine = self._exchange.engine
         return engine is not None and engine.may_be_resent
 
     def give_up_tokens(self) -> None:
-        """Leave the engine, whose KV cache has no room for the request, and queue again if that is possible."""
+        """Leave the engine, whose KV cache has no room for the request, and send or queue the request again.
+
+        If it may not be sent again, it ends with `kv_cache_exhausted`. Raises nothing, and does nothing after the end.
+        """
         exchange, engine = self._exchange, self._exchange.engine
         if exchange.is_ended or self.ticket is None:
             return
@@ -263,7 +281,11 @@ class AdmissionStage:
             exchange.run_guarded(partial(self.preempt_request, by_engine=False))
 
     def release_slot(self, attempt: Attempt | None, now: float) -> None:
-        """Take the ticket out of the queue or its replica. Call at the end of the exchange. `attempt`: the last one."""
+        """Take the ticket out of the queue or its replica, and deliver the grants that follow.
+
+        Call at the end of the exchange; without a ticket, it does nothing. `attempt`: the last one that came to an
+        answer or is under way; None: there is none. `now`: monotonic seconds.
+        """
         services, ticket = self._exchange.services, self.ticket
         if ticket is None:
             return

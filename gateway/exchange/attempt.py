@@ -28,38 +28,44 @@ _TOKEN_REFUSED = 401
 
 
 class AttemptOwner(Protocol):
-    """What an attempt reports to. It calls exactly one of `attempt_done`, `attempt_failed`, `attempt_overrun` and
-    `fail_request`, once, unless it is cancelled."""
+    """The object that an `Attempt` reports to. Implemented by `EngineStage`.
+
+    The attempt ends with exactly one call of `attempt_done`, `attempt_failed`, `attempt_overrun` or `fail_request`,
+    unless it is cancelled.
+    """
 
     def has_other_replica(self, replica: str) -> bool:
         """Return whether the model has a replica other than `replica` that takes requests; it may be full."""
 
     def answer_begun(self) -> None:
-        """Note that the engine has begun to answer. The attempt will not send the request again."""
+        """Note that the engine has begun to answer, with whatever status.
+
+        The attempt will not send the request again.
+        """
 
     def attempt_done(self) -> None:
-        """Note that the client's answer is complete."""
+        """Note that the client's answer is complete, be it the engine's answer or the engine's error."""
 
     def attempt_failed(self, failure: EngineFailureError, replica: str, *, resent: bool) -> None:
         """Note that the connection to `replica` failed before any part of an answer came, so the request may be sent
         elsewhere. `resent`: this was the second connection, after a kept one that broke."""
 
     def attempt_overrun(self, *, may_resend: bool) -> None:
-        """Note that the engine gave the request up, because its KV cache had no room for it beside the others.
+        """Note that the engine ended the request, because its KV cache had no room for the request beside the others.
 
         `may_resend`: the client has no part of an answer, so the request may be sent again. False: the client's answer
         has ended with the engine's error.
         """
 
     def extend_answer(self, answered: int) -> None:
-        """Note that the answer has `answered` events, at least `Attempt.mark`. The owner sets the next mark."""
+        """Note that the answer has `answered` events, at least `Attempt.mark`. The owner must set the next mark."""
 
     def fail_request(self, error: RoundhouseError) -> None:
         """End the request with `error`: the engine failed in a way that another attempt would not mend."""
 
 
 class AnswerForm(NamedTuple):
-    """How an engine's answer becomes the client's."""
+    """How an engine's answer becomes the client's: the translations for each form that the answer may have."""
 
     events: EventStream | None
     """Translates a stream into the client's stream; None: the client asked for a blocking answer."""
@@ -72,7 +78,11 @@ class AnswerForm(NamedTuple):
 
 
 class Attempt:
-    """Sends the request to a replica and passes its answer on. The engine's connection calls `engine_*`."""
+    """Sends the request to one replica and passes its answer on to the client. Used for one `send_request`.
+
+    The engine's connection calls the methods `engine_*`, in the event loop. While it is under way, the request counts
+    as in flight at the replica; the slot is the owner's. Call `cancel` to end it early.
+    """
 
     __slots__ = (
         "_answer",
@@ -122,7 +132,10 @@ class Attempt:
         self.sent_at = services.now()
 
     def send_request(self, method: str, target: str, headers: bytes, body: RequestBody, *, fresh: bool) -> None:
-        """Send the request. `headers`: header lines. `fresh`: open a new connection instead of using a kept one."""
+        """Send the request, and return at once. Call once; failures are reported to the owner, not raised.
+
+        `headers`: header lines, each with CRLF. `fresh`: open a new connection instead of using a kept one.
+        """
         services, endpoint = self._services, self._endpoint
         # No gap between the look at the table, the choice of the replica, and the count: see Ledger.
         services.ledger.enter_replica(self._model, endpoint.replica, self._answer.request_id)
@@ -132,17 +145,20 @@ class Attempt:
         self._is_kept_connection = call.connection is not None
 
     def cancel(self) -> None:
-        """Close the engine's connection, which makes the engine stop. Does nothing after the end."""
+        """Close the engine's connection, which makes engines that notice it stop. Does nothing after the end.
+
+        The owner is not called any more, and the client's answer stays as it is.
+        """
         self._leave_replica()
         self._cancel_call()
 
     def pause(self) -> None:
-        """Stop reading from the engine, until `resume`."""
+        """Stop reading from the engine, until `resume`. Does nothing after the end."""
         if self._call is not None:
             self._call.pause()
 
     def resume(self) -> None:
-        """Read from the engine again."""
+        """Read from the engine again. Does nothing after the end."""
         if self._call is not None:
             self._call.resume()
 
@@ -162,7 +178,10 @@ class Attempt:
         return self._relay.events_passed if self._relay is not None else 0
 
     def engine_head(self, status: int, headers: list[Header]) -> None:
-        """Handle the status and headers of an answer: choose how its body is passed on."""
+        """Handle the status and headers of an answer: choose how its body is passed on. Called before `engine_data`.
+
+        An answer 401 of a replica that has a token counts as a refused connection: another engine has its address.
+        """
         services, replica = self._services, self._endpoint.replica
         if status == _TOKEN_REFUSED and self._endpoint.token is not None and not self._endpoint.remote:
             # A replica takes its own token: its address has passed to another engine, as Docker gives the address of a
@@ -195,7 +214,7 @@ class Attempt:
             )
 
     def engine_data(self, data: bytes) -> None:
-        """Pass on a part of the body."""
+        """Pass on a part of the body. One that cannot be passed on cancels the attempt and fails the request."""
         assert self._relay is not None
         try:
             self._relay.feed_data(data)
@@ -207,7 +226,7 @@ class Attempt:
                 self._owner.extend_answer(self._relay.events_passed)
 
     def engine_end(self) -> None:
-        """Complete the client's answer after the last byte of the engine's."""
+        """Complete the client's answer after the last byte of the engine's, and report the end to the owner."""
         assert self._relay is not None
         self._call = None
         self._leave_replica()
@@ -225,7 +244,10 @@ class Attempt:
             self._owner.attempt_done()
 
     def engine_failed(self, failure: EngineFailureError) -> None:
-        """Handle a failed connection: try once more on a new one, or report to the owner."""
+        """Handle a failed connection: try once more on a new one, or report to the owner.
+
+        Only a kept connection that broke before an answer is tried again, and only if the model has no other replica.
+        """
         services, replica = self._services, self._endpoint.replica
         if self._is_kept_connection and isinstance(failure, EngineBrokenError) and self._request is not None:
             # It says nothing of the replica: llama-server closes a connection after each stream, without announcing it.

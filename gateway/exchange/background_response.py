@@ -26,7 +26,10 @@ _AT_WORK = (ExchangeState.SENT, ExchangeState.ANSWERING)
 
 
 class BackgroundResponse:
-    """A background response that admission has accepted. From then on its exchange outlives its client."""
+    """A background response that admission has accepted: its `queued` object, its events, and its first save.
+
+    Made by `ExchangeRun`. Making one lets the exchange go on without its client, and collects its events.
+    """
 
     __slots__ = ("_context", "_exchange", "_save_future", "events", "queued_response")
 
@@ -38,17 +41,18 @@ class BackgroundResponse:
         """All events of the response, whether or not a client reads them."""
         fields = exchange.request.outline_fields
         self.queued_response: Fields = {**begin_response(fields, context), "status": "queued"}
-        """The response object with the status `queued`, which is stored and told first."""
+        """The response object with the status `queued`, which is stored and sent to the client first."""
         exchange.outlives_client = True
         exchange.add_hooks(
             ExchangeHooks(before_send=(self._await_save,), on_event=(partial(_record_part, self.events),))
         )
 
     def follow_save(self, save_future: asyncio.Future[None], cancel: Callable[[], None]) -> None:
-        """Hold the request back until `save_future` is done, and end it if that fails.
+        """Hold the request back from engines until `save_future` is done, and end it if that fails. Returns at once.
 
-        `save_future` stores the queued response. A client that asked for no stream is answered then; `cancel` is called
-        if it leaves before, because nobody would know the response's id.
+        Call once, before the request is sent. `save_future` stores the queued response. A client that asked for no
+        stream is answered with that response then; `cancel` is called if the client leaves before, because nobody would
+        know the response's id.
         """
         exchange = self._exchange
         self._save_future = save_future
@@ -67,9 +71,10 @@ class BackgroundResponse:
         return self.queued_response
 
     def end_events(self, outcome: Fields) -> bytes:
-        """End `events`. `outcome`: the final response object.
+        """End `events`, so that their readers end. `outcome`: the final response object. Call once.
 
-        Return the events to store; empty: none came, and they can be made from `outcome` when they are asked for.
+        Return the events to store, encoded; empty: none came, and they can be made from `outcome` when they are asked
+        for.
         """
         log = self.events
         is_recorded = log.next_number > 0
@@ -94,7 +99,10 @@ def _record_part(events: EventLog, part: bytes) -> None:
 
 
 class BackgroundAck:
-    """The handler of a call whose exchange goes on without it. Answers once: the response is queued."""
+    """The handler of a call that starts a background response without a stream. The exchange goes on without the call.
+
+    Answers once: with the queued response, or with the error that kept it from being stored.
+    """
 
     __slots__ = ("_cancel", "_client", "_lines", "_queued_response", "_request_id")
 
@@ -114,7 +122,10 @@ class BackgroundAck:
         self._queued_response = queued_response
 
     def answer_when_saved(self, save_future: asyncio.Future[None]) -> None:
-        """Answer with the queued response, which is stored, or with the error that kept it from being stored."""
+        """Answer with the queued response, which is stored, or with the error that kept it from being stored.
+
+        A callback of `save_future`, which must be done. Does nothing if the client is gone.
+        """
         error, client = save_future.exception(), self._release_client()
         if client is None:
             return
@@ -131,7 +142,7 @@ class BackgroundAck:
         """See Handler. Never called, for the same reason."""
 
     def client_gone(self) -> None:
-        """See Handler."""
+        """See Handler. Cancels the response if its id was not sent to the client yet."""
         self._cancel()
         self._release_client()
 
@@ -139,7 +150,7 @@ class BackgroundAck:
         """See Handler. Nothing to do: the one answer is short."""
 
     def client_ready(self) -> None:
-        """See Handler."""
+        """See Handler. Nothing to do."""
 
     def _release_client(self) -> ClientCall | None:
         client, self._client = self._client, None

@@ -20,7 +20,7 @@ than this times the bytes that may be held is cut off."""
 
 
 class CacheExhaustedError(Exception):
-    """The engine gave the request up, because its KV cache has no room for it beside the others."""
+    """The engine ended the request, because its KV cache has no room for the request beside the others."""
 
     def __init__(self, *, may_resend: bool) -> None:
         """`may_resend`: the client has no part of an answer. False: its answer has ended with the engine's error."""
@@ -29,21 +29,27 @@ class CacheExhaustedError(Exception):
 
 
 class BodyRelay(Protocol):
-    """Passes the body of one engine's answer on to a `ClientResponse`."""
+    """Passes the body of one engine's answer on to a `ClientResponse`.
+
+    `Attempt` makes one when an engine's answer begins, calls `feed_data` for each part, and `finish_answer` once after
+    the last part. After an error, neither is called again.
+    """
 
     def feed_data(self, data: bytes) -> None:
-        """Take a part of the body, cut anywhere.
+        """Take a part of the body, cut anywhere, and send what the client can get of it now.
 
         Raises:
-            RoundhouseError: the answer is too long, or cannot be passed on.
+            RoundhouseError: `engine_disconnected`: the answer is too long, or cannot be passed on. The client is not
+                answered: do that, and close the engine's connection.
         """
 
     def finish_answer(self) -> None:
-        """Complete the client's answer after the last part.
+        """Complete the client's answer after the last part. An error of the engine is passed on as the client's answer.
 
         Raises:
-            CacheExhaustedError: the engine gave the request up.
-            RoundhouseError: the engine's answer was not complete, or cannot be translated.
+            CacheExhaustedError: the engine ended the request, because its KV cache is full.
+            RoundhouseError: the engine's answer was not complete (`engine_disconnected`), or cannot be translated. The
+                client's answer is not complete then.
         """
 
     @property
@@ -52,11 +58,11 @@ class BodyRelay(Protocol):
 
     @property
     def events_passed(self) -> int:
-        """Events of a stream received so far; 0 for a blocking answer."""
+        """Events of a stream received so far, about one per token; 0 for a blocking answer."""
 
 
 class EventRelay:
-    """A stream is passed on as a stream. Costs a look and a write per chunk."""
+    """Passes a stream on as a stream: whole events, as soon as they are complete. A `BodyRelay`."""
 
     __slots__ = ("_answer", "_events", "_last_data", "events_passed")
 
@@ -98,7 +104,10 @@ class EventRelay:
 
 
 class CollectingRelay:
-    """A stream is gathered into a blocking answer."""
+    """Gathers an engine's stream into one blocking answer. A `BodyRelay`.
+
+    A stream of more than `STREAM_OVERHEAD` times `hold_bytes` bytes is refused.
+    """
 
     __slots__ = ("_answer", "_bytes_left", "_collector", "events_passed")
 
@@ -139,10 +148,11 @@ class CollectingRelay:
 
 
 class WholeRelay:
-    """A blocking answer is passed on when it is whole. One longer than `hold_bytes` is passed on in parts if it may be.
+    """Passes a blocking answer on when it is whole. A `BodyRelay`.
 
-    An error is never passed on in parts, because it must not reveal the engine's address: of a long one the first
-    `hold_bytes` are used.
+    One of more than `hold_bytes` bytes is passed on in parts if `may_flow`; otherwise up to `STREAM_OVERHEAD` times as
+    many bytes are held, and more are refused. An error is never passed on in parts, because it must not reveal the
+    engine's address: of a long one the first `hold_bytes` are used.
     """
 
     __slots__ = (
@@ -171,8 +181,10 @@ class WholeRelay:
         *,
         may_flow: bool,
     ) -> None:
-        """`status`, `headers`: the engine's. `translate`: makes the client's body of the engine's, unless that is an
-        error; None: it stays as it is. `may_flow`: a body that is too long to hold is passed on in parts, untranslated.
+        """`status`, `headers`: the engine's. `hold_bytes`: bytes of the body to hold in memory.
+
+        `translate`: makes the client's body of the engine's, unless that is an error; None: it stays as it is.
+        `may_flow`: a body that is too long to hold is passed on in parts, untranslated.
         """
         self._answer = answer
         self._engine_status = status

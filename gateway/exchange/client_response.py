@@ -21,7 +21,10 @@ EVENT_STREAM_LINES: Final = (
 
 
 class AnsweredCall(Protocol):
-    """Where an answer is written: a client's `ClientCall`, or what stands in its place."""
+    """Where a `ClientResponse` writes an answer: a client's `ClientCall`, or an object in its place.
+
+    Each method is described at `ClientCall`.
+    """
 
     def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
         """See ClientCall, as for the others."""
@@ -36,7 +39,7 @@ class AnsweredCall(Protocol):
 
 
 class DiscardingCall:
-    """Discards an answer whose client is gone, or is not sent it."""
+    """An `AnsweredCall` that discards the answer: the client is gone, or gets the answer in another way."""
 
     def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
         """See ClientCall, as for the others."""
@@ -51,7 +54,10 @@ class DiscardingCall:
 
 
 class RecordingCall:
-    """Gives each part of a stream to `recorders`, and then passes it on to `call`."""
+    """An `AnsweredCall` that gives each part of a stream to `recorders`, in order, and then passes it on to `call`.
+
+    Whole answers are passed on without being recorded. `call` may be replaced while the answer is under way.
+    """
 
     def __init__(self, call: AnsweredCall) -> None:
         self.call = call
@@ -83,7 +89,10 @@ class RecordingCall:
 
 
 class ClientResponse:
-    """One answer. The first byte decides its form: whole, stream or parts. Later errors are told in the same form."""
+    """The client's answer to one request. The first byte decides its form: whole, stream or parts.
+
+    Later errors have the same form. Belongs to its `Exchange`; relays, hooks and the clock write to it.
+    """
 
     __slots__ = (
         "_call",
@@ -131,7 +140,7 @@ class ClientResponse:
         """The client left before the end of the answer."""
 
     def detach_client(self) -> None:
-        """Discard what is sent from now on. Recorders still get it."""
+        """Discard what is sent from now on instead of sending it to the client. Recorders still get it."""
         if isinstance(self._call, RecordingCall):
             self._call.call = DiscardingCall()
         else:
@@ -145,19 +154,25 @@ class ClientResponse:
         self._call.recorders.append(take_part)
 
     def stop_recording(self) -> None:
-        """Call nobody any more whom `record_parts` named. For the end of the request: they may refer back to it."""
+        """Remove all recorders that `record_parts` added. Call at the end of the request: they may refer back to it.
+
+        Does nothing without recorders.
+        """
         if isinstance(self._call, RecordingCall):
             self._call = self._call.call
 
     @property
     def id_lines(self) -> bytes:
-        """Header lines with the request's id."""
+        """Header lines with the request's id, each with CRLF: `x-request-id`, and the API family's own name for it."""
         name, request_id = self.dialect.id_header, self.request_id.encode()
         lines = b"x-request-id: %b\r\n" % request_id
         return lines if name is None else lines + b"%b: %b\r\n" % (name, request_id)
 
     def send_events(self, events: bytes) -> None:
-        """Send whole events. If nothing is sent yet, this begins a stream."""
+        """Send whole events; not empty. If nothing is sent yet, this begins a stream with status 200 and `lines`.
+
+        Must not follow the end of the answer, which is not checked.
+        """
         self.last_sent_at = now = self._now()
         if self.first_byte_at is None:
             self.first_byte_at = now
@@ -167,7 +182,7 @@ class ClientResponse:
             self._commit_stream(events)
 
     def send_heartbeat(self, now: float) -> None:
-        """Send a comment that keeps the connection alive. `now`: monotonic seconds."""
+        """Send the dialect's comment that keeps the connection alive; see `send_comment`. `now`: monotonic seconds."""
         self.send_comment(self.dialect.heartbeat, now)
 
     def send_comment(self, comment: bytes, now: float) -> None:
@@ -189,10 +204,12 @@ class ClientResponse:
         self._call.start_response(200, self.lines + EVENT_STREAM_LINES, first_part)
 
     def send_part(self, status: int, lines: bytes, part: bytes) -> None:
-        """Send a part of an answer that is too long to be held. `status` and `lines` are used with the first part.
+        """Send a part of an answer that is too long to be held; not empty. Call `end_response` after the last part.
+
+        `status` and `lines` (header lines, each with CRLF) are used with the first part and ignored later.
 
         Raises:
-            RoundhouseError: a stream has begun, so that another form of answer is impossible.
+            RoundhouseError: `engine_disconnected` if a stream has begun, so that another form of answer is impossible.
         """
         if self.is_stream:
             raise RoundhouseError("engine_disconnected", "The engine answered a stream with something else.")
@@ -204,12 +221,16 @@ class ClientResponse:
             self._call.start_response(status, self.lines + lines, part)
 
     def end_response(self, last_part: bytes = b"") -> None:
-        """End a stream, or an answer that is sent in parts."""
+        """End a stream, or an answer that is sent in parts, after `last_part`, which may be empty. Call once."""
         self.is_ended = True
         self._call.end_response(last_part)
 
     def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
-        """Send a complete answer. If a stream has begun, `body` must be an error and becomes the last events."""
+        """Send a complete answer, and end it. `lines`: header lines beside those of `self.lines`, each with CRLF.
+
+        If a stream has begun, `body` must be an error, which becomes the last events. An error to a request for a
+        stream is sent as a stream with status 200 where the API family reports that error by events.
+        """
         self.is_ended = True
         if status >= 400:
             self.error = body
@@ -229,7 +250,11 @@ class ClientResponse:
         return self.request is not None and self.request.stream and self.dialect.is_told_by_events(error)
 
     def send_error(self, error: RoundhouseError) -> None:
-        """End the answer with `error`, in the form that is still possible. Does nothing after the end."""
+        """End the answer with `error`, in the form that is still possible. Does nothing after the end.
+
+        Nothing sent yet: a whole answer with the error's status. A stream: its last events. Parts: the connection is
+        broken off.
+        """
         if self.is_ended:
             return
         self.error = body = self.dialect.error_body(error, self.request_id)

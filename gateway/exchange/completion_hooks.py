@@ -29,7 +29,10 @@ class _Storing(NamedTuple):
     metadata: Mapping[str, str]
 
     def shape_answer(self, exchange: Exchange, form: AnswerForm) -> AnswerForm:
-        """Return `form` extended to store the completion when it is complete, under an id of the gateway's."""
+        """Return a copy of `form` that stores the completion when it is complete, under a new id of the gateway's.
+
+        A hook of the kind `shape_answer`, so called for each attempt.
+        """
         return record_form(form, exchange.services.completions.new_id(), partial(self._save_completion, exchange))
 
     def _save_completion(self, exchange: Exchange, answer: Fields) -> None:

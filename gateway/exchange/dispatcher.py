@@ -46,7 +46,11 @@ _NUMBER: Final = re.compile(rb"/[0-9]+$")
 
 
 class InferenceDispatcher:
-    """Serves inference requests, which bypass the web framework. It is a `request_reader.InferenceRoutes`."""
+    """Opens an `Exchange` for each inference request, and a `ResponseSession` for each WebSocket.
+
+    It is the gateway's one `request_reader.InferenceRoutes`: inference requests bypass FastAPI. Run `run_timers` as a
+    task as long as it serves. It applies each new routing table to admission.
+    """
 
     def __init__(
         self,
@@ -70,7 +74,11 @@ class InferenceDispatcher:
         services.live.on_table = self._follow_table
 
     def open_request(self, method: bytes, path: bytes) -> Callable[[ClientCall], Handler] | None:
-        """Return the function that opens an exchange for such a request; None: the web framework serves it."""
+        """Return the function that opens an exchange for a request with this method and path; None: FastAPI serves it.
+
+        See InferenceRoutes. The function authenticates the caller; a request that may not come in is answered with its
+        error, and nothing is raised.
+        """
         if b"%" in path:
             path = unquote_to_bytes(path)
         opener = self._openers.get((method, path))
@@ -79,36 +87,43 @@ class InferenceDispatcher:
         return opener
 
     def find_websocket(self, path: bytes) -> WebSocketOpener | None:
-        """Return the function that opens a WebSocket at this path; None: there is none."""
+        """Return the function that authorizes a WebSocket at this path; None: only `/v1/responses` has one.
+
+        See InferenceRoutes.
+        """
         if b"%" in path:
             path = unquote_to_bytes(path)
         return self._open_session if path in (RESPONSES_PATH, _BARE_RESPONSES_PATH) else None
 
     def max_body_bytes(self) -> int:
-        """Return the most bytes that the body of a request may have."""
+        """Return the maximum number of bytes of a request's body, by the settings."""
         return self._services.settings.max_body_bytes
 
     @property
     def is_busy(self) -> bool:
-        """Whether any exchange has not ended."""
+        """Whether any exchange has not ended, including those that go on without their client."""
         return bool(self._services.exchanges)
 
     def end_all(self) -> None:
-        """End every exchange with `gateway_stopping` and refuse new ones. Call after the grace period of a stop."""
+        """End every exchange with the error `gateway_stopping`, and refuse new ones with it from now on.
+
+        Call after the grace period of a stop.
+        """
         self._is_stopping = True
         # Those that wait go first, because they would be let in by each of the others that ends.
         for exchange in sorted(self._services.exchanges, key=lambda each: each.state not in WAITING_STATES):
             exchange.fail_request(_stopped_error())
 
     def next_request_id(self) -> str:
-        """Return a new request id, for the answer to what is no inference request."""
+        """Return a new request id, for an answer to input that is no inference request."""
         return self._next_id()
 
     async def run_timers(self) -> None:
-        """Fire exchange timers until cancelled.
+        """Do what is due by the clock for all exchanges, until cancelled. Never returns; failures are logged.
 
-        At most every 0.5 s, call `run_due` on exchanges whose `due_at` has passed, and let admission retry replicas
-        whose circuit breaker has cooled down. One scan replaces a timer per request (ADR 8).
+        Every 0.5 s, or more often where a time limit of the settings is short, call `run_due` on exchanges whose
+        `due_at` has passed, and let admission try replicas whose circuit breaker allows a trial. One scan replaces a
+        timer per request (ADR 8).
         """
         services = self._services
         settings = services.settings

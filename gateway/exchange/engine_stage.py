@@ -21,7 +21,10 @@ _SENT, _ANSWERING = ExchangeState.SENT, ExchangeState.ANSWERING
 
 
 class EngineStage:
-    """The attempts of one request. It is their `AttemptOwner`."""
+    """The attempts of one request to be answered by an engine, one at a time. It is their `AttemptOwner`.
+
+    Made by `Exchange` with its `AdmissionStage`; both live from the complete request to its end.
+    """
 
     __slots__ = ("_admission", "_attempt", "_exchange", "_route")
 
@@ -34,10 +37,12 @@ class EngineStage:
         """The model as it was at the last attempt."""
 
     def send_attempt(self, route: ModelRoute, endpoint: Endpoint) -> None:
-        """Send the request to the replica at `endpoint`, whose slot it has.
+        """Send the request to the replica at `endpoint`, whose slot the request has if its API takes slots.
+
+        Returns at once; the `AttemptOwner` methods report what follows. `route`: the model in the table in force.
 
         Raises:
-            RoundhouseError: the request cannot be translated for this engine.
+            RoundhouseError: the request cannot be translated for this engine. The slot is kept: end the request.
         """
         exchange, option, ticket = self._exchange, self._admission.serving_option, self._admission.ticket
         exchange.move_to(_SENT)
@@ -63,17 +68,20 @@ class EngineStage:
         attempt.send_request(api.method, option.target or request.target, headers, body, fresh=fresh)
 
     def pause(self) -> None:
-        """Stop reading from the engine."""
+        """Stop reading from the engine until `resume`. Does nothing if no attempt is under way."""
         if self._attempt is not None:
             self._attempt.pause()
 
     def resume(self) -> None:
-        """Read from the engine again."""
+        """Read from the engine again. Does nothing if no attempt is under way."""
         if self._attempt is not None:
             self._attempt.resume()
 
     def end(self) -> Attempt | None:
-        """Cancel the attempt that is under way, and return it; None: there is none, or it failed before an answer."""
+        """Cancel the attempt that is under way, and return it, or the one that ended with an answer.
+
+        None: no attempt was sent, or the last one failed. A second call returns None.
+        """
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
             attempt.cancel()
@@ -148,8 +156,11 @@ class EngineStage:
 
     @property
     def may_be_resent(self) -> bool:
-        """Whether the request can leave its engine and be sent again: the engine was asked for a stream, so it notices
-        at once, and the client has no part of an answer."""
+        """Whether the request can leave its engine and be sent again.
+
+        True if an attempt is under way whose engine was asked for a stream, so that the engine notices at once, the
+        client has no part of an answer, and the request's body is still there.
+        """
         exchange, attempt = self._exchange, self._attempt
         is_unanswered = exchange.answer.first_byte_at is None and exchange.has_body
         return attempt is not None and attempt.asks_for_stream and is_unanswered

@@ -45,7 +45,11 @@ _ENDED = ExchangeState.ENDED
 
 
 class Exchange:
-    """One request. All methods are called in the event loop's thread, and none of them blocks."""
+    """One inference request, from its headers to the end of its answer. A `Handler` of its client's call.
+
+    Made by `InferenceDispatcher`; it ends once, by `close`, and then gives back all that it held. All methods are
+    called in the event loop's thread, and none of them blocks.
+    """
 
     __slots__ = (
         "_deadline",
@@ -118,7 +122,10 @@ class Exchange:
         self.state = state
 
     def run_guarded(self, step: Callable[..., None], *arguments: object) -> None:
-        """Call `step` with `arguments`. An exception ends the request and is told to the client."""
+        """Call `step` with `arguments`. Raises nothing: an exception ends the request and is sent to the client.
+
+        A RoundhouseError is sent as it is, any other exception is logged and sent as `internal_error`.
+        """
         try:
             step(*arguments)
         except RoundhouseError as error:
@@ -130,7 +137,11 @@ class Exchange:
     # From the client
 
     def authorize_caller(self, caller: Caller) -> None:
-        """Set the caller and begin to call the exchange by the clock. Call when the headers are read."""
+        """Set the caller, and add the exchange to those that the clock calls (`run_due`). Call when the headers are
+        read.
+
+        Checks nothing.
+        """
         self.caller = caller
         self.services.exchanges.add(self)
 
@@ -193,7 +204,14 @@ class Exchange:
         admission.admit_request(route)
 
     def wait_for(self, pause: Pause, state: ExchangeState, go_on: Callable[[ModelRoute], None]) -> None:
-        """Enter `state`, and call `go_on` after the pause with the model as the routing table in force has it then."""
+        """Enter `state`, and return at once. After the pause, call `go_on` with the model as the table then has it.
+
+        An exception of the pause's future, of its `then` or of `go_on` ends the request. Nothing is called if the
+        request has ended meanwhile, or if the future was cancelled: whoever cancels it must end the request.
+
+        Raises:
+            AssertionError: the transition is not in `NEXT_STATES`.
+        """
         self.move_to(state)
         if self.is_stream and not self.answer.lines:  # a heartbeat may have to begin the answer
             self.set_header_lines(self.services.now())
@@ -219,7 +237,8 @@ class Exchange:
         The model is looked up by its own name, because the alias that the client used may have moved.
 
         Raises:
-            RoundhouseError: the model or the key is gone, or the key is not for the model any more.
+            RoundhouseError: `unknown_model` if the model is gone; or the key is gone, has expired, or is not for the
+                model or the API any more.
         """
         routes = self.services.live.current
         self.caller = caller = routes.keys.renew_caller(self.caller, self.services.clock())
@@ -242,8 +261,11 @@ class Exchange:
         self.due_at = due_at
 
     def run_due(self, now: float) -> None:
-        """Do what is due: fail the request at its deadline or that of its load, or send a heartbeat. `now`: monotonic
-        seconds."""
+        """Do what is due at `now` (monotonic seconds), and set `due_at`. Does nothing after the end.
+
+        At its deadline, the request fails with `request_timeout`; at the deadline of its load, with the error for a
+        model that was not loaded in time. A silent stream gets a heartbeat.
+        """
         settings, answer, load_wait = self.services.settings, self.answer, self.load_wait
         if self.is_ended:
             return
@@ -267,11 +289,17 @@ class Exchange:
 
     @property
     def has_body(self) -> bool:
-        """Whether the request can be sent again: a large body is freed when an engine begins to answer."""
+        """Whether the request's body is still there, so that it can be sent again.
+
+        A large body is freed when an engine begins to answer. Ask only once the body was read.
+        """
         return self.request.large_body is None or self.large_body is not None
 
     def add_hooks(self, hooks: ExchangeHooks) -> None:
-        """Call `hooks`, too, after those that are there. Those of `on_request` are not called."""
+        """Add `hooks` after those that are there. Those of `on_request` are not called: that time is over.
+
+        Other kinds are called only for what happens from now on.
+        """
         self.hooks = self.hooks + hooks
         if hooks.on_event:
             self._record_parts(hooks)
@@ -281,7 +309,10 @@ class Exchange:
             self.answer.record_parts(take_part)
 
     def replace_request(self, request: InferenceRequest) -> None:
-        """Replace the client's request. Call in a hook of `on_request` or `before_send` only."""
+        """Replace the client's request by `request`, which engines get then. Nothing is checked or counted again.
+
+        Call in a hook of `on_request` or `before_send` only.
+        """
         self.request = self.answer.request = request
 
     def count_request(self) -> float:
@@ -317,9 +348,9 @@ class Exchange:
         )
 
     def detach_client(self, handler: Handler | None = None) -> None:
-        """Send no more of the answer to the client; hooks of `on_event` still get it.
+        """Send no more of the answer to the client; hooks of `on_event` still get it. The request goes on.
 
-        `handler`: serves the client's connection from now on; None: the client is gone.
+        `handler`: serves the client's connection from now on, and must answer it; None: the client is gone.
         """
         self.answer.detach_client()
         if handler is not None:
@@ -341,7 +372,10 @@ class Exchange:
         self.close()
 
     def close(self) -> None:
-        """End the request: give back all that it holds, and count it. Does nothing after the end."""
+        """End the request: give back all that it holds, count it, and call the hooks of `on_end`.
+
+        Sends nothing: end `answer` before. An attempt that is under way is cancelled. Does nothing after the end.
+        """
         if self.state is _ENDED:
             return
         self.move_to(_ENDED)
@@ -370,7 +404,7 @@ class Exchange:
                 logger.exception("request %s: a hook failed at its end", self.answer.request_id)
 
     def free_body(self) -> None:
-        """Free a large body. Call when no engine can need it any more."""
+        """Free a large body, if there is one. Call when no engine can need it any more: `has_body` is False then."""
         if self.large_body is not None:
             self.large_body.free()
             self.large_body = None

@@ -14,13 +14,19 @@ from gateway.tenancy.rate_limits import BYTES_PER_TOKEN, answer_bound
 
 
 def should_gather(services: Services, route: ModelRoute, request: InferenceRequest) -> bool:
-    """Return whether to gather the blocking answer to `request`, if its API and family can."""
+    """Return whether to ask the engine for a stream and gather it into the blocking answer to `request`.
+
+    False if the engine notices when a client leaves, or the answer is expected to take less than `gather_after_s`.
+    Whether the API and its family can be gathered is not checked.
+    """
     return not (route.notices_leaving or _ends_soon(services, route.name, request))
 
 
 def learn_pace(services: Services, route: ModelRoute, attempt: Attempt) -> None:
-    """Record how long a complete answer took, for `should_gather`. Call at its last byte, for a model whose engine does
-    not notice when a client leaves (`notices_leaving`)."""
+    """Record how long a complete answer took, for `should_gather`. Does nothing if the engine counted no tokens.
+
+    Call at the answer's last byte, for a model whose engine does not notice when a client leaves (`notices_leaving`).
+    """
     usage = attempt.usage
     if usage is not None:
         services.paces.of(route.name).record_answer(*usage, services.now() - attempt.sent_at)

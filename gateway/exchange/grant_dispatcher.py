@@ -13,17 +13,22 @@ logger = logging.getLogger(__name__)
 
 
 class GrantDispatcher:
-    """Delivers grants in a loop. A request that fails at once passes its slot to the next one, which may fail too:
-    nested calls would go as deep as the queue is long."""
+    """Delivers the grants of `Admission` to the owners of their tickets. One object per gateway: `Services.turns`.
+
+    Delivers in a loop: a request that fails at once passes its slot to the next one, which may fail too, and nested
+    calls would go as deep as the queue is long.
+    """
 
     def __init__(self) -> None:
         self._grants: deque[Grant] = deque()
         self._is_dispatching = False
 
     def grant_slots(self, grants: Iterable[Grant]) -> None:
-        """Tell each ticket's owner that it has a slot (`use_slot`) or that nothing is left for it (`fail_request`).
+        """Call `use_slot` of each ticket's owner with its endpoint, or `fail_request` with its error.
 
-        An owner that calls this while a grant is delivered to it gets back at once; the outer call delivers the rest.
+        When this returns, all grants are delivered, unless the caller is itself an owner that a grant is being
+        delivered to: then this returns at once, and the outer call delivers them. An exception of an owner is logged
+        and not raised.
         """
         self._grants.extend(grants)
         if self._is_dispatching:

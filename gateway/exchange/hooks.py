@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 class Pause(NamedTuple):
-    """What an exchange waits for before its next hook. The client's leaving and the clock end the wait, too."""
+    """What an exchange waits for before its next hook: a future, and what to do with its result.
+
+    The exchange may end during the wait, when its client leaves or its time is over; `then` is not called then.
+    """
 
     future: asyncio.Future[Any]
     """An exception of it ends the request, and a RoundhouseError is told to the client. It is not cancelled when the
@@ -64,7 +67,7 @@ class ExchangeHooks:
     `exchange.account` tell what became of it. Called once, also where the request was refused before any other hook."""
 
     def __add__(self, other: ExchangeHooks) -> ExchangeHooks:
-        """Return both, those of `other` after these."""
+        """Return new hooks that hold both, those of `other` after these. Neither operand is changed."""
         return ExchangeHooks(
             self.on_request + other.on_request,
             self.before_admission + other.before_admission,

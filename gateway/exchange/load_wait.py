@@ -17,7 +17,11 @@ PROGRESS_HEADER: Final = (b"x-load-progress", b"true")
 
 
 class LoadWait:
-    """A request's wait for one load. It exists as long as the request waits."""
+    """A request's wait for one load of its model: its deadline, and the progress that its client was sent.
+
+    It is `Exchange.load_wait` as long as the request waits. It does not wait by itself: `Exchange.run_due` heeds the
+    deadline.
+    """
 
     __slots__ = ("_last_comment", "deadline")
 
@@ -27,7 +31,7 @@ class LoadWait:
         self._last_comment = b""
 
     def next_comment(self, route: ModelRoute) -> bytes | None:
-        """Return the SSE comment for the progress of `route`'s load; None if it is the one returned last."""
+        """Return the SSE comment for the progress of `route`'s load; None if it equals the one returned last."""
         comment = progress_comment(route)
         if comment == self._last_comment:
             return None
@@ -41,7 +45,8 @@ def begin_load_wait(ledger: InflightCounts, route: ModelRoute, refusal: Roundhou
     `refusal`: why the model takes no request now. `deadline`: monotonic seconds.
 
     Raises:
-        RoundhouseError: `refusal`, where demand does not load the model or its load failed.
+        RoundhouseError: `refusal`, if nothing is going to load the model or its load failed. The demand of an
+            `autoload` model is recorded all the same.
     """
     if route.autoload:
         ledger.record_demand(route.name)
@@ -61,7 +66,7 @@ def check_worth_waiting(route: ModelRoute, refusal: RoundhouseError) -> None:
 
 
 def asks_for_progress(headers: Sequence[Header]) -> bool:
-    """Return whether a client wants comments on the progress of a load."""
+    """Return whether a client wants comments on the progress of a load: it sent `X-Load-Progress: true`."""
     return any(name == PROGRESS_HEADER[0] and value.lower() == PROGRESS_HEADER[1] for name, value in headers)
 
 

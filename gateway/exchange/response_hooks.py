@@ -24,15 +24,18 @@ from gateway.storage.responses.request_options import RequestOptions
 
 
 class ExchangeRun:
-    """The response that an exchange makes; a `ResponseRun`, from when the request is read.
+    """The response that an exchange makes, from when the request is read to its end; a `ResponseRun`.
 
-    For an API that makes no response (`input_tokens`, `compact`), only what the request continues is loaded.
+    Loads what the request continues, locks its conversation, and stores the outcome. For an API that makes no response
+    (`input_tokens`, `compact`), only what the request continues is loaded.
     """
 
     __slots__ = ("_background", "_context", "_exchange", "_is_cancelled", "_is_outcome_stored", "_options", "_turn")
 
     def __init__(self, exchange: Exchange, turn: SocketTurn | None) -> None:
-        """Read the request's options and add the hooks that they need. `turn` None: the request came by HTTP.
+        """Read the request's options and add the hooks that they need to the exchange. Loads nothing yet.
+
+        `turn`: of a request by WebSocket; None: the request came by HTTP.
 
         Raises:
             RoundhouseError: `invalid_request` or `previous_response_not_found`.
@@ -69,39 +72,47 @@ class ExchangeRun:
 
     @property
     def context(self) -> ResponseContext:
-        """See ResponseRun, as for the other properties."""
+        """See ResponseRun."""
         return self._context
 
     @property
     def response_id(self) -> str:
+        """See ResponseRun."""
         return self._context.id
 
     @property
     def tenant(self) -> str:
+        """See ResponseRun."""
         return self._exchange.caller.tenant
 
     @property
     def model(self) -> str:
+        """See ResponseRun."""
         return self._exchange.account.model
 
     @property
     def response(self) -> Fields | None:
+        """See ResponseRun."""
         if self._context.response is not None or self._background is None:
             return self._context.response
         return self._background.response
 
     @property
     def events(self) -> ResponseEvents | None:
+        """See ResponseRun. None unless the response is made in the background and admission has accepted it."""
         return self._background.events if self._background is not None else None
 
     # The way in
 
     def load_history(self) -> Pause | None:
-        """Lock the request's conversation, and begin to load the items that the request continues and refers to. None:
-        there is nothing to load.
+        """Lock the request's conversation, and begin to load the items that the request continues and refers to.
+
+        Returns a pause that ends when they are loaded; None: there is nothing to load. The end of the exchange unlocks
+        the conversation.
 
         Raises:
-            RoundhouseError: the conversation is locked, or the response cannot be continued.
+            RoundhouseError: `conversation_locked`; the error for a response that the caller may not continue; or
+                `rate_limit_exceeded`, since a request that needs loading is counted first.
         """
         exchange, options = self._exchange, self._options
         responses = exchange.services.responses
@@ -162,7 +173,10 @@ class ExchangeRun:
     # What becomes of it
 
     def cancel(self) -> None:
-        """See ResponseRun."""
+        """See ResponseRun.
+
+        The client is answered with the cancelled response or an error, and the exchange is closed.
+        """
         self.store_outcome()
         exchange = self._exchange
         if exchange.is_ended or self._is_outcome_stored:
@@ -175,7 +189,10 @@ class ExchangeRun:
         exchange.close()
 
     def store_outcome(self) -> None:
-        """See ResponseRun."""
+        """See ResponseRun.
+
+        Stores once; does nothing for a response that is neither to be stored nor in a conversation.
+        """
         if self._is_outcome_stored or not (self._options.is_stored or self._options.conversation_id):
             return
         outcome = self._find_outcome()
@@ -242,7 +259,7 @@ RESPONSE_HOOKS: Final = ExchangeHooks(on_request=(_open_run,))
 
 
 def open_turn_hooks(turn: SocketTurn) -> ExchangeHooks:
-    """Return the hooks of a request by WebSocket."""
+    """Return the hooks of one request by WebSocket, in the place of `RESPONSE_HOOKS`. `turn`: of this request."""
     return ExchangeHooks(on_request=(partial(_open_run, turn=turn),))
 
 

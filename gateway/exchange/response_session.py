@@ -39,9 +39,10 @@ _TOLD_HEADERS: Final = ("retry-after", "x-should-retry", "x-request-id")
 
 @dataclass(frozen=True, slots=True)
 class SocketTurn:
-    """What a request that came over WebSocket has beside its fields."""
+    """What a request that came over WebSocket has beside its fields. Immutable; made by `read_create`."""
 
     recent: RecentResponse
+    """The connection's memory of its last response, which the next request may continue."""
     generates: bool = True
     """False: no engine is asked and the response is empty. The next request may continue it."""
 
@@ -50,7 +51,10 @@ TurnOpener = Callable[[ClientCall, SocketTurn], Handler]
 
 
 class TurnCall(ClientCall):
-    """A `ClientCall` for a request that came as a message. Its answer is sent as messages."""
+    """A `ClientCall` for a request that came as a WebSocket message. Its answer is sent as messages.
+
+    Its body is complete from the start: the session calls the handler's `take_body`.
+    """
 
     __slots__ = ("_session",)
 
@@ -66,7 +70,7 @@ class TurnCall(ClientCall):
         self._end_turn()
 
     def start_response(self, status: int, lines: bytes, first_part: bytes) -> None:
-        """See ClientCall."""
+        """See ClientCall. Status and header lines are dropped: a message has none."""
         self._session.send_events(first_part)
 
     def send_part(self, part: bytes) -> None:
@@ -79,7 +83,7 @@ class TurnCall(ClientCall):
         self._end_turn()
 
     def break_off(self) -> None:
-        """See ClientCall."""
+        """See ClientCall. Ends the answer without a last event; the connection stays open."""
         self._end_turn()
 
     def _end_turn(self) -> None:
@@ -88,13 +92,19 @@ class TurnCall(ClientCall):
 
 
 class ResponseSession:
-    """Serves the requests of one connection, one at a time. It is a `MessageSession`."""
+    """Serves the requests of one WebSocket connection, one at a time and in order. It is a `MessageSession`.
+
+    Each message `response.create` is served as a `POST /v1/responses` that streams, and its events are sent as
+    messages. Made by `InferenceDispatcher` for an accepted handshake; lives as long as the connection.
+    """
 
     def __init__(
         self, connection: WebSocketConnection, headers: list[Header], open_turn: TurnOpener, bounds: HistoryBounds
     ) -> None:
-        """`headers`: those of the handshake, which every request gets, API key included. `open_turn`: opens a request.
-        `bounds`: of what the connection remembers."""
+        """`headers`: those of the handshake, which every request gets, API key included.
+
+        `open_turn`: opens a request and returns its handler. `bounds`: of the history that the connection remembers.
+        """
         self._connection = connection
         self._headers = headers
         self._open_turn = open_turn
@@ -157,18 +167,24 @@ class ResponseSession:
     # From the request that is under way
 
     def send_events(self, events: bytes) -> None:
-        """Send the data of whole server-sent events as messages, without `[DONE]` and comments."""
+        """Send the data of whole server-sent events as messages, without `[DONE]` and comments.
+
+        `events`: may be empty. Does nothing once the connection is closing.
+        """
         self._connection.send_messages(list(messages_of(events)))
 
     def send_error(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        """Send an error in the place of events. `body`: the JSON that a POST is answered with."""
+        """Send one message of the type `error` in the place of events. `body`: the JSON that a POST is answered with.
+
+        `headers`: response headers to put into the message; none if empty.
+        """
         fields = errors.decode_json(body)
         error = fields.get("error") if isinstance(fields, dict) else None
         told = {"type": "error", "status": status, "error": error}
         self._connection.send_messages([json_bytes(told | ({"headers": headers} if headers else {}))])
 
     def end_turn(self) -> None:
-        """Serve the next message: the answer to the current one is complete."""
+        """End the current request, whose answer is complete, and serve the next message soon, not within this call."""
         self._call = None
         if not self._is_serving:  # not at once: the request still has to give back what it holds
             asyncio.get_running_loop().call_soon(self._serve_messages)
@@ -210,10 +226,13 @@ class ResponseSession:
 
 
 def read_create(message: bytes, recent: RecentResponse) -> tuple[dict[str, Any], SocketTurn]:
-    """Return the body of the `POST /v1/responses` that a client's message stands for, and what is not in the body.
+    """Return the body fields of the `POST /v1/responses` that a client's message stands for, and its `SocketTurn`.
+
+    `stream` is always set. `recent`: the connection's memory, for the turn.
 
     Raises:
-        RoundhouseError: `invalid_json` or `invalid_request`.
+        RoundhouseError: `invalid_json` if the message is no JSON object; `invalid_request` if its `type` is not
+            `response.create`, `background` is set, or `generate` is no boolean.
     """
     try:
         fields = json.loads(message)
@@ -234,7 +253,10 @@ def read_create(message: bytes, recent: RecentResponse) -> tuple[dict[str, Any],
 
 
 def messages_of(events: bytes) -> Sequence[bytes]:
-    """Return the messages for whole server-sent events. An error's message has its HTTP status, too."""
+    """Return the data of each whole server-sent event as a message, in order, without `[DONE]` and comments.
+
+    The data of an event `error` gets the field `status`, the error's HTTP status (500 if it names none).
+    """
     messages = []
     for event in events.split(b"\n\n"):
         data = event.partition(_DATA)[2]

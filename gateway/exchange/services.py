@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The parts of the gateway that an exchange works with, made once."""
+    """The parts of the gateway that all exchanges share.
+
+    Made once, by `create_gateway`, for the life of the gateway.
+    """
 
     settings: GatewaySettings
     live: LiveRoutes
