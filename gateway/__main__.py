@@ -43,7 +43,10 @@ BACKLOG = 2048
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server with our certificate, our stop, and exit code 0 after a signal, which uvicorn raises again."""
+    """uvicorn's server for one `Gateway`, with a certificate that is renewed and a stop in the gateway's steps.
+
+    SIGTERM and SIGINT end `run` without an exception, while uvicorn would raise the signal again.
+    """
 
     def __init__(
         self, config: uvicorn.Config, gateway: Gateway, grace_s: float, certificate: TlsCertificate | None
@@ -55,7 +58,7 @@ class Server(uvicorn.Server):
         self._certificate = certificate
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, with our certificate, which is read again when its files change; uvicorn reads its own once."""
+        """Listen on `sockets`, over TLS if there is a certificate. Called by uvicorn."""
         if self._certificate is not None:
             self.config.ssl = self._certificate.listening_context
             self._certificate.listening_context.answer_plain_http = self._refuse_plain_http
@@ -67,7 +70,11 @@ class Server(uvicorn.Server):
         return last_answer(error, request_id, header_lines(self.server_state.default_headers))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop: accept no connections, wait for running requests, and end the rest with `gateway_stopping`."""
+        """Stop: accept no connections, wait for running requests, and end the rest with `gateway_stopping`.
+
+        Called by uvicorn after a signal. Waits for requests until about a second after the grace period at most, and
+        then for the end of the gateway's lifespan.
+        """
         self._gateway.begin_stop()
         end_timer = asyncio.get_running_loop().call_later(self._grace_s, self._gateway.end_all)
         await super().shutdown(sockets)
@@ -81,7 +88,10 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stop on SIGTERM and SIGINT. A second SIGINT does not wait for running requests."""
+        """Stop on SIGTERM and SIGINT within the context, and restore the former handlers after it.
+
+        A second SIGINT does not wait for running requests. Enter it in the main thread.
+        """
         previous_handlers = {
             number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)
         }
@@ -93,7 +103,11 @@ class Server(uvicorn.Server):
 
 
 def main() -> int:
-    """Run the gateway until it is stopped, or write to stderr why it cannot start. Returns the exit code."""
+    """Run the gateway until it is stopped by a signal, or write to stderr why it cannot start.
+
+    Returns the exit code: 0 after a signal, `EXIT_SETTINGS` or `EXIT_PORT`. Blocks; call it in the main thread of a
+    process of its own, whose limits and garbage collector it changes.
+    """
     try:
         settings = GatewaySettings()
     except ValidationError as error:
@@ -140,7 +154,7 @@ def main() -> int:
 
 
 def raise_file_limit() -> None:
-    """Raise the limit of open files to the hard limit: a stream takes two, and the usual limit is 1024."""
+    """Raise this process's limit of open files to the hard limit: a stream takes two, and the usual limit is 1024."""
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
 
@@ -167,10 +181,12 @@ def shorten_switch_interval() -> None:
 
 
 def bind_client_listeners(hosts: Sequence[str], port: int) -> list[socket.socket]:
-    """Bind one socket per address, before uvicorn starts, so that a port in use is reported in one line.
+    """Bind one socket per address of `hosts`, and return them. They do not listen yet: call `listen`, and close them.
+
+    `port` 0: a free port, the same for all addresses.
 
     Raises:
-        ListenError: an address cannot be bound.
+        ListenError: an address cannot be bound, or a name has no address.
     """
     listeners = bind_listeners(hosts, port)
     for listener in listeners:
@@ -181,7 +197,9 @@ def bind_client_listeners(hosts: Sequence[str], port: int) -> list[socket.socket
 
 
 def server_of(settings: GatewaySettings, store: StateStore | None, certificate: TlsCertificate | None) -> Server:
-    """Make the HTTP server. Features of uvicorn that the gateway does not use are switched off.
+    """Return the server of a new gateway, which is not started: call its `run` with bound sockets.
+
+    `store`: None stores no responses. `certificate`: None serves HTTP.
 
     Raises:
         AdminHostError: see `gateway.app.find_admin_addresses`.

@@ -70,7 +70,10 @@ CONTROLLER_CONNECT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """An assembled gateway: two ways in for requests. The lifespan of `app` opens and closes what both use."""
+    """An assembled gateway, made by `create_gateway`: `app` and `inference` are the two entries for requests.
+
+    The lifespan of `app` opens and closes what both use, so a server must run it (ASGI `lifespan`).
+    """
 
     app: IngressMiddleware
     """ASGI application for all routes that FastAPI serves."""
@@ -79,18 +82,25 @@ class Gateway:
     forward: admin.AdminForward
     """Forwards admin requests to the controller."""
     streams: ResumableStreams
+    """The streams that clients can read again."""
 
     def begin_stop(self) -> None:
-        """End answers that would never end by themselves. Call when the server begins to stop."""
+        """End admin answers that would never end by themselves, such as event streams; inference requests go on.
+
+        Call when the server begins to stop.
+        """
         self.forward.begin_stop()
 
     @property
     def is_busy(self) -> bool:
-        """Whether inference requests are running, including those that have no connection any more."""
+        """Whether inference requests are running or waiting, including those that have no connection any more."""
         return self.inference.is_busy
 
     def end_all(self) -> None:
-        """End all running requests with `gateway_stopping`. Call when the grace period of a stop is over."""
+        """End all running requests with `gateway_stopping`, and refuse new inference requests with it.
+
+        Call in the event loop when the grace period of a stop is over.
+        """
         self.inference.end_all()
         self.streams.stop_readers()
         self.forward.end_all()
@@ -99,8 +109,10 @@ class Gateway:
 def open_store(settings: GatewaySettings) -> StateStore | None:
     """Open the store of responses, conversations and chat completions; None if the settings store none.
 
+    Starts the store's thread: close the store, or give it to `create_gateway`.
+
     Raises:
-        StoreError: the state folder cannot be used.
+        StoreError: the state folder cannot be used, or another gateway holds it.
     """
     if not settings.responses_retention_s:
         return None
@@ -109,7 +121,10 @@ def open_store(settings: GatewaySettings) -> StateStore | None:
 
 
 def open_streams(settings: GatewaySettings, live: LiveRoutes) -> ResumableStreams:
-    """The resumable streams, with what an earlier gateway left of its own."""
+    """Return the resumable streams, with those that an earlier gateway left in files of the state folder.
+
+    Reads these files, unless `stream_files` is off. Close the result when the gateway ends.
+    """
     ring_bytes = settings.stream_ring_bytes
     registry = StreamRegistry(
         ring_bytes=ring_bytes, max_bytes=settings.streams_max_mib * MIB, ttl_s=settings.stream_ttl_s
@@ -130,14 +145,14 @@ def open_certificate(settings: GatewaySettings) -> TlsCertificate | None:
 
 
 class AdminHostError(Exception):
-    """The setting `admin_host` names no usable address. The text says which and why."""
+    """The setting `admin_host` has an entry that is no usable address. The text says which and why."""
 
 
 def find_admin_addresses(settings: GatewaySettings) -> frozenset[str] | None:
     """Resolve `admin_host` to the local IP addresses at which admin requests are accepted; None: at any.
 
     Raises:
-        AdminHostError: a name has no address, or an address means all addresses.
+        AdminHostError: a name has no address, or an address is a wildcard (0.0.0.0, ::).
     """
     if not settings.admin_host:
         return None
@@ -154,7 +169,7 @@ def find_admin_addresses(settings: GatewaySettings) -> frozenset[str] | None:
 def create_gateway(
     settings: GatewaySettings, store: StateStore | None, certificate: TlsCertificate | None = None
 ) -> Gateway:
-    """Assemble a gateway with these settings.
+    """Assemble a gateway with these settings. Connects to nothing and serves nothing before its lifespan begins.
 
     `store` None: responses are not stored. The gateway closes `store` when it ends, and loads `certificate` again when
     its files change.

@@ -15,7 +15,11 @@ MIB = 1024 * 1024
 
 
 class GatewaySettings(BaseSettings):
-    """Every setting of the gateway. The variable is `ROUNDHOUSE_` and the field's name in upper case."""
+    """Every setting of the gateway, read from environment variables when it is made. Immutable.
+
+    The variable is `ROUNDHOUSE_` and the field's name in upper case; an empty one counts as unset, and unknown ones are
+    ignored. Making it raises pydantic's ValidationError for invalid values.
+    """
 
     model_config = SettingsConfigDict(env_prefix="ROUNDHOUSE_", env_ignore_empty=True, extra="ignore", frozen=True)
 
@@ -208,7 +212,10 @@ class GatewaySettings(BaseSettings):
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The URLs that the gateway listens on."""
+        """The URLs that the gateway listens on, one per entry of `hosts`, without a path.
+
+        Wildcard addresses stay as they are, and so does port 0 until `main` has put the port in its place.
+        """
         scheme = "http" if self.tls_cert is None else "https"
         return tuple(f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}" for host in self.hosts)
 
@@ -219,12 +226,12 @@ class GatewaySettings(BaseSettings):
 
     @property
     def serves_everybody(self) -> bool:
-        """Whether requests without a key are served while no keys are declared."""
+        """Whether requests without a key are served while no keys are declared: `open`, or loopback addresses only."""
         return self.open or self.is_local
 
     @property
     def opens_admin(self) -> bool:
-        """Whether admin requests without a key are served while no keys are declared."""
+        """Whether admin requests without a key are served while no keys are declared: `open_admin`, else `is_local`."""
         return self.is_local if self.open_admin is None else self.open_admin
 
     @property
@@ -239,7 +246,7 @@ class GatewaySettings(BaseSettings):
 
     @property
     def responses_retention_s(self) -> float:
-        """Seconds that a response, conversation or chat completion is stored."""
+        """Seconds that a response, conversation or chat completion is stored; 0: none is stored."""
         return self.responses_retention_h * 3600
 
     @property

@@ -25,15 +25,15 @@ from gateway.exchange.api_spec import ApiSpec
 
 
 class InferenceGroup(Protocol):
-    """A file of this folder whose routes engines answer."""
+    """A module of this folder that declares inference routes, which engines answer. See `INFERENCE_GROUPS`."""
 
     @property
     def APIS(self) -> tuple[ApiSpec, ...]:  # noqa: N802 - modules have it as a constant
-        """The routes."""
+        """The APIs of the routes; `InferenceDispatcher` serves them."""
 
     @property
     def declare(self) -> Callable[[FastAPI], None]:
-        """Puts them into the document."""
+        """Adds the routes to the OpenAPI document of an application; see `declare.declare_inference`."""
 
 
 INFERENCE_GROUPS: Final[tuple[InferenceGroup, ...]] = (

@@ -42,12 +42,19 @@ _ANSWERED: Final = (
 
 
 def declare(app: FastAPI, forward: AdminForward) -> None:
-    """Add one route for all paths and methods below /v1/admin/; the controller decides which of them exist."""
+    """Add one route to `app` for all paths and methods below /v1/admin/; the controller decides which of them exist.
+
+    `forward` serves it. The route is not in the OpenAPI document: `document` adds the controller's own.
+    """
     app.router.routes.append(Route(PATH, require_access("admin")(forward), include_in_schema=False))
 
 
 class AdminForward:
-    """ASGI application that forwards admin requests to the controller, without a time limit: loads take minutes."""
+    """ASGI application that forwards authorized admin requests to the controller, and its answers to the client.
+
+    An answer has no time limit, since loads take minutes; a request's body has `MAX_BODY_BYTES` and `BODY_TIMEOUT_S`.
+    One object serves all requests of the gateway.
+    """
 
     def __init__(self, controller: ControllerClient) -> None:
         self._controller = controller
@@ -55,12 +62,18 @@ class AdminForward:
         self._endless: set[Lifetime] = set()
 
     def begin_stop(self) -> None:
-        """End answers that would not end by themselves, such as event streams. Call when the gateway begins to stop."""
+        """End running answers without a Content-Length, such as event streams, with `gateway_stopping`.
+
+        Call when the gateway begins to stop. Other requests go on until `end_all`; new ones are still served.
+        """
         for lifetime in list(self._endless):
             lifetime.end_with(_stopping_error())
 
     def end_all(self) -> None:
-        """End every running answer with `gateway_stopping`. Call when the grace period of a stop is over."""
+        """End every running request with `gateway_stopping`, and return before they have ended.
+
+        Call when the grace period of a stop is over. Requests whose body is still being read are not ended.
+        """
         for lifetime in list(self._running):
             lifetime.end_with(_stopping_error())
 
@@ -68,7 +81,9 @@ class AdminForward:
         """Forward one request and its answer.
 
         Raises:
-            RoundhouseError: before anything was sent to the client; a later failure ends the answer that has begun.
+            RoundhouseError: before anything was sent to the client: `unknown_route`, `body_too_large`,
+                `request_timeout` for a slow body, `controller_unavailable` or `gateway_stopping`. A later failure ends
+                the answer that has begun.
         """
         client_answer = _ClientAnswer(send, request_id_of(scope))
         target = _target(scope)
@@ -118,7 +133,11 @@ class _ClientAnswer:
         self.is_ended = False
 
     async def relay_answer(self, answer: ControllerAnswer) -> None:
-        """Forward the controller's answer part by part; server-sent events only whole, so that an error can follow."""
+        """Forward the controller's answer part by part; server-sent events only whole, so that an error can follow.
+
+        Raises:
+            ControllerGoneError: the controller's connection broke within the answer. Call `fail_request` then.
+        """
         self._is_begun = True
         self._is_events = answer.headers.get("content-type", "").startswith("text/event-stream")
         headers = _returned_headers(answer.headers)

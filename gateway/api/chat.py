@@ -15,7 +15,7 @@ _CHAT, _COUNT = APIS = (
 
 
 def declare(app: FastAPI) -> None:
-    """Add the routes to `app`."""
+    """Add the routes of `APIS` to the OpenAPI document of `app`. `InferenceDispatcher` serves them, not FastAPI."""
     declare_inference(
         app,
         _CHAT,

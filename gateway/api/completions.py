@@ -12,7 +12,7 @@ APIS = (ApiSpec("/v1/completions", streams=True, resumes=True, scope="inference"
 
 
 def declare(app: FastAPI) -> None:
-    """Add the route to `app`."""
+    """Add the route of `APIS` to the OpenAPI document of `app`. `InferenceDispatcher` serves it, not FastAPI."""
     declare_inference(
         app,
         APIS[0],

@@ -78,7 +78,7 @@ ItemId = Annotated[str, Path(description="As the item's `id`.")]
 
 
 def declare(app: FastAPI, conversations: Conversations, max_body_bytes: int) -> None:
-    """Add the routes to `app`. `max_body_bytes`: largest request body."""
+    """Add the routes to `app`, served from `conversations`. `max_body_bytes`: largest request body."""
     _declare_conversations(app, conversations, max_body_bytes)
     _declare_items(app, conversations, max_body_bytes)
 

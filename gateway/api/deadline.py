@@ -10,12 +10,13 @@ from gateway.server.asgi import ClientGoneError, Receive
 
 
 class DeadlineError(Exception):
-    """The time of a request is up."""
+    """The time limit of a `Lifetime` is over. Raised by leaving its context."""
 
 
 class Lifetime:
     """Context manager that cancels what its task awaits, and raises the reason instead of `CancelledError`.
 
+    Enter it once, in the task of the request. The reason is `DeadlineError`, `ClientGoneError`, or that of `end_with`.
     A cancellation from elsewhere stays `CancelledError`. One timer and one watch of the client serve a whole request: a
     timeout for each wait would cost more than the wait.
     """
@@ -56,7 +57,11 @@ class Lifetime:
             self.end_with(ClientGoneError())
 
     def end_with(self, reason: Exception) -> None:
-        """Make the context raise `reason` as soon as its task runs. Later reasons are ignored."""
+        """Cancel what the context's task awaits, so that the context raises `reason`. Returns at once.
+
+        Call in the event loop after the context was entered. Does nothing after an earlier reason or the end of the
+        context.
+        """
         if not self._is_over and self._reason is None:
             self._reason = reason
             self._task.cancel()

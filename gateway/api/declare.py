@@ -130,7 +130,11 @@ status and message. In a stream that has begun, an error is the last event befor
 
 
 def error_responses(*codes: str) -> dict[int | str, dict[str, Any]]:
-    """Return the OpenAPI `responses` of a route that may answer with these error codes, by status."""
+    """Return the OpenAPI `responses` of a route that may answer with these error codes, by HTTP status, ascending.
+
+    Raises:
+        KeyError: a code is not in `ERROR_CODES`.
+    """
     entries = sorted((ERROR_CODES[code] for code in codes), key=lambda entry: (entry.status, entry.code))
     return {
         status: {
@@ -142,17 +146,23 @@ def error_responses(*codes: str) -> dict[int | str, dict[str, Any]]:
 
 
 def admin_errors() -> dict[str, list[str]]:
-    """Return the errors that the gateway itself may answer on admin routes: Markdown lines by status."""
+    """Return the errors that the gateway itself, not the controller, may answer on admin routes.
+
+    By HTTP status as text, one Markdown line per error code. For `openapi_merge.merge_documents`.
+    """
     return {str(status): answer["description"].split("\n") for status, answer in error_responses(*ADMIN).items()}
 
 
 def codes_paragraph(codes: Iterable[str]) -> str:
-    """Return a paragraph for a route's description that lists its error codes."""
+    """Return a Markdown paragraph for a route's description that lists `codes`, in the given order."""
     return f"Error codes: {', '.join(f'`{code}`' for code in codes)}."
 
 
 class DirectRoute(APIRoute):
-    """A route for the OpenAPI document only: `gateway.server` takes its requests before FastAPI sees them."""
+    """A route for the OpenAPI document only: `gateway.server` takes its requests before FastAPI sees them.
+
+    A request that reaches it all the same gets `unknown_route`; one with another method `method_not_allowed`.
+    """
 
     def __init__(
         self,
@@ -200,10 +210,11 @@ def declare_inference(
     text: str,
     more_codes: tuple[str, ...] = (),
 ) -> None:
-    """Add the route of `api` to the OpenAPI document of `app`.
+    """Add the route of `api` to `app`, for the OpenAPI document and for the answer to wrong methods.
 
-    `request`, `answer`: schemas of the bodies; `request` None: no body. `text`: the description. `more_codes`: error
-    codes of this route that `INFERENCE` lacks.
+    Its requests are served by `InferenceDispatcher`, which must be given `api`, too. `request`, `answer`: schemas of
+    the bodies; `request` None: no body. `text`: the description. `more_codes`: error codes of this route that
+    `INFERENCE` lacks.
     """
     name = f"{api.method.lower()}_{api.path.removeprefix('/v1/').strip('/')}"
     stream_codes = ("stream_stopped", "stream_replaced", "streams_full") if api.resumes else ()

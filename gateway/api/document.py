@@ -21,7 +21,11 @@ FETCH_TIMEOUT_S: Final = 3.0
 
 
 def declare(app: FastAPI, controller: ControllerClient) -> None:
-    """Add the route to `app`, which must not serve an OpenAPI document by itself (`openapi_url=None`)."""
+    """Add the route to `app`, which must not serve an OpenAPI document by itself (`openapi_url=None`).
+
+    Each request asks `controller`, for at most `FETCH_TIMEOUT_S` seconds. Without an answer of the controller, the
+    admin routes stay as they last were, or are missing.
+    """
     merged_document = _MergedDocument(app, controller)
 
     @app.get("/openapi.json", include_in_schema=False)
@@ -42,7 +46,8 @@ class _MergedDocument:
     async def build_json(self) -> bytes:
         """Ask the controller for its document and return both merged, as JSON.
 
-        The controller is asked each time, because another version of it may have been started.
+        The controller is asked each time, because another version of it may have been started. A failure is logged and
+        not raised: the document merged last is returned, or else the gateway's own.
         """
         try:
             async with asyncio.timeout(FETCH_TIMEOUT_S):

@@ -24,7 +24,7 @@ _OFF = "Served only with `ROUNDHOUSE_ENGINE_STATE_ROUTES=1`; a key needs the sco
 
 
 def declare(app: FastAPI) -> None:
-    """Add the routes to `app`."""
+    """Add the routes of `APIS` to the OpenAPI document of `app`. `InferenceDispatcher` serves them, not FastAPI."""
     routes = (
         (_SLOTS, None, "Slots", "What each slot of the engine does: a list."),
         (_SLOT, Anything, "Save, restore or erase a slot", "As the query's `action` says, if the engine allows it."),

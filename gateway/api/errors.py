@@ -13,7 +13,11 @@ from gateway.server.asgi import error_headers
 
 
 def declare(app: FastAPI) -> None:
-    """Install the exception handlers in `app`."""
+    """Install the handlers in `app` that answer its exceptions with the error envelope. Call once.
+
+    Unknown paths become `unknown_route`, wrong methods `method_not_allowed` with an `Allow` header, a RoundhouseError
+    itself, and any other exception `internal_error`.
+    """
 
     @app.exception_handler(HTTPException)
     async def framework_error(request: Request, error: HTTPException) -> Response:

@@ -40,7 +40,7 @@ class Health(BaseModel):
 def declare(
     app: FastAPI, *, version: str, live: LiveRoutes, ledger: InflightCounts, link: LinkState, metrics: Metrics
 ) -> None:
-    """Add the routes to `app`."""
+    """Add the routes to `app`. `version`: of the gateway. The other arguments are read at each request."""
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health", summary="Liveness", tags=["operations"])

@@ -16,7 +16,7 @@ _INFILL, _COMPLETION, _EMBEDDING = APIS = (
 
 
 def declare(app: FastAPI) -> None:
-    """Add the routes to `app`."""
+    """Add the routes of `APIS` to the OpenAPI document of `app`. `InferenceDispatcher` serves them, not FastAPI."""
     routes = (
         (_INFILL, "Infill", "Text between `input_prefix` and `input_suffix`, for models that are made for it."),
         (_COMPLETION, "Completion, llama.cpp's", "What follows `prompt`, in llama.cpp's own form: `content`, `stop`."),

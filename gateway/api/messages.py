@@ -14,7 +14,7 @@ APIS = (_MESSAGES, _COUNT)
 
 
 def declare(app: FastAPI) -> None:
-    """Add the routes to `app`."""
+    """Add the routes of `APIS` to the OpenAPI document of `app`. `InferenceDispatcher` serves them, not FastAPI."""
     text = "Anthropic's messages, blocking or as server-sent events from `message_start` to `message_stop`, from any \
 model that answers chats. Errors have Anthropic's form, with the fields of the envelope inside; in a stream that has \
 begun, an event `error` is the last one."

@@ -56,7 +56,7 @@ class ModelObject(BaseModel):
 
     @classmethod
     def of(cls, route: ModelRoute) -> ModelObject:
-        """Make the model object that clients see for `route`."""
+        """Return the model object that clients see for `route`."""
         return cls(**_fields(route))
 
 
@@ -126,7 +126,10 @@ def _router_model(route: ModelRoute) -> RouterModel:
 
 
 def declare(app: FastAPI, live: LiveRoutes) -> None:
-    """Add the routes to `app`."""
+    """Add the routes to `app`. They list the models of the table in force in `live` that the caller may see.
+
+    Without a table, they answer `controller_unavailable`.
+    """
     list_codes = ("scope_required", *INGRESS_CODES)
     model_codes = ("model_not_allowed", "unknown_model", *list_codes)
 

@@ -29,10 +29,12 @@ def merge_documents(
 
     `gateway_errors`: Markdown lines by status, of errors that the gateway itself may answer on admin routes; they are
     added to each operation. A component of the controller that differs from the gateway's of the same name, directly or
-    in what it refers to, is renamed. `own` is never changed.
+    in what it refers to, is renamed with the prefix `RENAMED`. Where both have a path, `own` wins. Neither document is
+    changed.
 
     Raises:
-        ValueError: `controller` is no OpenAPI document.
+        ValueError: `paths` or `components` of `controller` is no object. Other malformed parts may raise KeyError,
+            TypeError or AttributeError.
     """
     paths = controller.get("paths")
     components = controller.get("components", {})
@@ -157,10 +159,10 @@ def _reference_to(place: Place) -> str:
 
 
 def decode_document(text: bytes) -> Document:
-    """Parse an OpenAPI document from JSON.
+    """Return the JSON object in `text`. Whether it is an OpenAPI document is not checked.
 
     Raises:
-        ValueError: `text` is no JSON object.
+        ValueError: `text` is no JSON, or no JSON object.
     """
     document = json.loads(text)
     if not isinstance(document, dict):

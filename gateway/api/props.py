@@ -14,7 +14,7 @@ APIS = (_PROPS, _LORA)
 
 
 def declare(app: FastAPI) -> None:
-    """Add the routes to `app`."""
+    """Add the routes of `APIS` to the OpenAPI document of `app`. `InferenceDispatcher` serves them, not FastAPI."""
     text = "The engine's settings, its chat template among them."
     declare_inference(app, _PROPS, request=None, answer=Anything, summary="Properties", text=text)
     text = "The LoRA adapters that the engine has loaded, and their scales: a list."

@@ -16,7 +16,7 @@ _V1, _ALIAS, _V2 = APIS = (
 
 
 def declare(app: FastAPI) -> None:
-    """Add the routes to `app`."""
+    """Add the routes of `APIS` to the OpenAPI document of `app`. `InferenceDispatcher` serves them, not FastAPI."""
     text = "Documents by how well they answer a query, the best first. Scores are the engine's own: some give \
 probabilities, some logits. Takes the bodies of Jina and of Cohere's v1, and answers what clients of both read."
     declare_inference(app, _V1, request=RerankRequest, answer=Ranking, summary="Rerank", text=text)

@@ -17,7 +17,7 @@ _CODES = ("previous_response_not_found", "conversation_not_found", "conversation
 
 
 def declare(app: FastAPI) -> None:
-    """Add the routes to `app`."""
+    """Add the routes of `APIS` to the OpenAPI document of `app`. `InferenceDispatcher` serves them, not FastAPI."""
     create_text = (
         "OpenAI's responses, blocking, as server-sent events, or with `background: true` without the client. The "
         "gateway makes them of the engine's chat completions, and keeps them itself unless `store` is false."

@@ -65,7 +65,7 @@ CompletionId = Annotated[str, Path(description="As the completion's `id`.")]
 
 
 def declare(app: FastAPI, completions: StoredCompletions, max_body_bytes: int) -> None:
-    """Add the routes to `app`. `max_body_bytes`: largest request body."""
+    """Add the routes to `app`, served from `completions`. `max_body_bytes`: largest request body."""
 
     @app.get(
         LIST_PATH,

@@ -41,7 +41,10 @@ class ItemList(BaseModel):
 
 
 def list_parameters(usual_order: str) -> list[dict[str, Any]]:
-    """Return the paging parameters of a list route for the OpenAPI document. `usual_order`: default of `order`."""
+    """Return the paging parameters of a list route for the OpenAPI document: `after`, `limit` and `order`.
+
+    `usual_order`: default of `order`, `asc` or `desc`; give the same one to `read_list_query`.
+    """
     return [
         query_parameter("after", {"type": "string"}, "Id of the entry after which the list begins."),
         query_parameter(
@@ -56,12 +59,15 @@ def list_parameters(usual_order: str) -> list[dict[str, Any]]:
 
 
 def query_parameter(name: str, schema: dict[str, Any], text: str) -> dict[str, Any]:
-    """Return an optional query parameter for the OpenAPI document."""
+    """Return an optional query parameter for the OpenAPI document. `schema`: JSON Schema. `text`: its description."""
     return {"name": name, "in": "query", "required": False, "schema": schema, "description": text}
 
 
 def body_of(properties: dict[str, Any], *required: str) -> dict[str, Any]:
-    """Return a JSON request body with these properties for the OpenAPI document."""
+    """Return a JSON request body with these properties for the OpenAPI document, as `openapi_extra` of a route.
+
+    `properties`: JSON Schema by name. `required`: names that must be there; the body is optional if there are none.
+    """
     schema = {"type": "object", "properties": properties, "required": list(required)}
     return {"requestBody": {"required": bool(required), "content": {"application/json": {"schema": schema}}}}
 
@@ -70,7 +76,8 @@ def read_list_query(query: Mapping[str, str], usual_order: str) -> ListQuery:
     """Read from the query which page of a list is wanted. `usual_order`: `asc` or `desc`, if the query has no `order`.
 
     Raises:
-        RoundhouseError: `invalid_request` for an `order` or `limit` that is not allowed.
+        RoundhouseError: `invalid_request` for an `order` that is neither, or a `limit` that is no number from 1 to
+            `MOST_LISTED`. `after` is not checked.
     """
     order = query.get("order", usual_order)
     if order not in ("asc", "desc"):
@@ -93,7 +100,7 @@ async def read_fields(request: Request, max_bytes: int) -> Fields:
 
 
 def answer_json(fields: Fields) -> Response:
-    """Return a response of status 200 with `fields` as its JSON body."""
+    """Return a response of status 200 with `fields` as its JSON body, without checking them against a schema."""
     return Response(encode_json(fields), media_type="application/json")
 
 

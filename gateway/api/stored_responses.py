@@ -69,7 +69,10 @@ ResponseId = Annotated[str, Path(description="As the response's `id`.")]
 
 
 def declare(app: FastAPI, responses: StoredResponses, streams: ResumableStreams, *, heartbeat_s: float) -> None:
-    """Add the routes to `app`. `heartbeat_s`: seconds of silence in an event stream before a comment is sent."""
+    """Add the routes to `app`, served from `responses`, and event streams from `streams` if the stream is kept there.
+
+    `heartbeat_s`: seconds of silence in an event stream before a comment is sent.
+    """
 
     @app.get(
         PATH,

@@ -95,7 +95,7 @@ _READ_ANSWER: Final[dict[int | str, dict[str, Any]]] = {
 
 
 def declare(app: FastAPI, streams: ResumableStreams, max_body_bytes: int) -> None:
-    """Declare the routes."""
+    """Add the routes to `app`. `max_body_bytes`: largest body of a look-up."""
 
     async def read(request: Request, conv_id: str) -> Response:
         stream = streams.find_stream(request.state.caller, _require_id(conv_id))
@@ -165,10 +165,14 @@ def declare(app: FastAPI, streams: ResumableStreams, max_body_bytes: int) -> Non
 
 
 def read_stream(request: Request, streams: ResumableStreams, stream: ResumableStream, offset: int) -> Response:
-    """Return the answer that tells a stream from `offset` on.
+    """Return the answer that sends `stream` from byte `offset` on, kept bytes first, to the end of the stream.
+
+    The query `ids` of `request` asks for an `id:` line per event. The status of the answer is 200 even for a stream
+    that an error cut off.
 
     Raises:
-        RoundhouseError: `stream_offset_lost`, or `model_loading`: it may yet be refused.
+        RoundhouseError: an error for an `offset` whose bytes are not kept any more (`stream_offset_lost`) or that is
+            beyond the end; `model_loading` if nothing was sent yet because the model is being loaded.
     """
     ring, request_id = stream.ring, request_id_of(request.scope)
     if offset < ring.first_offset:

@@ -17,7 +17,7 @@ APIS = tuple(ApiSpec(path, takes_slot=False, is_native=True, scope="inference") 
 
 
 def declare(app: FastAPI) -> None:
-    """Add the routes to `app`."""
+    """Add the routes of `APIS` to the OpenAPI document of `app`. `InferenceDispatcher` serves them, not FastAPI."""
     for api in APIS:
         summary, text = _SAID[api.path]
         declare_inference(app, api, request=Anything, answer=Anything, summary=summary, text=text)
