@@ -70,7 +70,7 @@ def _open_connection(target: HealthTarget) -> http.client.HTTPConnection:
 
 
 def main() -> int:
-    """Check once and print what is wrong. Returns the exit code: 0 if the gateway serves, else 1."""
+    """Check once, and print to stdout what is wrong. Returns the exit code: 0 if the gateway serves, else 1."""
     try:
         problem = find_problem(find_target(os.environ))
     except ValueError as error:

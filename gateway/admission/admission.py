@@ -198,7 +198,7 @@ class Admission:
     def has_other_replica(self, model: str, replica: str, now: float) -> bool:
         """Return whether a routed replica other than `replica` serves `model` and its circuit breaker admits requests.
 
-        The other replica may be full.
+        The other replica may be full. False for an unknown model.
         """
         queue = self._queues.get(model)
         return queue is not None and queue.has_other_replica(replica, now)

@@ -74,5 +74,6 @@ class CircuitBreaker:
             self._trial = None
 
     def retry_in_s(self, now: float) -> float:
-        """Return the seconds until the next trial may begin; 0 if it may begin now or one is running."""
+        """Return the seconds until the next trial may begin; 0 if it may begin now, one is running, or nothing is
+        open."""
         return max(0.0, self._until - now)

@@ -112,7 +112,10 @@ class ModelQueue:
         self.update_broken_count()
 
     def update_broken_count(self) -> None:
-        """Count the replicas with an open circuit breaker. Call after a breaker opened or was discarded."""
+        """Set `broken_count` to the number of replicas with an open circuit breaker.
+
+        Call after a breaker opened or was discarded.
+        """
         self.broken_count = sum(replica.breaker is not None and replica.breaker.is_open for replica in self.replicas)
 
     def admit_ticket(self, ticket: Ticket, now: float) -> Endpoint | None:
@@ -144,9 +147,10 @@ class ModelQueue:
         return None
 
     def release_ticket(self, ticket: Ticket, now: float) -> None:
-        """Give back the slot of a ticket that is inside, and count the time that it was inside in the model's mean.
+        """Give back the slot of a ticket that is inside, and settle its tenant's charge.
 
-        The caller sets `ticket.state`, and calls `serve_queue` for those that wait.
+        The time inside counts in `mean_s`, unless the request was retried, preempted or refused by the engine. The
+        caller sets `ticket.state`, and calls `serve_queue` for those that wait.
         """
         replica = ticket.replica
         replica.release(ticket)

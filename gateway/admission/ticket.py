@@ -56,7 +56,10 @@ class Queue(Protocol):
         """The waiting tickets; only their number can be read here."""
 
     def update_broken_count(self) -> None:
-        """Count the replicas with an open circuit breaker. Call after a breaker opened or was discarded."""
+        """Bring the number of replicas with an open circuit breaker up to date; `serve_queue` uses it.
+
+        Call after a breaker opened or was discarded.
+        """
 
     def release_ticket(self, ticket: Ticket, now: float) -> None:
         """Give back the slot of a ticket that is inside. The caller sets `ticket.state`. `now`: monotonic seconds."""

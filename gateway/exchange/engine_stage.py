@@ -125,7 +125,10 @@ class EngineStage:
             exchange.fail_request(RoundhouseError("engine_disconnected", f"The engine failed: {failure}."))
 
     def attempt_overrun(self, *, may_resend: bool) -> None:
-        """See AttemptOwner. Admits the request again with a larger claim on the KV cache."""
+        """See AttemptOwner. Admits the request again with a larger claim on the KV cache, if it may be sent again.
+
+        Otherwise it ends with `kv_cache_exhausted`.
+        """
         self._attempt = None
         exchange, ticket = self._exchange, self._admission.ticket
         if exchange.is_ended:

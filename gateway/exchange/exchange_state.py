@@ -8,7 +8,10 @@ from typing import Final
 
 
 class ExchangeState(IntEnum):
-    """Where one request is on its way. Ints, because the hash of a plain enum is computed in Python at each look-up."""
+    """The state of one `Exchange`; `NEXT_STATES` has the legal transitions.
+
+    Ints, because the hash of a plain enum is computed in Python at each look-up.
+    """
 
     OPENED = 1
     """The headers are read; the body is not."""

@@ -25,8 +25,10 @@ class Pause(NamedTuple):
     """
 
     future: asyncio.Future[Any]
-    """An exception of it ends the request, and a RoundhouseError is told to the client. It is not cancelled when the
-    request ends otherwise: a hook that wants this does it in `on_end`."""
+    """An exception of it ends the request, and a RoundhouseError is sent to the client.
+
+    It is not cancelled when the request ends otherwise: a hook that wants this does it in `on_end`.
+    """
     then: Callable[[Any], None] | None = None
     """Called with the result, if the request is not over. May raise RoundhouseError."""
 
@@ -41,7 +43,7 @@ class ExchangeHooks:
 
     Never changed once made; `frozen` would cost a microsecond.
 
-    Hooks of the first five kinds may raise RoundhouseError, which ends the request and is told to the client. Those of
+    Hooks of the first five kinds may raise RoundhouseError, which ends the request and is sent to the client. Those of
     the last two must not raise.
     """
 

@@ -55,7 +55,7 @@ class Cors:
         return [(b"access-control-allow-origin", origin), (b"access-control-expose-headers", _EXPOSED), _VARY]
 
     def header_lines(self, request_headers: Sequence[Header]) -> bytes:
-        """Return `response_headers` as lines of an HTTP/1.1 header section, each with CRLF."""
+        """Return `response_headers` as lines of an HTTP/1.1 header section, each with CRLF; empty with CORS off."""
         return b"".join(b"%b: %b\r\n" % header for header in self.response_headers(request_headers))
 
     def answer_preflight(self, request_headers: Sequence[Header]) -> list[Header]:
