@@ -99,8 +99,9 @@ def declare(app: FastAPI, streams: ResumableStreams, max_body_bytes: int) -> Non
 
     async def read(request: Request, conv_id: str) -> Response:
         stream = streams.find_stream(request.state.caller, _require_id(conv_id))
+        answer = read_stream(request, streams, stream, _read_offset(request))
         streams.read_count += 1
-        return read_stream(request, streams, stream, _read_offset(request))
+        return answer
 
     async def stop(request: Request, conv_id: str) -> Response:
         streams.stop_stream(request.state.caller, _require_id(conv_id))

@@ -37,7 +37,7 @@ _HINTS: Final = {
     ProbeVerdict.KEY_REFUSED: "; its key was refused",
     ProbeVerdict.LIMITED: "; it is there, and limits how often it is asked",
 }
-_URL_USER: Final = re.compile(r"//[^/@\s]*@")
+_URL_USER: Final = re.compile(r"//[^/\s]*@")
 
 
 @dataclass(slots=True)

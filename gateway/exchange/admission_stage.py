@@ -254,11 +254,13 @@ class AdmissionStage:
         if refusal is not None:
             self._await_load(route, refusal, now)
         endpoint, grants = admit(self.ticket, now)
-        if endpoint is None:
-            self._wait_in_queue(route, now)
-        else:
-            self._enter_replica(route, endpoint)
-        services.turns.grant_slots(grants)
+        try:
+            if endpoint is None:
+                self._wait_in_queue(route, now)
+            else:
+                self._enter_replica(route, endpoint)
+        finally:
+            services.turns.grant_slots(grants)  # other requests hold these slots, whatever becomes of this one
 
     @property
     def may_be_resent(self) -> bool:

@@ -208,7 +208,7 @@ class ResponseSession:
             self._is_serving = False
         if self._call is None and self._close_code is not None:
             self._connection.close(self._close_code)
-        elif len(self._waiting) <= MOST_WAITING // 2:
+        elif len(self._waiting) <= MOST_WAITING // 2 and self._waiting_bytes <= self._connection.max_message_bytes // 2:
             self._connection.resume_reading()
 
     def _begin_turn(self, message: bytes) -> None:

@@ -322,11 +322,12 @@ async def test_a_reader_that_takes_nothing_stops_the_engine_and_is_cut_off(loop_
         await nothing_left(here.here)
 
 
-async def test_a_client_that_sends_ahead_is_read_no_further() -> None:
-    async with site() as here, socket(here.here) as client:
+@pytest.mark.parametrize("filling_bytes", [100_000, 300_000], ids=["by their count", "by their bytes"])
+async def test_a_client_that_sends_ahead_is_read_no_further(filling_bytes: int) -> None:
+    async with site(max_body_mib=1) as here, socket(here.here) as client:
         await client.send(input="x", fault="hold")
         await until("it runs", lambda: here.engine.running)
-        filling = "x" * 100_000
+        filling = "x" * filling_bytes
 
         async def send_ahead() -> None:
             for number in range(3 * MOST_WAITING):
@@ -337,6 +338,7 @@ async def test_a_client_that_sends_ahead_is_read_no_further() -> None:
         [connection] = [each for each in server.server_state.connections if hasattr(each, "send_messages")]
         await until("no more is read", lambda: not connection._is_reading)
         assert len(connection._session._waiting) <= MOST_WAITING + 4
+        assert connection._session._waiting_bytes <= 2**20 + 2 * filling_bytes
         here.engine.release.set()
         for _ in range(1 + 3 * MOST_WAITING):
             assert (await client.turn())[-1]["response"]["status"] == "completed"
