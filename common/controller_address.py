@@ -14,7 +14,12 @@ _SOCKET_BASE_URL: Final = "http://controller"
 
 
 def split_listen_address(listen: str) -> Path | tuple[str, int]:
-    """Return the socket's path of `unix:<path>`, or host and port of `host:port`, `[IPv6]:port`. Raises ValueError."""
+    """Return the socket's path for `unix:<path>`, or host and port for `host:port` and `[IPv6]:port` (the host without
+    its brackets).
+
+    Raises ValueError for an empty path or host, a port that is not a number from 1 to 65535, and an IPv6 address
+    without brackets. Nothing is resolved or opened.
+    """
     path = _socket_path(listen)
     if path is not None:
         if not path or "\0" in path:
@@ -31,19 +36,22 @@ def split_listen_address(listen: str) -> Path | tuple[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class ControllerAddress:
-    """Where clients ask a controller, or a gateway that forwards to one."""
+    """Where a client connects to a controller, or to a gateway that forwards to one, and which token it sends. Opens no
+    connection itself."""
 
     base_url: str
-    """What paths are appended to; no slash at its end."""
+    """Beginning of every URL, without a slash at its end. For a socket, a placeholder host that is not resolved."""
     socket_path: str | None = None
-    """None: the controller listens on a port."""
+    """Path of the controller's unix socket; None: the controller listens on a port."""
     token_file: Path | None = None
-    """Holds the token of gateways; None: requests show none, as through a socket."""
+    """File with the token of gateways; None: requests carry no token, as always through a socket."""
 
     @classmethod
     def parse(cls, url: str, token_file: Path | None = None) -> ControllerAddress:
-        """Read `unix:<path>`, or `http://host:port` (or https), where requests show the token in `token_file`. Raises
-        ValueError."""
+        """Parse `unix:<path>`, `http://host:port` or `https://host:port`. `token_file` is ignored for a socket.
+
+        Raises ValueError for any other form. Host and port are not checked.
+        """
         socket_path = _socket_path(url)
         if socket_path:
             return cls(_SOCKET_BASE_URL, socket_path)
@@ -53,7 +61,8 @@ class ControllerAddress:
         raise ValueError("must be http://host:port or unix:/path/to/controller.sock")
 
     def read_headers(self) -> dict[str, str]:
-        """Read the headers that show the token; empty where there is none. Call for each request: the controller may
+        """Read the token file, and return the header that carries the token; empty without a token file, and where the
+        file is missing or unusable (see `read_token`), which raises nothing. Call for each request: the controller may
         make the token later, or replace it."""
         token = read_token(self.token_file) if self.token_file is not None else None
         return {GATEWAY_HEADER: token} if token is not None else {}

@@ -18,11 +18,15 @@ _BROKEN_OFF: Final = "the connection to the controller ended before its answer w
 
 
 class ControllerGoneError(Exception):
-    """No whole answer came. The text says so in plain words; the cause is the error of aiohttp or of the system."""
+    """The controller could not be reached, or the connection ended before its whole answer came. The text says so in
+    plain words; `__cause__` is the error of aiohttp or of the system."""
 
 
 class ControllerAnswer:
-    """An HTTP answer of the controller whose headers have arrived. Leaving its context closes the connection."""
+    """An HTTP answer of the controller, of any status, whose headers have arrived and whose body is still to be read.
+
+    Use it as an async context manager: leaving closes the connection, also where the body was not read to its end.
+    """
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
@@ -39,14 +43,18 @@ class ControllerAnswer:
         self._response.close()
 
     async def read_part(self) -> bytes:
-        """Return the next bytes of the body as they come; empty at its end. Raises ControllerGoneError."""
+        """Wait for the next bytes of the body, and return them as they come; empty at its end, and on every later call.
+
+        Raises ControllerGoneError where the connection breaks off or the request's timeout ends.
+        """
         try:
             return await self._response.content.readany()
         except (aiohttp.ClientError, OSError) as error:
             raise ControllerGoneError(_BROKEN_OFF) from error
 
     async def read_body(self) -> bytes:
-        """Return what is left of the body. Raises ControllerGoneError."""
+        """Return all that is left of the body; empty if it was read already. Raises ControllerGoneError as
+        `read_part`."""
         parts = []
         while part := await self.read_part():
             parts.append(part)
@@ -54,10 +62,10 @@ class ControllerAnswer:
 
 
 class ControllerClient:
-    """Sends requests to one controller, for as long as its context is entered.
+    """Sends requests to one controller. An async context manager: `send_request` works only while it is entered.
 
     Each request has a connection of its own: a kept one may have gone stale with the controller, and a load must not be
-    sent twice to find out. Proxies of the environment are not for the way to the controller.
+    sent twice to find out. Proxy variables of the environment (`HTTP_PROXY`) are ignored.
     """
 
     def __init__(
@@ -68,8 +76,8 @@ class ControllerClient:
         headers: Mapping[str, str] | None = None,
         follows_redirects: bool = False,
     ) -> None:
-        """`connect_timeout_s` bounds a request without a timeout of its own, whose answer may take any time. `headers`
-        are sent with each request."""
+        """`connect_timeout_s`: seconds to connect, for requests without a timeout of their own; their answers may take
+        any time. `headers` are sent with each request."""
         self._address = address
         self._timeout = aiohttp.ClientTimeout(total=None, connect=connect_timeout_s, sock_connect=connect_timeout_s)
         self._headers = headers
@@ -103,13 +111,14 @@ class ControllerClient:
         *,
         timeout: aiohttp.ClientTimeout | None = None,
     ) -> ControllerAnswer:
-        """Send a request and wait for the answer's headers.
+        """Send a request and wait for the answer's headers. The caller closes the answer, by `async with`.
 
-        `target` is the path with its query, percent-encoded; it is sent as it is. `timeout` None: the client's own; it
-        counts for reading the answer too.
+        `target` is the path with its query, percent-encoded; it is sent as it is. `timeout` None: the client's own,
+        which bounds connecting alone; another one counts for reading the answer too. An answer with an error status is
+        returned like any other.
 
         Raises:
-            ControllerGoneError: the controller cannot be reached, or ended before it answered.
+            ControllerGoneError: the controller cannot be reached, or ended before it answered; or the timeout ended.
             ValueError: the address makes no URL.
         """
         url = URL(self._address.base_url + target, encoded=True)
@@ -131,7 +140,8 @@ class ControllerClient:
 
 
 def open_connector(address: ControllerAddress) -> aiohttp.BaseConnector:
-    """Return what aiohttp connects to the controller through: any number of connections, none kept after its use."""
+    """Return a new aiohttp connector to the controller: any number of connections, none kept after its use. Call it
+    within a running event loop. The caller closes it, or the session that owns it does."""
     if address.socket_path is not None:
         return aiohttp.UnixConnector(address.socket_path, limit=0, force_close=True)
     return aiohttp.TCPConnector(limit=0, force_close=True)

@@ -14,8 +14,8 @@ _TOKEN: Final = re.compile(r"[!-~]{16,512}", re.ASCII)
 
 
 def read_token(path: Path) -> str | None:
-    """Read the token in a file. None: the file is missing, cannot be read, or does not hold 16 to 512 printable
-    characters of ASCII."""
+    """Read the token in a file, without the white space around it. None: the file is missing, cannot be read, or does
+    not hold 16 to 512 printable characters of ASCII. Never raises."""
     try:
         text = path.read_text("ascii").strip()
     except (OSError, ValueError):

@@ -21,14 +21,15 @@ _STANDARD_DESCRIPTORS: Final = (0, 1, 2)
 
 
 class LineWriter:
-    """Writes lines to the descriptor of a stream. A line that the reader does not take is lost; nothing raises.
+    """Writes lines to the file descriptor of a stream, without its buffer. A line that the reader does not take in time
+    is lost, whole or in part; nothing raises. Not thread-safe.
 
     Several programs may write to one pipe. If two of them take its last free page at the same moment, one still blocks
     until the reader reads.
     """
 
     def __init__(self, stream: TextIO | None, patience_s: float = PATIENCE_S) -> None:
-        """`stream` None, or without a descriptor: every line is lost. `patience_s`: see `PATIENCE_S`."""
+        """`stream` None, closed, or without a descriptor: every line is lost. `patience_s`: see `PATIENCE_S`."""
         self._descriptor: int | None = None
         self._encoding = "utf-8"
         self._patience_s = patience_s
@@ -44,7 +45,11 @@ class LineWriter:
                 self._descriptor = None
 
     def write_line(self, line: str) -> bool:
-        """Write one line. Returns whether it was written. A note of how many lines were lost before it comes first."""
+        """Write one line, to which the newline is added. Return whether it was written; False is no error.
+
+        May block: up to `patience_s` seconds for each part of PIPE_BUF bytes, and not at all after a reader that
+        stalled until there is room again. Where lines were lost before, a line that says how many comes first.
+        """
         lines = [f"roundhouse: {self._lost_lines} lines were lost here: nobody took them", line]
         text = "".join(f"{each}\n" for each in (lines if self._lost_lines else lines[1:]))
         is_written = self._write(text.encode(self._encoding, "backslashreplace"))
@@ -80,7 +85,7 @@ class LineHandler(logging.Handler):
         self._writer = writer
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record. Where formatting fails, write the traceback instead: logging's own report could block."""
+        """Write one record. Never raises: where formatting fails, the line holds the traceback instead."""
         try:
             line = self.format(record)
         except Exception:  # noqa: BLE001 - what the arguments of a record raise
@@ -103,7 +108,8 @@ def open_missing_streams() -> None:
 
 
 def end_program(code: int) -> NoReturn:
-    """Exit with this code, even where stdout or stderr hold text that cannot be written."""
+    """Raise SystemExit with this code, after what stdout and stderr still hold was flushed, or discarded where it
+    cannot be written, so that the interpreter's own flush cannot change the code to 120."""
     _discard_unwritten((sys.stdout, sys.stderr))
     sys.exit(code)
 

@@ -28,11 +28,12 @@ class ListenError(Exception):
 
 
 class HostAddress(NamedTuple):
-    """One address of a host. A name may have several."""
+    """One address of a host, as `resolve_host` returns it. A name may have several."""
 
     host: str
     """The address or the name as the setting has it."""
     family: int
+    """`socket.AF_INET` or `socket.AF_INET6`."""
     socket_address: tuple[Any, ...]
     """Argument of `socket.bind`, with port 0."""
 
@@ -48,7 +49,8 @@ class HostAddress(NamedTuple):
 
 
 def split_hosts(text: str) -> tuple[str, ...]:
-    """Split a comma-separated list of addresses and names, without duplicates. Raises ValueError for an empty list."""
+    """Split a comma-separated list of addresses and names, in order, without duplicates and empty parts. Nothing is
+    resolved or checked. Raises ValueError if no part is left."""
     hosts = tuple(dict.fromkeys(host.strip() for host in text.split(",") if host.strip()))
     if not hosts:
         raise ValueError("names no address")
@@ -56,7 +58,8 @@ def split_hosts(text: str) -> tuple[str, ...]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`. The only name that counts as loopback is `localhost`."""
+    """Whether only this machine reaches `host`: an address in 127.0.0.0/8, ::1, or the name `localhost`. Other names
+    are not resolved and give False; nothing is raised."""
     if host == "localhost":
         return True
     try:
@@ -66,14 +69,16 @@ def is_loopback(host: str) -> bool:
 
 
 def pick_local_host(hosts: Sequence[str]) -> str:
-    """Return the host by which a client on this machine reaches a server that listens at all of `hosts`."""
+    """Return the host by which a client on this machine reaches a server that listens at all of `hosts`: the first
+    loopback one, else the loopback address of the first wildcard, else the first host. `hosts` must not be empty."""
     loopback_host = next(filter(is_loopback, hosts), None)
     wildcard = next((host for host in hosts if host in _LOOPBACK_OF_WILDCARD), None)
     return loopback_host or _LOOPBACK_OF_WILDCARD.get(wildcard or "") or hosts[0]
 
 
 def resolve_host(host: str) -> list[HostAddress]:
-    """Resolve an address or a name to all of its addresses. Raises ListenError where there is none."""
+    """Resolve an address or a name to all of its addresses; a name may block for as long as DNS takes. Never empty.
+    Raises ListenError, with `is_unresolved`, where there is none."""
     try:
         answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -82,7 +87,8 @@ def resolve_host(host: str) -> list[HostAddress]:
 
 
 def select_addresses(addresses: Iterable[HostAddress]) -> list[HostAddress]:
-    """Return the addresses to bind, without duplicates. A wildcard replaces the other addresses of its family."""
+    """Return the addresses to bind, in order, without duplicates. A wildcard (0.0.0.0 or ::) replaces the other
+    addresses of its family."""
     by_place: dict[tuple[Any, ...], HostAddress] = {}
     for each in addresses:
         by_place.setdefault((each.family, each.socket_address), each)
@@ -92,13 +98,15 @@ def select_addresses(addresses: Iterable[HostAddress]) -> list[HostAddress]:
 
 
 def bind_listeners(hosts: Iterable[str], port: int) -> list[socket.socket]:
-    """Bind a socket to each address of `hosts`, all with the same port. `port` 0: one that is free at all of them.
+    """Bind a TCP socket to each address of `hosts`, all with the same port. `port` 0: one that is free at all of them.
+    The sockets are bound and do not listen yet; the caller closes them. On an error, none stays open.
 
-    Of a name, the addresses that this machine does not have are skipped: `localhost` often has an IPv6 address where
-    IPv6 is switched off.
+    Of a name, the addresses that this machine does not have are skipped, unless it has none of them: `localhost` often
+    has an IPv6 address where IPv6 is switched off.
 
     Raises:
-        ListenError: an address is taken, or is not one of this machine, or none of a name's addresses is.
+        ListenError: an address is taken or may not be bound, none of a host's addresses is one of this machine, or a
+            name resolves to no address.
     """
     addresses = select_addresses(address for host in hosts for address in resolve_host(host))
     for _ in range(_PORT_TRIES if port == 0 else 0):

@@ -25,9 +25,10 @@ _PRIORITIES: Final = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNIN
 
 
 def configure_logging(level: str) -> None:
-    """Log to stderr from `level` on. Lines begin with their time, or with their priority where journald reads stderr.
+    """Log to stderr from `level` (a name such as `info`) on. Lines begin with their time, or with their syslog priority
+    where journald reads stderr. Does nothing to a root logger that has handlers already.
 
-    An uncaught exception is logged too, before it ends the program.
+    From now on, an uncaught exception is logged too before it ends the program; KeyboardInterrupt is shown as usual.
     """
     handler = LineHandler(LineWriter(sys.stderr))
     is_journal = goes_to_journal(os.environ, _STDERR)
@@ -37,9 +38,10 @@ def configure_logging(level: str) -> None:
 
 
 def keep_log_file(state: Path, program: str, limit_mib: int) -> None:
-    """Also log to `logs/<program>.log` in the state folder, `limit_mib` MiB at most; 0: to no file.
+    """Also log to `logs/<program>.log` in the state folder: `limit_mib` MiB at most, together with the older
+    `logs/<program>.log.1`; 0: to no file. Call after `configure_logging`.
 
-    A missing state folder is not made, and then there is no file: a gateway that stores nothing has none.
+    A missing state folder is not made, and then there is no file and no error: a gateway that stores nothing has none.
     """
     if limit_mib and state.is_dir():
         handler = BoundedLogFile(state / FOLDER_NAME / f"{program}.log", limit_mib * _MIB)
@@ -61,7 +63,7 @@ def goes_to_journal(environ: Mapping[str, str], descriptor: int) -> bool:
 
 
 def journal_priority(level: int) -> int:
-    """Return the syslog priority of a level of `logging`."""
+    """Return the syslog priority of a level of `logging`, from 2 (critical) to 7 (debug)."""
     return next((priority for least, priority in _PRIORITIES if level >= least), 7)
 
 
@@ -78,10 +80,11 @@ class JournalFormatter(logging.Formatter):
 
 
 class BoundedLogFile(logging.Handler):
-    """A `logging` handler that appends lines to a file. At half of the limit, the file replaces `<file>.1`.
+    """A `logging` handler that appends lines to a file. A line that would take the file above half of the limit begins
+    a new file; the old one replaces `<file>.1`.
 
     A line that cannot be written, such as on a full disk or without the folder, is lost as a whole; the first one is
-    warned of. Later lines are tried again.
+    warned of. Later lines are tried again. A line longer than half of the limit is cut.
     """
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
@@ -93,7 +96,8 @@ class BoundedLogFile(logging.Handler):
         self._is_losing = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Append the record. Never raises."""
+        """Append the record. Never raises: a record that cannot be formatted is reported by logging's own
+        `handleError`."""
         try:
             line = self.format(record).encode("utf-8", "backslashreplace")
         except Exception:  # noqa: BLE001 - as every handler of `logging`: a wrong call that logs ends nothing

@@ -18,11 +18,12 @@ _HOLD_POLL_S: Final = 0.05
 
 
 class NewerDatabaseError(sqlite3.DatabaseError):
-    """A newer Roundhouse wrote the file, so this version neither reads nor writes it."""
+    """A newer Roundhouse wrote the file, so this version neither reads nor writes it. Not `is_damaged`: the file is
+    kept."""
 
 
 class FileIdentity(NamedTuple):
-    """Tells a file from every other file that has its path at another time."""
+    """Identifies a file by device and inode, to notice that another file has taken its path."""
 
     device: int
     inode: int
@@ -38,18 +39,20 @@ def identify_file(path: Path) -> FileIdentity | None:
 
 
 class FileConnection(sqlite3.Connection):
-    """A connection that `open_connection` made. `close` also gives back the hold on the file."""
+    """A connection that `open_connection` made, with the path, the identity of the opened file, and the file's hold, if
+    any."""
 
     path: Path
     identity: FileIdentity | None
     held_descriptor: int | None = None
 
     def is_in_place(self) -> bool:
-        """Whether the path still leads to the opened file. Raises OSError where that cannot be read."""
+        """Whether the path still leads to the opened file; False if the file was deleted or replaced. Raises OSError
+        where that cannot be read."""
         return identify_file(self.path) == self.identity
 
     def close(self) -> None:
-        """Close the connection, and then the hold."""
+        """Close the connection, and then give back the hold on the file. May be called repeatedly."""
         super().close()
         if self.held_descriptor is not None:
             os.close(self.held_descriptor)
@@ -57,10 +60,10 @@ class FileConnection(sqlite3.Connection):
 
 
 def open_connection(path: Path, *, busy_s: float, is_held: bool = False) -> FileConnection:
-    """Connect to a file in autocommit mode. A missing file is made; its owner alone may read it.
+    """Connect to a file in autocommit mode. A missing file is made; its mode becomes 0600 in any case.
 
-    `busy_s`: seconds to wait for a lock of another process. `is_held`: hold the file for this process (`hold_file`)
-    until the connection is closed. Any thread may use the connection, one at a time.
+    `busy_s`: seconds to wait for a lock of another process. `is_held`: hold the file for this process (see `hold_file`)
+    until the connection is closed; waits up to `busy_s` for it. Any thread may use the connection, one at a time.
 
     Raises sqlite3.Error and OSError; sqlite3.OperationalError with SQLITE_BUSY where another process holds the file.
     """
@@ -82,7 +85,8 @@ def open_connection(path: Path, *, busy_s: float, is_held: bool = False) -> File
 
 
 def open_existing(path: Path, *, busy_s: float) -> sqlite3.Connection:
-    """Connect to a file in autocommit mode, and never make one. Raises sqlite3.Error.
+    """Connect to an existing file in autocommit mode. Raises sqlite3.OperationalError where the file is missing or
+    cannot be opened; it is never made. A file that is no database raises only when it is read.
 
     `busy_s`: seconds to wait for a lock of another process. The connection may write: the last connection that is
     closed removes SQLite's side files, which a read-only one could not.
@@ -92,12 +96,14 @@ def open_existing(path: Path, *, busy_s: float) -> sqlite3.Connection:
 
 
 def hold_file(path: Path) -> int:
-    """Hold an existing file for this process. Returns the descriptor that holds it; the process's end closes it too.
+    """Lock an existing file for this process, without waiting. Return the descriptor that holds the lock; closing it,
+    or the end of the process, releases the lock.
 
     The lock is flock's, which SQLite does not use: other processes may still read the file through SQLite. Close the
     descriptor after every connection of this process to the file, because closing it gives SQLite's own locks back.
 
-    Raises BlockingIOError: another process holds the file. Raises OSError.
+    Raises BlockingIOError where another process holds the file, and OSError where the file is missing or cannot be
+    opened.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -123,7 +129,12 @@ def _hold_within(path: Path, within_s: float) -> int:
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Run the block as one transaction: all of it is written, or nothing. Begins with the write lock."""
+    """Run the block as one transaction: all of it is written, or nothing. Any exception of the block rolls it back and
+    is raised.
+
+    Takes the write lock first, for which it waits as long as the connection's busy timeout says; then raises
+    sqlite3.OperationalError. Cannot be nested. The connection must be in autocommit mode.
+    """
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -135,7 +146,8 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def check_content(db: sqlite3.Connection) -> None:
-    """Check the file's pages and indexes. Raises sqlite3.DatabaseError, which `is_damaged`, for the first fault."""
+    """Check the file's pages and indexes, which reads the whole file. Raises sqlite3.DatabaseError for the first fault;
+    for that error, `is_damaged` is True."""
     [verdict] = db.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != "ok":
         error = sqlite3.DatabaseError(str(verdict))
@@ -144,13 +156,15 @@ def check_content(db: sqlite3.Connection) -> None:
 
 
 def is_damaged(error: BaseException) -> bool:
-    """Whether the error says that the file's content is broken, so that trying again cannot succeed."""
+    """Whether the error is one of SQLite's that says that the file's content is broken or no database, so that trying
+    again cannot succeed. False for every other exception."""
     code = getattr(error, "sqlite_errorcode", None)
     return code is not None and code & 0xFF in _DAMAGE_CODES
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged file to `<name>.damaged`, over an earlier one. Returns its new path. Raises OSError."""
+    """Rename a damaged file to `<name>.damaged`, over an earlier one, and remove SQLite's side files. Return its new
+    path. Close all connections first. Raises OSError, FileNotFoundError if there is no file."""
     aside_path = path.with_name(f"{path.name}.damaged")
     path.replace(aside_path)
     remove_side_files(path)
@@ -158,8 +172,8 @@ def set_aside(path: Path) -> Path:
 
 
 def remove_side_files(path: Path) -> None:
-    """Remove what SQLite kept beside a file that left its path, so that the next file there does not use it. Raises
-    OSError."""
+    """Remove the `-wal`, `-shm` and `-journal` files that SQLite kept beside a file that left its path, so that the
+    next file there does not use them. Missing ones are no error. Raises OSError."""
     for suffix in _SIDE_FILES:
         path.with_name(path.name + suffix).unlink(missing_ok=True)
 
@@ -168,7 +182,8 @@ class OpenedDatabase(Protocol):
     """What `DatabaseFile` asks of a database that it has opened."""
 
     def is_in_place(self) -> bool:
-        """Whether the path still leads to the opened file. Raises OSError where that cannot be read."""
+        """Whether the path still leads to the opened file; False if the file was deleted or replaced. Raises OSError
+        where that cannot be read."""
 
     def close(self) -> None:
         """Close the database."""
@@ -179,22 +194,28 @@ Result = TypeVar("Result")
 
 
 class DatabaseFile(Generic[Database]):
-    """A database at a path: opened when first used, and anew where its file was deleted, replaced or damaged.
+    """A database at a path: opened by the first `run`, and anew by the next one where its file was deleted or replaced.
+    A file that proves to be damaged is renamed to `<name>.damaged`.
 
-    Belongs to one thread at a time.
+    Use it from one thread at a time. Call `close` at the end.
     """
 
     def __init__(self, path: Path, open_database: Callable[[], Database], on_file_lost: Callable[[str], None]) -> None:
         """`open_database` opens the file at `path`, or makes it. `on_file_lost` is called before another file takes the
-        place of the opened one, with what became of that in words that follow the file's name."""
+        place of the opened one, with a text that says what became of the old file and that follows the file's name in a
+        log line. Nothing is opened yet."""
         self._path = path
         self._open_database = open_database
         self._on_file_lost = on_file_lost
         self._database: Database | None = None
 
     def run(self, work: Callable[[Database], Result]) -> Result:
-        """Return what `work` returns. Where the file proves to be damaged, set it aside and call `work` once more, with
-        a new file. Raises what opening the file and `work` raise; OSError where a damaged file cannot be set aside."""
+        """Open the database if needed, and return what `work` returns.
+
+        Where the file proves to be damaged, set it aside and call `work` once more, with a new file: `work` must bear
+        being called twice. Raises what opening the file and `work` raise; OSError where a damaged file cannot be set
+        aside.
+        """
         try:
             return work(self._open_in_place())
         except sqlite3.DatabaseError as error:
@@ -215,7 +236,7 @@ class DatabaseFile(Generic[Database]):
         return self._database
 
     def close(self) -> None:
-        """Close the database if it is open. The next `run` opens it again."""
+        """Close the database if it is open. May be called repeatedly; the next `run` opens it again."""
         database, self._database = self._database, None
         if database is not None:
             database.close()

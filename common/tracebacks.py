@@ -8,7 +8,7 @@ E = TypeVar("E", bound=BaseException)
 
 
 def without_tracebacks(error: E) -> E:
-    """Remove the tracebacks of an error, its causes and its contexts. Returns the same error.
+    """Remove the tracebacks of an error, its causes and its contexts, in place. Return the same error.
 
     A frame with the error in a variable makes a cycle with the error's traceback. Only the cyclic garbage collector
     frees that cycle and all that the frames hold, such as a request's body, and the gateway runs it rarely.
