@@ -26,7 +26,8 @@ LAUNCHERS = ("llama_server", "vllm")
 
 
 def main() -> NoReturn:
-    """Run a worker until it ends, and exit with its code."""
+    """Run a worker until it ends, and end the process with its exit code (see the module). SIGTERM and Ctrl-C end it
+    with 0. Does not return, and runs no `atexit` functions."""
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(0))
     try:
         code = dispatch(sys.argv[1:])
@@ -41,8 +42,11 @@ def main() -> NoReturn:
 
 
 def dispatch(argv: Sequence[str]) -> int:
-    """Run the engine that `argv` names, and return the worker's exit code. Raises SystemExit for bad arguments, as
-    argparse does."""
+    """Run the engine or launcher that `argv[0]` names, with the flags after it, until it ends. Return the worker's exit
+    code: also for errors, whose reason is then the last line on stderr.
+
+    Raises SystemExit for bad arguments and `--help`, as argparse does.
+    """
     names = sorted(module.name for module in pkgutil.iter_modules(engines.__path__))
     parser = argparse.ArgumentParser(prog="python -m worker", description="Host one engine in this process.")
     parser.add_argument("engine", choices=[*names, *LAUNCHERS], help="then its own flags; see ENGINE --help")
@@ -75,7 +79,11 @@ def _serve(name: str, argv: Sequence[str]) -> int:
 
 
 def parse_engine(name: str, argv: Sequence[str]) -> tuple[ModuleType, argparse.Namespace]:
-    """Return an engine's module and its parsed command line. Raises SystemExit for bad arguments, as argparse does."""
+    """Import the module of an engine in `worker.engines`, and return it with its parsed command line: `host`, `port`,
+    `served_name`, and what its `add_arguments` declares.
+
+    Raises SystemExit for bad arguments and `--help`, as argparse does; ModuleNotFoundError if there is no such engine.
+    """
     module = importlib.import_module(f"worker.engines.{name}")
     parser = argparse.ArgumentParser(prog=f"python -m worker {name}", description=module.__doc__, allow_abbrev=False)
     parser.add_argument("--host", required=True)

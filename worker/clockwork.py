@@ -53,26 +53,29 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """A byte-level BPE vocabulary in which every word of `SENTENCE` is one token."""
+    """A byte-level BPE vocabulary in which every word of `SENTENCE` is one token. Make it with `make_vocabulary`."""
 
     tokens: tuple[str, ...]
     """Tokens in id order: 256 bytes, the merged words, `SPECIAL`, padding."""
     merges: tuple[tuple[str, str], ...]
+    """BPE merges in order of priority: each joins the two tokens of its pair."""
     chain: tuple[int, ...]
     """Ids from `<|assistant|>` through the words to `<|end|>`."""
 
     def id_of(self, token: str) -> int:
-        """Return the id of a token in its stored form (bytes in GPT-2's alphabet)."""
+        """Return the id of a token in its stored form (bytes in GPT-2's alphabet, see `byte_alphabet`). Raises
+        ValueError if there is no such token."""
         return self.tokens.index(token)
 
     @property
     def padding_from(self) -> int:
-        """The id of the first unused token."""
+        """The id of the first unused token, which is the number of tokens if there is no padding."""
         return self.id_of(SPECIAL[-1]) + 1
 
 
 def make_vocabulary() -> Vocabulary:
-    """Return the vocabulary. Merges run left to right, so each word is reached through its own prefixes."""
+    """Return the demo model's vocabulary, always the same. Merges run left to right, so each word is reached through
+    its own prefixes."""
     alphabet = byte_alphabet()
     words = ["".join(alphabet[byte] for byte in word.encode()) for word in re.findall(r" ?\w+|[.!]", SENTENCE)]
     tokens = [alphabet[byte] for byte in range(256)]
@@ -89,7 +92,8 @@ def make_vocabulary() -> Vocabulary:
 
 
 def make_weights(vocabulary: Vocabulary, layers: int = LAYERS) -> Tensors:
-    """Return the tensors by their Hugging Face names, each (out, in), float32."""
+    """Return the demo model's tensors by their Hugging Face names: float32, matrices as (out, in). Always the same for
+    the same arguments. Raises ModuleNotFoundError without numpy."""
     import numpy as np
 
     generator = np.random.default_rng(0)
@@ -139,14 +143,16 @@ _GGUF_NAMES = {
 
 
 def gguf_name(name: str) -> str:
-    """Return the GGUF name of a tensor, given its Hugging Face name."""
+    """Return the GGUF name of one of the demo model's tensors, given its Hugging Face name. Raises KeyError for any
+    other name."""
     stem = name.removesuffix(".weight")
     layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", stem)
     return f"blk.{layer[1]}.{_GGUF_NAMES[layer[2]]}.weight" if layer else f"{_GGUF_NAMES[stem]}.weight"
 
 
 def interleave_rotary(weight: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
-    """Convert Hugging Face's rotary layout (halves) to ggml's (pairs). Shape (heads * head width, width) in and out."""
+    """Return a query or key matrix with its rows in ggml's rotary layout (pairs) instead of Hugging Face's (halves).
+    The shape, (heads * head width, width), stays the same; `heads` is the number of heads in the rows."""
     halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
@@ -159,7 +165,11 @@ def write_gguf(
     template: str = CHAT_TEMPLATE,
     layers: int = LAYERS,
 ) -> None:
-    """Write the GGUF file: matrices as float16, norms as float32. `context` is in tokens."""
+    """Write the GGUF file to `path`, over an existing one: matrices as float16, norms as float32. `context`, in tokens,
+    is the length that the file states.
+
+    Raises OSError if it cannot be written, which may leave a part of it; ModuleNotFoundError without gguf or numpy.
+    """
     import gguf
     import numpy as np
 
@@ -207,8 +217,9 @@ def _add_tokenizer(writer: Any, token_type: Any, vocabulary: Vocabulary) -> None
 
 
 def write_hf(folder: Path, vocabulary: Vocabulary, weights: Tensors, layers: int = LAYERS) -> None:
-    """Write the Hugging Face folder. Each file is replaced whole; the weights come last, so a folder with weights is
-    complete."""
+    """Write the Hugging Face folder, and make it if needed. Each file is replaced whole; the weights come last, so a
+    folder with weights is complete. Raises OSError if a file cannot be written, ModuleNotFoundError without
+    safetensors."""
     from safetensors.numpy import save
 
     for name, content in hf_files(vocabulary, layers).items():
@@ -219,7 +230,8 @@ def write_hf(folder: Path, vocabulary: Vocabulary, weights: Tensors, layers: int
 
 
 def hf_files(vocabulary: Vocabulary, layers: int = LAYERS) -> dict[str, dict[str, Any]]:
-    """Return the JSON files of the Hugging Face form, by file name."""
+    """Return the content of the Hugging Face form's JSON files (configuration and tokenizer, not the weights), by file
+    name."""
     start, end = vocabulary.id_of("<|endoftext|>"), vocabulary.id_of("<|end|>")
     ids = {"bos_token_id": start, "eos_token_id": end, "pad_token_id": start}
     return {
@@ -284,8 +296,11 @@ def _hf_tokenizer(vocabulary: Vocabulary) -> dict[str, Any]:
 
 @contextmanager
 def replace_file(path: Path) -> Iterator[Path]:
-    """Yield a path beside `path` to write to. The file takes the name of `path` when all is written, and is removed on
-    an error."""
+    """Yield a path beside `path` to write to, and make the folder if needed. When the block ends, what was written
+    takes the name of `path`; where the block raises, it is removed, and `path` stays as it was.
+
+    Raises OSError; FileNotFoundError where the block wrote nothing.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -312,7 +327,8 @@ def make_model(out: Path, hf: Path | None = None, context: int = CONTEXT, layers
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command. Exits 1 with one plain line on stderr if a file cannot be made."""
+    """Parse `argv` (None: the process's arguments) and write the demo model. Raises SystemExit with one plain line if a
+    package is missing or a file cannot be made (exit code 1), and for bad arguments (2)."""
     parser = argparse.ArgumentParser(prog="python -m worker.clockwork", description="Make the demo model.")
     parser.add_argument("out", type=Path, metavar="OUT.gguf")
     parser.add_argument("--hf", type=Path, metavar="DIR", help="also write it in Hugging Face form (safetensors)")

@@ -25,7 +25,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of an answer. Pieces come in order; the last one has the finish reason."""
+    """A part of an answer. Pieces come in order; only the last one has a finish reason."""
 
     text: str = ""
     thought: str = ""
@@ -34,17 +34,21 @@ class Piece:
     """Parts of tool calls in OpenAI's delta form: `index`, `id` and `function.name` once, then parts of
     `function.arguments`."""
     finish_reason: FinishReason | None = None
+    """Why the answer ended: `stop` at its own end or at a stop string, `length` at the token limit, `tool_calls` after
+    tool calls. None: more pieces follow."""
     stop_reason: str | None = None
     """The stop string that ended the answer; None if none did."""
 
 
 def call_id() -> str:
-    """Return an id for a tool call: nine letters and digits, which Mistral's templates require and others accept."""
+    """Return a new random id for a tool call: nine hexadecimal digits. Mistral's templates require nine letters and
+    digits; others accept them."""
     return uuid.uuid4().hex[:9]
 
 
 class Job:
-    """One request's work in an engine. Counts its tokens, and tells the engine when to stop."""
+    """One request's work in an engine: counts its tokens, and tells the engine when to stop. The worker makes it and
+    passes it to an `Engine`'s methods; only `cancel` is called from another thread."""
 
     def __init__(self, counters: Counters) -> None:
         self.prompt_tokens = 0
@@ -53,7 +57,8 @@ class Job:
         self._cancelled = threading.Event()
 
     def count_prompt_tokens(self, tokens: int) -> None:
-        """Count tokens of the prompt. Call once they are processed."""
+        """Add to the count of prompt tokens, of the job and of the worker's metrics. Call once they are processed; may
+        be called several times for parts of a prompt."""
         self.prompt_tokens += tokens
         self._counters.add_prompt_tokens(tokens)
 
@@ -63,17 +68,18 @@ class Job:
         self._counters.add_predicted_token()
 
     def check_cancelled(self) -> None:
-        """Raise JobCancelledError if the answer is no longer wanted. Call between tokens."""
+        """Raise JobCancelledError if the answer is no longer wanted; else return at once. Call between tokens."""
         if self._cancelled.is_set():
             raise JobCancelledError
 
     def pause(self, seconds: float) -> None:
-        """Wait for `seconds`. Raises JobCancelledError as soon as the answer is no longer wanted."""
+        """Block for `seconds`. Raises JobCancelledError as soon as the answer is no longer wanted, also with 0."""
         if self._cancelled.wait(seconds):
             raise JobCancelledError
 
     def cancel(self) -> None:
-        """Ask the engine to stop at its next check. May be called from any thread."""
+        """Ask the engine to stop at its next check. Does not wait for that. May be called from any thread, and
+        repeatedly."""
         self._cancelled.set()
 
 
@@ -94,31 +100,41 @@ class Engine(Protocol):
     """Maximum tokens of one request, prompt and answer together, once the model is loaded; None: no limit."""
 
     def load_model(self) -> None:
-        """Load the model. Called once, before any other method. Raises LoadError."""
+        """Load the model; blocks until it can answer. Called once, before any other method. Raises LoadError with one
+        plain line for the operator."""
 
     def stream_chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
-        """Answer a conversation. Raises RequestError before the first piece."""
+        """Answer a conversation: return an iterator of pieces, whose last one has a finish reason. The caller exhausts
+        or closes it.
+
+        Calls `job`'s counters as tokens are processed. Raises RequestError, from the call or before the first piece, if
+        the request cannot be served; JobCancelledError while iterating, once the job is cancelled.
+        """
 
     def stream_completion(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
-        """Continue a text. Raises RequestError before the first piece."""
+        """Continue a text. Returns and raises as `stream_chat`."""
 
     def embed_texts(self, texts: list[str], job: Job) -> list[list[float]]:
-        """Return one vector of Euclidean length 1 for each text. Raises RequestError."""
+        """Return one vector for each text, in order, of Euclidean length 1 unless the command line says otherwise.
+        Raises RequestError, for example for a text that is too long, and JobCancelledError once the job is
+        cancelled."""
 
     def join_tokens(self, tokens: list[int]) -> str:
         """Return the text of tokens in a request for embeddings, without special tokens. Raises RequestError if there
         is no such token."""
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Return the tokens of a text. `add_special` adds the tokens that a prompt starts or ends with. `parse_special`
-        reads names of special tokens as these tokens, not as text."""
+        """Return the tokens of a text; never raises RequestError. `add_special` adds the tokens that a prompt starts or
+        ends with. `parse_special` reads names of special tokens as these tokens, not as text."""
 
     def token_texts(self, tokens: list[int]) -> list[bytes]:
-        """Return the bytes that each token stands for, which need not be UTF-8 on their own. Raises RequestError if
-        there is no such token."""
+        """Return the bytes that each token stands for, in order, also of special tokens. They need not be UTF-8 on
+        their own. Raises RequestError with `param` `tokens` if there is no such token."""
 
     def render_prompt(self, request: ChatRequest) -> str:
-        """Return the prompt that `stream_chat` makes of a conversation. Raises RequestError."""
+        """Return the text of the prompt that `stream_chat` makes of a conversation, without answering it. Raises
+        RequestError if the model takes no such conversation."""
 
     def count_tokens(self, request: ChatRequest) -> int:
-        """Return the number of tokens of the prompt that `stream_chat` makes of a conversation. Raises RequestError."""
+        """Return the number of tokens of the prompt that `stream_chat` makes of a conversation, which may be more than
+        fit the context. Raises RequestError if the model takes no such conversation."""

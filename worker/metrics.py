@@ -8,18 +8,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The values of all counters at one moment."""
+    """The values of all counters of one worker at one moment."""
 
     prompt_tokens: int
+    """Prompt tokens processed since the worker's start."""
     tokens_predicted: int
+    """Tokens generated since the worker's start."""
     processing: int
-    """Requests that the engine works for."""
+    """Requests that the engine works for now."""
     deferred: int
-    """Requests that wait for a slot."""
+    """Requests that wait for a slot now."""
 
 
 class Counters:
-    """Counters that engine threads and the event loop share."""
+    """The worker's counters, which engine threads and the event loop share; all methods hold a lock. Each
+    `count_queued` must be followed by `count_withdrawn`, or by `count_started` and then `count_finished`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -60,13 +63,13 @@ class Counters:
             self._processing -= 1
 
     def read_figures(self) -> Figures:
-        """Return all figures at one moment."""
+        """Return all counters' values at one moment."""
         with self._lock:
             return Figures(self._prompt_tokens, self._tokens_predicted, self._processing, self._deferred)
 
 
 def prometheus_text(figures: Figures) -> str:
-    """Return the figures in Prometheus' text exposition format, version 0.0.4."""
+    """Return the figures in Prometheus' text exposition format, version 0.0.4. The names begin with `llamacpp:`."""
     rows = (
         ("prompt_tokens_total", "counter", "Prompt tokens processed.", figures.prompt_tokens),
         ("tokens_predicted_total", "counter", "Tokens generated.", figures.tokens_predicted),

@@ -10,7 +10,8 @@ from worker.schema import ChatRequest, CompletionRequest
 
 
 class PartialEngine:
-    """Refuses every API. A subclass overrides the methods of those that it names in `apis`."""
+    """Base of engines that serve only some of the APIs: every method of `Engine` but `load_model` raises RequestError
+    `not_supported`. A subclass overrides the methods of those that it names in `apis`, and `load_model`."""
 
     def stream_chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
         """Raise RequestError `not_supported`."""

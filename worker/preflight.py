@@ -17,14 +17,15 @@ LAST_PORT = 65535
 
 
 def port_number(text: str) -> int:
-    """Return the TCP port that a text states. Raises ValueError."""
+    """Return the TCP port that a text states in decimal digits. Raises ValueError for anything else, and for 0 and
+    above LAST_PORT."""
     if text.isascii() and text.isdigit() and 0 < int(text) <= LAST_PORT:
         return int(text)
     raise ValueError(f"a port is a number from 1 to {LAST_PORT}")
 
 
 def check_file(path: Path) -> None:
-    """Check that the file can be read. Raises LoadError with the reason."""
+    """Check that the file can be opened for reading. Raises LoadError with the reason, also for a folder."""
     try:
         with path.open("rb"):
             pass
@@ -33,7 +34,8 @@ def check_file(path: Path) -> None:
 
 
 def check_gguf(path: Path) -> None:
-    """Check that the file can be read and starts like a GGUF file. Raises LoadError with the reason."""
+    """Check that the file can be read and begins with GGUF's magic bytes; nothing behind them is checked. Raises
+    LoadError with the reason."""
     check_file(path)
     with path.open("rb") as file:
         magic = file.read(len(GGUF_MAGIC))
@@ -42,8 +44,10 @@ def check_gguf(path: Path) -> None:
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Raises PortTakenError, or LoadError if the address cannot be used for another
-    reason."""
+    """Return a TCP socket that listens on the first address of `host`; the caller closes it.
+
+    Raises PortTakenError if the port is in use, LoadError if the address cannot be used for another reason.
+    """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=2048)

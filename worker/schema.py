@@ -61,22 +61,23 @@ class GenerationRequest(BaseModel):
 
     @property
     def stops(self) -> list[str]:
-        """Strings that end the answer."""
+        """Strings that end the answer; empty if there are none."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
     def token_limit(self) -> int | None:
-        """Maximum tokens to generate; None: as many as fit."""
+        """Maximum tokens to generate, at least 1; None: as many as fit the context."""
         return self.max_tokens
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with an event of token counts."""
+        """Whether a stream ends with an event of token counts, as `stream_options` asks. False by default."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def include_running_usage(self) -> bool:
-        """Whether every event of a stream holds the token counts so far."""
+        """Whether every event of a stream holds the token counts so far: only if `stream_options` asks for both
+        `continuous_usage_stats` and `include_usage`."""
         return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
 
 
@@ -141,12 +142,14 @@ class ChatRequest(GenerationRequest):
 
     @property
     def offered_tools(self) -> list[dict[str, Any]]:
-        """The tools that the model may call, as the client wrote them; none if `tool_choice` is `none`."""
+        """The tools that the model may call, with the fields that the client sent; empty if there are none or
+        `tool_choice` is `none`."""
         return [] if self.tool_choice == "none" else [tool.model_dump(exclude_unset=True) for tool in self.tools or []]
 
     @property
     def token_limit(self) -> int | None:
-        """Maximum tokens to generate; None: as many as fit. OpenAI's newer field wins over the older one."""
+        """Maximum tokens to generate; None: as many as fit the context. `max_completion_tokens` wins over
+        `max_tokens`."""
         return self.max_completion_tokens or self.max_tokens
 
 
@@ -161,7 +164,8 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def text_or_tokens(self) -> str | list[int]:
-        """The one prompt. Raises RequestError if there are several."""
+        """The prompt as a text, or as its token ids, which may be empty. Raises RequestError if the prompt is a list of
+        several texts."""
         if isinstance(self.prompt, str):
             return self.prompt
         texts = [each for each in self.prompt if isinstance(each, str)]
@@ -210,7 +214,11 @@ RequestT = TypeVar("RequestT", bound=BaseModel)
 
 
 def parse_request(kind: type[RequestT], body: bytes) -> RequestT:
-    """Return the request in a JSON body. Raises RequestError with the place of the first error."""
+    """Return the request in a JSON body, of the type `kind`. Types are checked strictly: `"1"` is no number.
+
+    Raises RequestError: `invalid_json` if the body is not a JSON object, else `invalid_request` with the first wrong or
+    missing field as `param`.
+    """
     try:
         return kind.model_validate_json(body, strict=True)
     except ValidationError as error:
