@@ -18,7 +18,11 @@ LOOK_S: Final = 0.1
 
 
 class Batch:
-    """Owns the only thread that uses the generator, which is not thread-safe."""
+    """Owns the only thread that uses an ExLlamaV3 generator, which is not thread-safe. Creating it starts the thread,
+    which runs as long as the process.
+
+    An error of the generator itself ends the whole process, with exit code 1 and one line on stderr.
+    """
 
     def __init__(self, generator: Any) -> None:
         self._generator = generator
@@ -26,11 +30,12 @@ class Batch:
         threading.Thread(target=self._run, name="exllamav3", daemon=True).start()
 
     def iterate_results(self, make: Callable[[Answers], Any], check: Callable[[], None]) -> Generator[dict[str, Any]]:
-        """Queue the job that `make` builds, and yield its results. While none comes, `check` is called, which may
-        raise.
+        """Queue the job that `make` builds, and yield its results as the generator makes them, until one has `eos` set.
+        Blocks between results. May be called from any thread; jobs of several callers run at once.
 
-        Raises what the generator raised for the job, or what `check` raised. In the latter case, and when the iterator
-        is closed early, the job is cancelled.
+        `make` gets the queue that must be the job's `identifier`. While no result comes, `check` is called every LOOK_S
+        seconds; it may raise. Raises what the generator raised for this job, or what `check` raised. In the latter
+        case, and when the iterator is closed early, the job is cancelled.
         """
         answers: Answers = queue.SimpleQueue()
         job = make(answers)

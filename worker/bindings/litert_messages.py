@@ -17,7 +17,12 @@ Object = dict[str, Any]
 
 def messages_for(messages: Sequence[Message], *, images: bool) -> list[Object]:
     """Return the conversation in LiteRT-LM's form: contents are lists of parts, arguments of calls are objects, a
-    tool's result has the tool's name. `images`: the model takes images. Raises RequestError with the place."""
+    tool's result has the tool's name (empty if no earlier call has its id), and the role `developer` becomes `system`.
+    `images`: the model takes images.
+
+    Raises RequestError, with the field in `param`, for content that the model does not take, an image that is no base64
+    data URL, and a malformed tool call.
+    """
     converted_messages = []
     names: dict[str, str] = {}
     for number, message in enumerate(messages):
@@ -90,8 +95,9 @@ def _call(call: Any, place: str) -> Object:
 
 
 def piece_of(chunk: Mapping[str, Any], calls_before: int, most_calls: int | None = None) -> Piece:
-    """Return a chunk of an answer as a piece. `calls_before` counts the calls of earlier chunks. Calls beyond
-    `most_calls` are dropped; None: no limit."""
+    """Return a chunk of LiteRT-LM's answer as a piece, without a finish reason; an empty one if the chunk has no text,
+    thought or call. `calls_before`: number of calls in earlier chunks. Calls beyond `most_calls` of the whole answer
+    are dropped; None: no limit."""
     content = chunk.get("content") or ()
     text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
     calls = tuple(_delta(call, index) for index, call in enumerate(chunk.get("tool_calls") or (), calls_before))
@@ -112,7 +118,7 @@ def _delta(call: Mapping[str, Any], index: int) -> Object:
 
 def answer_of(pieces: Iterable[Piece]) -> Object:
     """Return the message that an answer's pieces make, in the form in which `messages_for` writes it when a client
-    sends it back."""
+    sends it back: to recognise that a request continues the conversation. Thoughts are left out."""
     pieces = [*pieces]
     text = "".join(piece.text for piece in pieces)
     message: Object = {"role": "assistant", "content": [{"type": "text", "text": text}] if text else []}

@@ -13,10 +13,11 @@ _GPU_TYPES: Final = (1, 2)
 
 
 def check_gpus(llama_cpp: Any, gpu_count: int, read_first_error: Callable[[], str]) -> None:
-    """Check that llama.cpp sees `gpu_count` GPUs. If it saw none, it would compute on the CPU and only log a warning.
+    """Check that llama.cpp sees at least `gpu_count` GPUs. If it saw none, it would compute on the CPU and only log a
+    warning.
 
-    `llama_cpp` is the module. `read_first_error` returns the first error in llama.cpp's log, which this check may
-    cause.
+    `llama_cpp` is the module; the check starts CUDA. `read_first_error` returns the first error in llama.cpp's log,
+    which this check may cause. Passes where this version's libraries tell no number, and can compute on GPUs.
 
     Raises:
         LoadError: llama.cpp sees fewer GPUs.

@@ -19,7 +19,8 @@ _KEY: Final = "tokenizer.chat_template"
 def file_template(
     llama_cpp: Any, llama: Any, vocabulary: LlamaVocabulary, template: str, prompt_format: str | None
 ) -> TemplateForm:
-    """Return the form that renders a Jinja template of the GGUF file."""
+    """Return the form that renders a Jinja template of the GGUF file. `prompt_format` is what `--prompt-format` names;
+    None: found out by the template's text. Raises jinja2.TemplateError for a template with a wrong syntax."""
     chat_format = llama_cpp.llama_chat_format
     formatter = chat_format.Jinja2ChatFormatter(
         template=template,
@@ -35,7 +36,8 @@ def file_template(
 
 
 class LibraryFormat:
-    """A chat format that is code in llama-cpp-python. How its models mark thoughts and tool calls is not known."""
+    """A `Form` by a chat format that is code in llama-cpp-python. How its models mark thoughts and tool calls is not
+    known, so both stay in the text."""
 
     marks: Marks | None = None
     markup: Markup | None = None
@@ -51,7 +53,8 @@ class LibraryFormat:
         self._llama = llama
 
     def render_prompt(self, request: ChatRequest) -> Prompt:
-        """Return the prompt that the chat format would have completed. See `Form`."""
+        """Return the prompt that the chat format would have completed. Raises RequestError with `param` `messages`
+        where it makes none. See `Form`."""
         scribe = _PromptRecorder(self._llama)
         tools = request.offered_tools or None
         try:
@@ -87,7 +90,8 @@ class _PromptRecorder:
 
 
 class Forms:
-    """The prompt forms of a loaded model: one, and for requests with tools a second one where the file has it."""
+    """The prompt forms of a loaded model: one, and for requests with tools a second one where the file has it. Raises
+    LoadError if the command line's chat format or prompt format does not fit the file."""
 
     def __init__(
         self,
@@ -112,7 +116,7 @@ class Forms:
         )
 
     def choose_form(self, request: ChatRequest) -> Form:
-        """Return the form for this request."""
+        """Return the form for this request: the one for tools only if the request offers tools. Never fails."""
         return self._with_tools if request.offered_tools else self._form
 
 

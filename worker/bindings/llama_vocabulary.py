@@ -11,7 +11,8 @@ from worker.errors import RequestError
 
 
 class LlamaVocabulary:
-    """The vocabulary of a loaded model. It never changes, so any thread may read it."""
+    """The vocabulary of a loaded model. It never changes, so any thread may read it. Valid as long as the `Llama` it
+    was made of."""
 
     def __init__(self, llama_cpp: Any, llama: Any) -> None:
         # Untyped on purpose: type checks must not depend on whether the extra is installed.
@@ -21,14 +22,16 @@ class LlamaVocabulary:
         self._size: int = llama.n_vocab()
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Return the tokens of a text. Half of a surrogate pair, which UTF-8 cannot encode, becomes `?`."""
+        """Return the tokens of a text; see `Engine.tokenize`. Half of a surrogate pair, which UTF-8 cannot encode,
+        becomes `?`."""
         tokens: list[int] = self._llama.tokenize(
             text.encode(errors="replace"), add_bos=add_special, special=parse_special
         )
         return tokens
 
     def token_text(self, token: int, *, with_special: bool) -> bytes:
-        """Return the bytes that a token stands for; none for a special token, unless `with_special`."""
+        """Return the bytes that a token stands for; none for a special token, unless `with_special`. The token must be
+        one of the model's (`check_tokens`)."""
         size = 64
         while True:
             buffer = ctypes.create_string_buffer(size)
@@ -38,19 +41,21 @@ class LlamaVocabulary:
             size = -length
 
     def token_texts(self, tokens: list[int]) -> list[bytes]:
-        """Return the bytes that each token stands for, also special ones. Raises RequestError if there is no such
-        token."""
+        """Return the bytes that each token stands for, in order, also of special ones. Raises RequestError with `param`
+        `tokens` if there is no such token."""
         self.check_tokens(tokens, "tokens")
         return [self.token_text(token, with_special=True) for token in tokens]
 
     def check_tokens(self, tokens: Iterable[int], place: str) -> None:
-        """Raise RequestError unless all are tokens of this model. `place` is their field in the request."""
+        """Raise RequestError unless all are tokens of this model. `place`: their field in the request, which becomes
+        `param`."""
         for token in tokens:
             if not 0 <= token < self._size:
                 raise RequestError(f"There is no token {token}: the model has {self._size}.", param=place)
 
     def token_name(self, token: int) -> str:
-        """Return a special token as templates write it; empty for no token (-1)."""
+        """Return a token's text as the vocabulary stores it, which for special tokens is what templates write; empty
+        for -1 (no token)."""
         return "" if token < 0 else str(self._llama_cpp.llama_vocab_get_text(self._vocab, token).decode())
 
     def is_end_token(self, token: int) -> bool:
@@ -63,13 +68,15 @@ class LlamaVocabulary:
         return tuple(token for token in range(self._size) if self.is_end_token(token))
 
     def special_tokens_in(self, texts: Iterable[str]) -> frozenset[int]:
-        """Return the tokens of these texts, in which names of special tokens stand for those tokens."""
+        """Return all tokens of these texts, in which names of special tokens stand for those tokens. Ordinary tokens of
+        the texts are among them."""
         return frozenset(
             token for text in texts for token in self.tokenize(text, add_special=False, parse_special=True)
         )
 
     def check_grammar(self, gbnf: str, place: str) -> None:
-        """Raise RequestError if llama.cpp cannot read the grammar: a sampler with such a grammar would crash."""
+        """Raise RequestError, with `place` as `param`, if llama.cpp cannot read the GBNF grammar: a sampler with such a
+        grammar would crash."""
         sampler = self._llama_cpp.llama_sampler_init_grammar(self._vocab, gbnf.encode(), b"root")
         if not sampler:
             raise RequestError(f"`{place}` cannot be followed: llama.cpp makes no grammar of it.", param=place)

@@ -28,7 +28,7 @@ UNBOUNDED_ANSWER: Final = 512
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Declare the engine's command line flags."""
+    """Add CTranslate2's command line flags to `parser`."""
     parser.add_argument("--model", required=True, type=Path, metavar="DIR", help="the converted folder")
     parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="folder of tokenizer.json; default: the model's")
     parser.add_argument(
@@ -42,12 +42,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def create(args: Namespace) -> CT2:
-    """Return the engine that the command line describes."""
+    """Return the engine that the parsed command line describes, not loaded yet. Checks nothing."""
     return CT2(args)
 
 
 class CT2(HFEngine):
-    """One `ctranslate2.Generator`, with one worker for each slot."""
+    """The engine `ct2`: serves one converted model by a `ctranslate2.Generator`, with one worker for each slot. Chat
+    and completions; no embeddings."""
 
     name = "CTranslate2"
     sampling_fields = frozenset({"repeat_penalty"})
@@ -59,7 +60,8 @@ class CT2(HFEngine):
         self._generator: Any = None
 
     def load_model(self) -> None:
-        """Load the tokenizer, whose faults show quickly, then the model."""
+        """Load the tokenizer, whose faults show quickly, then the model. Raises LoadError if the package is missing, a
+        file cannot be used, or the tokenizer is not the model's. See `Engine`."""
         args = self._args
         check_file(args.model / "model.bin")
         try:
@@ -100,7 +102,8 @@ class CT2(HFEngine):
     def generate_tokens(
         self, tokens: list[int], limit: int | None, request: GenerationRequest, job: Job
     ) -> Generator[int]:
-        """Yield generated tokens. See `HFEngine`."""
+        """Yield generated tokens, at most `limit`; UNBOUNDED_ANSWER if `limit` is None. Raises RequestError before the
+        first for a `seed` where tokens are sampled. See `HFEngine`."""
         steps = self._generator.generate_tokens(
             [self.vocabulary.token_name(token) for token in tokens],
             max_length=limit or UNBOUNDED_ANSWER,
@@ -113,9 +116,12 @@ class CT2(HFEngine):
 
 
 def sampling_options(request: GenerationRequest, size: int) -> dict[str, Any]:
-    """Return the arguments of `generate_tokens`. If the request sets no sampling field, the most probable token is
-    taken, as the library does by default. `size` is the vocabulary's. Raises RequestError for a `seed` where tokens are
-    sampled, because CTranslate2 cannot repeat an answer."""
+    """Return the sampling arguments of `ctranslate2.Generator.generate_tokens`. If the request sets none of
+    `temperature`, `top_p` and `top_k`, the most probable token is taken, as the library does by default. `size` is the
+    number of tokens in the vocabulary.
+
+    Raises RequestError for a `seed` where tokens are sampled, because CTranslate2 cannot repeat an answer.
+    """
     requested_values = (request.temperature, request.top_p, request.top_k)
     is_greedy = request.temperature == 0 or request.top_k == 1 or all(each is None for each in requested_values)
     options: dict[str, Any] = {"repetition_penalty": 1.0 if request.repeat_penalty is None else request.repeat_penalty}

@@ -41,7 +41,7 @@ _SAMPLING: Final = {
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Declare the engine's command line flags."""
+    """Add ExLlamaV3's command line flags to `parser`."""
     parser.add_argument("--model", required=True, type=Path, metavar="DIR", help="the EXL3 folder")
     parser.add_argument(
         "--cache-size", type=_pages, metavar="N", help="KV cache in tokens, all requests together; default: the context"
@@ -59,12 +59,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def create(args: Namespace) -> ExLlamaV3:
-    """Return the engine that the command line describes."""
+    """Return the engine that the parsed command line describes, not loaded yet. Checks nothing."""
     return ExLlamaV3(args)
 
 
 class ExLlamaV3(HFEngine):
-    """One `exllamav3.Generator`, which works on the requests of all slots at once."""
+    """The engine `exllamav3`: serves one EXL3 model by an `exllamav3.Generator`, which works on the requests of all
+    slots at once. Chat and completions; no embeddings."""
 
     name = "ExLlamaV3"
     sampling_fields = frozenset({"min_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "logit_bias"})
@@ -82,7 +83,11 @@ class ExLlamaV3(HFEngine):
         request."""
 
     def load_model(self) -> None:
-        """Load the tokenizer, whose faults show quickly, then the model."""
+        """Load the tokenizer, whose faults show quickly, then the model, with progress on stderr. The first import of
+        the package compiles it, which takes minutes; waits for another process that does so.
+
+        Raises LoadError if a file, a package or a GPU is missing, or the model cannot be loaded. See `Engine`.
+        """
         args = self._args
         check_file(args.model / "config.json")
         if not any(args.model.glob("*.safetensors")):
@@ -125,7 +130,8 @@ class ExLlamaV3(HFEngine):
     def generate_tokens(
         self, tokens: list[int], limit: int | None, request: GenerationRequest, job: Job
     ) -> Generator[int]:
-        """Yield generated tokens. See `HFEngine`."""
+        """Yield generated tokens. Raises RequestError for a `logit_bias` of a token that there is not;
+        JobCancelledError once the job is cancelled, also while no token comes. See `HFEngine`."""
         sampler = self._exllamav3.ComboSampler(**self._sampling(request))
 
         def made(answers: Answers) -> Any:
@@ -206,10 +212,12 @@ def _gibibytes(text: str) -> list[float]:
 
 @contextmanager
 def lock_extension(name: str) -> Iterator[None]:
-    """Hold the lock of a torch extension while it is imported, which compiles it the first time. Raises LoadError.
+    """Hold, while the block runs, this machine's lock of the torch extension `name`, whose import compiles it the first
+    time. Waits without limit for another process that holds the lock.
 
     torch waits for ever for the `lock` file that a killed compile left in the extension's folder. Our lock ends with
-    its process, so whoever holds it removes that file.
+    its process, so whoever holds it removes that file. Raises LoadError if the folder cannot be used, and for an
+    OSError of the block.
     """
     own_root = os.environ.get("TORCH_EXTENSIONS_DIR")
     python = f"py{sys.version_info.major}{sys.version_info.minor}"

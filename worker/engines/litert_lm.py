@@ -46,7 +46,7 @@ TOO_LONG: Final = ("Input token ids are too long", "input length exceeds availab
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Declare the engine's command line flags."""
+    """Add LiteRT-LM's command line flags to `parser`."""
     parser.add_argument("--model", required=True, type=Path, metavar="PATH", help="the .litertlm file")
     parser.add_argument("--backend", choices=BACKENDS, default="cpu", help="where it computes")
     parser.add_argument(
@@ -57,7 +57,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def create(args: Namespace) -> LiteRTLM:
-    """Return the engine that the command line describes."""
+    """Return the engine that the parsed command line describes, not loaded yet. Checks nothing."""
     return LiteRTLM(args)
 
 
@@ -73,8 +73,8 @@ class _HeldConversation:
 
 
 class LiteRTLM(PartialEngine):
-    """One `litert_lm.Engine`. A request that continues the conversation of the one before sends its last message alone,
-    because the cache holds the rest."""
+    """The engine `litert_lm`: serves chats of one model by a `litert_lm.Engine`, one at a time. A request that
+    continues the conversation of the one before sends its last message alone, because the cache holds the rest."""
 
     slots = 1
     context_length: int | None = None
@@ -91,7 +91,9 @@ class LiteRTLM(PartialEngine):
         self._held: _HeldConversation | None = None
 
     def load_model(self) -> None:
-        """Load the file. LiteRT-LM writes the reason of a failure to stderr only."""
+        """Load the file, and read whether its chat template takes tools. Raises LoadError if the package is missing, or
+        the file is no usable language model or lacks what the command line asks for; why the library failed stands on
+        stderr only. See `Engine`."""
         args = self._args
         check_litertlm(args.model)
         try:
@@ -147,7 +149,11 @@ class LiteRTLM(PartialEngine):
         return {"cpu": self._library.Backend.CPU, "gpu": self._library.Backend.GPU}[name]()
 
     def stream_chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
-        """Answer by the model's own chat template, in the held conversation if the request continues it."""
+        """Answer by the model's own chat template, in the kept conversation if the request continues it. See `Engine`.
+
+        Raises RequestError before the first piece for sampling fields, grammars, tools or contents that LiteRT-LM
+        lacks, for a last message that is not the user's or a tool's, and with `context_length_exceeded`.
+        """
         self._check_request(request)
         messages = litert_messages.messages_for(request.messages, images=self._args.vision_backend is not None)
         if messages[-1]["role"] not in ("user", "tool"):
@@ -308,7 +314,8 @@ def _conversation_error(error: RuntimeError) -> RequestError:
 
 
 def check_litertlm(path: Path) -> None:
-    """Check that the file can be read and starts like a `.litertlm` file. Raises LoadError with the reason."""
+    """Check that the file can be read and begins with the magic bytes of a `.litertlm` file; nothing behind them is
+    checked. Raises LoadError with the reason."""
     check_file(path)
     with path.open("rb") as file:
         magic = file.read(len(MAGIC))
@@ -317,7 +324,8 @@ def check_litertlm(path: Path) -> None:
 
 
 def tool_methods(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the methods of a `litert_lm.Tool` that describes this tool."""
+    """Return the methods, by name, for a subclass of `litert_lm.Tool` that describes this tool (in OpenAI's form) to
+    the model. Its `execute` does nothing: the client runs tools."""
     return {"get_tool_description": lambda self: dict(tool), "execute": lambda self, arguments: None}
 
 

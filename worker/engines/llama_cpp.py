@@ -49,7 +49,7 @@ EMBEDDING_TOKENS = 2048
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Declare the engine's command line flags."""
+    """Add llama-cpp-python's command line flags to `parser`."""
     parser.add_argument("--model", required=True, type=Path, metavar="PATH", help="the GGUF file")
     parser.add_argument("--n-ctx", type=int, default=0, metavar="N", help="context in tokens; 0: the model's own")
     parser.add_argument("--n-gpu-layers", type=int, default=-1, metavar="N", help="layers on the GPU; -1: all")
@@ -67,13 +67,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def create(args: Namespace) -> LlamaCpp:
-    """Return the engine that the command line describes."""
+    """Return the engine that the parsed command line describes, not loaded yet. Checks nothing."""
     return LlamaCpp(args)
 
 
 def flash_attention(choice: str, type_v: str) -> bool:
-    """Return whether flash attention is used. llama-cpp-python knows on and off only; `auto` is on where llama.cpp
-    requires it: for a quantised V cache."""
+    """Return whether flash attention is used. `choice` is `on`, `off` or `auto`, `type_v` the type of the V cache.
+    llama-cpp-python knows on and off only; `auto` is on only where llama.cpp requires it: for a quantised V cache."""
     return choice == "on" or (choice == "auto" and type_v not in ("f32", "f16", "bf16"))
 
 
@@ -82,13 +82,14 @@ def _shares(text: str) -> list[float]:
 
 
 def pad_context(n_ctx: int) -> int:
-    """Return the context rounded up as llama.cpp does it. llama-cpp-python sizes its own buffers by the number that it
-    is given."""
+    """Return the context in tokens, rounded up to a multiple of CONTEXT_MULTIPLE as llama.cpp does it; 0 stays 0.
+    llama-cpp-python sizes its own buffers by the number that it is given."""
     return -(-n_ctx // CONTEXT_MULTIPLE) * CONTEXT_MULTIPLE
 
 
 class LlamaCpp:
-    """One `llama_cpp.Llama`, which serves one request at a time."""
+    """The engine `llama_cpp`: serves one GGUF model by a `llama_cpp.Llama`, one request at a time. With `--embedding`
+    it serves embeddings only, else chat and completions only."""
 
     slots = 1
     context_length: int | None = None
@@ -106,7 +107,9 @@ class LlamaCpp:
         self._forms: Forms
 
     def load_model(self) -> None:
-        """Load the file. llama.cpp's log goes to stderr, after the load only its warnings and errors."""
+        """Load the file. llama.cpp's log goes to stderr; after the load, only its warnings and errors do. Raises
+        LoadError if the package is missing, the file is no GGUF file or cannot be loaded, or fewer GPUs than
+        `--gpu-count` are seen. See `Engine`."""
         args = self._args
         check_gguf(args.model)
         try:
@@ -143,7 +146,11 @@ class LlamaCpp:
         self._llama.verbose = False
 
     def stream_chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
-        """Answer by the model's own chat template, or by the chat format of the command line."""
+        """Answer by the model's own chat template, or by the chat format of the command line. See `Engine`.
+
+        Raises RequestError if the template takes no such conversation, the grammar, schema or tools cannot be followed,
+        or, with `context_length_exceeded` before the first piece, the prompt does not fit.
+        """
         form = self._forms.choose_form(request)
         prompt = form.render_prompt(request)
         must_call = tool_calls.forced_tools(request)
@@ -156,7 +163,11 @@ class LlamaCpp:
         return _read_forced_calls(pieces, [*must_call]) if must_call else separate_calls(pieces, request, form, call_id)
 
     def stream_completion(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
-        """Continue the prompt as it is, without a template."""
+        """Continue the prompt as it is, without a template. See `Engine`.
+
+        Raises RequestError if the prompt is empty or holds an unknown token, the grammar cannot be followed, or, with
+        `context_length_exceeded` before the first piece, the prompt does not fit.
+        """
         prompt = request.text_or_tokens
         tokens = self.tokenize(prompt, add_special=True, parse_special=True) if isinstance(prompt, str) else prompt
         self._vocabulary.check_tokens(tokens, "prompt")
@@ -168,7 +179,9 @@ class LlamaCpp:
         return self._stream_answer(tokens, request, job, COMPLETION_TEMPERATURE, gbnf, ())
 
     def embed_texts(self, texts: list[str], job: Job) -> list[list[float]]:
-        """Return the model's pooled vectors, or the mean over tokens if the model does not pool."""
+        """Return for each text the model's pooled vector, or the mean over its tokens if the model does not pool,
+        scaled to length 1. Raises RequestError for a text that is longer than one batch; nothing is cut. See
+        `Engine`."""
         vectors = []
         for text in texts:
             job.check_cancelled()
@@ -181,7 +194,8 @@ class LlamaCpp:
         return vectors
 
     def join_tokens(self, tokens: list[int]) -> str:
-        """Return the text of these tokens, because the library embeds texts only."""
+        """Return the text of these tokens, because the library embeds texts only. Special tokens are left out; bytes
+        that are not UTF-8 become U+FFFD. Raises RequestError if there is no such token."""
         self._vocabulary.check_tokens(tokens, "input")
         texts = (self._vocabulary.token_text(token, with_special=False) for token in tokens)
         return b"".join(texts).decode(errors="replace")
@@ -325,21 +339,23 @@ class _Log:
 
 
 def cache_type(llama_cpp: Any, name: str) -> int:
-    """Return ggml's number for a type of `KV_CACHE_TYPES`."""
+    """Return ggml's number for a type of `KV_CACHE_TYPES`. Raises AttributeError if this version of llama-cpp-python
+    has none."""
     return int(getattr(llama_cpp, f"GGML_TYPE_{name.upper()}"))
 
 
 def sampling_options(request: GenerationRequest) -> dict[str, Any]:
-    """Return the sampling fields that the request sets. For the others the library's defaults hold."""
+    """Return the fields of `SAMPLING` that the request sets, by name. For the others the library's defaults hold.
+    Temperature and seed are not among them."""
     return request.model_dump(include=set(SAMPLING), exclude_none=True)
 
 
 def mean_vector(vectors: list[list[float]]) -> list[float]:
-    """Return the mean of token vectors: (tokens, width) to (width,)."""
+    """Return the mean of at least one token vector of equal widths: (tokens, width) to (width,)."""
     return [math.fsum(column) / len(vectors) for column in zip(*vectors, strict=True)]
 
 
 def normalize_vector(vector: list[float]) -> list[float]:
-    """Return the vector scaled to Euclidean length 1."""
+    """Return the vector scaled to Euclidean length 1; a zero vector stays zero."""
     length = math.hypot(*vector) or 1.0
     return [number / length for number in vector]

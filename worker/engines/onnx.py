@@ -38,7 +38,7 @@ TOKEN_OUTPUTS: Final = ("last_hidden_state", "token_embeddings")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Declare the engine's command line flags."""
+    """Add ONNX Runtime's command line flags to `parser`."""
     parser.add_argument("--model", required=True, type=Path, metavar="PATH", help="the ONNX file")
     parser.add_argument("--tokenizer", type=Path, metavar="PATH", help="default: what lies beside the model")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="tokens of a text that count")
@@ -48,12 +48,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def create(args: Namespace) -> Onnx:
-    """Return the engine that the command line describes."""
+    """Return the engine that the parsed command line describes, not loaded yet. Checks nothing."""
     return Onnx(args)
 
 
 class Onnx(PartialEngine):
-    """One inference session. The texts of a request are computed in padded batches."""
+    """The engine `onnx`: serves embeddings of one model by an ONNX Runtime session on the CPU, one request at a time.
+    The texts of a request are computed in padded batches."""
 
     slots = 1
     context_length: int | None = None
@@ -74,7 +75,8 @@ class Onnx(PartialEngine):
         """Number of tokens in a text, if the model was exported for one number alone; None: any."""
 
     def load_model(self) -> None:
-        """Load the tokenizer and the model file."""
+        """Load the tokenizer and the model file. Raises LoadError if a package or the tokenizer is missing, or the file
+        is not an embedding model. See `Engine`."""
         args = self._args
         check_file(args.model)
         path = args.tokenizer or find_tokenizer(args.model)
@@ -99,8 +101,8 @@ class Onnx(PartialEngine):
         self.context_length = tokenizer.max_tokens
 
     def embed_texts(self, texts: list[str], job: Job) -> list[list[float]]:
-        """Return one vector for each text, of length 1 unless `--no-normalize` is set. Texts that are too long are
-        cut."""
+        """Return one vector for each text, of length 1 unless `--no-normalize` is set. Texts that are too long are cut,
+        without an error. Raises JobCancelledError between batches. See `Engine`."""
         vectors: list[list[float]] = []
         for begin in range(0, len(texts), WINDOW):
             job.check_cancelled()
@@ -108,7 +110,7 @@ class Onnx(PartialEngine):
         return vectors
 
     def join_tokens(self, tokens: list[int]) -> str:
-        """Return the text of these tokens. See `Engine`."""
+        """Return the text of these tokens, without special tokens. See `Engine`."""
         return self._tokenizer.decode(tokens)
 
     def _embed_window(self, texts: list[str], job: Job) -> list[list[float]]:
@@ -146,10 +148,11 @@ class Onnx(PartialEngine):
 
 
 def plan_batches(lengths: Sequence[int], rows: int | None) -> Iterator[list[int]]:
-    """Yield the numbers of the texts in each batch, shortest texts first, so that little is padded.
+    """Yield the indexes into `lengths` (tokens of each text) of the texts in each batch, shortest texts first, so that
+    little is padded.
 
-    A batch has at most `rows` texts if the model was exported for that number. If `rows` is None, a batch has as many
-    texts as stay within BATCH_TOKENS together, but at least one.
+    `rows` is the number of texts for which the model was exported: a batch has at most that many. If `rows` is None, a
+    batch has as many texts as stay within BATCH_TOKENS together, padding included, but at least one.
     """
     batch: list[int] = []
     for number in sorted(range(len(lengths)), key=lengths.__getitem__):
@@ -163,8 +166,8 @@ def plan_batches(lengths: Sequence[int], rows: int | None) -> Iterator[list[int]
 
 
 def inputs_by_role(inputs: Sequence[Any]) -> dict[str, Any]:
-    """Return the model's inputs by what they are: `ids`, `mask`, `types`. Raises LoadError if the model needs another
-    one."""
+    """Return the model's inputs by their role: `ids` always, `mask` and `types` where the model has them. Raises
+    LoadError if the model has no input for token ids, or an input that is not in INPUTS."""
     by_role = {INPUTS.get(each.name.partition(":")[0]): each for each in inputs}
     if None in by_role:
         known_names = ", ".join(name for name in INPUTS)
@@ -175,8 +178,8 @@ def inputs_by_role(inputs: Sequence[Any]) -> dict[str, Any]:
 
 
 def choose_output(outputs: Sequence[Any]) -> str:
-    """Return the name of the output to make embeddings from: vectors that the model has pooled itself, else its tokens'
-    vectors. Raises LoadError if there is neither."""
+    """Return the name of the output to make embeddings from: vectors that the model has pooled itself (POOLED_OUTPUT),
+    else its tokens' vectors, else the first output of three or two dimensions. Raises LoadError if there is none."""
     ranks: dict[str, int] = {each.name: len(each.shape or ()) for each in outputs}
     if ranks.get(POOLED_OUTPUT) == 2:
         return POOLED_OUTPUT
@@ -188,7 +191,8 @@ def choose_output(outputs: Sequence[Any]) -> str:
 
 
 def fixed_shape(shape: Sequence[Any]) -> tuple[int | None, int | None]:
-    """Return the number of texts in a batch and of tokens in a text, each None if the model takes any number."""
+    """Return the number of texts in a batch and the number of tokens in a text that an input's shape fixes, each None
+    if the model takes any number."""
     sizes = [each if isinstance(each, int) and each > 0 else None for each in shape]
     return (sizes[0], sizes[1]) if len(sizes) == 2 else (None, None)
 

@@ -23,7 +23,7 @@ LOAD_STEPS = 10
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Declare the stub's command line flags."""
+    """Add the stub's command line flags to `parser`."""
     parser.add_argument("--text", default=TEXT, help="the answer to everything")
     parser.add_argument("--token-delay-ms", type=float, default=0, metavar="N", help="pause before each token")
     parser.add_argument("--load-s", type=float, default=0, metavar="S", help="how long loading seems to take")
@@ -31,12 +31,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def create(args: Namespace) -> Stub:
-    """Return the stub that the command line describes."""
+    """Return the stub that the parsed command line describes, not loaded yet."""
     return Stub(args.text, token_delay_s=args.token_delay_ms / 1000, load_s=args.load_s, fail=args.fail)
 
 
 class Stub:
-    """Answers every request with the same text. A token is a word with the space before it."""
+    """The engine `stub`: answers every request with the same text, without a model. Serves all APIs; calls no tools. A
+    token is a word with the space before it."""
 
     slots = SLOTS
     context_length: int | None = None
@@ -62,36 +63,40 @@ class Stub:
             raise LoadError(self._fail)
 
     def stream_chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
-        """Answer the fixed text, whatever the conversation."""
+        """Answer the fixed text, whatever the conversation, up to the request's token limit. Raises RequestError if the
+        request offers tools or asks for a grammar, a schema or `ignore_eos`."""
         self._check_request(request)
         return self._stream_answer(request, self.count_tokens(request), job)
 
     def stream_completion(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
-        """Answer the fixed text, whatever the prompt."""
+        """Answer the fixed text, whatever the prompt, up to the request's token limit. Raises RequestError if the
+        request has several prompts, or asks for a grammar, a schema or `ignore_eos`."""
         check_unconstrained(request, "The stub")
         prompt = request.text_or_tokens
         return self._stream_answer(request, count_words(prompt) if isinstance(prompt, str) else len(prompt), job)
 
     def embed_texts(self, texts: list[str], job: Job) -> list[list[float]]:
-        """Return one vector for each text, equal for equal texts."""
+        """Return one vector of length 1 and DIMENSIONS numbers for each text, equal for equal texts. Never raises."""
         job.count_prompt_tokens(sum(count_words(text) for text in texts))
         return [make_embedding(text) for text in texts]
 
     def join_tokens(self, tokens: list[int]) -> str:
-        """Return the words of these tokens. See `Engine`."""
+        """Return the text of these tokens. Raises RequestError with `param` `input` for a number that `tokenize` never
+        returned. See `Engine`."""
         try:
             return b"".join(self.token_texts(tokens)).decode(errors="replace")
         except RequestError as error:
             raise RequestError(str(error), param="input") from None
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Return the numbers of the text's words, in the order in which the stub first saw them. No token is
-        special."""
+        """Return the numbers of the text's words, counted from 0 in the order in which the stub first saw them. No
+        token is special, so both flags change nothing. Any thread may call it."""
         with self._lock:
             return [self._words.setdefault(word, len(self._words)) for word in split_words(text)]
 
     def token_texts(self, tokens: list[int]) -> list[bytes]:
-        """Return the words of these tokens. See `Engine`."""
+        """Return the bytes of these tokens' words. Raises RequestError with `param` `tokens` for a number that
+        `tokenize` never returned. See `Engine`."""
         with self._lock:
             words = [*self._words]
         if unknown_ids := [token for token in tokens if not 0 <= token < len(words)]:
@@ -99,7 +104,7 @@ class Stub:
         return [words[token].encode(errors="replace") for token in tokens]
 
     def render_prompt(self, request: ChatRequest) -> str:
-        """Return the texts of the conversation, one per line."""
+        """Return the texts of the conversation, one per line, without roles. Never raises."""
         return "\n".join(text for message in request.messages for text in texts_of(message.content))
 
     def count_tokens(self, request: ChatRequest) -> int:
@@ -127,12 +132,13 @@ def split_words(text: str) -> list[str]:
 
 
 def count_words(text: str) -> int:
-    """Return the number of words in a text."""
+    """Return the number of words in a text, as white space separates them."""
     return len(text.split())
 
 
 def texts_of(content: object) -> list[str]:
-    """Return a text, or the text parts of a message's content, as a list."""
+    """Return a message's content as a list of texts: the text itself, or its parts that have one. Empty for None; other
+    parts are left out."""
     if isinstance(content, str):
         return [content]
     parts = content if isinstance(content, list) else []
@@ -140,7 +146,8 @@ def texts_of(content: object) -> list[str]:
 
 
 def make_embedding(text: str) -> list[float]:
-    """Return a vector of length 1 made from a hash of the text: equal for equal texts, unrelated for others."""
+    """Return a vector of Euclidean length 1 and DIMENSIONS numbers, made from a hash of the text: equal for equal
+    texts, unrelated for others."""
     digest = hashlib.shake_256(text.encode()).digest(2 * DIMENSIONS)
     numbers = [int.from_bytes(digest[at : at + 2], "big") / 32768 - 1 for at in range(0, len(digest), 2)]
     length = math.hypot(*numbers)

@@ -22,21 +22,23 @@ _PADS: Final = ("[PAD]", "<pad>")
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingTokenizer:
-    """A loaded tokenizer. It adds the tokens that the model expects around a text."""
+    """A loaded tokenizer of an embedding model, as `load_tokenizer` returns it. It adds the tokens that the model
+    expects around a text."""
 
     tokenizer: Any
     max_tokens: int | None
     """Number of tokens at which a text is cut, added ones included; None: no limit."""
     pad_id: int
+    """Id of the padding token; 0 if the vocabulary has none."""
 
     def encode(self, texts: Sequence[str]) -> list[Any]:
-        """Return one `tokenizers.Encoding` for each text, not padded."""
+        """Return one `tokenizers.Encoding` for each text, in order, cut at `max_tokens` and not padded."""
         encodings: list[Any] = self.tokenizer.encode_batch(texts)
         return encodings
 
     def decode(self, tokens: list[int]) -> str:
-        """Return the text that tokens stand for, without special tokens. Raises RequestError if there is no such
-        token."""
+        """Return the text that tokens stand for, without special tokens. Raises RequestError with `param` `input` if
+        there is no such token."""
         size = self.tokenizer.get_vocab_size()
         for token in tokens:
             if not 0 <= token < size:
@@ -46,8 +48,9 @@ class EmbeddingTokenizer:
 
 
 def find_tokenizer(model: Path) -> Path:
-    """Return the tokenizer file beside a model: the vocabulary that has the model's name, else `tokenizer.json`, else
-    the only vocabulary in the folder. Raises LoadError if there is none, or several."""
+    """Return the path of the tokenizer file beside a model file: the vocabulary that has the model's name
+    (`<model>-vocab.txt`), else `tokenizer.json`, else the only vocabulary in the folder. Raises LoadError if there is
+    none, or several."""
     folder = model.parent
     own_path = folder / f"{model.stem}-vocab.txt"
     for path in (own_path, folder / "tokenizer.json"):
@@ -65,10 +68,10 @@ def find_tokenizer(model: Path) -> Path:
 
 
 def count_positions(model: Path) -> int | None:
-    """Return the number of tokens for which a model has positions, by the `config.json` beside it; None: not stated.
-    Raises LoadError.
+    """Return the number of tokens for which a model has positions, by the `config.json` beside it; None: not stated, or
+    no such file. Raises LoadError if the file cannot be read or is not JSON.
 
-    RoBERTa and models built like it start counting positions behind the id of the padding token.
+    RoBERTa and models built like it start counting positions behind the id of the padding token; these are subtracted.
     """
     config = _config(model.with_name("config.json"))
     position_count, model_type = _whole(config.get("max_position_embeddings")), str(config.get("model_type"))
@@ -78,10 +81,13 @@ def count_positions(model: Path) -> int | None:
 
 
 def load_tokenizer(path: Path, max_tokens: int | None, most: int | None = None) -> EmbeddingTokenizer:
-    """Return the tokenizer in a file, with the settings of a `tokenizer_config.json` beside it. Raises LoadError.
+    """Return the tokenizer in a file: a `tokenizer.json`, or a BERT vocabulary with one token on each line. Settings of
+    a `tokenizer_config.json` beside it count too.
 
-    Texts are cut at `max_tokens`, else at the tokenizer's own limit, else at `most`, else at BERT's for a vocabulary
-    alone.
+    Texts are cut at `max_tokens`, else at the tokenizer's own limit, else at `most`, else at BERT_TOKENS for a
+    vocabulary alone; all include the tokens that are added.
+
+    Raises LoadError if a file cannot be used or the limit leaves no room for a text, ImportError without `tokenizers`.
     """
     check_file(path)
     tokenizers = importlib.import_module("tokenizers")
@@ -139,7 +145,8 @@ def _word_piece(tokenizers: Any, path: Path, config: dict[str, Any]) -> Any:
 
 
 def is_lower_case(tokens: Sequence[str] | dict[str, int]) -> bool:
-    """Return whether a vocabulary is of lower-cased text: no token but the special ones has a capital letter."""
+    """Return whether a vocabulary is of lower-cased text: no token has a capital letter but those that begin with `[`,
+    as special ones do."""
     return not any(token != token.lower() and not token.startswith("[") for token in tokens)
 
 

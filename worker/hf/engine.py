@@ -48,7 +48,8 @@ nonsense."""
 
 
 class HFEngine:
-    """One model. A subclass implements `load_model`, which must call `open_folder`, and `generate_tokens`."""
+    """The base of engines with a Hugging Face model folder: implements all of `Engine` for one model but `load_model`,
+    which must call `open_folder`, and `generate_tokens`. These and `slots` are a subclass's. Refuses embeddings."""
 
     name: ClassVar[str]
     """Name of the engine in error messages."""
@@ -60,7 +61,8 @@ class HFEngine:
     _forms: HFForms
 
     def open_folder(self, folder: HFFolder, prompt_format: str | None) -> None:
-        """Read tokenizer and chat templates. Raises LoadError, or ImportError if `tokenizers` or `jinja2` is
+        """Read tokenizer and chat templates; sets `vocabulary`. `prompt_format` is what `--prompt-format` names, None:
+        found out by the template. Raises LoadError if a file cannot be used, ImportError if `tokenizers` or `jinja2` is
         missing."""
         from worker.hf.prompts import HFForms
 
@@ -70,12 +72,20 @@ class HFEngine:
     def generate_tokens(
         self, tokens: list[int], limit: int | None, request: GenerationRequest, job: Job
     ) -> Generator[int]:
-        """Yield tokens as they are generated, the end token included, at most `limit`. Raises RequestError before the
-        first."""
+        """Yield tokens as they are generated, the end token included, at most `limit` (None: the engine's own bound). A
+        subclass implements it; here it raises NotImplementedError.
+
+        The prompt's `tokens` fit the context, and `request`'s sampling fields are checked. Raises RequestError before
+        the first token. The base counts the tokens; closing the iterator must end the work.
+        """
         raise NotImplementedError
 
     def stream_chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
-        """Answer by the folder's chat template. Raises RequestError."""
+        """Answer by the folder's chat template. See `Engine`.
+
+        Raises RequestError, all before the first piece: no template, or it takes no such conversation or no tools; a
+        schema or grammar; `tool_choice` that forces a call; unsupported sampling; `context_length_exceeded`.
+        """
         form = self._forms.choose_form(request)
         check_unconstrained(request, self.name)
         if tool_calls.forced_tools(request):
@@ -88,7 +98,11 @@ class HFEngine:
         return separate_calls(pieces, request, form, call_id)
 
     def stream_completion(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
-        """Continue the prompt as it is, without a template. Raises RequestError."""
+        """Continue the prompt as it is, without a template. See `Engine`.
+
+        Raises RequestError, before the first piece, for an empty prompt or an unknown token, a schema or grammar,
+        unsupported sampling, and with `context_length_exceeded`.
+        """
         check_unconstrained(request, self.name)
         prompt = request.text_or_tokens
         tokens = self.tokenize(prompt, add_special=True, parse_special=True) if isinstance(prompt, str) else prompt
@@ -98,11 +112,11 @@ class HFEngine:
         return self._stream_answer(tokens, request, job, ())
 
     def embed_texts(self, texts: list[str], job: Job) -> list[list[float]]:
-        """Raise RequestError: these engines make no embeddings."""
+        """Raise RequestError `not_supported`: these engines make no embeddings."""
         raise RequestError(f"{self.name} makes no embeddings here.", code="not_supported")
 
     def join_tokens(self, tokens: list[int]) -> str:
-        """Raise RequestError: these engines make no embeddings."""
+        """Raise RequestError `not_supported`: these engines make no embeddings."""
         raise RequestError(f"{self.name} makes no embeddings here.", code="not_supported")
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
@@ -114,11 +128,13 @@ class HFEngine:
         return self.vocabulary.token_texts(tokens)
 
     def render_prompt(self, request: ChatRequest) -> str:
-        """Return the prompt of a conversation. See `Engine`."""
+        """Return the text of a conversation's prompt. Raises RequestError, also if the folder has no chat template. See
+        `Engine`."""
         return self._forms.choose_form(request).render_prompt(request).text
 
     def count_tokens(self, request: ChatRequest) -> int:
-        """Return the number of tokens of a conversation's prompt. See `Engine`."""
+        """Return the number of tokens of a conversation's prompt. Raises RequestError, also if the folder has no chat
+        template. See `Engine`."""
         return len(self._forms.choose_form(request).render_prompt(request).tokens)
 
     def _stream_answer(

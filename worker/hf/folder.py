@@ -16,10 +16,13 @@ _NO_LENGTH: Final = 10**9
 
 
 class HFFolder:
-    """The files beside a `tokenizer.json`. Raises LoadError if one cannot be read."""
+    """What the JSON files and chat templates beside a `tokenizer.json` say. Creating it, and `templates`, read files,
+    and raise LoadError if one that is there cannot be read or is not a JSON object; missing ones are no error, but
+    `tokenizer.json` is."""
 
     def __init__(self, folder: Path, model: Path) -> None:
-        """`model` is the folder of the weights, mostly the same."""
+        """`folder` holds the tokenizer, `model` is the folder of the weights, mostly the same. `config.json` and
+        `generation_config.json` are read in both."""
         self.path = folder
         check_file(folder / TOKENIZER)
         self._tokenizer = _object(folder / "tokenizer_config.json")
@@ -33,7 +36,8 @@ class HFFolder:
 
     @property
     def templates(self) -> dict[str, str]:
-        """Chat templates by name; the one for general use is `default`."""
+        """Chat templates (Jinja sources) by name; the one for general use is `default`. Empty if the folder has none.
+        Reads the files at each access."""
         value = self._tokenizer.get("chat_template") or _object(self.path / "chat_template.json").get("chat_template")
         entries = value if isinstance(value, list) else [{"name": "default", "template": value}] if value else []
         templates = {str(each["name"]): str(each["template"]) for each in entries}
@@ -42,20 +46,21 @@ class HFFolder:
 
     @property
     def end_token_ids(self) -> frozenset[int]:
-        """Tokens that end an answer, where the files give their ids."""
+        """Ids of the tokens that end an answer, where the files give ids; others are in `end_tokens`. May be empty."""
         return frozenset(
             number for each in self._others for number in _list(each.get("eos_token_id")) if isinstance(number, int)
         )
 
     @property
     def end_tokens(self) -> frozenset[str]:
-        """Tokens that end an answer, where the files give their names. CTranslate2's configuration names its own."""
+        """Names of the tokens that end an answer, where the files give names. May be empty. CTranslate2's configuration
+        names its own."""
         names = (self.special_tokens.get("eos_token"), *(each.get("eos_token") for each in self._others))
         return frozenset(name for name in names if isinstance(name, str) and name)
 
     @property
     def longest(self) -> int | None:
-        """Maximum tokens that the model was made for; None: not stated."""
+        """Maximum tokens that the model was made for (`model_max_length`); None: not stated."""
         length = self._tokenizer.get("model_max_length")
         return length if isinstance(length, int) and 0 < length < _NO_LENGTH else None
 

@@ -32,8 +32,11 @@ class _Generation(Extension):
 
 
 class HFForms:
-    """The chat templates of a folder: one, and for requests with tools a second one where the folder has it. Raises
-    LoadError."""
+    """The chat templates of a folder, compiled: one, and for requests with tools a second one where the folder has it.
+
+    Creating it raises LoadError for a template with a wrong syntax, and if `prompt_format` is given where there is no
+    template. A folder without templates is no error.
+    """
 
     def __init__(self, folder: HFFolder, vocabulary: HFVocabulary, prompt_format: str | None) -> None:
         forms = {
@@ -46,7 +49,8 @@ class HFForms:
             raise LoadError(f"--prompt-format {prompt_format}: there is no chat template in {folder.path}")
 
     def choose_form(self, request: ChatRequest) -> TemplateForm:
-        """Return the form for this request. Raises RequestError if the folder has no chat template."""
+        """Return the form for this request: the one for tools only if the request offers tools. Raises RequestError
+        with `param` `messages` if the folder has no chat template."""
         form = self._with_tools if request.offered_tools else self._form
         if form is None:
             raise RequestError("This model has no chat template: send its prompt to /v1/completions.", param="messages")

@@ -18,7 +18,11 @@ _SPACE: Final = "\N{LOWER ONE EIGHTH BLOCK}"
 
 
 class HFVocabulary:
-    """The vocabulary of a folder. It never changes, so any thread may read it. Raises LoadError."""
+    """The vocabulary of a folder's `tokenizer.json`. It never changes, so any thread may read it. Creating it raises
+    LoadError if the file cannot be loaded, ImportError without `tokenizers`.
+
+    `size` is the highest token id plus 1; `end_tokens` are the ids of the tokens that end an answer.
+    """
 
     def __init__(self, folder: HFFolder) -> None:
         # Untyped on purpose: type checks must not depend on whether the extra is installed.
@@ -36,14 +40,16 @@ class HFVocabulary:
         self.end_tokens = folder.end_token_ids | {number for number in end_token_ids if number is not None}
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Return the tokens of a text. Half of a surrogate pair, which UTF-8 cannot encode, becomes `?`."""
+        """Return the tokens of a text; see `Engine.tokenize`. Half of a surrogate pair, which UTF-8 cannot encode,
+        becomes `?`."""
         tokenizer = self._tokenizer if parse_special else self._plain
         valid_text = text.encode(errors="replace").decode()
         tokens: list[int] = tokenizer.encode(valid_text, add_special_tokens=add_special).ids
         return tokens
 
     def token_text(self, token: int, *, with_special: bool) -> bytes:
-        """Return the bytes that a token stands for; none for a special token, unless `with_special`."""
+        """Return the bytes that a token stands for; none for a special token, unless `with_special`, and for an id
+        without a token."""
         if token in self._special and not with_special:
             return b""
         if token in self._added:
@@ -56,13 +62,14 @@ class HFVocabulary:
         return name.replace(_SPACE, " ").encode()
 
     def token_texts(self, tokens: list[int]) -> list[bytes]:
-        """Return the bytes that each token stands for, also special ones. Raises RequestError if there is no such
-        token."""
+        """Return the bytes that each token stands for, in order, also of special ones. Raises RequestError with `param`
+        `tokens` if an id is not below `size`."""
         self.check_tokens(tokens, "tokens")
         return [self.token_text(token, with_special=True) for token in tokens]
 
     def check_tokens(self, tokens: Iterable[int], place: str) -> None:
-        """Raise RequestError unless all are tokens of this model. `place` is their field in the request."""
+        """Raise RequestError unless all ids are from 0 to below `size`. `place`: their field in the request, which
+        becomes `param`."""
         for token in tokens:
             if not 0 <= token < self.size:
                 raise RequestError(f"There is no token {token}: the model has {self.size}.", param=place)
@@ -72,7 +79,8 @@ class HFVocabulary:
         return self._tokenizer.id_to_token(token) or ""
 
     def special_tokens_in(self, texts: Iterable[str]) -> frozenset[int]:
-        """Return the tokens of these texts, in which names of special tokens stand for those tokens."""
+        """Return all tokens of these texts, in which names of special tokens stand for those tokens. Ordinary tokens of
+        the texts are among them."""
         return frozenset(
             token for text in texts for token in self.tokenize(text, add_special=False, parse_special=True)
         )
