@@ -21,7 +21,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a child ended."""
+    """How a child of `supervise` ended."""
 
     asked_for: bool
     """Whether a signal to this process asked for the end."""
@@ -40,13 +40,15 @@ def supervise(
     error_in: Callable[[str], str | None],
     stop_signal: Callable[[], signal.Signals] = lambda: signal.SIGTERM,
 ) -> Ending:
-    """Run `child` in a forked process and relay its stderr until it ends. SIGTERM or SIGINT to this process sends the
-    child the signal that `stop_signal` returns.
+    """Run `child` in a forked process, relay its stderr to this process's, and block until it ends. SIGTERM or SIGINT
+    to this process sends the child the signal that `stop_signal` returns; a child that ignores it is waited for. Call
+    once, in the main thread, with no other threads: it sets signal handlers.
 
     `child` gets a file descriptor and writes a byte to it once it is ready. It ends by returning. In the child, SIGTERM
     and SIGINT have their default action, so that code that blocks the interpreter cannot delay its death. If this
     process is killed, the kernel kills the child. Children that the child leaves behind are killed: they may hold
-    memory, and they keep its log open. `error_in` returns the error that a log line reports, or None.
+    memory, and they keep its log open. `error_in` gets each line of the log, and returns the error that the line
+    reports, or None.
     """
     log_read, log_write = os.pipe()
     ready_read, ready_write = os.pipe()
@@ -89,7 +91,8 @@ def supervise(
 
 
 def die_with_parent(number: signal.Signals) -> None:
-    """Have the kernel send this signal to this process when its parent dies. Children do not inherit this."""
+    """Have the kernel send this signal to this process when its parent dies (PR_SET_PDEATHSIG). Children do not inherit
+    this. A parent that died before the call is not noticed."""
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
@@ -98,7 +101,8 @@ def _prctl(option: int, value: int) -> None:
 
 
 def kill_descendants(pid: int, spare: int | None = None) -> None:
-    """Send SIGKILL to all descendants of a process, except `spare` and its descendants.
+    """Send SIGKILL to all descendants of a process, except `spare` and its descendants. Does not wait for their end.
+    Processes that are gone already are no error.
 
     Python's resource trackers are left alone: they end by themselves once their users are gone, and first remove the
     shared memory that those have left.

@@ -45,8 +45,9 @@ _GPU_TYPES = ("GGML_BACKEND_DEVICE_TYPE_GPU", "GGML_BACKEND_DEVICE_TYPE_IGPU")
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Host the server until a signal, and return the exit code. For a code other than 0, the last line on stderr says
-    why."""
+    """Host llama.cpp's server with these flags until a signal or its end, and return the worker's exit code: 0 after a
+    signal, 2 for wrong flags, 3 for a taken port, else 1. For a code other than 0, the last line on stderr says why.
+    Call in the main thread."""
     try:
         settings = parse_flags(arguments, os.environ)
         check_preflight(settings)
@@ -62,7 +63,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def check_preflight(settings: Sequence[Setting]) -> None:
-    """Check files, package and port before llama.cpp starts. Raises LoadError or PortTakenError."""
+    """Check model files, package and port before llama.cpp starts; the port is not kept. Raises LoadError or
+    PortTakenError."""
     for attribute in _FILES:
         path = value_of(settings, attribute)
         if isinstance(path, Path):
@@ -78,8 +80,8 @@ def check_preflight(settings: Sequence[Setting]) -> None:
 
 
 def first_error(line: str) -> str | None:
-    """Return the error that a line of llama.cpp's log reports; None if it reports none. The first error is the cause of
-    the others."""
+    """Return the error that a line of llama.cpp's log reports, on one line; None if it reports none. Of a whole log,
+    the first error is the cause of the others."""
     match = _ERROR_LINE.match(line)
     if match is None:
         return None
@@ -87,7 +89,8 @@ def first_error(line: str) -> str | None:
 
 
 def explain_ending(ending: Ending, settings: Sequence[Setting]) -> tuple[int, str | None]:
-    """Return the exit code and, unless a signal asked for the end, one plain line that says why the server ended."""
+    """Return the worker's exit code and one plain line that says why the server ended. After a signal that asked for
+    the end: 0 and None."""
     if ending.asked_for:
         return 0, None
     cause = f": {ending.first_error}" if ending.first_error and not ending.was_ready else ""
@@ -102,8 +105,8 @@ def explain_ending(ending: Ending, settings: Sequence[Setting]) -> tuple[int, st
 
 
 def check_devices(named_devices: Sequence[str], devices: Iterable[Mapping[str, Any]]) -> None:
-    """Check that the named devices are exactly the GPUs that llama.cpp sees; `none`: that it sees none. `devices` come
-    from xllamacpp.
+    """Check that the named devices are exactly the GPUs that llama.cpp sees; `["none"]`: that it sees none. `devices`
+    come from `xllamacpp.get_device_info`; those that are no GPUs are ignored.
 
     Raises:
         UsageError: a named device is missing, in llama-server's own words; or llama.cpp sees a GPU that is not named.
@@ -120,7 +123,8 @@ def check_devices(named_devices: Sequence[str], devices: Iterable[Mapping[str, A
 
 
 def apply_settings(settings: Iterable[Setting], params: Any, xllamacpp: Any) -> None:
-    """Put the settings into a `CommonParams`, except for the devices, which it has no field for."""
+    """Set the settings, in order, on `params`, an xllamacpp `CommonParams`; except for the devices, which it has no
+    field for. Raises AttributeError if this version of xllamacpp lacks one."""
     for setting in settings:
         if setting.attribute == DEVICES:
             continue

@@ -15,7 +15,8 @@ from worker.preflight import KV_CACHE_TYPES, port_number
 
 
 class UsageError(Exception):
-    """A command line that the embedded server does not take. The message names the flag and says what to do."""
+    """A command line that the embedded server does not take. The message names the flag and says what to do. The worker
+    exits with code 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +238,12 @@ INSTEAD: Final = "name a llama-server program instead (`llama_server_binary`, or
 
 
 def parse_flags(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Setting, ...]:
-    """Return the settings of a command line and of LLAMA_API_KEY. Of several settings of one attribute, the last one
-    counts. Raises UsageError."""
+    """Return the settings of a command line and of the variable LLAMA_API_KEY, after `DEFAULTS`. Of several settings of
+    one attribute, the last one counts (see `value_of`). Only files that a flag's value is read from are opened.
+
+    Raises UsageError for an unknown flag, a wrong or missing value, a missing `--model` or `--port`, and if a variable
+    `LLAMA_ARG_*` is set, which the embedded server would not read.
+    """
     for name in sorted(environment):
         if name.startswith("LLAMA_ARG_"):
             raise UsageError(f"error: invalid argument: the embedded llama-server does not read {name}: {INSTEAD}")
@@ -261,7 +266,8 @@ def parse_flags(arguments: Sequence[str], environment: Mapping[str, str]) -> tup
 
 
 def value_of(settings: Sequence[Setting], attribute: str) -> Value | None:
-    """Return the value that an attribute gets; None if nothing sets it."""
+    """Return the value that an attribute (a dotted path, as in `Setting`) gets, which is the last one; None if nothing
+    sets it."""
     return next((setting.value for setting in reversed(settings) if setting.attribute == attribute), None)
 
 

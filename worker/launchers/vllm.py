@@ -35,8 +35,9 @@ _NO_CAUSE = re.compile(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Host the server until a signal, and return the exit code. For a code other than 0, the last line on stderr says
-    why."""
+    """Host vLLM's server with these arguments of `vllm serve` until a signal or its end, and return the worker's exit
+    code: 0 after a signal, 2 for wrong arguments, 3 for a taken port, else 1. For a code other than 0, the last line on
+    stderr says why. Call in the main thread."""
     try:
         check_preflight(arguments)
     except LoadError as error:
@@ -54,8 +55,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def check_preflight(arguments: Sequence[str]) -> None:
-    """Check package, model and port before vLLM starts. Raises LoadError, PortTakenError, or ValueError if the port is
-    invalid."""
+    """Check package, model and port before vLLM starts; the port is not kept. A model is looked for only if it is an
+    absolute path. Raises LoadError, PortTakenError, or ValueError if the port is invalid."""
     if importlib.util.find_spec("vllm") is None:
         raise LoadError("No module named 'vllm': install the extra `vllm`")
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -69,7 +70,8 @@ def check_preflight(arguments: Sequence[str]) -> None:
 
 
 def explain_ending(ending: Ending, *, has_served: bool) -> tuple[int, str | None]:
-    """Return the exit code and, unless a signal asked for the end, one plain line that says why the server ended."""
+    """Return the worker's exit code and one plain line that says why the server ended. After a signal that asked for
+    the end: 0 and None. `has_served`: whether vLLM had begun to serve."""
     if ending.asked_for:
         return 0, None
     cause = f": {ending.first_error}" if ending.first_error else ""
@@ -82,14 +84,16 @@ def explain_ending(ending: Ending, *, has_served: bool) -> tuple[int, str | None
 
 
 class Log:
-    """Reads vLLM's log: whether vLLM has begun to serve, and its first error, which is the cause of the others."""
+    """Reads vLLM's log line by line: whether vLLM has begun to serve (`has_served`), and which error each line of the
+    load names."""
 
     def __init__(self) -> None:
         self.has_served = False
 
     def find_error(self, line: str) -> str | None:
-        """Return the exception that a line names; None if it names none. Errors after the load are about requests and
-        are ignored."""
+        """Return the exception that a line names; None if it names none, or one that says only that another one came
+        before. Call once for each line, in order: it also sets `has_served`, after which errors are about requests, and
+        it returns None."""
         self.has_served = self.has_served or _STARTED in line
         match = _ERROR_LINE.match(line)
         return None if match is None or self.has_served or _NO_CAUSE.search(line) else match["text"]

@@ -38,7 +38,8 @@ Answer = Response | Reply[Any]
 
 
 class Worker:
-    """The routes of one engine. `ready` is set once the engine has loaded."""
+    """The HTTP routes of one engine. `run_server` makes it, and sets `ready` once the engine has loaded. Each route may
+    raise RequestError, which the app of `create_app` answers as an error."""
 
     def __init__(self, engine: Engine, served_name: str) -> None:
         self.ready = False
@@ -50,18 +51,20 @@ class Worker:
         self._created = int(time.time())
 
     async def health(self, request: Request) -> Answer:
-        """Answer `/health`: 200 once the engine has loaded, 503 before."""
+        """Answer `/health`: 200 once the engine has loaded, 503 before. Says nothing about an engine that failed
+        later."""
         if not self.ready:
             return _loading()
         return JSONResponse({"status": "ok"})
 
     async def metrics(self, request: Request) -> Answer:
-        """Answer `/metrics` in Prometheus' text format."""
+        """Answer `/metrics` in Prometheus' text format, also while the engine loads. See `prometheus_text`."""
         text = prometheus_text(self.counters.read_figures())
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def models(self, request: Request) -> Answer:
-        """Answer `/v1/models` with the one model. `meta.n_ctx` holds its context length, as in llama-server."""
+        """Answer `/v1/models` with the one model, also while the engine loads. `meta.n_ctx` holds its context length in
+        tokens, as in llama-server; there is no `meta` before the load, or without a limit."""
         model: openai_objects.Object = {
             "id": self._name,
             "object": "model",
@@ -73,7 +76,8 @@ class Worker:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def chat(self, request: Request) -> Answer:
-        """Answer `/v1/chat/completions`."""
+        """Answer `/v1/chat/completions`: 503 while the engine loads, 501 if it offers no chat. The job begins when the
+        answer is sent."""
         if refusal := self._refusal("chat"):
             return refusal
         chat_request = await _read(request, ChatRequest)
@@ -81,7 +85,8 @@ class Worker:
         return self._generate(chat_request, shape, lambda job: self.engine.stream_chat(chat_request, job))
 
     async def completions(self, request: Request) -> Answer:
-        """Answer `/v1/completions`."""
+        """Answer `/v1/completions`: 503 while the engine loads, 501 if it offers no completions. The job begins when
+        the answer is sent."""
         if refusal := self._refusal("completions"):
             return refusal
         completion_request = await _read(request, CompletionRequest)
@@ -93,7 +98,8 @@ class Worker:
         )
 
     async def embeddings(self, request: Request) -> Answer:
-        """Answer `/v1/embeddings`."""
+        """Answer `/v1/embeddings`: 503 while the engine loads, 501 if it offers no embeddings. Raises RequestError for
+        `dimensions`, which no engine supports."""
         if refusal := self._refusal("embeddings"):
             return refusal
         embedding_request = await _read(request, EmbeddingRequest)
@@ -136,7 +142,8 @@ class Worker:
 
 
 def create_app(worker: Worker, token: str | None) -> Starlette:
-    """Return the ASGI app. With a token, all paths but `/health` require it as a bearer token."""
+    """Return the ASGI app. With a token, all paths but `/health` require it as a bearer token; None or empty: no path
+    does. Errors become answers in OpenAI's form, of engine failures 500 without details."""
     routes = [
         Route("/health", worker.health),
         Route("/metrics", worker.metrics),
@@ -155,7 +162,7 @@ def create_app(worker: Worker, token: str | None) -> Starlette:
 
 
 class BearerToken:
-    """Middleware that refuses requests without the worker's token."""
+    """ASGI middleware that answers 401 to requests without `Authorization: Bearer <token>`, except to `/health`."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app

@@ -26,14 +26,16 @@ _STOPPING = "This engine is stopping."
 
 
 def error_response(message: str, code: str, status: int, param: str | None = None) -> Response:
-    """Return a whole response that holds an error."""
+    """Return a whole response that holds an error in OpenAI's form. A 503 asks clients to try again after 5 seconds, a
+    501 not to."""
     headers = {503: {"retry-after": "5"}, 501: {"x-should-retry": "false"}}.get(status)
     content = openai_objects.encode_json(openai_objects.error_object(message, code, status, param))
     return Response(content, status, headers, media_type="application/json")
 
 
 def describe_failure(error: Exception) -> Failure:
-    """Return message, code, HTTP status and request field of an error that ended a run early."""
+    """Return message, OpenAI error code, HTTP status and request field (None: no single one) of an error that ended a
+    run early. Any exception other than RequestError and JobCancelledError becomes 500 `internal_error`."""
     if isinstance(error, RequestError):
         return str(error), error.code, _STATUS.get(error.code, 400), error.param
     if isinstance(error, JobCancelledError):
@@ -42,7 +44,8 @@ def describe_failure(error: Exception) -> Failure:
 
 
 class Reply(abc.ABC, Generic[T]):
-    """An ASGI response that runs one job and watches the client.
+    """An ASGI response that runs one job and watches the client. The job begins when the response is called; one that
+    the runner no longer takes, because it stops, is answered 503.
 
     A client that leaves cancels the job, whether its answer streams or not. uvicorn's `send()` does not report a closed
     connection, so `receive()` is watched. The headers wait for the first piece, so that an error before it has its own
@@ -54,7 +57,8 @@ class Reply(abc.ABC, Generic[T]):
         self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the job and send its answer."""
+        """Queue the job, send its answer, and return when the answer has ended. Errors of the job become the answer.
+        Call once."""
         if self._runner.stopping:
             await error_response(_STOPPING, "model_unloading", 503)(scope, receive, send)
             return
@@ -77,7 +81,7 @@ async def _cancel_when_gone(receive: Receive, run: Run[Any]) -> None:
 
 
 class WholeReply(Reply[T]):
-    """Sends one JSON object made of all pieces, or an error in its place."""
+    """Sends one JSON object that `build` makes of all pieces once the job has ended, or an error in its place."""
 
     def __init__(self, runner: Runner, work: Work[T], build: Callable[[list[T], Job], Object]) -> None:
         super().__init__(runner, work)
@@ -94,7 +98,8 @@ class WholeReply(Reply[T]):
 
 
 class StreamReply(Reply[Piece]):
-    """Sends one server-sent event for each piece. An error after the first piece is the stream's last event."""
+    """Sends one server-sent event for each piece, then the token counts if the request asks for them, and `[DONE]`. An
+    error before the first piece is a whole response with its own status; a later one is the stream's last event."""
 
     def __init__(self, runner: Runner, work: Work[Piece], shape: Shape, request: GenerationRequest) -> None:
         super().__init__(runner, work)

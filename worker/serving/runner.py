@@ -19,10 +19,11 @@ log = logging.getLogger("worker")
 
 
 class Run(Generic[T]):
-    """One job, as an asynchronous iterator over what an engine thread makes.
+    """One job, as an asynchronous iterator over the items that an engine thread makes. Create it with
+    `Runner.start_run`, and use it in the event loop only.
 
-    Iterating raises RequestError, JobCancelledError or EngineFailedError. Create it with `Runner.start_run`, in the
-    event loop.
+    Iterating ends when the job's work is done. It raises RequestError, JobCancelledError, or EngineFailedError for any
+    other exception of the work, which is logged.
     """
 
     def __init__(self, work: Work[T], counters: Counters) -> None:
@@ -35,12 +36,14 @@ class Run(Generic[T]):
         self._cancelled = False
 
     def submit_job(self, threads: ThreadPoolExecutor) -> None:
-        """Queue the job for a slot."""
+        """Queue the job for a slot. `Runner.start_run` calls it, once."""
         self._counters.count_queued()
         self._future = threads.submit(self._execute)
 
     def cancel(self) -> None:
-        """Stop the job. Iterating ends with JobCancelledError at once; the engine stops at its next token."""
+        """Stop the job. Iterating raises JobCancelledError after the items that are there already; the engine stops at
+        its next check, and a job that still waits never begins. Call in the event loop; further calls, and one after
+        the end, do nothing."""
         if self._cancelled:
             return
         self._cancelled = True
@@ -79,7 +82,8 @@ class Run(Generic[T]):
 
 
 class Runner:
-    """Runs jobs in as many threads as the engine has slots. Further jobs wait in order of arrival."""
+    """Runs jobs in as many threads as the engine has slots. Further jobs wait in order of arrival. Use it in the event
+    loop only."""
 
     def __init__(self, slots: int, counters: Counters) -> None:
         self._threads = ThreadPoolExecutor(slots, thread_name_prefix="engine")
@@ -88,24 +92,29 @@ class Runner:
         self.stopping = False
 
     def start_run(self, work: Work[T]) -> Run[T]:
-        """Queue a job and return its run. Cancel the run when you no longer listen, and call `forget_run` at the
-        end."""
+        """Queue a job and return its run. `work` is called in an engine thread, and iterated there.
+
+        Check `stopping` first: jobs started after `stop_runs` are not cancelled. Cancel the run when you no longer
+        listen, and call `forget_run` at the end.
+        """
         run = Run(work, self._counters)
         self._runs.add(run)
         run.submit_job(self._threads)
         return run
 
     def forget_run(self, run: Run[T]) -> None:
-        """Drop a run that its caller is done with. What is left of it is cancelled."""
+        """Drop a run that its caller is done with. What is left of it is cancelled; a run that has ended is just
+        dropped."""
         run.cancel()
         self._runs.discard(run)
 
     async def call_function(self, function: Callable[[], None]) -> None:
-        """Run a function in an engine thread, without counting it in the metrics. Used to load the model."""
+        """Wait until a function has run in an engine thread, where it takes a slot but is not counted in the metrics.
+        Raises what the function raises. Used to load the model."""
         await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
     def stop_runs(self) -> None:
-        """Cancel every job and set `stopping`: no job may be started afterwards."""
+        """Cancel every job and set `stopping`: no job may be started afterwards. Does not wait for the engine."""
         self.stopping = True
         for run in tuple(self._runs):
             run.cancel()

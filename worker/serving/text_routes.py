@@ -16,22 +16,24 @@ from worker.text.openai_objects import Object
 
 
 class TextRoutes:
-    """The routes of one engine. `refusal` returns the error for an API that the engine cannot serve now, else None."""
+    """The HTTP routes of one engine for tokens and prompts. `refusal` returns the error response for an API that the
+    engine cannot serve now, else None. Each route may raise RequestError."""
 
     def __init__(self, engine: Engine, refusal: Callable[[Api], Response | None]) -> None:
         self._engine = engine
         self._refusal = refusal
 
     async def tokenize(self, request: Request) -> Response:
-        """Answer `/tokenize`: the tokens of a text."""
+        """Answer `/tokenize`: the tokens of a text, as ids or with each one's text. Token ids in the request are passed
+        through."""
         return await self._answer("tokens", request, self._tokenize)
 
     async def detokenize(self, request: Request) -> Response:
-        """Answer `/detokenize`: the text of tokens."""
+        """Answer `/detokenize`: the text of tokens, special ones included. Bytes that are not UTF-8 become U+FFFD."""
         return await self._answer("tokens", request, self._detokenize)
 
     async def apply_template(self, request: Request) -> Response:
-        """Answer `/apply-template`: the prompt of a conversation."""
+        """Answer `/apply-template`: the text of a conversation's prompt, which is not sent to the model."""
         return await self._answer("prompts", request, self._apply_template)
 
     async def input_tokens(self, request: Request) -> Response:

@@ -16,8 +16,11 @@ RESERVED: Final = frozenset(
 
 
 def build_variables(request: ChatRequest) -> dict[str, Any]:
-    """Return the client's template variables and those that control thinking. Raises RequestError for a reserved
-    one."""
+    """Return the chat template's variables that a request sets: those of `chat_template_kwargs`, and `enable_thinking`
+    or `reasoning_effort`. `thinking` wins over `chat_template_kwargs`, and these over `reasoning_effort`. May be empty.
+
+    Raises RequestError, with the field in `param`, for a variable in RESERVED.
+    """
     client_variables = request.chat_template_kwargs or {}
     if reserved_names := sorted(RESERVED & client_variables.keys()):
         place = f"chat_template_kwargs.{reserved_names[0]}"
@@ -34,8 +37,8 @@ def build_variables(request: ChatRequest) -> dict[str, Any]:
 
 
 def messages_for(request: ChatRequest, template: str) -> list[dict[str, Any]]:
-    """Return the conversation as this template takes it: `developer` becomes `system` unless the template mentions it.
-    Raises RequestError."""
+    """Return the conversation as the template with this Jinja source takes it: messages as of `plain_message`;
+    `developer` becomes `system` unless the template mentions it. Raises RequestError as `plain_message`."""
     messages = [plain_message(message, number) for number, message in enumerate(request.messages)]
     if "developer" not in template:
         for message in messages:
@@ -44,10 +47,12 @@ def messages_for(request: ChatRequest, template: str) -> list[dict[str, Any]]:
 
 
 def plain_message(message: Message, number: int = 0) -> dict[str, Any]:
-    """Return a message in the form that templates know. Raises RequestError for content other than text.
+    """Return a message in the form that templates know. `number` is its index, for errors. Raises RequestError for
+    content other than text.
 
-    Its content is one text. Arguments of calls are objects, because templates write them as JSON themselves. Thoughts
-    are `reasoning_content`, whichever name the client used.
+    Its content is one text; text parts are joined by newlines, and missing content is empty. Arguments of calls are
+    objects, because templates write them as JSON themselves; a text that is not JSON stays. Thoughts are
+    `reasoning_content`, whichever name the client used.
     """
     fields = message.model_dump(exclude_unset=True)
     fields["content"] = _text(message, number)

@@ -28,8 +28,9 @@ _CHARACTER: Final = r'[^"\\\x00-\x1F\x7F]'
 
 
 def schema_asked(response_format: Mapping[str, Any] | None) -> tuple[dict[str, Any] | None, str]:
-    """Return the JSON Schema that `response_format` asks for, or None, and its place in the request. Raises
-    RequestError."""
+    """Return the JSON Schema that `response_format` asks for, or None if it asks for plain text, and in either case the
+    schema's place in the request. `json_object` without a schema gives ANY_OBJECT. Raises RequestError for an unknown
+    type or a schema that is no object."""
     kind = response_format.get("type") if response_format is not None else "text"
     if response_format is None or kind == "text":
         return None, "response_format"
@@ -45,8 +46,9 @@ def schema_asked(response_format: Mapping[str, Any] | None) -> tuple[dict[str, A
 
 
 def constraint_asked(request: GenerationRequest) -> tuple[dict[str, Any] | None, str | None, str]:
-    """Return the JSON Schema and the grammar that the answer must follow, at most one of them not None, and the field
-    that asks for it. Raises RequestError if the request asks for two."""
+    """Return the JSON Schema and the GBNF grammar that the answer must follow, at most one of them not None, and the
+    field that asks for it (`response_format` if none does). Raises RequestError if the request asks for two, or as
+    `schema_asked`."""
     schema, place = schema_asked(request.response_format)
     asked: list[tuple[dict[str, Any] | None, str | None, str]] = []
     if schema is not None:
@@ -79,8 +81,12 @@ def _object(value: Any, place: str) -> tuple[dict[str, Any], str]:
 
 
 def gbnf_of(schema: Mapping[str, Any], place: str, convert: Callable[[str], str]) -> str:
-    """Return the grammar of a JSON Schema. `convert` makes it from the schema's JSON. Raises RequestError if `convert`
-    cannot read the schema, or if its grammar would be too large."""
+    """Return the grammar of a JSON Schema. `convert` makes it from the schema's JSON; local `$ref`s are made unique
+    before. `place` is the schema's field, for errors.
+
+    Raises RequestError if `convert` cannot read the schema, a `$ref` leads nowhere, or a count is above
+    MOST_REPETITIONS.
+    """
     try:
         _check_counts(schema)
         return _ANY.sub(lambda any_: _CHARACTER, convert(json.dumps(_share_references(schema))))
@@ -147,8 +153,8 @@ def _target(schema: Any, ref: str) -> Any:
 
 
 def any_call_schema(schemas: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the schema of `{"name": TOOL, "arguments": {...}}` for any of these tools. `schemas` are those of their
-    arguments."""
+    """Return the JSON Schema of `{"name": TOOL, "arguments": {...}}` for any of these tools. `schemas`: the schema of
+    the arguments, by the tool's name."""
     calls, definitions = [], dict[str, Any]()
     for name, schema in schemas.items():
         place = f"#/$defs/{len(definitions)}"
@@ -163,8 +169,8 @@ def _move_reference(place: str, ref: str) -> str:
 
 
 def allow_call(gbnf: str, begin: str) -> str:
-    """Return the grammar extended by tool calls in place of the answer. It does not constrain what follows `begin`, the
-    mark of a call."""
+    """Return the grammar extended by tool calls in place of the answer. `begin` is the mark of a call; what follows it
+    is not constrained."""
     answer, inner = _rename_root(gbnf)
     return f"root ::= {answer} | {_literal(begin)} .*\n{inner}"
 
@@ -177,7 +183,7 @@ def _rename_root(gbnf: str) -> tuple[str, str]:
 
 def allow_reasoning(gbnf: str, marks: Marks, *, is_thinking: bool) -> str:
     """Return the grammar extended by a thought before the answer. `is_thinking`: the prompt opened a thought, so the
-    answer begins inside it."""
+    answer begins inside it; else the thought may be missing. The thought itself is not constrained."""
     (answer, inner), thought = _rename_root(gbnf), _free_name("thought", gbnf)
     thinking = f'{thought}-0 "\\n"? "\\n"? {answer}'
     root = thinking if is_thinking else f"{_literal(marks.begin)} {thinking} | {answer}"

@@ -16,7 +16,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def encode_event(content: Object) -> bytes:
-    """Return one server-sent event."""
+    """Return one server-sent event with this content as JSON, the empty line at its end included."""
     return b"data: " + encode_json(content) + b"\n\n"
 
 
@@ -33,13 +33,15 @@ def usage_object(job: Job) -> Object:
 
 
 def error_object(message: str, code: str, status: int, param: str | None = None) -> Object:
-    """Return an error in OpenAI's form."""
+    """Return an error in OpenAI's form. Its `type` is `invalid_request_error` for a `status` below 500, else
+    `server_error`; the status itself is not part of it."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return {"error": {"message": message, "type": kind, "code": code, "param": param}}
 
 
 def merge_tool_calls(deltas: Iterable[Object]) -> list[Object]:
-    """Return whole tool calls from the deltas of a stream, in the order of their index."""
+    """Return whole tool calls from the deltas of a stream, in the order of their index. Each delta must have an
+    `index`; ids, names and arguments of one index are joined."""
     calls: dict[int, Object] = {}
     for delta in deltas:
         call = calls.setdefault(
@@ -52,19 +54,22 @@ def merge_tool_calls(deltas: Iterable[Object]) -> list[Object]:
 
 
 class Shape(Protocol):
-    """How one API writes its answers."""
+    """How one API writes its answers to one request, as JSON objects. With `include_usage`, every event but the last
+    has `usage` null."""
 
     def opening_event(self) -> Object | None:
-        """Return the event before the first piece; None if the API has none."""
+        """Return the event before the first piece; None if the API has none, as completions."""
 
     def chunk_event(self, piece: Piece) -> Object:
         """Return the event of a stream for one piece."""
 
     def counts_event(self, job: Job) -> Object:
-        """Return the last event of a stream, which holds token counts and no choice."""
+        """Return the last event of a stream, which holds token counts and no choice. Send it only if the request asks
+        for usage."""
 
     def whole_answer(self, pieces: Sequence[Piece], job: Job) -> Object:
-        """Return the answer to a request that does not stream."""
+        """Return the answer to a request that does not stream, with token counts. `pieces` are all of the answer;
+        without a finish reason in them, it is `stop`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +94,16 @@ class _Envelope:
 
 @dataclass(frozen=True, slots=True)
 class ChatShape(_Envelope):
-    """Writes `chat.completion` and `chat.completion.chunk` objects."""
+    """Writes the answers of `/v1/chat/completions`: `chat.completion` and `chat.completion.chunk` objects. See
+    `Shape`."""
 
     def opening_event(self) -> Object | None:
-        """Return the chunk that states the role."""
+        """Return the chunk that states the role, with empty content. Never None."""
         return self._chunk({"role": "assistant", "content": ""}, None)
 
     def chunk_event(self, piece: Piece) -> Object:
-        """Return a chunk with text, thoughts and tool calls in `delta`."""
+        """Return a chunk with the piece's text, thoughts and tool calls in `delta`, and its finish reason, null if
+        there is none."""
         delta = _thought(piece.thought)
         if piece.text:
             delta["content"] = piece.text
@@ -105,11 +112,12 @@ class ChatShape(_Envelope):
         return self._chunk(delta, piece.finish_reason, piece.stop_reason)
 
     def counts_event(self, job: Job) -> Object:
-        """Return the last chunk, which holds token counts."""
+        """Return the last chunk, which holds token counts and no choice. See `Shape`."""
         return {**self.wrap("chat.completion.chunk", []), "usage": usage_object(job)}
 
     def whole_answer(self, pieces: Sequence[Piece], job: Job) -> Object:
-        """Return the `chat.completion` object with one message."""
+        """Return the `chat.completion` object with one message. Its content is null if there are tool calls and no
+        text. See `Shape`."""
         message: Object = {"role": "assistant", "content": "".join(piece.text for piece in pieces)}
         message |= _thought("".join(piece.thought for piece in pieces))
         calls = merge_tool_calls(delta for piece in pieces for delta in piece.tool_calls)
@@ -125,23 +133,24 @@ class ChatShape(_Envelope):
 
 @dataclass(frozen=True, slots=True)
 class CompletionShape(_Envelope):
-    """Writes `text_completion` objects, for streams too."""
+    """Writes the answers of `/v1/completions`: `text_completion` objects, for streams too. Thoughts and tool calls are
+    left out. See `Shape`."""
 
     def opening_event(self) -> Object | None:
         """Return None: streams start with the first text."""
         return None
 
     def chunk_event(self, piece: Piece) -> Object:
-        """Return a chunk with the text."""
+        """Return a chunk with the piece's text and its finish reason, null if there is none."""
         choice = _text_choice(piece.text, piece.finish_reason, piece.stop_reason)
         return self.wrap("text_completion", [choice])
 
     def counts_event(self, job: Job) -> Object:
-        """Return the last chunk, which holds token counts."""
+        """Return the last chunk, which holds token counts and no choice. See `Shape`."""
         return {**self.wrap("text_completion", []), "usage": usage_object(job)}
 
     def whole_answer(self, pieces: Sequence[Piece], job: Job) -> Object:
-        """Return the `text_completion` object with one choice."""
+        """Return the `text_completion` object with one choice. See `Shape`."""
         text = "".join(piece.text for piece in pieces)
         return {**self.wrap("text_completion", [_text_choice(text, *_end_of(pieces))]), "usage": usage_object(job)}
 
@@ -167,7 +176,8 @@ def _thought(text: str) -> Object:
 
 
 def embeddings_object(vectors: list[list[float]], model: str, encoding: Literal["float", "base64"], job: Job) -> Object:
-    """Return the answer of `/v1/embeddings`. Base64 is of float32, little-endian."""
+    """Return the answer of `/v1/embeddings`, with the vectors in order. `base64` encodes each as float32,
+    little-endian; `float` is a list of numbers. `job` gives the token counts."""
     data = [
         {"object": "embedding", "index": index, "embedding": vector if encoding == "float" else _base64(vector)}
         for index, vector in enumerate(vectors)

@@ -37,7 +37,8 @@ class Prompt:
 
 
 class Form(Protocol):
-    """One way to make prompts and to read the answers to them."""
+    """One way to make prompts of conversations and to read the answers to them: a chat template, or a chat format of a
+    library. Stateless; any thread may use it."""
 
     marks: Marks | None
     """Marks around thoughts; None: not known."""
@@ -47,18 +48,21 @@ class Form(Protocol):
     """Whether the prompt tells the model which tools there are."""
 
     def render_prompt(self, request: ChatRequest) -> Prompt:
-        """Return the prompt of a conversation. Raises RequestError."""
+        """Return the prompt of a conversation. It ends where the model's answer begins. Raises RequestError if the
+        model takes no such conversation."""
 
 
 class Tokenizer(Protocol):
     """The part of a vocabulary that a prompt needs."""
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Return the tokens of a text."""
+        """Return the tokens of a text. See `Engine.tokenize`."""
 
 
 class TemplateForm:
-    """A Jinja template that came with the model. `render` may raise the exceptions in `raised` and in `RAISED`."""
+    """A `Form` by a Jinja template that came with the model. `render` renders it and may raise the exceptions in
+    `raised` and in `RAISED`; `template` is its source, by which marks and markup are found unless `prompt_format` names
+    them."""
 
     def __init__(
         self,
@@ -78,7 +82,8 @@ class TemplateForm:
         self.tells_tools = "tools" in template or self.markup is not None
 
     def render_prompt(self, request: ChatRequest) -> Prompt:
-        """Return the prompt that the template makes of a conversation. Raises RequestError."""
+        """Return the prompt that the template makes of a conversation. Raises RequestError if the template refuses it,
+        or for content other than text. See `Form`."""
         messages = structure_messages(request) if self._is_translategemma else messages_for(request, self._template)
         template_variables = build_variables(request)
         try:
@@ -91,20 +96,23 @@ class TemplateForm:
 
 
 def check_tools(request: ChatRequest, form: Form) -> None:
-    """Raise RequestError if the request offers tools that the prompt would not tell the model of."""
+    """Raise RequestError `tools_unsupported` if the request offers tools that the form's prompt would not tell the
+    model of."""
     if request.offered_tools and not form.tells_tools:
         message = "The model's chat template knows no tools: name the one to call in `tool_choice`, or send none."
         raise RequestError(message, code="tools_unsupported", param="tools")
 
 
 def shown_texts(request: ChatRequest, form: Form) -> tuple[str, ...]:
-    """Return the texts whose tokens must appear in the answer's text, even if the vocabulary hides them."""
+    """Return the texts (marks of thoughts, and of tool calls if the request offers tools) whose tokens must appear in
+    the answer's text, even if they are special tokens, which have no text otherwise. May be empty."""
     texts = (form.marks.begin, form.marks.end) if form.marks else ()
     return (*texts, *form.markup.tokens) if request.offered_tools and form.markup else texts
 
 
 def separate_reasoning(pieces: Generator[Piece], form: Form, prompt: Prompt) -> Generator[Piece]:
-    """Return the pieces up to the form's own stop strings, with thoughts separated from text."""
+    """Return an iterator over the pieces up to the form's own stop strings, with thoughts in `thought` if the form
+    knows their marks. Closing it closes `pieces`."""
     if prompt.stops:
         pieces = _without_stop_reason(until_stop(pieces, prompt.stops))
     return split_reasoning(pieces, form.marks, is_thinking=is_open(prompt.text, form.marks)) if form.marks else pieces
@@ -113,7 +121,8 @@ def separate_reasoning(pieces: Generator[Piece], form: Form, prompt: Prompt) -> 
 def separate_calls(
     pieces: Generator[Piece], request: ChatRequest, form: Form, new_id: Callable[[], str]
 ) -> Generator[Piece]:
-    """Return the pieces with tool calls separated from text, if the request offers tools."""
+    """Return an iterator over the pieces with tool calls separated from text; `pieces` itself if the request offers no
+    tools or their markup is not known. `new_id` makes the calls' ids."""
     if not request.offered_tools or not form.markup:
         return pieces
     schemas = tool_calls.schemas_of(request.offered_tools)

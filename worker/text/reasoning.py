@@ -27,8 +27,8 @@ _OF_FORMAT: Final = {"qwen3_template": QWEN, "gemma4_template": GEMMA}
 
 
 def marks_of(prompt_format: str | None, template: str) -> Marks | None:
-    """Return the marks of the prompt format, else those that the chat template mentions; None if there are none. Every
-    template that removes thoughts from earlier answers mentions the end mark."""
+    """Return the marks that the prompt format uses, else those whose end mark is in the chat template's source; None if
+    there are none. Every template that removes thoughts from earlier answers mentions the end mark."""
     if prompt_format in _OF_FORMAT:
         return _OF_FORMAT[prompt_format]
     return next((marks for marks in (QWEN, GEMMA, MISTRAL) if marks.end in template), None)
@@ -40,7 +40,8 @@ def is_open(prompt: str, marks: Marks) -> bool:
 
 
 class ReasoningSplitter:
-    """Separates thought from text, piece by piece. White space around a thought is dropped."""
+    """Separates the thought from the text of one answer that comes piece by piece. White space around a thought is
+    dropped. `is_thinking`: the answer begins inside a thought."""
 
     def __init__(self, marks: Marks, *, is_thinking: bool) -> None:
         self._marks = marks
@@ -52,7 +53,8 @@ class ReasoningSplitter:
         self._is_empty = True
 
     def feed_text(self, text: str) -> tuple[str, str]:
-        """Return the next parts of the thought and of the text, either of which may be empty."""
+        """Return the next parts of the thought and of the text, either of which may be empty. Text that may belong to a
+        mark is held back until a later call."""
         thought = ""
         if self._at == "begin":
             text = self._begin(text)
@@ -67,7 +69,8 @@ class ReasoningSplitter:
         return thought, text
 
     def flush_text(self) -> tuple[str, str]:
-        """Return the held part of the thought and of the text. Call once, after the last text."""
+        """Return the rest of the thought and of the text that was held back. Call once, after the last text. A thought
+        without its end mark stays thought."""
         if self._at == "thought":
             return self._trim_text(self._end.flush_text()), ""
         held_text, self._held = self._held, ""
@@ -97,7 +100,8 @@ class ReasoningSplitter:
 
 
 def split_reasoning(pieces: Generator[Piece], marks: Marks, *, is_thinking: bool) -> Generator[Piece]:
-    """Yield the pieces of an answer with thoughts in `thought`, without the marks."""
+    """Yield the pieces of an answer with thoughts in `thought`, without the marks; pieces that become empty are left
+    out. `is_thinking`: the answer begins inside a thought. Closes `pieces` at the end and when it is closed itself."""
     splitter = ReasoningSplitter(marks, is_thinking=is_thinking)
     with closing(pieces):
         for piece in pieces:

@@ -10,8 +10,8 @@ from worker.engine import Piece
 
 
 class StopStringFinder:
-    """Searches a text that comes in pieces for strings. Finds the string that ends first; of several that end at the
-    same place, the longest."""
+    """Searches one text that comes in pieces for strings, of which there must be at least one. Finds the string that
+    ends first; of several that end at the same place, the longest."""
 
     def __init__(self, *strings: str) -> None:
         self._strings = strings
@@ -20,7 +20,10 @@ class StopStringFinder:
 
     def feed_text(self, text: str) -> tuple[str, str | None, str]:
         """Return the text before the string that was found, that string, and the text after it. If none was found,
-        return the text that is certainly no part of one, None and ''."""
+        return the text that is certainly no part of one, None and ''; the rest is held back.
+
+        After a find, the search begins anew: feed the text after it again to search it too.
+        """
         text = self._held + text
         match = min(self._find_all(text), default=None)
         if match is not None:
@@ -32,7 +35,7 @@ class StopStringFinder:
         return text[: len(text) - held_length], None, ""
 
     def flush_text(self) -> str:
-        """Return the held text. Call once, after the last text."""
+        """Return the text that was held back, which holds no whole string. Call once, after the last text."""
         held_text, self._held = self._held, ""
         return held_text
 
@@ -50,8 +53,9 @@ def _overlap(text: str, wanted: str) -> int:
 
 
 def until_stop(pieces: Generator[Piece], stops: Sequence[str]) -> Generator[Piece]:
-    """Yield the pieces up to the first stop string in their text. The string is removed, and named by the last piece.
-    Then `pieces` is closed, so that the engine stops."""
+    """Yield the pieces up to the first stop string in their text. The string is removed and named by the last piece,
+    whose finish reason is `stop`; then `pieces` is closed, so that the engine stops. Without `stops`, or if none is
+    found, all text is yielded."""
     if not stops:
         yield from pieces
         return

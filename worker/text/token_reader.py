@@ -15,7 +15,8 @@ class TokenTexts(Protocol):
 
 
 class TokenReader:
-    """Decodes tokens that come one by one into text. A character may take several tokens."""
+    """Decodes one answer's tokens, which come one by one, into text. A character may take several tokens. Special
+    tokens have text only if they are in `shown_tokens`."""
 
     def __init__(self, vocabulary: TokenTexts, shown_tokens: Collection[int] = ()) -> None:
         self._vocabulary = vocabulary
@@ -23,11 +24,12 @@ class TokenReader:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def feed_token(self, token: int) -> str:
-        """Return the text that the token adds. Special tokens have text only if they are among `shown_tokens`."""
+        """Return the text that the token adds, which is empty for a special token that is not shown and for an
+        incomplete character. Bytes that are not UTF-8 become U+FFFD."""
         return self._decoder.decode(self._vocabulary.token_text(token, with_special=token in self._shown))
 
     def flush_text(self) -> str:
-        """Return the rest at the end of an answer: a character that was never completed."""
+        """Return the rest at the end of an answer: U+FFFD for a character that was never completed, else ''."""
         return self._decoder.decode(b"", final=True)
 
 

@@ -25,7 +25,7 @@ _PARAMETER: Final = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", 
 
 @dataclass(frozen=True, slots=True)
 class Markup:
-    """How calls are written in a text."""
+    """How one family of models writes tool calls in its text."""
 
     begin: str
     """The mark before a call."""
@@ -34,7 +34,8 @@ class Markup:
     read_calls: Callable[[str, Schemas], list[Call]]
     """Returns the calls in a text between the marks. Raises ValueError if there are none."""
     tokens: tuple[str, ...]
-    """Texts whose tokens must appear in the answer's text; some vocabularies hide them."""
+    """Texts whose tokens must appear in the answer's text; in some vocabularies they are special tokens, which have no
+    text otherwise."""
 
 
 def _qwen(body: str, schemas: Schemas) -> list[Call]:
@@ -74,8 +75,8 @@ _OF_FORMAT: Final = {"qwen3_template": QWEN, "gemma4_template": GEMMA, "mistral_
 
 
 def markup_of(prompt_format: str | None, template: str) -> Markup | None:
-    """Return the markup of the prompt format, else the one in which the chat template writes earlier calls; None if
-    there is none."""
+    """Return the markup of the prompt format, else the first one whose begin mark is in the chat template's source;
+    None if there is none."""
     if prompt_format in _OF_FORMAT:
         return _OF_FORMAT[prompt_format]
     return next((markup for markup in (QWEN, MISTRAL, GEMMA) if markup.begin in template), None)
@@ -198,9 +199,11 @@ def split_calls(
     pieces: Generator[Piece], markup: Markup, schemas: Schemas, new_id: Callable[[], str], *, several: bool
 ) -> Generator[Piece]:
     """Yield the pieces of an answer with calls in `tool_calls` instead of in the text, each in one part when it is
-    complete.
+    complete. The finish reason `stop` becomes `tool_calls` if there was a call. `schemas`: see `schemas_of`; `new_id`
+    makes a call's id.
 
-    Text that looks like a call and is none stays text. Unless `several`, the answer ends after its first call.
+    Text that looks like a call and is none stays text. Unless `several`, the answer ends after its first call, and
+    `pieces` is closed.
     """
     reader = _CallReader(markup, schemas, new_id, None if several else 1)
     with closing(pieces):
@@ -220,7 +223,9 @@ def split_calls(
 
 
 def split_forced_call(pieces: Generator[Piece], name: str, new_id: Callable[[], str]) -> Generator[Piece]:
-    """Yield the pieces of an answer whose whole text is the arguments of a call of the tool `name`."""
+    """Yield the pieces of an answer whose whole text is the arguments of one call of the tool `name`, with the text as
+    parts of that call. The arguments are not checked: an answer cut at the token limit leaves them incomplete. `new_id`
+    makes the call's id."""
     part: dict[str, Any] = {"index": 0, "id": new_id(), "type": "function", "function": {"name": name, "arguments": ""}}
     with closing(pieces):
         for piece in pieces:
@@ -233,8 +238,9 @@ def split_forced_call(pieces: Generator[Piece], name: str, new_id: Callable[[], 
 
 
 def split_json_calls(pieces: Generator[Piece], new_id: Callable[[], str]) -> Generator[Piece]:
-    """Yield the pieces of an answer whose whole text is a call, as `{"name": ..., "arguments": ...}`. A text that was
-    cut short stays text."""
+    """Yield the pieces of an answer whose whole text is one call, as `{"name": ..., "arguments": ...}`; the call comes
+    with the last piece. A text that is no such call, for example because it was cut short, comes whole as text of the
+    last piece."""
     parts = []
     with closing(pieces):
         for piece in pieces:
@@ -255,8 +261,8 @@ def split_json_calls(pieces: Generator[Piece], new_id: Callable[[], str]) -> Gen
 
 
 def forced_tools(request: ChatRequest) -> dict[str, dict[str, Any]]:
-    """Return the tools of which the model must call one, with the schemas of their arguments; none if it need not.
-    Raises RequestError if `tool_choice` cannot be met."""
+    """Return the tools of which the model must call one, by name, with the schemas of their arguments; empty if it need
+    not call any. Raises RequestError if `tool_choice` requires or names a tool that is not offered."""
     tools = schemas_of(request.offered_tools)
     choice = request.tool_choice
     if isinstance(choice, NamedTool):
@@ -275,6 +281,7 @@ def encode_arguments(arguments: Any) -> str:
 
 
 def schemas_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the schemas of the tools' arguments by name. A tool without a schema takes no arguments."""
+    """Return the JSON Schemas of the tools' arguments by the tools' names. A tool without a schema takes no arguments.
+    Of two tools of one name, the last one counts."""
     nothing = {"type": "object", "properties": {}}
     return {tool["function"]["name"]: tool["function"].get("parameters") or nothing for tool in tools}

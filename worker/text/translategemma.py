@@ -21,10 +21,11 @@ DETECT: Final = (
 
 
 def structure_messages(request: ChatRequest) -> list[dict[str, Any]]:
-    """Return the messages for the template. The languages are those of the text part, else those of the request.
+    """Return the messages for TranslateGemma's template: one user message with one part. The languages are those of the
+    text part, else those of the request; a source that is missing, `auto` or `mixed` has the model detect the language.
 
     Raises:
-        RequestError: `multi_turn_unsupported`, `tools_unsupported` or `invalid_request`, with the place.
+        RequestError: `multi_turn_unsupported`, `tools_unsupported` or `invalid_request`, with the field in `param`.
     """
     if request.tools:
         raise RequestError("TranslateGemma calls no tools.", code="tools_unsupported", param="tools")
