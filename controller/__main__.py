@@ -33,7 +33,9 @@ log = logging.getLogger("controller")
 
 
 def main() -> int:
-    """Run the controller until it ends. Returns the exit code of the program."""
+    """Run one controller in this thread until SIGTERM, SIGINT, a shutdown request or a failure. Returns the program's
+    exit code (see the module). Wrong settings and a start that fails are told by one line on stderr, and raise
+    nothing."""
     try:
         settings = load_settings()
     except SettingsError as error:
@@ -91,10 +93,11 @@ async def _serve(settings: ControllerSettings, store: StateDir) -> int:
 
 
 def open_token(settings: ControllerSettings) -> GatewayToken | None:
-    """Open the token that clients of a controller on a TCP port must send. Creates the token file if it is missing.
+    """Open the token that clients of a controller on a TCP port must send. Creates the token file if it is missing or
+    holds no token. A failure of that is logged and raises nothing; until a later try succeeds, every client is refused.
 
     None means that no token is needed: the controller listens on a unix socket, whose file mode decides who may
-    connect.
+    connect, or the settings name no token file.
     """
     if settings.gateway_token_file is None or isinstance(split_listen_address(settings.listen), Path):
         return None

@@ -63,10 +63,11 @@ EXIT_RUNTIME_SILENT = 5
 
 
 class Controller:
-    """One controller: all parts and tasks of it except the HTTP server.
+    """One controller: all parts and tasks of it except the HTTP server, and the methods that its API calls.
 
-    An async context manager. Entering reads the desired-state files and starts the tasks; leaving ends the tasks, stops
-    the engines if `shut_down` asked for that, and waits for running operations.
+    An async context manager, to be entered once. Entering reads the desired-state files and starts the tasks; leaving
+    ends the tasks, stops the engines if `shut_down` asked for that, and waits for running operations. Does not close
+    `store` and `session`.
     """
 
     def __init__(
@@ -188,7 +189,7 @@ class Controller:
 
     @property
     def registry(self) -> CollectorRegistry:
-        """A new Prometheus registry with the controller's metrics."""
+        """A new Prometheus registry, at each access, with the controller's metrics."""
         return create_registry(self._reconciler, self._executor.count_issued)
 
     async def __aenter__(self) -> Self:
@@ -236,7 +237,8 @@ class Controller:
         self.journal.close()
 
     async def wait_for_end(self) -> None:
-        """Wait until the controller is to end, by `shut_down` or by itself."""
+        """Wait until the controller is to end: `shut_down` was called, a background task failed, or the Docker socket
+        is gone for too long. The caller then leaves the context; nothing is stopped before."""
         await self._end_event.wait()
 
     async def _end_engines(self) -> None:
@@ -296,7 +298,8 @@ class Controller:
     # For the API.
 
     def get_status(self) -> ControllerStatus:
-        """Return models, gateways, GPUs and problems, as `roundhouse status` shows them."""
+        """Return models, gateways, GPUs and problems, as `roundhouse status` shows them. Also before the first
+        observation; never raises."""
         return status_view(
             self._reconciler.round,
             instance=self._instance,
@@ -311,19 +314,23 @@ class Controller:
         )
 
     def get_health_error(self) -> str | None:
-        """Return why the controller is unhealthy: the runtime has not answered for 30 s. None means healthy."""
+        """Return why the controller is unhealthy: the runtime has not answered for 30 s or longer. None means
+        healthy."""
         silence = self._reconciler.silence
         return self._reconciler.error if silence is not None and silence.is_unhealthy(time.time()) else None
 
     def get_plan(self) -> PlanView | None:
-        """Return the plan of the last round. None means that no round is complete yet."""
+        """Return the plan of the last complete round, as the API shows it. None means that no round is complete yet."""
         last_round = self._reconciler.round
         return None if last_round is None else plan_view(last_round, time.time())
 
     async def run_dry_run(self, proposed: ProposedFiles) -> DryRun:
-        """Return what proposed desired-state files would change. Changes nothing.
+        """Return what proposed desired-state files would change. Changes nothing; errors in the files' content are part
+        of the result.
 
-        Raises RoundhouseError `controller_unavailable` before the first observation.
+        Raises RoundhouseError: `controller_unavailable` before the first observation; `invalid_request` for a name that
+        is no desired-state file's, a file that is too large or no valid Unicode, and a missing file that is to be
+        removed.
         """
         current_round, debounced_state = self.admin_service.read_current_state(), self._files.in_force
         assert debounced_state is not None, "what is wanted comes from files"
@@ -345,14 +352,15 @@ class Controller:
         )
 
     async def find_drift(self) -> Drift:
-        """Compare what runs with what is declared. Raises RoundhouseError `controller_unavailable` before the first
-        observation."""
+        """Compare what the last observation saw running with what is declared, and return the differences. Where the
+        runtime does not answer for a replica, what it said last counts. Raises RoundhouseError `controller_unavailable`
+        before the first observation."""
         current_round = self.admin_service.read_current_state()
         return await self._drift_detector.check_drift(current_round)
 
     def set_paused(self, paused: bool, *, actor: str) -> None:
-        """Pause or resume the controller. A paused controller observes and plans, and does not act; the pause survives
-        a restart."""
+        """Pause or resume the controller, and record that as done by `actor`, also where nothing changes. A paused
+        controller observes and plans, and does not act; the pause survives a restart."""
         word = "paused" if paused else "resumed"
         log.info("%s by %s", word, actor)
         self._files.set_paused(paused)
@@ -360,15 +368,15 @@ class Controller:
         self._wake.set()
 
     def shut_down(self, *, stop_engines: bool) -> None:
-        """Begin to end the controller. With `stop_engines`, stop every engine first; a later call without it does not
-        revoke that."""
+        """Begin to end the controller, and return at once: this ends `wait_for_end`. With `stop_engines`, every engine
+        is stopped when the context is left; a later call without it does not revoke that."""
         # A later plain SIGTERM must not revoke the request to stop the engines.
         self._stop_engines |= stop_engines
         self._end_event.set()
 
     def take_report(self, report: GatewayReport) -> None:
         """Take a gateway's report: request counts, demand, health of remote models, and replicas that the gateway could
-        not reach."""
+        not reach. Wakes the reconciler where the report changes what is decided."""
         self.hub.take_report(report)
         self._remote_health.take_report(report)
         for name in report.failed:

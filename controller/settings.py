@@ -31,7 +31,7 @@ MAX_SOCKET_PATH_BYTES = 107
 
 
 class SettingsError(Exception):
-    """A setting is wrong. The message is one line that names the environment variable."""
+    """One or more settings are wrong. The message is one line that names each one's environment variable."""
 
 
 def _read_folders(value: str | Path | ModelRoots) -> ModelRoots:
@@ -48,7 +48,8 @@ _Folders: TypeAlias = Annotated[
 
 
 class ControllerSettings(BaseSettings):
-    """All settings of the controller. A setting's environment variable is `ROUNDHOUSE_` with its name in upper case."""
+    """All settings of the controller and of the command line, immutable. A setting's environment variable is
+    `ROUNDHOUSE_` with its name in upper case; an empty one counts as not set. Make it with `load_settings`."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True, validate_default=False
@@ -203,12 +204,14 @@ class ControllerSettings(BaseSettings):
 
     @property
     def listen(self) -> str:
-        """Address that the controller listens on: `unix:<path>` or `host:port`."""
+        """Address that the controller listens on: `unix:<path>` or `host:port`. Without `controller_listen`, the socket
+        in the state folder."""
         return self.controller_listen or f"unix:{self.state / SOCKET_NAME}"
 
     @property
     def controller_url(self) -> str:
-        """Address of the controller for clients on this machine: `unix:<path>` or `http://host:port`."""
+        """Address of the controller for clients on this machine: `unix:<path>` or `http://host:port`, with a wildcard
+        host replaced by the loopback address."""
         address = split_listen_address(self.listen)
         if isinstance(address, Path):
             return self.listen
@@ -221,12 +224,14 @@ class ControllerSettings(BaseSettings):
 
     @property
     def gateway_url(self) -> str:
-        """URL of the gateway that `roundhouse up` starts, for clients on this machine."""
+        """URL of the gateway that `roundhouse up` starts, for clients on this machine. Its port is 0 where the setting
+        is 0, though the gateway then takes a free one."""
         return url_of(pick_local_host(self.hosts), self.port)
 
     @property
     def images(self) -> dict[str, str]:
-        """Default container image by image kind, as in `RenderContext.images`."""
+        """Container image by image kind (`llama-server`, `worker`, `vllm`, ...), as in `RenderContext.images`; not the
+        controller's own."""
         return {
             "llama-server": self.image_llama_server,
             "worker": self.image_worker,
@@ -237,7 +242,8 @@ class ControllerSettings(BaseSettings):
 
 
 def url_of(host: str, port: int) -> str:
-    """Return the URL of a server that listens on `host` and `port`, for clients on this machine."""
+    """Return the http URL, without a slash at its end, by which clients on this machine reach a server that listens on
+    `host` and `port`: 0.0.0.0 and :: become the loopback address."""
     # An address that stands for all of the machine's cannot be connected to everywhere.
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - replaced, not listened on
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -246,7 +252,7 @@ def url_of(host: str, port: int) -> str:
 def load_settings(**values: Any) -> ControllerSettings:
     """Load the settings. `values` override the environment, which overrides the defaults; None means not given.
 
-    Raises SettingsError.
+    Raises SettingsError if a value is wrong, or if settings contradict each other.
     """
     try:
         return ControllerSettings(**{name: value for name, value in values.items() if value is not None})

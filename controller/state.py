@@ -48,7 +48,7 @@ class ReplicaKey:
 
     @property
     def text(self) -> str:
-        """The key as text, by which `AttemptNumbers` counts attempts."""
+        """The key as text, by which `AttemptNumbers` counts attempts: `model/index/spec_hash`."""
         return f"{self.model}/{self.index}/{self.spec_hash}"
 
 
@@ -179,7 +179,8 @@ class Draining:
 
     since: float
     idle: bool | None
-    """True once every gateway reports zero requests under a routing table without the replica. None means unknown."""
+    """True once every gateway reports zero requests under a routing table without the replica. False means that some
+    report requests, None that it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +259,8 @@ class Requirement:
     """Largest observed use of one GPU by one replica, in MiB, without any margin. None means never observed."""
 
     def mib_on_gpu(self, gpu: Gpu) -> int | None:
-        """Return the MiB that a replica needs on this GPU. None means unknown."""
+        """Return the MiB that a replica needs on this GPU: its share, rounded up, where the engine reserves one, and at
+        least `per_gpu_mib`. None means unknown, never with a share."""
         if self.gpu_share is None:
             return self.per_gpu_mib
         return max(self.per_gpu_mib or 0, ceil(self.gpu_share * gpu.total_mib))
@@ -296,7 +298,7 @@ class PreflightResult:
     """The image, where its absence is the only problem, so that pulling it helps."""
 
     def is_fresh(self, now: float, recheck_s: float) -> bool:
-        """Return whether the result may still be relied on at Unix time `now`.
+        """Return whether the result may still be relied on at Unix time `now`. False for a result from the future.
 
         A success is fresh for PREFLIGHT_FRESH_S, a failure for `recheck_s` seconds: a missing file may have arrived,
         and a present one may be gone.
@@ -319,7 +321,8 @@ class Failure:
     """Highest attempt number that failed."""
 
     def must_wait(self, now: float) -> bool:
-        """Return whether the next attempt must not begin yet at Unix time `now`."""
+        """Return whether the next attempt must not begin yet at Unix time `now`. Always True where `retry_at` is None;
+        False where `now` is before the failure, since the clock was set back."""
         # A `now` before `at` means that the clock was set back, so that `retry_at` means nothing any more.
         return self.retry_at is None or self.at <= now < self.retry_at
 

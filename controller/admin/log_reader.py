@@ -36,7 +36,7 @@ class _Log:
 
 
 class LogReader:
-    """Reader of the logs of all models.
+    """Reads the logs of all models' engines for the admin API. Keeps no state between calls.
 
     `replicas` maps a model to its present engines, by name, with the Unix time at which each was created. `redact`
     masks secrets.
@@ -54,15 +54,17 @@ class LogReader:
         self._redact = redact
 
     async def open_logs(self, model: str, replica: str | None, *, lines: int, follow: bool) -> AsyncIterator[str]:
-        """Open the logs of a model, or of one of its replicas, and return an iterator over text.
+        """Open the logs of a model, or of one of its replicas, and return an iterator over text: whole lines, each with
+        its newline. `model` is the model's own name; one that is not known has no logs.
 
-        Reads the last `lines` lines of each engine at once. Where no engine is present, reads the newest ended one that
-        wrote anything. With `follow` the iterator goes on with new lines; a runtime that stops answering then shows as
-        one line.
+        Reads the last `lines` lines of each engine before it returns. Where no engine is present, reads the newest
+        ended one that wrote anything. Without `follow`, the iterator ends after these. With it, the iterator goes on
+        with new lines, of new engines too, until the caller closes it; a runtime that stops answering then shows as one
+        line, and raises nothing.
 
         Raises:
-            RoundhouseError: `unknown_replica`.
-            RuntimeUnavailableError: the runtime does not answer.
+            RoundhouseError: `unknown_replica` where the model has no such replica, present or ended.
+            RuntimeUnavailableError: the runtime does not answer the first time.
         """
         replicas, ended_names = dict(self._replicas(model)), await self._source.list_ended_logs(model)
         if replica is not None and replica not in (*replicas, *ended_names):

@@ -27,9 +27,10 @@ LEAST_STEP_S = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class ModelStanding:
-    """State of one model at the moment of a request."""
+    """What `decide_load` and `decide_unload` need to know of one model at the moment of a request."""
 
     want: DesiredModel
+    """What is wanted of the model now, with the override in force."""
     raw: Mapping[str, Any]
     """The model's fields as the files declare them."""
     state: ModelState
@@ -37,7 +38,8 @@ class ModelStanding:
     """The override in force. None means that no operator's statement is in force."""
 
     def statement_time(self, now: float) -> float:
-        """Return the Unix time for a new statement made `now`, always later than the override in force."""
+        """Return the Unix time for a new statement made at Unix time `now`: `now`, or LEAST_STEP_S after the override
+        in force if that is later."""
         return now if self.override is None else max(now, self.override.at + LEAST_STEP_S)
 
 
@@ -50,13 +52,16 @@ def decide_load(
     actor: str,
     now: float,
 ) -> Override | None:
-    """Return the override of a load. None means that nothing changes, because the model is loaded or loading already.
+    """Return the override of a load, for the caller to put into force. None means that nothing changes, because the
+    model is loaded or loading already, and the request gives no other values. Changes nothing itself.
 
-    `params` are the backend's load fields from the request. `restart` allows new values for a model that is loaded or
-    loading. A load of a model that autoload brought makes the load permanent.
+    `params` are the backend's load fields from the request; `replicas` None means as declared. `restart` allows new
+    values for a model that is loaded or loading, and always returns an override. A load of a model that autoload
+    brought makes the load permanent. `now` is Unix time.
 
     Raises:
-        RoundhouseError: `invalid_load_request` or `state_conflict`.
+        RoundhouseError: `invalid_load_request` for wrong fields, too many replicas, or values for a model that is
+            loaded or loading without `restart`; `state_conflict` while the model is being unloaded.
     """
     want = standing.want
     override_params = _checked_params(want, params)
@@ -86,8 +91,9 @@ def decide_load(
 
 
 def decide_unload(standing: ModelStanding, *, hold: bool, actor: str, now: float) -> Override | None:
-    """Return the override of an unload. None means that nothing changes: the model is unloaded or unloading already,
-    and no request would load it again."""
+    """Return the override of an unload, for the caller to put into force. None means that nothing changes: the same
+    unload is in force, or the model is unloaded or unloading already and no request would load it again. `hold`:
+    requests do not load an autoload model again. `now` is Unix time. Never raises."""
     want, override = standing.want, standing.override
     if override is not None and override.action == "unload" and override.hold == hold and want.replicas == 0:
         return None

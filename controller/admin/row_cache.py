@@ -23,14 +23,14 @@ class _CachedRow:
 
 
 class RowCache:
-    """JSON of each model's `ModelConfigured` part, by model name."""
+    """Cached JSON of each model's `ModelConfigured` part, by model name. Part of the admin service; not thread-safe."""
 
     def __init__(self) -> None:
         self._rows: dict[str, _CachedRow] = {}
 
     def row_json(self, want: DesiredModel, model: ModelLive) -> bytes:
-        """Return a model's row as the JSON of an `AdminModel`: the cached part of `want`, then the fields of
-        `model`."""
+        """Return a model's row as the JSON of an `AdminModel`: the cached part for `want`, made anew where its
+        definition changed, then the fields of `model`."""
         cached_row = self._rows.get(want.name)
         if (
             cached_row is None
@@ -44,6 +44,7 @@ class RowCache:
         return cached_row.json + b"," + model.model_dump_json().encode()[1:]
 
     def keep_only(self, names: Collection[str]) -> None:
-        """Drop the models that are not in `names`, because they are no longer declared."""
+        """Drop the models that are not in `names`, because they are no longer declared. `names` must contain every
+        model that is still listed."""
         if len(self._rows) > len(names):
             self._rows = {name: cached_row for name, cached_row in self._rows.items() if name in names}

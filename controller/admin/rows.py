@@ -28,8 +28,8 @@ from controller.state import DesiredModel, IdleSpan
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Running and queued requests by the gateways' reports at Unix time `now`. `gateways` are all that may hold
-    requests."""
+    """Counts of running and queued requests, from the gateways' reports at Unix time `now`. `gateways` are all that may
+    hold requests, lost ones included."""
 
     gateways: tuple[GatewayView, ...]
     now: float
@@ -37,7 +37,7 @@ class Traffic:
     """Replica name to the time for which its engine has reported that it is idle. Absent means that it has not."""
 
     def count_inside(self, replicas: Iterable[str]) -> int | None:
-        """Return the number of running requests of these replicas.
+        """Return the number of running requests of these replicas, named by `replicas`; 0 for none.
 
         None means unknown: a gateway is lost, and a replica's engine has not been idle for long enough since
         (`proves_idle`).
@@ -59,7 +59,8 @@ class Traffic:
         return sum(view.report.queued.get(model, 0) for view in views if view.lost_at is None)
 
     def requests_holding(self, replicas: Iterable[str]) -> list[HeldBy]:
-        """Return the requests that are still running in draining replicas, oldest first."""
+        """Return the requests that are still running in draining replicas, named by `replicas`, oldest first. Requests
+        at lost gateways are those of their last reports."""
         names = list(replicas)
         holders = [
             HeldBy(request_id=request, replica=name, gateway=view.report.gateway_id, since=since)
@@ -71,7 +72,7 @@ class Traffic:
 
 
 def configured_row(want: DesiredModel) -> ModelConfigured:
-    """Return the part of a model's row that only an edit or a load changes."""
+    """Return the part of a model's row that only an edit or a load changes, with secrets masked."""
     engine, declared_definition = ENGINES[want.backend], want.declared_definition
     return ModelConfigured(
         name=want.name,
@@ -96,10 +97,11 @@ def live_row(
     observed_mib: int | None = None,
     gpu_mib: int | None = None,
 ) -> ModelLive:
-    """Return the part of a model's row that changes while the model runs.
+    """Return the part of a model's row that changes while the model runs, with secrets masked.
 
-    `replica_estimate` is the estimated memory of one replica, `observed_mib` the most that one replica was seen to use,
-    `gpu_mib` the size of the GPUs that a replica would get. None means unknown.
+    `replica_estimate` is the estimated memory of one replica, `observed_mib` the most MiB of GPU memory that one
+    replica was seen to use, `gpu_mib` the MiB of the GPUs that a replica would get. None means unknown. The figures of
+    the row are for all replicas that are wanted, or declared while none is wanted.
     """
     replicas = want.replicas or want.declared_definition.replicas
     replica_names = [each.name for each in status.replicas] if want.runs else [want.name]
@@ -143,7 +145,7 @@ def shown_definition(definition: Definition) -> dict[str, JsonValue]:
 
 
 def gpu_model(want: DesiredModel, model: ModelLive) -> GpuModel:
-    """Return the entry of a model in the GPU memory view, taken from its row."""
+    """Return the entry of a model in the GPU memory view. `model` is the live part of its row."""
     engine = ENGINES[want.backend]
     return GpuModel(
         name=want.name,
@@ -160,7 +162,7 @@ def gpu_model(want: DesiredModel, model: ModelLive) -> GpuModel:
 
 
 def gpu_memory(gpu: GpuStatus) -> GpuMemory:
-    """Return the entry of a GPU in the GPU memory view."""
+    """Return the entry of a GPU in the GPU memory view; sizes are in MiB."""
     return GpuMemory(
         index=gpu.index,
         name=gpu.name,

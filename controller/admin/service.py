@@ -42,20 +42,20 @@ NOT_YET = "the controller has not made its first observation yet"
 
 @dataclass(frozen=True, slots=True)
 class StatementResult:
-    """Outcome of an operator's load or unload."""
+    """Outcome of an operator's load or unload. Pass it to `wait_for_load` or `wait_for_unload`."""
 
     revision: int
-    """Revision of the desired state that contains the statement. Pass the result to `wait_for_load` or
-    `wait_for_unload`."""
+    """Revision of the desired state that contains the statement."""
     is_new: bool
-    """False where the statement was in force already."""
+    """False where the statement was in force already, so that nothing was changed."""
 
 
 class AdminService:
     """What the admin API does: show models and GPU memory, load, unload, reset.
 
-    A statement is decided on the desired state of that moment, including statements made just before, and is in force
-    before anything is awaited.
+    A statement (an operator's load or unload) is decided on the desired state of that moment, including statements made
+    just before, and is in force before anything is awaited. Before the first observation, every method but
+    `resolve_known_name` raises RoundhouseError `controller_unavailable`.
     """
 
     def __init__(
@@ -89,7 +89,8 @@ class AdminService:
     # Looking.
 
     def read_current_state(self) -> Round:
-        """Return the desired state of this moment with the last observation.
+        """Return the desired state of this moment, including changes that no round has seen yet, with the last
+        observation.
 
         Raises RoundhouseError `controller_unavailable` before the first observation.
         """
@@ -104,7 +105,8 @@ class AdminService:
         return preview
 
     async def list_models_json(self) -> bytes:
-        """Return the rows of all declared models, as the JSON of an `AdminModels`."""
+        """Return the rows of all declared models, as the JSON of an `AdminModels`. Raises RoundhouseError
+        `controller_unavailable` before the first observation."""
         newest_id, current_round = self._journal.newest_id, self.read_current_state()
         rows = b",".join(
             [self._row_cache.row_json(want, model) for want, model in await self._list_live_rows(current_round)]
@@ -123,13 +125,16 @@ class AdminService:
         )
 
     async def get_model(self, name: str) -> AdminModel:
-        """Return the row of a model, by its name or an alias. Raises RoundhouseError `unknown_model`."""
+        """Return the row of a model, by its name or an alias. Raises RoundhouseError `unknown_model`, or
+        `controller_unavailable` before the first observation."""
         current_round = self.read_current_state()
         [(want, model)] = await self._list_live_rows(current_round, self._find(current_round, name).name)
         return AdminModel(**dict(configured_row(want)), **dict(model))
 
     async def get_gpu_memory(self) -> GpuMemoryAnswer:
-        """Return the GPUs with their use, and the memory that each model needs."""
+        """Return the GPUs with their use in MiB, and the GPU memory that each model needs. Without a readable GPU,
+        `gpus` is empty and `error` says why. Raises RoundhouseError `controller_unavailable` before the first
+        observation."""
         current_round = self.read_current_state()
         gpus = gpu_statuses(current_round.observed) or []
         driver = self._gpu_host.get_gpu_driver() or GpuDriver()
@@ -143,11 +148,12 @@ class AdminService:
         )
 
     def resolve_name(self, name: str) -> str:
-        """Return the model's own name for a name or an alias. Raises RoundhouseError `unknown_model`."""
+        """Return the model's own name for a name or an alias. Raises RoundhouseError `unknown_model`, or
+        `controller_unavailable` before the first observation."""
         return self._find(self.read_current_state(), name).name
 
     def resolve_known_name(self, name: str) -> str:
-        """Return the model's own name for an alias of a declared model, else `name` itself.
+        """Return the model's own name for an alias of a declared model, else `name` itself; never raises.
 
         For events and history, which also contain models that are no longer declared.
         """
@@ -204,13 +210,15 @@ class AdminService:
     def load_model(
         self, name: str, params: Mapping[str, LoadValue], replicas: int | None, *, restart: bool = False, actor: str
     ) -> StatementResult:
-        """Load a model: make the statement and wake the reconcile loop. Call `wait_for_load` to wait for the result.
+        """Load a model: put the statement into force, record it, and wake the reconcile loop. Returns at once; call
+        `wait_for_load` to wait for the result. `name` may be an alias.
 
         `params` are the backend's load fields, `replicas` is the number of engines (None means as declared). `restart`
         allows new values for a model that is loaded or loading.
 
         Raises:
-            RoundhouseError: `unknown_model`, `invalid_load_request`, `state_conflict`.
+            RoundhouseError: `unknown_model`, `invalid_load_request`, `state_conflict` (see `decide_load`);
+                `controller_unavailable` before the first observation.
         """
         standing = self._read_standing(name)
         override = decide_load(standing, params, replicas, restart=restart, actor=actor, now=self._clock())
@@ -224,10 +232,11 @@ class AdminService:
         return StatementResult(self._files.revision, override is not None)
 
     def unload_model(self, name: str, *, hold: bool, actor: str) -> StatementResult:
-        """Unload a model: make the statement and wake the reconcile loop. Call `wait_for_unload` to wait for the
-        result.
+        """Unload a model: put the statement into force, record it, and wake the reconcile loop. Returns at once; call
+        `wait_for_unload` to wait for the result. `name` may be an alias.
 
-        With `hold`, requests do not load an autoload model again. Raises RoundhouseError `unknown_model`.
+        With `hold`, requests do not load an autoload model again. Raises RoundhouseError `unknown_model`, or
+        `controller_unavailable` before the first observation.
         """
         override = decide_unload(self._read_standing(name), hold=hold, actor=actor, now=self._clock())
         if override is not None:
@@ -235,8 +244,9 @@ class AdminService:
         return StatementResult(self._files.revision, override is not None)
 
     def reset_model(self, name: str, *, actor: str) -> None:
-        """Drop the override of a model, so that the files alone decide again. Raises RoundhouseError
-        `unknown_model`."""
+        """Drop the override of a model, so that the files alone decide again, and wake the reconcile loop. Does nothing
+        if there is no override. `name` may be an alias. Raises RoundhouseError `unknown_model`, or
+        `controller_unavailable` before the first observation."""
         model_name = self.resolve_name(name)
         if self._files.drop_override(model_name):
             self._record(model_name, actor, "back to what the files say", {"action": "reset"})
@@ -270,9 +280,12 @@ class AdminService:
     async def wait_for_load(
         self, name: str, result: StatementResult, timeout_s: float, *, restart: bool = False
     ) -> tuple[AdminModel, bool]:
-        """Wait at most `timeout_s` seconds for a load. Returns the model's row, and whether the load is done.
+        """Wait for a load, until it is done or `timeout_s` seconds have passed. Returns the model's row, and whether
+        the load is done. `name` is the model's own name, not an alias. While the controller is paused, a load is not
+        waited for.
 
-        With `restart`, the load is done once every wanted replica has the new values.
+        With `restart`, the load is done once every wanted replica has the new values. Up to TAKEN_WITHIN_S more are
+        waited for a round that knows the statement, and as long for the gateways to apply it.
 
         Raises:
             RoundhouseError: `model_failed`, or `state_conflict` where the model was unloaded or removed from the files.
@@ -283,10 +296,12 @@ class AdminService:
         return await self.get_model(name), is_done
 
     async def wait_for_unload(self, name: str, result: StatementResult, timeout_s: float) -> tuple[AdminModel, bool]:
-        """Wait at most `timeout_s` seconds for an unload. Returns the model's row, and whether the unload is done.
+        """Wait for an unload, until it is done or `timeout_s` seconds have passed. Returns the model's row, and whether
+        the unload is done. See `wait_for_load` for `name`, the time, and a paused controller.
 
         Raises:
-            RoundhouseError: `state_conflict` where the model was loaded again.
+            RoundhouseError: `state_conflict` where the model was loaded again by an operator, or was removed from the
+                files. A load by a request (autoload) counts as done.
         """
         is_done = await self._wait_for_round(
             lambda current_round: _unload_is_done(current_round, name), result.revision, timeout_s
