@@ -45,7 +45,7 @@ _LONGEST_ID = len(str(LARGEST_ID))
 
 
 def declare(app: FastAPI, journal: EventLog, service: AdminService) -> None:
-    """Add the routes to `app`."""
+    """Add the routes `/v1/admin/events` (a stream) and `/v1/admin/history` to `app`."""
 
     @app.get(
         "/v1/admin/events",

@@ -17,7 +17,8 @@ _TAGS: list[Any] = ["admin"]
 
 
 def declare(app: FastAPI, service: AdminService, logs: LogReader) -> None:
-    """Add the route to `app`."""
+    """Add the route `/v1/admin/models/{name}/logs` to `app`. Call before `admin_models.declare`, whose route of one
+    model would match its paths too."""
 
     @app.get(
         "/v1/admin/models/{name:path}/logs",

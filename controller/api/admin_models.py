@@ -47,7 +47,8 @@ _TAGS: list[Any] = ["admin"]
 
 
 def declare(app: FastAPI, service: AdminService) -> None:
-    """Add the routes to `app`."""
+    """Add the routes `/v1/admin/models...` and `/v1/admin/gpu-memory` to `app`. Call last of the routes below
+    `/v1/admin/models`."""
 
     @app.get(
         "/v1/admin/models",

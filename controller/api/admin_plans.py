@@ -17,7 +17,7 @@ _TAGS: list[Any] = ["admin"]
 
 
 def declare(app: FastAPI, controller: Controller) -> None:
-    """Add the routes to `app`."""
+    """Add the routes `/v1/admin/plan` (GET and POST) and `/v1/admin/drift` to `app`."""
 
     @app.get("/v1/admin/plan", tags=_TAGS, summary="The plan", response_model=PlanView, responses=error_responses())
     async def plan() -> PlanView:

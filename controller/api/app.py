@@ -16,7 +16,8 @@ from controller.assembly import Controller
 
 
 def create_app(controller: Controller, registry: CollectorRegistry) -> FastAPI:
-    """Build the application with all routes of the controller. `registry` holds the metrics that `/metrics` exposes."""
+    """Build the ASGI application with all routes of the controller and their error handlers, without authentication.
+    `registry` holds the metrics that `/metrics` exposes."""
     app = FastAPI(
         title="Roundhouse admin API",
         version=__version__,

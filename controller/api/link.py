@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def declare(app: FastAPI, controller: Controller, hub: GatewayHub) -> None:
-    """Add the WebSocket route of the link to `app`."""
+    """Add the WebSocket route `/internal/link`, through which gateways connect, to `app`."""
 
     @app.websocket("/internal/link")
     async def link(socket: WebSocket) -> None:
@@ -26,7 +26,8 @@ def declare(app: FastAPI, controller: Controller, hub: GatewayHub) -> None:
 
 
 class GatewayLink:
-    """One gateway's connection. `hub` has the routing tables to send; `reports` takes what the gateway sends."""
+    """One gateway's connection. Sends it the routing tables of `hub`, and passes its reports to `controller`. The
+    socket is accepted already."""
 
     def __init__(self, socket: WebSocket, controller: Controller, hub: GatewayHub) -> None:
         self._socket = socket
@@ -35,7 +36,8 @@ class GatewayLink:
         self._gateway_id: str | None = None
 
     async def run(self) -> None:
-        """Serve the link until the gateway disconnects. The first report tells the hub which gateway it is."""
+        """Serve the link until the gateway disconnects, which raises nothing. The first report tells the hub which
+        gateway it is; a report that cannot be read is logged and ignored. Call once."""
         sender = asyncio.create_task(self._send_tables())
         try:
             await self._take_reports()

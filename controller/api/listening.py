@@ -30,7 +30,11 @@ class _Server(uvicorn.Server):
 
 
 def open_listener(address: Path | tuple[str, int]) -> socket.socket:
-    """Bind a socket to a path or to (host, port). Only the owner may connect to a unix socket. Raises OSError."""
+    """Bind a socket to a path or to (host, port), without blocking mode; the caller closes it. Whatever file is at the
+    path is replaced, and only the owner may connect to it. A TCP socket listens already, a unix socket not yet.
+
+    Raises OSError where the address is taken or may not be bound.
+    """
     if isinstance(address, Path):
         # This process holds the state folder's lock, so the process that left this socket has ended.
         address.unlink(missing_ok=True)
@@ -50,9 +54,11 @@ def open_listener(address: Path | tuple[str, int]) -> socket.socket:
 
 
 class ListeningServer:
-    """HTTP server of an ASGI app, running from construction until `close`.
+    """HTTP server of an ASGI app, running from construction, which needs a running event loop, until `close`. Takes
+    over `listener`, which `open_listener` made for `address`.
 
-    A unix socket whose file was deleted or replaced is opened again. Connections made through the old file continue.
+    A unix socket whose file was deleted or replaced is opened again within about RECHECK_S seconds. Connections made
+    through the old file continue.
     """
 
     def __init__(self, app: Any, address: Path | tuple[str, int], listener: socket.socket) -> None:
@@ -88,7 +94,8 @@ class ListeningServer:
             self._serve(listener)
 
     async def close(self) -> None:
-        """Stop accepting connections, and end the existing ones."""
+        """Stop accepting connections, end the existing ones without waiting for their answers, and return once the
+        server has ended. Call once."""
         if self._watch_task is not None:
             self._watch_task.cancel()
             with suppress(asyncio.CancelledError):

@@ -33,10 +33,10 @@ Name = Annotated[
 
 
 async def check_parameters(request: HTTPConnection) -> None:
-    """Refuse query parameters that the route does not declare, such as a typo of `wait`. For HTTP requests and
-    WebSockets.
+    """FastAPI dependency that refuses query parameters that the route does not declare, such as a typo of `wait`. For
+    HTTP requests and WebSockets.
 
-    Raises RoundhouseError `schema_violation`.
+    Raises RoundhouseError `schema_violation`, whose `param` is the first unknown one.
     """
     dependant = getattr(request.scope.get("route"), "dependant", None)
     known_names = {field.alias for field in dependant.query_params} if dependant is not None else set()
@@ -47,8 +47,8 @@ async def check_parameters(request: HTTPConnection) -> None:
 
 
 def error_responses(*codes: str) -> dict[int | str, dict[str, Any]]:
-    """Return the OpenAPI `responses` of a route for these error codes, by status, and for the codes that every route
-    has."""
+    """Return the OpenAPI `responses` of a route: by HTTP status, what these error codes mean, and those that every
+    route has (`schema_violation`, `internal_error`, `controller_unavailable`). Raises KeyError for an unknown code."""
     by_status: dict[int | str, list[str]] = {}
     for code in dict.fromkeys((*codes, "schema_violation", "internal_error", "controller_unavailable")):
         by_status.setdefault(ERROR_CODES[code].status, []).append(code)
@@ -65,7 +65,8 @@ def _documented_response(codes: list[str]) -> dict[str, Any]:
 
 
 def declare_errors(app: FastAPI) -> None:
-    """Install exception handlers, so that every error is answered in the error envelope."""
+    """Install exception handlers on `app`, so that every error is answered in the error envelope; an unforeseen one as
+    `internal_error`, after which uvicorn logs it."""
 
     @app.exception_handler(RoundhouseError)
     async def own(request: Request, error: RoundhouseError) -> Response:

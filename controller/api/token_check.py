@@ -17,7 +17,8 @@ OPEN_PATHS: Final = frozenset({"/internal/health", "/metrics"})
 
 
 class TokenCheck:
-    """ASGI middleware that refuses every request and every WebSocket without the gateway token."""
+    """ASGI middleware that refuses every request and every WebSocket without the gateway token, except for
+    OPEN_PATHS."""
 
     def __init__(self, app: AsgiApp, token: GatewayToken) -> None:
         self._app = app

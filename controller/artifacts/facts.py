@@ -19,8 +19,9 @@ class ArtifactError(ValueError):
 
 
 def show_text(text: str) -> str:
-    """Return a text from a model file in a form that is safe in an error message: shortened, with control characters,
-    lone surrogates and direction marks escaped."""
+    """Return a text from a model file in a form that is safe in an error message: LONGEST_SHOWN characters and `...` at
+    most, and, where a character is not printable (control characters, lone surrogates, direction marks), all in ASCII
+    with escapes."""
     shown = text if text.isprintable() else ascii(text[:LONGEST_SHOWN])
     return shown if len(shown) <= LONGEST_SHOWN else shown[:LONGEST_SHOWN] + "..."
 
@@ -34,7 +35,8 @@ class Gguf:
     architecture: str
     """`general.architecture`, the prefix of the architecture's own metadata keys."""
     fields: Mapping[str, Field]
-    """Metadata by full key. Arrays of texts (the vocabulary), long texts and long arrays are left out."""
+    """Metadata by full key. Arrays of texts (the vocabulary), texts above 65,535 bytes and arrays above 4,096 elements
+    are left out."""
     blocks: tuple[int, ...]
     """Bytes of the weights of each block (`blk.N.`), in order."""
     embedding: int
@@ -57,13 +59,13 @@ class Gguf:
         return sum(self.blocks) + self.embedding + self.output + self.rest
 
     def get_number(self, name: str, default: int | None = None) -> int | None:
-        """Return the integer of a metadata key without the architecture's prefix, or the largest of an array. `default`
-        where the key is missing."""
+        """Return the integer of a metadata key, given without the architecture's prefix; of an array, the largest.
+        `default` where the key is missing or holds no integer of 0 or more."""
         return max(self.get_numbers(name), default=default)
 
     def get_numbers(self, name: str) -> tuple[int, ...]:
-        """Return the integers of a metadata key without the architecture's prefix: one, or one per block. Empty where
-        the key is missing."""
+        """Return the integers of a metadata key, given without the architecture's prefix: one, or one per block.
+        Negative ones are left out. Empty where the key is missing or holds no integer."""
         value = self.fields.get(f"{self.architecture}.{name}")
         values = value if isinstance(value, tuple) else (value,)
         return tuple(int(each) for each in values if isinstance(each, int) and each >= 0)
@@ -91,18 +93,19 @@ class Ct2:
     size: int
     """Bytes of all files of the model."""
     matrices: Mapping[str, int]
-    """Bytes of the variables with two or more dimensions, by element type (`f32`, `i8`)."""
+    """Bytes of the weights with two or more dimensions, by element type (`f32`, `i8`)."""
     vectors: Mapping[str, int]
-    """Bytes of the other variables (biases, norms, scales), by element type."""
+    """Bytes of all other weights (biases, norms, scales), by element type."""
     longest_token: int | None = None
     """As `Gguf.longest_token`, from the model's `tokenizer.json`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SizedArtifact:
-    """A model file or folder of which only the size is known."""
+    """A model file or folder of a kind that is not read any further: only its size is known."""
 
     size: int
+    """Bytes of all files of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,7 @@ Artifact = Gguf | HfFolder | Ct2 | SizedArtifact | UnreadArtifact
 
 
 def longest_token_at(path: str, artifacts: Mapping[str, Artifact]) -> int | None:
-    """Return the maximum number of text bytes that one token of the model at `path` stands for. None means unknown."""
+    """Return the maximum number of text bytes that one token of the model at `path`, a key of `artifacts`, stands for.
+    None means unknown, also where there is no such artifact."""
     artifact = artifacts.get(path)
     return artifact.longest_token if isinstance(artifact, Gguf | HfFolder | Ct2) else None

@@ -39,7 +39,7 @@ class TooShort(Exception):  # noqa: N818 - no error: the caller reads more and p
 
 @dataclass(frozen=True, slots=True)
 class GgufHead:
-    """Parsed head of one GGUF file."""
+    """Parsed head (metadata and list of tensors) of one GGUF file, as `parse_head` returns it."""
 
     fields: Mapping[str, Field]
     """Metadata by full key, as `Gguf.fields`."""
@@ -107,7 +107,8 @@ class _Reader:
 
 
 def parse_head(data: bytes) -> GgufHead:
-    """Parse the head at the beginning of `data`.
+    """Parse the head at the beginning of `data`, the first bytes of a GGUF file. The file's end is not checked (see
+    `measure_tensors`).
 
     Raises:
         TooShort: the head continues after `data`; call again with more bytes.
@@ -211,7 +212,8 @@ def _read_tensor(reader: _Reader) -> tuple[str, tuple[int, tuple[int, ...]]]:
 
 
 def build_gguf(heads: Sequence[tuple[GgufHead, int]]) -> Gguf:
-    """Combine the heads of one model's files, each with its file's size in bytes: one file, or a split set in order.
+    """Combine the heads of one model's files, each with its file's size in bytes: one file, or a split set in order. At
+    least one; metadata and vocabulary are those of the first.
 
     Raises:
         ArtifactError: the head names no architecture, a file of the set is missing, or a file ends before its tensors.
@@ -251,10 +253,10 @@ def _part_name(name: str) -> str:
 
 
 def measure_tensors(head: GgufHead, size: int) -> list[tuple[str, int]]:
-    """Return (name, bytes) of each tensor of a file of `size` bytes.
+    """Return (name, bytes) of each tensor of a file of `size` bytes, in the order of the file.
 
-    A tensor reaches from its offset to that of the next tensor, whatever its quantization. Raises ArtifactError where
-    the file ends before its tensors.
+    A tensor reaches from its offset to that of the next tensor, or to the end of the file, whatever its quantization;
+    padding counts. Raises ArtifactError where the last tensor begins at or after the end of the file.
     """
     in_order = sorted((offset, name) for name, (offset, _) in head.tensors.items())
     starts = [head.data_start + offset for offset, _ in in_order]

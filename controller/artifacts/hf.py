@@ -38,7 +38,7 @@ def head_length(data: bytes, size: int) -> int:
 
 
 def tensor_bytes(head: bytes, data_size: int) -> dict[str, int]:
-    """Sum the bytes of a safetensors file's tensors by element type, in lower case. `head` is the JSON header,
+    """Sum the bytes of a safetensors file's tensors by element type, in lower case (`bf16`). `head` is the JSON header,
     `data_size` the number of bytes after it.
 
     Raises ArtifactError where the header is damaged or the file is cut off.
@@ -63,8 +63,8 @@ def tensor_bytes(head: bytes, data_size: int) -> dict[str, int]:
 
 
 def text_config(data: bytes) -> Mapping[str, object]:
-    """Return the part of a `config.json` that describes the text model, merged over the top-level fields; only these
-    where it has no such part. Raises ArtifactError as `json_object`."""
+    """Return the fields of a `config.json`, in which those of the part that describes the text model (`text_config` or
+    the like), if there is one, override the top-level ones. Raises ArtifactError as `json_object`."""
     config = json_object(data)
     for name in _TEXT_MODELS:
         inner = config.get(name)
@@ -74,11 +74,11 @@ def text_config(data: bytes) -> Mapping[str, object]:
 
 
 def find_custom_code(data: bytes) -> str | None:
-    """Return the first class that an `auto_map` names, at any depth of a `config.json` or the like. None means that
-    there is none.
+    """Return the first class that an `auto_map` names, at any depth of a `config.json` or the like, shortened and
+    escaped for messages. None means that there is none.
 
     Such code comes with the model. transformers imports it where remote code is trusted, and vLLM did so where it was
-    not trusted (CVE-2025-66448, CVE-2026-22807). Raises ArtifactError.
+    not trusted (CVE-2025-66448, CVE-2026-22807). Raises ArtifactError as `json_object`.
     """
     values: list[object] = [json_object(data)]
     while values:
@@ -99,7 +99,8 @@ def _first_text(value: object) -> str:
 
 
 def shard_names(index: bytes) -> frozenset[str]:
-    """Return the file names in a `model.safetensors.index.json`. Raises ArtifactError."""
+    """Return the file names in a `model.safetensors.index.json`, without checking that they exist. Raises ArtifactError
+    where it has no `weight_map` of texts, and as `json_object`."""
     files = json_object(index).get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
         raise ArtifactError("has no `weight_map`")
@@ -107,7 +108,7 @@ def shard_names(index: bytes) -> frozenset[str]:
 
 
 def json_object(data: bytes) -> dict[str, Any]:
-    """Parse a JSON object. Raises ArtifactError where the text is not one, or has so many values that it would fill the
+    """Parse a JSON object. Raises ArtifactError where `data` is not one, or has so many values that it would fill the
     memory."""
     if sum(data.count(mark) for mark in (b",", b"[", b"{")) > _MOST_VALUES:
         raise ArtifactError(f"holds more than {_MOST_VALUES:,} values")

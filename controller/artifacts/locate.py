@@ -19,15 +19,15 @@ class LocatedPath:
     path: Path
     """`root` joined with the rest of the declared path, which may contain symbolic links."""
     searched_roots: tuple[Path, ...]
-    """The models folders that were searched."""
+    """The models folders, resolved, in which the path may lie by its text; all of them for a relative path."""
 
 
 def locate_path(roots: ModelRoots, path: str) -> LocatedPath:
-    """Resolve a model path to a models folder and a place in it.
+    """Resolve a model path to a models folder and a place in it, which need not exist.
 
     A relative path means the first models folder that has an entry of that name, or the first folder where none has. An
-    absolute path means the models folders that contain it. Symbolic links below the models folder are not followed, so
-    check the result with `is_inside`.
+    absolute path means the models folders that contain it, in the same way. Symbolic links below the models folder are
+    not followed, so check the result with `is_inside`.
 
     Raises:
         ArtifactError: the path leads out of the models folders.
@@ -47,5 +47,5 @@ def locate_path(roots: ModelRoots, path: str) -> LocatedPath:
 
 
 def is_inside(roots: ModelRoots, target: Path) -> bool:
-    """Return whether `target`, a path without symbolic links, lies in one of the models folders."""
+    """Return whether `target`, an absolute path without symbolic links, lies in one of the models folders or is one."""
     return any(target.is_relative_to(root) for root in roots.resolve().folders)

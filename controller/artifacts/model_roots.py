@@ -19,7 +19,8 @@ folder."""
 
 @dataclass(frozen=True, slots=True)
 class ModelRoots:
-    """The models folders, at least one. No model path may lead out of them."""
+    """The models folders, at least one, as the setting ROUNDHOUSE_MODELS lists them. No model path may lead out of
+    them. They need not exist."""
 
     folders: tuple[Path, ...]
     """Folders in the order in which a relative model path is searched."""
@@ -33,7 +34,7 @@ class ModelRoots:
 
     def absolute(self) -> ModelRoots:
         """Return the folders as absolute paths without duplicates, `~` expanded, and with the user's home folder in
-        `home`."""
+        `home` (None where it is not known). Symbolic links stay."""
         folders: dict[str, Path] = {}
         for each in self.folders:
             folder = Path(os.path.expanduser(each)).absolute()  # noqa: PTH111 - Path's own raises where there is no home
@@ -42,7 +43,8 @@ class ModelRoots:
         return ModelRoots(tuple(folders.values()), Path(home) if home.startswith("/") else None)
 
     def resolve(self) -> ModelRoots:
-        """Return the folders with symbolic links resolved."""
+        """Return the folders as absolute paths with symbolic links resolved, which reads the disk. A missing folder is
+        no error."""
         return ModelRoots(tuple(each.resolve() for each in self.folders), self.home)
 
     def __str__(self) -> str:
@@ -54,7 +56,8 @@ class ModelRoots:
         return f"the models folder{'s' if len(self.folders) > 1 else ''} {', '.join(map(str, self.folders))}"
 
     def advise_adding(self, path: PurePath) -> str | None:
-        """Return the setting that adds a models folder for `path`, an absolute path.
+        """Return a phrase for an error message that says with which setting the folder of `path`, an absolute path,
+        becomes a models folder.
 
         None: no folder above `path` can be added (the root folder, a name with a comma or with control characters).
         """
@@ -66,7 +69,8 @@ class ModelRoots:
 
 
 def split_folders(text: str) -> ModelRoots:
-    """Parse a comma-separated list of folders. Raises ValueError where the list names none."""
+    """Parse a comma-separated list of folders, as they are written: `~` and relative paths stay. Raises ValueError
+    where the list names none."""
     folders = tuple(Path(each.strip()) for each in text.split(_SEPARATOR) if each.strip())
     if not folders:
         raise ValueError("names no folder")
@@ -84,7 +88,7 @@ def path_below(path: str, folder: PurePath) -> str | None:
 
 
 def plain_path(path: str) -> str:
-    """Return the path without `.`, `..` and doubled slashes."""
+    """Return the path without `.`, `..` and doubled slashes, by its text alone: symbolic links are not resolved."""
     # normpath keeps two leading slashes, whose meaning POSIX leaves to the system.
     return posixpath.normpath(path).replace("//", "/", 1)
 

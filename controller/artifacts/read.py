@@ -39,8 +39,9 @@ Stamp = tuple[tuple[str, int, int], ...]
 
 
 def list_files(target: Path) -> list[Path]:
-    """Return the files of a model: a file with its external weights, the set of a split file, or all files of a
-    folder."""
+    """Return the files of the model at `target`, in no order: a file with its external weights, the set of a split
+    file, or all files of a folder and its subfolders. A path where nothing is gives the path itself. Raises OSError
+    where a folder cannot be read."""
     if target.is_dir():
         return [file for file in target.rglob("*") if file.is_file()]
     if split := _SPLIT.fullmatch(target.name):
@@ -51,7 +52,8 @@ def list_files(target: Path) -> list[Path]:
 
 
 def files_below(roots: ModelRoots, path: str) -> list[Path]:
-    """Return the files of the model at `path`: its file, its split set, or all files of its folder, sorted by name.
+    """Return the files of the model at `path`, a declared model path: its file, its split set, or all files of its
+    folder, sorted by name. A path where nothing is gives that path, and no error.
 
     Raises:
         ArtifactError: the path leads out of the models folders, or cannot be read.
@@ -68,8 +70,8 @@ def files_below(roots: ModelRoots, path: str) -> list[Path]:
 
 
 def stamp_of(files: Iterable[Path]) -> Stamp:
-    """Return the stamp of these files, by which a change is detected. Raises ArtifactError where a file cannot be read
-    or is not a regular file."""
+    """Return the stamp of these files, in their order, by which a change is detected. Raises ArtifactError where a file
+    is missing, cannot be read or is not a regular file."""
     try:
         stats = [(str(file), file.stat()) for file in files]
     except (OSError, ValueError) as error:
@@ -81,7 +83,12 @@ def stamp_of(files: Iterable[Path]) -> Stamp:
 
 
 def read_artifact(path: str, files: list[Path]) -> Artifact:
-    """Read the facts of the model at `path` from its files. UnreadArtifact names the file that is wrong, and how."""
+    """Read the facts of the model at `path` from its `files`, as `files_below` returns them. Blocks on the disk: reads
+    the heads of large files, and whole JSON files.
+
+    Never raises for a bad file: UnreadArtifact names the file that is wrong, and how. SizedArtifact is for kinds that
+    are not read.
+    """
     folder = min((file.parent for file in files), key=lambda each: len(each.parts), default=Path())
     size: int | None = None
     try:
@@ -107,10 +114,10 @@ def read_artifact(path: str, files: list[Path]) -> Artifact:
 
 
 def read_custom_code(folder: Path) -> tuple[str, str] | None:
-    """Return the file name and the class of Python code that comes with the model in `folder`. None means that there is
-    none.
+    """Return the file name and the class of Python code that comes with the model in `folder`, by the JSON files
+    directly in it. None means that there is none, or that `folder` is no folder.
 
-    Raises ArtifactError.
+    Raises ArtifactError where a file cannot be read or is not a JSON object, OSError where the folder cannot be listed.
     """
     files = folder.iterdir() if folder.is_dir() else ()
     for file in sorted(file for file in files if file.name.endswith(_CONFIGURATION) and file.is_file()):

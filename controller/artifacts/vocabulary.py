@@ -34,7 +34,8 @@ def measure_gguf_vocabulary(model: object, tokens: Iterable[bytes], types: Seque
     """Return the maximum number of text bytes, without white space, that one token stands for.
 
     `model` is `tokenizer.ggml.model`, `tokens` is `tokenizer.ggml.tokens`, `types` the type of each token, or empty
-    where types are unknown. None means that the tokenizer is not known to cover a text byte by byte.
+    where types are unknown. None means that the tokenizer is not known to cover a text byte by byte, also for any
+    `model` but `gpt2` and `llama`.
     """
     if model not in ("gpt2", "llama"):
         return None
@@ -50,9 +51,10 @@ def measure_gguf_vocabulary(model: object, tokens: Iterable[bytes], types: Seque
 
 
 def measure_tokenizer(data: bytes) -> int | None:
-    """Return the same for the content of a `tokenizer.json`. None as in `measure_gguf_vocabulary`.
+    """Return the maximum number of text bytes, without white space, that one token stands for, by the content of a
+    `tokenizer.json`. None means that the tokenizer is not known to cover a text byte by byte.
 
-    Raises ArtifactError where `data` is not JSON, or too large.
+    Raises ArtifactError as `json_object` where `data` is not a JSON object, or too large.
     """
     fields = json_object(data)
     model = fields.get("model")

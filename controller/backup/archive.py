@@ -30,17 +30,18 @@ CHUNK_BYTES: Final = 1024 * 1024
 
 
 def describe_file(path: Path) -> Member:
-    """Return size and SHA-256 of a file. Raises OSError."""
+    """Return size in bytes and SHA-256 of a file, which is read whole. Raises OSError."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return Member(bytes=file.tell(), sha256=digest)
 
 
 def write_archive(path: Path, manifest: Manifest, files: Mapping[str, Path]) -> None:
-    """Write the archive to `path`, which must not exist, and sync it to disk. `files` maps member names to source
-    files.
+    """Write the archive to `path`, which must not exist, readable by its owner alone, and sync it to disk. `files` maps
+    the member names of `manifest` to source files, which must not change meanwhile; nothing compares them with the
+    manifest.
 
-    Raises OSError. The caller must then remove the partial archive.
+    Raises OSError, FileExistsError where `path` exists. The caller must then remove the partial archive.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -65,7 +66,8 @@ def _add(archive: tarfile.TarFile, name: str, size: int, mode: int, at: float, c
 
 
 def verify_archive(file: IO[bytes]) -> Manifest:
-    """Read a whole archive and compare every member with the manifest. Writes nothing.
+    """Read a whole archive from its beginning, compare every member with the manifest, and return the manifest. Writes
+    nothing. `file` must be seekable.
 
     Raises BackupError where the archive cannot be restored, OSError where it cannot be read.
     """
@@ -73,11 +75,14 @@ def verify_archive(file: IO[bytes]) -> Manifest:
 
 
 def read_archive(file: IO[bytes], take: Callable[[str, int, Iterator[bytes]], None]) -> Manifest:
-    """Read a whole archive and call `take` with each member's name, permissions and chunks of content.
+    """Read a whole archive from its beginning, call `take` with each member's name, permissions and chunks of content,
+    and return the manifest. `file` must be seekable.
 
     Keep what `take` received only once this returns: a member's digest is checked at the member's end, and the
-    archive's checksum at the end of the file. `take` may leave content unread. Raises BackupError, OSError, and what
-    `take` raises.
+    archive's checksum at the end of the file. `take` may leave content unread.
+
+    Raises BackupError where the archive is not one of Roundhouse, newer, damaged or incomplete, OSError where it cannot
+    be read, and what `take` raises; a ValueError of `take` becomes DamagedArchiveError.
     """
     file.seek(0)
     with _as_damage(), gzip.GzipFile(fileobj=file, mode="rb") as unpacked:

@@ -33,7 +33,8 @@ RESPONSES: Final = RESPONSES_NAME
 
 
 class BackupError(Exception):
-    """A backup cannot be made or restored. The message is for the operator."""
+    """A backup cannot be made or restored. The message is for the operator; in the subclasses its subject is the
+    archive."""
 
 
 class ForeignArchiveError(BackupError):
@@ -99,7 +100,8 @@ class MemberPlace:
 
 
 def parse_member(member: str) -> MemberPlace:
-    """Return the place of an archive member. Raises ForeignArchiveError where no backup contains such a member."""
+    """Return the place in an installation of an archive member. Raises ForeignArchiveError where no backup contains
+    such a member, for example one with a path out of its folder."""
     folder, _, name = member.partition("/")
     is_known = (
         (folder == STATE_FOLDER and name in (*STATE_FILES, JOURNAL))
@@ -112,10 +114,11 @@ def parse_member(member: str) -> MemberPlace:
 
 
 def parse_manifest(content: Mapping[str, object]) -> Manifest:
-    """Validate the content of `manifest.json` and return the manifest.
+    """Validate the content of `manifest.json`, decoded, and return the manifest.
 
     Raises:
-        ForeignArchiveError: another program wrote the archive, or it contains a member that no backup contains.
+        ForeignArchiveError: another program wrote the archive, a field is missing or wrong, or it lists a member that
+            no backup contains.
         NewerArchiveError: a newer Roundhouse wrote the archive.
     """
     if content.get("format") != FORMAT:

@@ -37,7 +37,7 @@ _NO_STATE: Final = (LOCK_NAME, "up.lock", "lost+found")
 
 
 class OccupiedError(BackupError):
-    """The destination contains files already, and `force` was not given."""
+    """The destination of a restore contains files already, and `force` was not given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,11 @@ class RestoreFolders:
     """Folder of the desired-state files."""
 
     def folder_of(self, place: MemberPlace) -> Path:
-        """Return the destination folder of a member."""
+        """Return the destination folder of a member, which need not exist."""
         return {STATE_FOLDER: self.state, RESPONSES_FOLDER: self.responses, DESIRED_FOLDER: self.desired}[place.folder]
 
     def path_of(self, place: MemberPlace) -> Path:
-        """Return the destination file of a member."""
+        """Return the destination file of a member, which need not exist."""
         return self.folder_of(place) / place.name
 
 
@@ -65,7 +65,7 @@ class Restored:
     """Result of a restore: which files were written, and which were moved aside."""
 
     written_files: list[Path] = field(default_factory=list)
-    """Files that were restored."""
+    """Files that were restored, without desired-state files that were there already with the same content."""
     aside_files: list[Path] = field(default_factory=list)
     """Earlier files under their new names, which end in ASIDE_SUFFIX."""
     keeps_identity: bool = False
@@ -73,9 +73,10 @@ class Restored:
 
 
 def check_vacant(manifest: Manifest, folders: RestoreFolders) -> None:
-    """Check that the destination has no state, no `responses.db`, and no declarations but those of the backup.
+    """Check that the destination has no state, no `responses.db`, and no desired-state files but equal ones of the
+    backup. Missing folders are vacant.
 
-    Raises OccupiedError where it has some, OSError where a folder cannot be read.
+    Raises OccupiedError where it has some, OSError where a folder or file cannot be read.
     """
     try:
         entries = sorted(entry.name for entry in folders.state.iterdir() if entry.name not in _NO_STATE)
@@ -94,14 +95,15 @@ def check_vacant(manifest: Manifest, folders: RestoreFolders) -> None:
 def restore_archive(
     file: IO[bytes], manifest: Manifest, folders: RestoreFolders, *, force: bool, new_identity: bool
 ) -> Restored:
-    """Restore a verified archive. The caller has locked the state folder, and no gateway runs.
+    """Restore an archive that `verify_archive` accepted with this `manifest`. The caller holds the lock of the state
+    folder, and no gateway runs. Missing folders are made.
 
-    With `force`, existing files are moved aside, to names that end in ASIDE_SUFFIX; an existing identity stays, because
-    running engines are known by it. With `new_identity`, the archive's identity is left out, so that the controller
-    creates a new one.
+    With `force`, existing files are moved aside, to names that end in ASIDE_SUFFIX, over those of an earlier restore;
+    without it, `check_vacant` must pass. An existing identity stays, because running engines are known by it. With
+    `new_identity`, the archive's identity is left out, so that the controller creates a new one.
 
-    Raises BackupError or OSError. The previous files are then still in place, unless the disk failed between two
-    renames.
+    Raises BackupError (OccupiedError without `force`) or OSError. The previous files are then still in place, unless
+    the disk failed between two renames.
     """
     if not force:
         check_vacant(manifest, folders)

@@ -35,10 +35,12 @@ BUSY_S: Final = 5.0
 
 
 def write_backup(path: Path, *, desired: Path, state: Path, responses: Path, now: float) -> Manifest:
-    """Back up an installation to the file `path`, which is replaced only by a complete archive. `now` is Unix time.
+    """Back up an installation to the file `path`, which is replaced only by a complete archive, and return its
+    manifest. `now` is Unix time. The programs may run meanwhile. Needs room for a copy of all files beside `path`.
 
     `desired`, `state` and `responses` are the folders of the desired-state files, of the controller's state, and of
-    `responses.db`. Raises BackupError, and then leaves no partial file.
+    `responses.db`. Raises BackupError, also where a folder cannot be read or `path` cannot be written, and then leaves
+    no partial file.
     """
     try:
         work_folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))

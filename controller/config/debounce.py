@@ -22,10 +22,11 @@ CONFIRM_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class DebouncedState:
-    """The declarations in force, and those that are about to be removed."""
+    """The declarations in force, and those that are about to be removed. Immutable; each read of the files makes a new
+    one (`debounce`)."""
 
     definitions: Mapping[str, Definition]
-    """Validated definitions by model name."""
+    """Validated definitions by model name, those of missing models included."""
     declared_models: Mapping[str, Mapping[str, Any]]
     """Fields as declared, by the name of each model in force. For a missing model, as last declared."""
     missing: Mapping[str, float] = field(default_factory=dict)
@@ -42,7 +43,8 @@ class DebouncedState:
 
 
 def debounce(previous: DebouncedState | None, parsed: ParsedFolder, now: float) -> DebouncedState | None:
-    """Return the declarations in force after one more read of the files.
+    """Return the declarations in force after one more read of the files at Unix time `now`. `previous` is what the last
+    call returned; None before the first. Files with problems change nothing, but restart the confirmation of removals.
 
     None means that no valid files were ever read. That is not the same as no models: nothing may be planned.
     """

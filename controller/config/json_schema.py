@@ -22,7 +22,7 @@ Schema = dict[str, Any]
 
 
 def files_schema() -> Schema:
-    """Return the schema of one desired-state file."""
+    """Return the JSON Schema of one desired-state file, as a new object."""
     return {
         "$schema": DIALECT,
         "title": "Roundhouse: desired state",
@@ -58,7 +58,8 @@ def schema_text() -> str:
 
 
 def definition_schema(engine: Engine[Any]) -> Schema:
-    """Return the schema of a model of that backend."""
+    """Return the JSON Schema of a model's definition for that backend. It refuses unknown fields, requires none, and
+    allows null for each."""
     fields = {
         **_field_schemas(engine.definition),
         "backend": {"enum": [engine.name, None], "description": _description("backend")},

@@ -40,7 +40,8 @@ class ValidatedKeys:
 
 
 def validate_keys(merged_table: Table) -> ValidatedKeys:
-    """Validate every key of the merged files. Files without `keys`, or with an empty mapping, declare none."""
+    """Validate every key of the merged files. Files without `keys`, or with an empty mapping, declare none. Never
+    raises: every fault is a problem of the result, and no message shows a secret."""
     entry = merged_table.entries.get("keys")
     if entry is None or is_null(entry.node):
         return ValidatedKeys()

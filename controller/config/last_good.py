@@ -27,7 +27,8 @@ FILE_NAME: Final = "desired.json"
 
 
 class LastGoodError(Exception):
-    """The stored declarations exist and cannot be used. The message is for the operator."""
+    """The stored declarations exist and cannot be read, are not valid, or are of a newer version. The message is for
+    the operator."""
 
 
 class _LastGoodDocument(BaseModel):
@@ -45,7 +46,7 @@ def save_last_good(
     keys: Mapping[str, Mapping[str, Any]],
     now: float,
 ) -> None:
-    """Store the declared models and keys, each by name with its fields. `now` is Unix time.
+    """Store the declared models and keys, each by name with its fields, in the state folder. `now` is Unix time.
 
     Raises OSError (disk full, folder gone); the previous file then stays.
     """
@@ -54,7 +55,11 @@ def save_last_good(
 
 
 def load_last_good(state_folder: Path, roots: ModelRoots) -> DebouncedState | None:
-    """Load and validate the stored declarations. None means that none were ever stored. Raises LastGoodError."""
+    """Load the stored declarations and validate them as this version does. None means that none were ever stored.
+    `roots` are absolute.
+
+    Raises LastGoodError where they cannot be read or are not valid; the caller goes on without them.
+    """
     path = state_folder / FILE_NAME
     try:
         content = path.read_bytes()

@@ -14,7 +14,8 @@ from controller.config.tree import Entry, Node, Table
 
 
 def merge_nodes(earlier: Node, later: Node) -> Node:
-    """Merge two values of the same key. Mappings are merged deeply; of other values `later` wins."""
+    """Return the merge of two values of the same key. Mappings are merged deeply; of other values `later` wins. Neither
+    is changed."""
     if not isinstance(later, Table) or later.is_replacement:
         return later
     if not isinstance(earlier, Table):
@@ -23,7 +24,8 @@ def merge_nodes(earlier: Node, later: Node) -> Node:
 
 
 def merge_tables(earlier: Table, later: Table) -> Table:
-    """Merge two mappings. A key that both have is placed where the later one writes it."""
+    """Return the merge of two mappings, value by value as `merge_nodes`. Neither is changed. A key that both have keeps
+    its position, and has the file and line of the later one."""
     entries = dict(earlier.entries)
     for key, entry in later.entries.items():
         earlier_entry = entries.get(key)
@@ -34,7 +36,7 @@ def merge_tables(earlier: Table, later: Table) -> Table:
 
 
 def merge_all(tables: Iterable[Table]) -> Table:
-    """Merge any number of files in order, the last one strongest."""
+    """Return the merge of any number of files in order, the last one strongest; an empty table for none."""
     merged_table = Table()
     for table in tables:
         merged_table = merge_tables(merged_table, table)

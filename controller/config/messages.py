@@ -28,7 +28,8 @@ _NAME_WORDS: Final[Mapping[str, str]] = {
 
 
 def suggest_name(word: str, known_words: Iterable[str]) -> str:
-    """Return `; did you mean ...?` for the known word that is most similar, or an empty text."""
+    """Return `; did you mean ...?` for the known word that is most similar, to append to a message, or an empty text
+    where none is similar."""
     words = sorted(known_words)
     near_words = difflib.get_close_matches(word.lower(), words, n=1, cutoff=0.6)
     near_words = near_words or [each for each in words if each.endswith(f"_{word.lower()}")]
@@ -36,7 +37,7 @@ def suggest_name(word: str, known_words: Iterable[str]) -> str:
 
 
 def kind_of(value: object) -> str:
-    """Return the kind of a value in words, such as `a number`."""
+    """Return the kind of a value from YAML or JSON in words, such as `a number`."""
     if isinstance(value, bool):
         return "true or false"
     if isinstance(value, (int, float)):
@@ -49,7 +50,8 @@ def kind_of(value: object) -> str:
 
 
 def shown_value(value: object) -> str:
-    """Return the value for an error message where it is short and simple, else its kind."""
+    """Return the value for an error message: a number or boolean as it is, a text of 60 printable characters at most in
+    backquotes with secrets masked, of anything else the kind."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (int, float)):
@@ -135,10 +137,12 @@ _WORDS: Final[Mapping[str, _Words]] = {
 
 
 def explain_errors(error: ErrorDetails, *, is_hidden: bool | None = None) -> str:
-    """Return one error as the second half of a sentence whose first half names the field.
+    """Return one error of pydantic as the second half of a sentence whose first half names the field, such as `must be
+    a number, is null`.
 
     The message shows the value unless it is a secret; then it shows the kind of the value. `is_hidden` says whether the
-    value is a secret; None decides by the field's name.
+    value is a secret; None decides by the field's name and the value. An error type without words of its own gets
+    pydantic's message.
     """
     describe = _WORDS.get(error["type"])
     if describe is None:

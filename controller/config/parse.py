@@ -55,7 +55,8 @@ class ParsedFolder:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One file of a snapshot as read, before it is merged with the others."""
+    """One file of a snapshot as read, before it is merged with the others. Immutable, so that an unchanged file's
+    document can be used again."""
 
     content: bytes
     table: Table | None
@@ -67,8 +68,9 @@ class Document:
 def read_documents(
     snapshot: FolderSnapshot, known: Mapping[str, Document] = MappingProxyType({})
 ) -> dict[str, Document]:
-    """Read each file of the snapshot, by its path. A file with the path and the bytes of a document of `known` is that
-    document: reading is most of the work of `parse_folder`, and depends on nothing else."""
+    """Parse each file of the snapshot, and return the documents by path. Never raises: faults are problems of the
+    document. A file with the path and the bytes of a document of `known` is that document: reading is most of the work
+    of `parse_folder`, and depends on nothing else."""
     documents: dict[str, Document] = {}
     for name, content in snapshot.files.items():
         path = snapshot.path_of(name)
@@ -87,7 +89,8 @@ def parse_folder(snapshot: FolderSnapshot, roots: ModelRoots) -> ParsedFolder:
 
 
 def parse_documents(snapshot: FolderSnapshot, documents: Mapping[str, Document], roots: ModelRoots) -> ParsedFolder:
-    """Do the rest of `parse_folder`, with the documents that `read_documents` returned for the snapshot."""
+    """Merge and validate documents that `read_documents` returned for this snapshot. `roots` are absolute. Never
+    raises: every fault is a problem of the result. See `parse_folder`."""
     problems = [*snapshot.problems, *(problem for each in documents.values() for problem in each.problems)]
     tables = [each.table for each in documents.values() if each.table is not None]
     if snapshot.problems or len(tables) < len(snapshot.files):
@@ -145,5 +148,6 @@ def _find_models(snapshot: FolderSnapshot, merged_table: Table) -> Table | Probl
 
 
 def redact_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
-    """Return the problems with secrets in their messages masked. Every reader of files returns only such problems."""
+    """Return the problems with secrets in their messages masked, in the same order. Every reader of files returns only
+    such problems."""
     return tuple(each.model_copy(update={"message": mask_text(each.message)}) for each in problems)

@@ -10,18 +10,19 @@ from controller.artifacts.model_roots import ModelRoots, path_below, plain_path
 
 
 class PathRefusedError(ValueError):
-    """The declared path cannot be used. The message says why."""
+    """The declared path cannot be used. The message says why, without the name of the field."""
 
 
 def normalize_model_path(declared_path: str, roots: ModelRoots) -> str:
-    """Return the canonical form of a declared path, with `~` expanded, without `.` and doubled slashes. `roots` are
-    absolute.
+    """Return the canonical form of a declared path: `~` expanded, without `.` and doubled slashes. `roots` are
+    absolute. The disk is not read: the file need not exist.
 
     A path is relative where it is declared so, or lies below the first models folder; else it is absolute. Therefore
     adding a models folder changes no existing path, and no spec hash.
 
     Raises:
-        PathRefusedError: the path leads out of the models folders, or names none of their files.
+        PathRefusedError: the path holds `..` or unprintable characters, leads out of the models folders, names one of
+            these itself, or begins with a `~` that cannot be expanded.
     """
     if not declared_path.isprintable():
         raise PathRefusedError("a path holds printable characters only")

@@ -22,14 +22,15 @@ MAX_FILE_BYTES: Final = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class FolderSnapshot:
-    """Result of reading the folder once. With problems the content of the folder is unknown, which is not the same as
-    empty."""
+    """Content of the folder's files at one reading. With problems the content of the folder is unknown, which is not
+    the same as empty."""
 
     folder: str
     """Path of the folder as the operator gave it. Problems name files below it."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """File name to content, in merge order."""
     problems: tuple[Problem, ...] = ()
+    """Files that could not be read, or the folder; empty if all were read."""
 
     def path_of(self, name: str) -> str:
         """Return the path of a file as problems show it."""
@@ -37,8 +38,8 @@ class FolderSnapshot:
 
 
 def is_read(name: str) -> bool:
-    """Return whether a file of this name belongs to the desired state. Hidden files belong to editors and version
-    control."""
+    """Return whether a file of this name belongs to the desired state, by its suffix: no hidden file, which belong to
+    editors and version control, and not SCHEMA_FILE."""
     return name.endswith(SUFFIXES) and not name.startswith(".") and name != SCHEMA_FILE
 
 
@@ -48,8 +49,8 @@ def merge_order(name: str) -> tuple[bool, str]:
 
 
 def read_folder(path: Path) -> FolderSnapshot:
-    """Read every desired-state file directly in the folder. Never raises: what cannot be read is a problem of the
-    snapshot."""
+    """Read every desired-state file directly in the folder, of MAX_FILE_BYTES at most each. Subfolders are left out.
+    Never raises: what cannot be read is a problem of the snapshot."""
     folder = str(path)
     try:
         names = sorted((entry.name for entry in path.iterdir() if is_read(entry.name)), key=merge_order)

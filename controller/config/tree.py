@@ -28,7 +28,7 @@ class Scalar:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A list."""
+    """A list of the files, with the place of its beginning."""
 
     items: tuple[Node, ...]
     place: SourcePlace
@@ -44,7 +44,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A mapping with string keys, in the order of the file."""
+    """A mapping with string keys, in the order of the file, with the place of its beginning."""
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
     place: SourcePlace = SourcePlace("")
@@ -53,7 +53,7 @@ class Table:
     `merge`)."""
 
     def get(self, key: str) -> Node | None:
-        """Return the value of a key. None means that the key is absent."""
+        """Return the value of a key, which may be a null (`is_null`). None means that the key is absent."""
         entry = self.entries.get(key)
         return entry.node if entry is not None else None
 
@@ -66,12 +66,12 @@ Node: TypeAlias = Scalar | Listing | Table
 
 
 def is_null(node: Node) -> bool:
-    """Return whether the node is null, which removes its key."""
+    """Return whether the node is a null, which removes its key where files are merged."""
     return isinstance(node, Scalar) and node.value is None
 
 
 def to_plain_value(node: Node) -> Plain:
-    """Return the value without places. Keys with null are left out; nulls in lists stay."""
+    """Return the value without places, as new lists and dicts. Keys with null are left out; nulls in lists stay."""
     if isinstance(node, Scalar):
         return node.value
     if isinstance(node, Listing):
@@ -80,7 +80,7 @@ def to_plain_value(node: Node) -> Plain:
 
 
 def with_place(value: Plain, place: SourcePlace) -> Node:
-    """Return a tree of the value in which every node has the same place."""
+    """Return the tree of a plain value, in which every node has the same place. The reverse of `to_plain_value`."""
     if isinstance(value, list):
         return Listing(tuple(with_place(item, place) for item in value), place)
     if isinstance(value, dict):
@@ -104,7 +104,7 @@ def place_of(table: Table, path: Sequence[str | int]) -> SourcePlace:
 
 
 def known_part(table: Table, path: Sequence[str | int]) -> tuple[str | int, ...]:
-    """Return the longest beginning of `path` that exists in the table."""
+    """Return the longest beginning of `path` that exists in the table; empty if its first step does not."""
     node: Node = table
     for count, step in enumerate(path):
         if isinstance(node, Table) and isinstance(step, str) and step in node.entries:

@@ -37,8 +37,8 @@ class ValidatedModels:
 
 
 def validate_models(models: Table, roots: ModelRoots) -> ValidatedModels:
-    """Validate every model of the merged `models` table. `roots` are absolute; absolute model paths must lie below one
-    of them."""
+    """Validate every model of the merged `models` table; a model that is null counts as not declared. `roots` are
+    absolute; absolute model paths must lie below one of them. Never raises: every fault is a problem of the result."""
     definitions: dict[str, Definition] = {}
     declared_models: dict[str, Mapping[str, Any]] = {}
     problems: list[Problem] = []
@@ -191,7 +191,8 @@ def _describe_unknown_field(key: str, engine: Engine[Any]) -> str:
 def locate_problem(
     errors: Sequence[ErrorDetails], table: Table
 ) -> Iterator[tuple[tuple[str | int, ...], Sequence[ErrorDetails]]]:
-    """Yield errors with the path in the file that they are about.
+    """Yield the errors of one validation with pydantic, grouped by the path in `table` that they are about: each path
+    with the errors that one message should explain together.
 
     pydantic reports every branch of a union. Of these, only the branch that fits the value's type is kept, or the first
     error of each where none fits.

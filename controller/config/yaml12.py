@@ -60,10 +60,11 @@ class _FileError(Exception):
 
 
 def read_document(file: str, content: bytes) -> tuple[Table | None, list[Problem]]:
-    """Parse a file to its table, empty for a file of comments alone, and the list of all problems.
+    """Parse a file to its table, and the list of all problems. Never raises. The table is empty for a file of comments
+    alone and for one that is no mapping, which is a problem.
 
     A table of None means that the file could not be read to its end, so that its declarations are unknown. `file` is
-    the name in problems.
+    the name in problems. No problem shows a value.
     """
     problems: list[Problem] = []
     try:
@@ -286,7 +287,8 @@ class _Composer:
 
 
 def resolve_scalar(text: str) -> str | int | float | bool | None:
-    """Return the value of a plain scalar in YAML 1.2's core schema. Raises ValueError for a number out of range."""
+    """Return the value of an unquoted scalar in YAML 1.2's core schema; a text that is nothing else is a string. Raises
+    ValueError for an integer of more than 18 characters, and for a number that is not finite."""
     if _NULL.fullmatch(text):
         return None
     if match := _BOOL.fullmatch(text):
