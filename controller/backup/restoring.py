@@ -100,7 +100,7 @@ def restore_archive(
 
     With `force`, existing files are moved aside, to names that end in ASIDE_SUFFIX, over those of an earlier restore;
     without it, `check_vacant` must pass. An existing identity stays, because running engines are known by it. With
-    `new_identity`, the archive's identity is left out, so that the controller creates a new one.
+    `new_identity` (never with `force`), the archive's identity is left out, so that the controller creates a new one.
 
     Raises BackupError (OccupiedError without `force`) or OSError. The previous files are then still in place, unless
     the disk failed between two renames.

@@ -50,10 +50,12 @@ class JournalBounds(NamedTuple):
 
 
 class JournalDatabase:
-    """An open journal file."""
+    """An open journal file. `EventLog` uses it through a `DatabaseFile`. Every method may raise sqlite3.Error, and
+    blocks for up to BUSY_S seconds on another process's lock."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file, and make it if it is missing. Raises OSError too, and NewerDatabaseError."""
+        """Open the file, and make it if it is missing. Reads the whole file to check it. Raises sqlite3.Error (one that
+        `is_damaged` for a damaged file, NewerDatabaseError for one of a newer Roundhouse) and OSError."""
         self._db = open_connection(path, busy_s=BUSY_S)
         try:
             self._prepare_tables()
@@ -74,11 +76,12 @@ class JournalDatabase:
             self._db.execute("INSERT INTO meta VALUES ('schema_version', ?)", (SCHEMA_VERSION,))
 
     def is_in_place(self) -> bool:
-        """Whether the path still leads to the opened file. Raises OSError where that cannot be read."""
+        """Whether the path still leads to the opened file; False if the file was deleted or replaced. Raises OSError
+        where that cannot be read."""
         return self._db.is_in_place()
 
     def read_bounds(self) -> JournalBounds:
-        """Return the oldest, the newest and the newest lost id."""
+        """Return the oldest, the newest and the newest lost id; each 0 where there is none."""
         row = self._db.execute(
             "SELECT (SELECT min(id) FROM entries), (SELECT max(id) FROM entries),"
             " (SELECT value FROM meta WHERE key = 'lost')"
@@ -86,10 +89,11 @@ class JournalDatabase:
         return JournalBounds(*(each or 0 for each in row))
 
     def insert_entries(self, entries: Iterable[JournalEntry], *, keep: int | None, lost: int) -> None:
-        """Write the entries in one transaction, and raise `JournalBounds.lost_id` to at least `lost`.
+        """Write the entries in one transaction, all or none, and raise `JournalBounds.lost_id` to at least `lost` (0:
+        leave it). An id that exists already raises sqlite3.IntegrityError.
 
-        With `keep`, delete all but the newest `keep` entries of history (`HISTORY_KINDS`) and all but the newest
-        `keep` entries of other kinds; None deletes nothing.
+        With `keep`, delete all but the newest `keep` entries of history (`HISTORY_KINDS`) and all but the newest `keep`
+        entries of other kinds; None deletes nothing.
         """
         rows = [_to_row(entry) for entry in entries]
         with transaction(self._db):
@@ -115,7 +119,8 @@ class JournalDatabase:
         return int(row[0])
 
     def read_after(self, entry_id: int, limit: int) -> list[JournalEntry]:
-        """Return at most `limit` entries with ids above `entry_id`, oldest first."""
+        """Return at most `limit` entries with ids above `entry_id`, oldest first. Entries of kinds that this version
+        does not know are left out, but count."""
         rows = self._db.execute(
             f"SELECT {_COLUMNS} FROM entries WHERE id > ? ORDER BY id LIMIT ?",  # noqa: S608
             (entry_id, limit),
@@ -123,10 +128,11 @@ class JournalDatabase:
         return list(_parse_rows(rows))
 
     def read_page(self, kinds: Sequence[str], model: str | None, before: int | None, limit: int) -> list[JournalEntry]:
-        """Return at most `limit` entries, newest first.
+        """Return at most `limit` entries, newest first. Entries of kinds that this version does not know are left out,
+        but count.
 
         `kinds` and `model` select entries; an empty `kinds` and a `model` of None select all. `before` is an id: only
-        older entries are returned.
+        entries with smaller ones are returned; None: no bound.
         """
         conditions, values = ["TRUE"], list[Any]()
         if kinds:
@@ -145,7 +151,8 @@ class JournalDatabase:
         return list(_parse_rows(rows))
 
     def close(self) -> None:
-        """Close the file. SQLite then merges its write-ahead log into it."""
+        """Close the file. SQLite then merges its write-ahead log into it. May be called repeatedly; no other method
+        afterwards."""
         self._db.close()
 
 

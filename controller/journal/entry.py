@@ -18,5 +18,7 @@ class NewEntry:
     actor: str
     """`files`, `controller`, `engine`, or who asked for it."""
     message: str
+    """What happened, in words for the operator."""
     model: str | None = None
+    """The model's own name; None: the entry is about no single model."""
     details: Mapping[str, JsonValue] = field(default_factory=dict)

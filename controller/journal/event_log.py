@@ -43,9 +43,12 @@ FOLLOWED_AT_ONCE: Final = 500
 
 
 class EventLog:
-    """The journal's newest entries: `keep` of history (`HISTORY_KINDS`), and `keep` of the more frequent other kinds.
+    """The controller's journal, in memory and in an SQLite file: an ordered log of its newest entries, `keep` of
+    history (`HISTORY_KINDS`), and `keep` of the more frequent other kinds.
 
-    Use it on one event loop only. Every call except `wait_for_entries` returns in well below a millisecond.
+    A file that cannot be used raises nothing: see the module. Use it on one event loop only, and call `close` at the
+    end. Every call except `wait_for_entries` returns in well below a millisecond, but opening the file, first and where
+    it was replaced, reads all of it, and another process's lock may take 0.05 s.
     """
 
     def __init__(self, path: Path, *, keep: int = KEEP) -> None:
@@ -66,7 +69,7 @@ class EventLog:
 
     @property
     def newest_id(self) -> int:
-        """Id of the newest entry; 0 before the first one."""
+        """Id of the newest entry that was recorded, also where it is not written yet; 0 before the first one."""
         return self._newest_id
 
     @property
@@ -76,14 +79,13 @@ class EventLog:
 
     @property
     def is_saved(self) -> bool:
-        """Return whether every recorded entry is written to the journal file."""
+        """Whether every recorded entry is written to the journal file."""
         return not self._unwritten
 
     def lacks_after(self, entry_id: int) -> bool:
-        """Return whether a client that resumes after `entry_id` misses entries.
-
-        True if newer entries once existed and no longer do, or if `entry_id` does not belong to this journal.
-        """
+        """Return whether a client that resumes after `entry_id` misses entries: newer ones existed, or may have existed
+        in an earlier journal, and are no longer kept; or `entry_id` is above `newest_id`, so that it is not of this
+        journal."""
         lost_id = max(self._lost_id, self._read_bounds().lost_id)
         # Before its first entry there may have been another journal.
         return entry_id > self._newest_id or entry_id < (lost_id or self.oldest_id - 1)
@@ -117,7 +119,8 @@ class EventLog:
         )
 
     def read_after(self, entry_id: int, limit: int) -> list[JournalEntry]:
-        """Return at most `limit` entries with ids above `entry_id`, oldest first."""
+        """Return at most `limit` entries with ids above `entry_id`, oldest first; empty if there are none. 0 asks for
+        all. Never raises: while the file cannot be read, only entries in memory are returned."""
         if entry_id >= self._newest_id:
             return []
         file_entries = self._try_file(lambda file: file.read_after(entry_id, limit), list[JournalEntry]())
@@ -126,10 +129,11 @@ class EventLog:
     def read_page(
         self, kinds: Collection[str], model: str | None, before: int | None, limit: int
     ) -> list[JournalEntry]:
-        """Return at most `limit` entries, newest first.
+        """Return at most `limit` entries, newest first. Never raises: while the file cannot be read, only entries in
+        memory are returned.
 
         `kinds` and `model` select entries; an empty `kinds` and a `model` of None select all. `before` is an id: only
-        older entries are returned.
+        entries with smaller ones are returned; None: no bound.
         """
         entries = [
             entry
@@ -142,13 +146,15 @@ class EventLog:
         return entries[:limit]
 
     async def wait_for_entries(self, after_id: int) -> list[JournalEntry]:
-        """Wait for entries with ids above `after_id`; return at most `FOLLOWED_AT_ONCE` of them, oldest first."""
+        """Wait without limit until there are entries with ids above `after_id`. Return at most `FOLLOWED_AT_ONCE` of
+        them, oldest first, never none; call again with the last one's id for more."""
         while not (entries := self.read_after(after_id, FOLLOWED_AT_ONCE)):
             await self._changed.wait()
         return entries
 
     def close(self) -> None:
-        """Close the file for good. Entries recorded afterwards stay in memory."""
+        """Close the file for good. Entries recorded afterwards stay in memory alone, and are lost with the process. May
+        be called repeatedly."""
         self._is_abandoned = True
         self._file.close()
 

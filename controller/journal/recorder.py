@@ -19,7 +19,8 @@ from controller.status.reconcile_round import Round
 
 
 class Recorder:
-    """Turns what the controller does and sees into journal entries, stamped with the clock's time."""
+    """Makes journal entries of what the controller does and sees, and appends them to `journal`, stamped with the
+    clock's time (Unix seconds). Never raises where the journal cannot be written. `redact` masks secrets."""
 
     def __init__(self, journal: EventLog, clock: Callable[[], float], redact: Redact) -> None:
         self._redact = redact
@@ -38,7 +39,8 @@ class Recorder:
         self._record_entry(NewEntry("controller", "controller", "the controller stopped"))
 
     def record_statement(self, message: str, actor: str, details: Mapping[str, JsonValue]) -> None:
-        """Record an order about all models, such as pausing. `actor` is who gave it, `message` the entry's text."""
+        """Record an order about all models, such as pausing. `actor` is who gave it, `message` the entry's text.
+        Neither is masked."""
         self._record_entry(NewEntry("statement", actor, message, details=details))
 
     def record_gateway(self, gateway_id: str, is_connected: bool) -> None:
@@ -51,10 +53,11 @@ class Recorder:
     def record_edits(
         self, before: DebouncedState | None, after: DebouncedState, ended_by_model: Mapping[str, Sequence[str]]
     ) -> None:
-        """Record one entry for each model and each API key whose declaration in the files changed.
+        """Record one entry for each model and each API key whose declaration in the files was added, removed or changed
+        between `before` and `after`.
 
         `before` None (the controller's first reading) records nothing. `ended_by_model` maps a model to the fields of
-        its runtime statement that the edit ended.
+        its runtime statement (an operator's load or unload) that the edit ended.
         """
         if before is None:
             return
@@ -64,9 +67,10 @@ class Recorder:
         self._journal.record_entries(entries, self._clock())
 
     def record_round(self, before: Round | None, after: Round, gateways: Iterable[GatewayView]) -> None:
-        """Record what changed between two complete rounds. `before` None means that `after` is the first.
+        """Record what changed between two complete rounds: states, actions, failures, overdue unloads, GPUs. `before`
+        None means that `after` is the first; then no state counts as changed.
 
-        `gateways` name the running requests that hold up an overdue unload.
+        `gateways` are the last reports of all gateways, which name the running requests that hold up an overdue unload.
         """
         leaving_requests: dict[str, dict[str, float]] = {}
         for view in gateways:

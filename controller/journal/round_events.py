@@ -40,7 +40,8 @@ Unix time since which it runs there."""
 
 
 def round_events(before: Round | None, after: Round, leaving_requests: Leaving, redact: Redact) -> list[NewEntry]:
-    """Return the entries in reading order: failures, then the actions taken, then the changes of state, then the rest.
+    """Return the entries for what differs between two complete rounds, in reading order: failures, then the actions
+    taken, then the changes of state, then overdue unloads and GPUs. Empty if nothing differs.
 
     `before` is None for the controller's first round; then no state counts as changed. `leaving_requests` names the
     requests that an overdue unload waits for. `redact(model, text)` masks the secrets of a model in a text.
@@ -280,7 +281,7 @@ def _gpu_events(before: ObservedState | None, after: ObservedState) -> Iterator[
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What keeps the controller from its work, other than failures of models."""
+    """What keeps the controller from its work, other than failures of models. `Trouble()`: nothing does."""
 
     problems: tuple[Problem, ...] = ()
     """Errors in the desired files, without secrets. The last good version of the files stays in force meanwhile."""

@@ -15,7 +15,8 @@ log = logging.getLogger(__name__)
 
 
 class GatewayHub:
-    """Holds the current routing table and the last report of every gateway."""
+    """Holds the current routing table and the last report of every gateway. The reconciler publishes tables; each
+    gateway's link waits for them and brings its reports. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -45,7 +46,8 @@ class GatewayHub:
 
     @property
     def views(self) -> tuple[GatewayView, ...]:
-        """Every gateway that may still hold requests."""
+        """The last report of every gateway that may still hold requests: connected ones, and lost ones that are not
+        forgotten yet."""
         return tuple(self._views.values())
 
     @property
@@ -55,7 +57,7 @@ class GatewayHub:
 
     @property
     def connected_ids(self) -> list[str]:
-        """Ids of the gateways whose link is up."""
+        """Ids of the gateways whose link is up, sorted."""
         return sorted(self._links)
 
     @property
@@ -65,7 +67,8 @@ class GatewayHub:
         return list(dict.fromkeys(address for report in reports for address in report.addresses))
 
     def publish_table(self, models: tuple[ModelRoute, ...], keys: tuple[Key, ...] = ()) -> Stamp:
-        """Make these routes and keys the current table, and return the current table's stamp.
+        """Make these routes and keys the current table, wake every `wait_for_table`, and return the current table's
+        stamp. Does not wait for gateways; see `wait_until_applied`.
 
         If they equal the current table, it stays in force with its stamp, and nothing is sent to gateways.
         """
@@ -86,13 +89,15 @@ class GatewayHub:
             self.publish_table(self.table.models, keys)
 
     async def wait_for_table(self, after: Stamp | None) -> RoutingTable:
-        """Wait until the current table is newer than the stamp `after`, and return it. None returns any table."""
+        """Wait, without limit, until the current table is newer than the stamp `after`, and return it. With None, only
+        the first table of this controller is waited for."""
         while self.table is None or (after is not None and self.table.stamp <= after):
             await self._table_changed.wait()
         return self.table
 
     async def wait_until_applied(self) -> None:
-        """Wait until every connected gateway reports that it routes by the current table or a newer one."""
+        """Wait, without limit, until every connected gateway reports that it routes by the current table or a newer
+        one. Returns at once if no gateway is connected; never before the first table."""
         while not self._is_applied():
             await self._report_received.wait()
 
@@ -123,14 +128,15 @@ class GatewayHub:
             self._wake()
 
     def open_link(self, gateway_id: str) -> None:
-        """Count a link that a gateway opened. Call `close_link` once for it."""
+        """Count a link that a gateway opened; it may have several. Call `close_link` once for each, when it ended."""
         self._links[gateway_id] = self._links.get(gateway_id, 0) + 1
         log.info("gateway %s is connected", gateway_id)
         if self._links[gateway_id] == 1:
             self._on_link(gateway_id, True)
 
     def close_link(self, gateway_id: str) -> None:
-        """Uncount a link that ended. After a gateway's last one its request counts are unknown.
+        """Uncount a link that ended. After a gateway's last one its request counts are unknown, and the reconciler is
+        woken. Raises KeyError if no link of the gateway is open.
 
         A gateway that reported that it ends is forgotten; any other one counts as lost from now on.
         """

@@ -56,7 +56,8 @@ class ProbeOutcome:
 
 @dataclass(frozen=True, slots=True)
 class ProbedHealth:
-    """What all probes of one engine so far add up to. Times are Unix times in seconds."""
+    """What all probes of one engine so far add up to. Immutable: `apply_outcome` returns the next one. Times are Unix
+    times in seconds."""
 
     health: Health = Health.STARTING
     ready_since: float | None = None
@@ -84,18 +85,20 @@ class ProbedHealth:
     preempting_probes: int = 0
     """How many consecutive probes, up to the last one, saw new preemptions."""
     preempting_until: float | None = None
-    """Until when the engine counts as preempting; None: it does not."""
+    """Unix time until which the engine counts as preempting; None: it does not. It is cleared by the first probe after
+    that time."""
 
     @property
     def is_preempting(self) -> bool:
-        """Whether the engine keeps preempting running requests because its KV cache is full."""
+        """Whether the engine, as of its last probe, keeps preempting running requests because its KV cache is full."""
         return self.preempting_until is not None
 
 
 def apply_outcome(
     probed_health: ProbedHealth, outcome: ProbeOutcome, now: float, *, began_at: float | None = None
 ) -> ProbedHealth:
-    """Return the health after one more probe, which began at `began_at` (None: at `now`) and ended at `now`."""
+    """Return the health after one more probe, which began at `began_at` (None: at `now`) and ended at `now`; both are
+    Unix times in seconds. Apply probes in their order."""
     began_at = now if began_at is None else began_at
     has_progressed = outcome.progress is not None and outcome.progress != probed_health.progress
     # An idle or unreachable engine need not make progress; one that accepts connections and does not answer must.
@@ -156,7 +159,8 @@ def _extend_idle_span(probed_health: ProbedHealth, outcome: ProbeOutcome, began_
 
 
 def metric_sum(text: str, names: Iterable[str]) -> float | None:
-    """Return the sum of the named metrics, over all labels, in a Prometheus text; None if it holds none of them."""
+    """Return the sum of the named metrics, over all labels, in a Prometheus text; None if it holds none of them.
+    Samples that are NaN or infinite are left out."""
     wanted_names = set(names)
     sample = re.compile(r"([A-Za-z_:][\w:]*)(?:\{[^}]*\})? ([-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)(?:\s|$)")
     values = [

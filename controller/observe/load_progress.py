@@ -23,11 +23,14 @@ class LogTailSource(Protocol):
     """The part of a runtime that reads logs."""
 
     async def read_log_tail(self, name: str, lines: int = 50) -> str:
-        """Return the last log lines of the replica of this name. Raises RuntimeUnavailableError."""
+        """Return the last log lines of the replica of this name, at most `lines`; empty if there are none. Raises
+        RuntimeUnavailableError."""
 
 
 class LoadProgress:
-    """The load progress of replicas that are starting, as their logs tell. Calls `wake` whenever it changes."""
+    """The load progress of replicas that are starting, by their logs, which a background task reads every `interval_s`
+    seconds. Calls `wake` whenever a fraction changes. A log that cannot be read raises nothing. Call `close` at the
+    end."""
 
     def __init__(self, logs: LogTailSource, *, wake: Callable[[], None], interval_s: float = INTERVAL_S) -> None:
         self._logs = logs
@@ -39,20 +42,20 @@ class LoadProgress:
 
     @property
     def fractions(self) -> Mapping[str, float]:
-        """Replica name to loaded fraction, 0 to 1 in steps of 1/20. It never falls. Replicas without a figure are
-        left out.
-        """
+        """Replica name to loaded fraction, 0 to 1 in steps of 1/20. It never falls. Replicas whose logs have told no
+        progress yet are left out."""
         return self._fractions
 
     def track_engines(self, engines: Mapping[str, Engine[Any]]) -> None:
-        """Follow exactly these replicas from now on. `engines` maps the names of starting replicas to backends."""
+        """Follow exactly these replicas from now on, and forget the progress of others. `engines` maps the names of
+        starting replicas to backends. Needs a running event loop; returns at once."""
         self._engines = dict(engines)
         self._fractions = {name: each for name, each in self._fractions.items() if name in engines}
         if engines and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._run(), name="load progress")
 
     async def close(self) -> None:
-        """Stop reading logs."""
+        """Stop reading logs, and wait for the background task to end. May be called repeatedly."""
         self._engines = {}
         if self._task is not None:
             self._task.cancel()

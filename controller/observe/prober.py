@@ -43,9 +43,10 @@ class ProbeTarget:
     base_url: str
     probe: Probe
     token: str | None = field(default=None, repr=False)
+    """The engine's bearer token; None: requests carry none."""
     ready_since: float | None = field(default=None, compare=False)
-    """When an earlier controller saw the engine ready; None: not known. An engine that was ready is not asked for a
-    first token again, since that could queue behind the requests that the engine serves."""
+    """Unix time at which an earlier controller saw the engine ready; None: not known. An engine that was ready is not
+    asked for a first token again, since that could queue behind the requests that the engine serves."""
 
 
 @dataclass(slots=True)
@@ -64,9 +65,11 @@ class _TargetState:
 
 
 class Prober:
-    """Probes all targets again and again, and keeps their health.
+    """Probes all targets again and again, each in a background task, and keeps their health. `interval_s`: seconds
+    between two probes of an engine that was ready; `timeout_s`: of one request of a probe. Does not close `session`.
 
-    Calls `wake` when the health, the idleness, the preempting state or a model fact of a target changes.
+    Calls `wake` when the health, the idleness, the preempting state or a model fact of a target changes. A failed probe
+    raises nothing.
     """
 
     def __init__(
@@ -86,10 +89,11 @@ class Prober:
         self._target_states: dict[str, _TargetState] = {}
 
     def track_targets(self, targets: Mapping[str, ProbeTarget], kept_names: Collection[str] = ()) -> None:
-        """Probe exactly `targets` (by replica name) from now on, and go on probing those named in `kept_names`.
+        """Probe exactly `targets` (by replica name) from now on, and go on probing those named in `kept_names` with the
+        target that they had. Needs a running event loop; returns at once.
 
         A target that differs from the one tracked under its name, say in its address, starts with fresh health, unless
-        its name is in `kept_names`.
+        its name is in `kept_names`. The health of targets that are no longer tracked is forgotten.
         """
         for name, target_state in list(self._target_states.items()):
             if targets.get(name) != target_state.target and name not in kept_names:
@@ -103,7 +107,8 @@ class Prober:
                 )
 
     async def wait_for_first_round(self) -> None:
-        """Wait until every target was probed once, but no longer than one probe's timeout: an engine may hang."""
+        """Wait until every target was probed once, but for `timeout_s` seconds at most: an engine may hang. Returns
+        either way."""
         wait_tasks = [
             asyncio.ensure_future(target_state.probed.wait()) for target_state in self._target_states.values()
         ]
@@ -118,7 +123,8 @@ class Prober:
         return target_state.probed_health if target_state else ProbedHealth()
 
     def probe_now(self, name: str, *, then_wake: bool = False) -> None:
-        """Probe one target without waiting for its interval. Does nothing for a name that is not tracked.
+        """Have one target probed without waiting for its interval, and return at once. Where a probe is running, one
+        more follows it. Does nothing for a name that is not tracked.
 
         Call it when a gateway could not reach the engine, or when a decision needs to know whether the engine is idle.
         With `then_wake`, the end of that probe wakes the reconciler even if it finds nothing new.
@@ -129,7 +135,7 @@ class Prober:
             target_state.probe_requested.set()
 
     async def close(self) -> None:
-        """Stop probing, and forget all targets."""
+        """Stop probing, wait for the background tasks to end, and forget all targets."""
         tasks = [target_state.task for target_state in self._target_states.values()]
         for task in tasks:
             task.cancel()

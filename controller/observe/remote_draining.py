@@ -14,9 +14,9 @@ from controller.state import DesiredState
 
 
 class RemoteDraining:
-    """The drains of remote models that are under way. They are not stored: a restart of the controller forgets them,
-    which is harmless because nothing is stopped at their end.
-    """
+    """The drains of remote models that are under way. Each round of the reconciler calls `forget_empty`, then
+    `follow_desired` and, once its table is published, `note_published`. The drains are not stored: a restart of the
+    controller forgets them, which is harmless because nothing is stopped at their end."""
 
     def __init__(self) -> None:
         self._drains: dict[str, DrainState] = {}
@@ -27,7 +27,8 @@ class RemoteDraining:
         return frozenset(self._drains)
 
     def follow_desired(self, previous_desired: DesiredState | None, desired: DesiredState, now: float) -> None:
-        """Begin the drain of each remote model that has become unwanted, and end that of each that is wanted again.
+        """Begin the drain of each remote model that has become unwanted, and end that of each that is wanted again or
+        no longer declared. `now` is Unix time.
 
         `previous_desired` is the last round's desired state; None in the first round, which begins no drain.
         """
@@ -41,13 +42,14 @@ class RemoteDraining:
         self._drains = {name: drain for name, drain in self._drains.items() if name in desired.models}
 
     def note_published(self, stamp: Stamp) -> None:
-        """Note the stamp of the published table, from which on gateways send draining models no new requests."""
+        """Note, for drains that have none yet, the stamp of the published table, from which on gateways send draining
+        models no new requests. Until then, no drain ends as empty."""
         self._drains = {
             name: DrainState(drain.since, drain.unrouted_stamp or stamp) for name, drain in self._drains.items()
         }
 
     def forget_empty(self, gateways: Iterable[GatewayView], now: float) -> None:
-        """End the drains of models without running requests.
+        """End the drains of models without running requests. `now` is Unix time.
 
         Every connected gateway must report none; a lost one is waited for until `ARRIVAL_S` after its loss.
         """

@@ -49,12 +49,13 @@ class GatewayResult:
 
 
 def judge_remote(results: Mapping[str, GatewayResult], connected: Collection[str], now: float) -> GatewayResult | None:
-    """Combine the results of all gateways for one remote model; None if no gateway has a result that counts.
+    """Combine the results of all gateways for one remote model, and return one gateway's: the newest healthy one, else
+    the newest error; None if no gateway has a result that counts.
 
-    `results` is by gateway id. A remote is healthy if any gateway finds it healthy: all gateways share one routing
-    table, and while a gateway that alone cannot reach the remote fails only its own clients, removing the route would
-    fail everybody's. The results of connected gateways count; if there are none, those of lost gateways count for
-    `KEPT_S`.
+    `results` is by gateway id, `connected` the ids of connected gateways, `now` Unix time. A remote is healthy if any
+    gateway finds it healthy: all gateways share one routing table, and while a gateway that alone cannot reach the
+    remote fails only its own clients, removing the route would fail everybody's. The results of connected gateways
+    count; if there are none, those of lost gateways count for `KEPT_S`.
     """
     known_results = [result for gateway, result in results.items() if gateway in connected] or [
         result for result in results.values() if now - result.heard_at < KEPT_S
@@ -78,7 +79,8 @@ class _RemoteState:
 
 
 class RemoteHealth:
-    """The health of each remote model, by the gateways' reports. Reads the API keys again in every round."""
+    """The health and the API key of each remote model. Gateways probe; their reports bring the results. Keys are read
+    again at every `track_models`, which each round of the reconciler calls."""
 
     def __init__(
         self,
@@ -101,7 +103,9 @@ class RemoteHealth:
         self._report_received = asyncio.Event()
 
     def track_models(self, models: Iterable[DesiredModel]) -> None:
-        """Have gateways probe exactly the remote ones of these models from now on, with their current API keys."""
+        """Track exactly the remote ones of these models from now on, and read their API keys. Gateways learn what to
+        probe from the next table (`list_probes`). A model whose spec hash changed starts anew. A key that cannot be
+        read raises nothing: it becomes the model's error."""
         tracked_states: dict[str, _RemoteState] = {}
         for model in models:
             remote = ENGINES[model.backend].describe_remote(model.definition)
@@ -115,7 +119,8 @@ class RemoteHealth:
         self._remote_states = tracked_states
 
     async def wait_for_first_round(self, loaded_before: Collection[str]) -> None:
-        """Wait for the first report of a gateway, but no longer than `ARRIVAL_S`, since there may be no gateway.
+        """Wait for the first report of a gateway, but for `ARRIVAL_S` seconds at most, since there may be no gateway.
+        Returns either way.
 
         Without it, a new controller's first table would drop remote models that the previous controller routed to.
         `loaded_before` names the models loaded then; if no remote model is among them, there is no wait.
@@ -127,7 +132,8 @@ class RemoteHealth:
                 await self._report_received.wait()
 
     def take_report(self, report: GatewayReport) -> None:
-        """Store the results in a gateway's report; wake the reconciler if a remote's error or retry time changes."""
+        """Store the results in a gateway's report, in place of that gateway's earlier ones; wake the reconciler if a
+        remote's error or retry time changes. Secrets in errors are masked."""
         now = self._clock()
         for name, remote_state in self._remote_states.items():
             _take_result(remote_state, report.gateway_id, report.remotes.get(name), now)
@@ -151,7 +157,7 @@ class RemoteHealth:
         return errors
 
     def list_retries(self) -> dict[str, float]:
-        """Return the Unix time of the next probe of each failed remote model, by name.
+        """Return the Unix time of the next probe of each failed remote model, by name, by its gateway's clock.
 
         Healthy models are absent, and models whose probes are useless before their API key changes.
         """
@@ -172,7 +178,8 @@ class RemoteHealth:
         return {name: each.probe for name, each in self._remote_states.items() if each.probe is not None}
 
     def reset_health(self, name: str) -> None:
-        """Forget the results of one remote model and have gateways probe it at once. Only new results count then."""
+        """Forget the results of one remote model, and have gateways probe it at once when they get the next table. Only
+        new results count then. Does nothing for a name that is not tracked."""
         if remote_state := self._remote_states.get(name):
             remote_state.reset_count += 1
             remote_state.void_results |= {gateway: result.at for gateway, result in remote_state.results.items()}

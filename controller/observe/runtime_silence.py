@@ -10,14 +10,18 @@ UNHEALTHY_AFTER_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class RuntimeSilence:
-    """A period in which the runtime has not answered. Times are Unix times in seconds."""
+    """A period in which the runtime has not answered. The reconciler keeps it from the first failed observation to the
+    next one that succeeds. Times are Unix times in seconds."""
 
     since: float
+    """When the first observation failed."""
     gone_since: float | None
-    """Since when nothing listens at the runtime's address. None: something does, or it is not known."""
+    """When something was first seen not to listen at the runtime's address, without a break since; None: something
+    listens there, or it is not known."""
 
     def is_unhealthy(self, now: float) -> bool:
-        """Return whether the silence has lasted so long that the health check must fail."""
+        """Return whether, at Unix time `now`, the silence has lasted `UNHEALTHY_AFTER_S` or longer, so that the health
+        check must fail."""
         return now - self.since >= UNHEALTHY_AFTER_S
 
     def ends_controller(self, now: float, limit_s: float) -> bool:
@@ -30,10 +34,10 @@ class RuntimeSilence:
 
 
 def extend_silence(silence: RuntimeSilence | None, *, is_gone: bool, now: float) -> RuntimeSilence:
-    """Return the silence after one more failed observation at `now`.
+    """Return the silence after one more failed observation at Unix time `now`.
 
-    `silence` is the one so far; None if the previous observation succeeded. `is_gone`: nothing listens at the
-    runtime's address.
+    `silence` is the one so far; None if the previous observation succeeded. `is_gone`: nothing listens at the runtime's
+    address.
     """
     since = now if silence is None else silence.since
     if not is_gone:
