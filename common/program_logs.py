@@ -50,7 +50,8 @@ def keep_log_file(state: Path, program: str, limit_mib: int) -> None:
 
 
 def goes_to_journal(environ: Mapping[str, str], descriptor: int) -> bool:
-    """Whether the descriptor is the one that systemd connected to journald (systemd.exec(5), `JOURNAL_STREAM`).
+    """Whether the descriptor is the one that systemd connected to journald (systemd.exec(5), `JOURNAL_STREAM`). False
+    where the variable is missing or the descriptor is closed; nothing is raised.
 
     The variable names the device and inode of the stream, because programs inherit it whose output was redirected.
     """

@@ -179,7 +179,7 @@ def remove_side_files(path: Path) -> None:
 
 
 class OpenedDatabase(Protocol):
-    """What `DatabaseFile` asks of a database that it has opened."""
+    """A database that `DatabaseFile` has opened: the methods that it calls."""
 
     def is_in_place(self) -> bool:
         """Whether the path still leads to the opened file; False if the file was deleted or replaced. Raises OSError

@@ -54,7 +54,8 @@ class ReplicaKey:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """The statement that currently decides whether a model runs (DESIGN.md §3, "What is wanted")."""
+    """What currently decides whether a model runs: the files, a request for an autoload model, or an operator's load or
+    unload (DESIGN.md §3, "What is wanted")."""
 
     kind: Literal["file", "autoload", "load", "unload"]
     """`file`: the `enabled` field. `autoload`: demand. `load`, `unload`: an operator's request."""
@@ -66,7 +67,8 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class DesiredModel:
-    """One model after merge, overrides and demand. The plan works towards it."""
+    """One model as it is wanted now: its declaration in the files, with an operator's load or unload (the override) and
+    the demand of requests applied. The plan works towards it."""
 
     name: str
     definition: Definition
@@ -164,8 +166,8 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a replica ended. `code` is None where the exit code is unknown, because the process was not a child of this
-    controller."""
+    """How a replica ended: its exit code, whether it was killed for memory, and its last log lines. `code` is None
+    where the exit code is unknown, because the process was not a child of this controller."""
 
     code: int | None
     oom: bool = False
@@ -195,7 +197,7 @@ class IdleSpan:
 
 @dataclass(frozen=True, slots=True)
 class ObservedReplica:
-    """One engine that carries this installation's labels, as the last observation saw it."""
+    """One engine of this installation, running or ended, as the last observation saw it."""
 
     id: ReplicaId
     name: str

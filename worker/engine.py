@@ -63,7 +63,7 @@ class Job:
         self._counters.add_prompt_tokens(tokens)
 
     def count_token(self) -> None:
-        """Count one generated token. The end token counts too."""
+        """Add one generated token to the counts of the job and of the worker's metrics. The end token counts too."""
         self.completion_tokens += 1
         self._counters.add_predicted_token()
 
@@ -84,11 +84,12 @@ class Job:
 
 
 class Engine(Protocol):
-    """One model. Methods are called in threads, never in the event loop, and may block.
+    """One model, as the worker's HTTP surface calls it. Methods are called in threads, never in the event loop, and may
+    block.
 
     Engines ignore stop strings: the worker closes the iterator of pieces when it finds one. `tokenize`, `token_texts`,
-    `render_prompt` and `count_tokens` may be called while jobs run, each in a thread of its own, and only if `apis`
-    offers them.
+    `render_prompt` and `count_tokens` may be called while jobs run, each in a thread of its own. Only methods that
+    `apis` offers are called.
     """
 
     slots: int
@@ -120,8 +121,8 @@ class Engine(Protocol):
         cancelled."""
 
     def join_tokens(self, tokens: list[int]) -> str:
-        """Return the text of tokens in a request for embeddings, without special tokens. Raises RequestError if there
-        is no such token."""
+        """Return the text of tokens in a request for embeddings, without special tokens. Raises RequestError with
+        `param` `input` if there is no such token."""
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Return the tokens of a text; never raises RequestError. `add_special` adds the tokens that a prompt starts or

@@ -186,7 +186,7 @@ class EmbeddingRequest(BaseModel):
 
     @property
     def inputs(self) -> list[str | list[int]]:
-        """The inputs to embed, in order: texts, or the tokens of texts."""
+        """The inputs to embed, in order, at least one: texts, or the tokens of texts."""
         if isinstance(self.input, str):
             return [self.input]
         tokens = [each for each in self.input if isinstance(each, int)]

@@ -126,7 +126,8 @@ class _ModelLogs:
         self._read_names |= replicas.keys()
 
     async def read_parts(self) -> AsyncIterator[str]:
-        """Yield what each engine wrote since the last call, with secrets masked."""
+        """Yield what each engine wrote since the last call, with secrets masked. Raises RuntimeUnavailableError; the
+        next call goes on where this one ended."""
         for name, log in self._logs.items():
             if not log.is_ended and (text := await self._read_part(name, log)):
                 yield text

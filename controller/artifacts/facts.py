@@ -122,7 +122,7 @@ Artifact = Gguf | HfFolder | Ct2 | SizedArtifact | UnreadArtifact
 
 
 def longest_token_at(path: str, artifacts: Mapping[str, Artifact]) -> int | None:
-    """Return the maximum number of text bytes that one token of the model at `path`, a key of `artifacts`, stands for.
-    None means unknown, also where there is no such artifact."""
+    """Return the maximum number of text bytes, without white space, that one token of the model at `path`, a key of
+    `artifacts`, stands for. None means unknown, also where there is no such artifact."""
     artifact = artifacts.get(path)
     return artifact.longest_token if isinstance(artifact, Gguf | HfFolder | Ct2) else None

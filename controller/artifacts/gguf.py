@@ -34,7 +34,8 @@ _BLOCK: Final = re.compile(r"blk\.(\d{1,5})\.")
 
 
 class TooShort(Exception):  # noqa: N818 - no error: the caller reads more and parses again
-    """The head is longer than the bytes that the caller has read so far."""
+    """Raised by `parse_head`, and no error: the head is longer than the bytes that the caller has read so far, so read
+    more and parse again."""
 
 
 @dataclass(frozen=True, slots=True)

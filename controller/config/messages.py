@@ -62,8 +62,8 @@ def shown_value(value: object) -> str:
 
 
 def typed_value(value: object) -> str:
-    """Return the value as `shown_value` does, but a text without secrets with its type and in quotes: `the text
-    "2"`."""
+    """Return the value as `shown_value` does, but a short text without secrets with its type and in quotes, so that
+    `"2"` differs from 2: `the text "2"`."""
     if _is_short_text(value) and mask_text(value) == value:
         return f"the text {json.dumps(value, ensure_ascii=False)}"
     return shown_value(value)
@@ -158,9 +158,10 @@ def _is_hidden(error: ErrorDetails) -> bool:
 
 
 def meant_branch(branches: Mapping[str, Sequence[ErrorDetails]]) -> Sequence[ErrorDetails] | None:
-    """Return the errors of the first branch of a union whose type fits the value. None means that no branch fits.
+    """Return the errors of the first branch of a union whose type fits the value. None means that no branch fits. Used
+    to report that branch alone, and not all.
 
-    `branches` maps each branch to its errors.
+    `branches` maps each branch to its errors, as pydantic reports them.
     """
     for errors in branches.values():
         # A type error of an item inside the value does not exclude the branch.

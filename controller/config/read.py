@@ -33,7 +33,7 @@ class FolderSnapshot:
     """Files that could not be read, or the folder; empty if all were read."""
 
     def path_of(self, name: str) -> str:
-        """Return the path of a file as problems show it."""
+        """Return the path of a file of the folder, by its name, as problems show it."""
         return str(Path(self.folder) / name)
 
 

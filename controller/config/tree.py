@@ -89,7 +89,8 @@ def with_place(value: Plain, place: SourcePlace) -> Node:
 
 
 def place_of(table: Table, path: Sequence[str | int]) -> SourcePlace:
-    """Return the place of the key or list item at `path`, or of the deepest one on the way that exists."""
+    """Return the place of the key or list item at `path`, or of the deepest one on the way that exists; the table's own
+    place where not even its first step does. Never raises."""
     node: Node = table
     place = table.place
     for step in path:

@@ -129,7 +129,8 @@ def _syntax_words(problem: str | None, context: str | None) -> str:
 
 @dataclass
 class _Composer:
-    """Builder of one document's tree from ruamel's events."""
+    """Builder of one document's tree from ruamel's events, for one use. Every method that reads raises `_FileError`
+    where the file cannot be parsed further; what is only wrong becomes a problem."""
 
     file: str
     text: str

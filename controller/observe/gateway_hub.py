@@ -52,7 +52,8 @@ class GatewayHub:
 
     @property
     def last_used(self) -> Mapping[str, float]:
-        """Unix time of the last use of each model, over the reports of all gateways, including lost ones."""
+        """Unix time of the last use of each model, over the reports of all gateways, including lost ones; never in the
+        future. Models that nobody has used, or that are no longer in the table, are absent."""
         return self._last_used
 
     @property
@@ -62,7 +63,7 @@ class GatewayHub:
 
     @property
     def addresses(self) -> list[str]:
-        """URLs on which the connected gateways listen, without duplicates."""
+        """URLs on which the connected gateways listen, as they report them, without duplicates."""
         reports = [self._views[gateway].report for gateway in self.connected_ids if gateway in self._views]
         return list(dict.fromkeys(address for report in reports for address in report.addresses))
 

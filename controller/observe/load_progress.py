@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class LogTailSource(Protocol):
-    """The part of a runtime that reads logs."""
+    """The part of a `Runtime` that `LoadProgress` needs."""
 
     async def read_log_tail(self, name: str, lines: int = 50) -> str:
         """Return the last log lines of the replica of this name, at most `lines`; empty if there are none. Raises

@@ -38,7 +38,7 @@ MODELS_PATH = "/v1/models"
 
 @dataclass(frozen=True, slots=True)
 class ProbeTarget:
-    """One engine to probe."""
+    """One engine to probe: where, how, and with which token."""
 
     base_url: str
     probe: Probe

@@ -108,7 +108,7 @@ class Stub:
         return "\n".join(text for message in request.messages for text in texts_of(message.content))
 
     def count_tokens(self, request: ChatRequest) -> int:
-        """Return the number of words in the conversation."""
+        """Return the number of words in the conversation, without roles. Never raises."""
         return count_words(self.render_prompt(request))
 
     def _check_request(self, request: ChatRequest) -> None:

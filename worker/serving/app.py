@@ -76,8 +76,8 @@ class Worker:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def chat(self, request: Request) -> Answer:
-        """Answer `/v1/chat/completions`: 503 while the engine loads, 501 if it offers no chat. The job begins when the
-        answer is sent."""
+        """Answer `/v1/chat/completions`, as a stream if the request asks for it: 503 while the engine loads, 501 if it
+        offers no chat. The job begins when the answer is sent. Raises RequestError for a wrong body."""
         if refusal := self._refusal("chat"):
             return refusal
         chat_request = await _read(request, ChatRequest)
@@ -85,8 +85,8 @@ class Worker:
         return self._generate(chat_request, shape, lambda job: self.engine.stream_chat(chat_request, job))
 
     async def completions(self, request: Request) -> Answer:
-        """Answer `/v1/completions`: 503 while the engine loads, 501 if it offers no completions. The job begins when
-        the answer is sent."""
+        """Answer `/v1/completions`, as a stream if the request asks for it: 503 while the engine loads, 501 if it
+        offers no completions. The job begins when the answer is sent. Raises RequestError for a wrong body."""
         if refusal := self._refusal("completions"):
             return refusal
         completion_request = await _read(request, CompletionRequest)
@@ -98,8 +98,8 @@ class Worker:
         )
 
     async def embeddings(self, request: Request) -> Answer:
-        """Answer `/v1/embeddings`: 503 while the engine loads, 501 if it offers no embeddings. Raises RequestError for
-        `dimensions`, which no engine supports."""
+        """Answer `/v1/embeddings`: 503 while the engine loads, 501 if it offers no embeddings. The job begins when the
+        answer is sent. Raises RequestError for a wrong body, and for `dimensions`, which no engine supports."""
         if refusal := self._refusal("embeddings"):
             return refusal
         embedding_request = await _read(request, EmbeddingRequest)
@@ -169,7 +169,7 @@ class BearerToken:
         self._expected = f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer 401."""
+        """Pass the request on, or answer it with 401 `invalid_api_key`."""
         authorization = dict(scope["headers"]).get(b"authorization", b"")
         if scope["path"] == "/health" or hmac.compare_digest(authorization, self._expected):
             await self._app(scope, receive, send)

@@ -69,8 +69,9 @@ async def _serve(worker: Worker, listener: socket.socket, token: str | None) -> 
 
 
 def run_server(engine: Engine, args: Namespace) -> None:
-    """Serve in this thread until a signal or the end of a failed load. `args` has `host`, `port` and `served_name`. The
-    bearer token comes from the variable ROUNDHOUSE_ENGINE_TOKEN; unset: none is required.
+    """Serve in this thread, which must be the main one, until SIGTERM or SIGINT comes or the load fails. `args` has
+    `host`, `port` and `served_name`. The bearer token comes from the variable ROUNDHOUSE_ENGINE_TOKEN; unset: none is
+    required.
 
     Listens before it loads, so that `/health` answers meanwhile and a taken port is noticed first. Raises LoadError,
     also for an empty token, PortTakenError, and what `Engine.load_model` raises. Engine threads may still run when it

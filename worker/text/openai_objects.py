@@ -21,7 +21,8 @@ def encode_event(content: Object) -> bytes:
 
 
 def encode_json(content: Object) -> bytes:
-    """Return compact JSON in UTF-8. Half of a surrogate pair, which UTF-8 cannot encode, becomes `?`."""
+    """Return compact JSON in UTF-8. Half of a surrogate pair, which UTF-8 cannot encode, becomes `?`. NaN and infinity
+    are written as Python does, which is not JSON."""
     return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
 
 
@@ -61,7 +62,7 @@ class Shape(Protocol):
         """Return the event before the first piece; None if the API has none, as completions."""
 
     def chunk_event(self, piece: Piece) -> Object:
-        """Return the event of a stream for one piece."""
+        """Return the event of a stream for one piece, also for an empty one."""
 
     def counts_event(self, job: Job) -> Object:
         """Return the last event of a stream, which holds token counts and no choice. Send it only if the request asks
@@ -137,7 +138,7 @@ class CompletionShape(_Envelope):
     left out. See `Shape`."""
 
     def opening_event(self) -> Object | None:
-        """Return None: streams start with the first text."""
+        """Return None always: a stream starts with the first text."""
         return None
 
     def chunk_event(self, piece: Piece) -> Object:

@@ -28,7 +28,7 @@ RAISED: Final = (ArithmeticError, AttributeError, LookupError, RecursionError, T
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The prompt of a conversation."""
+    """The prompt of a conversation, as text and as the tokens that the engine gets."""
 
     text: str
     tokens: list[int]
@@ -53,7 +53,7 @@ class Form(Protocol):
 
 
 class Tokenizer(Protocol):
-    """The part of a vocabulary that a prompt needs."""
+    """The part of a vocabulary that `TemplateForm` needs."""
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Return the tokens of a text. See `Engine.tokenize`."""
@@ -111,8 +111,8 @@ def shown_texts(request: ChatRequest, form: Form) -> tuple[str, ...]:
 
 
 def separate_reasoning(pieces: Generator[Piece], form: Form, prompt: Prompt) -> Generator[Piece]:
-    """Return an iterator over the pieces up to the form's own stop strings, with thoughts in `thought` if the form
-    knows their marks. Closing it closes `pieces`."""
+    """Return an iterator over the pieces up to the form's own stop strings (`prompt.stops`), which no `stop_reason`
+    names, with thoughts in `thought` if the form knows their marks. Closing it closes `pieces`."""
     if prompt.stops:
         pieces = _without_stop_reason(until_stop(pieces, prompt.stops))
     return split_reasoning(pieces, form.marks, is_thinking=is_open(prompt.text, form.marks)) if form.marks else pieces
