@@ -53,8 +53,8 @@ class LibraryFormat:
         self._llama = llama
 
     def render_prompt(self, request: ChatRequest) -> Prompt:
-        """Return the prompt that the chat format would have completed. Raises RequestError with `param` `messages`
-        where it makes none. See `Form`."""
+        """Return the prompt that the chat format would have completed. Raises RequestError where it makes none, and for
+        content other than text. See `Form`."""
         scribe = _PromptRecorder(self._llama)
         tools = request.offered_tools or None
         try:

@@ -51,8 +51,8 @@ class Worker:
         self._created = int(time.time())
 
     async def health(self, request: Request) -> Answer:
-        """Answer `/health`: 200 once the engine has loaded, 503 before. Says nothing about an engine that failed
-        later."""
+        """Answer `/health`: 200 once the engine has loaded, 503 before and after a failed load. Says nothing about an
+        engine that failed later."""
         if not self.ready:
             return _loading()
         return JSONResponse({"status": "ok"})
