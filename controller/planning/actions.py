@@ -12,7 +12,8 @@ from controller.state import DesiredState, ReplicaId
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """Check whether a replica of this definition could be started."""
+    """Check whether a replica of this definition could be started: its files, image and arguments. The result appears
+    in `ObservedState.preflights`."""
 
     kind: ClassVar[str] = "preflight"
     model: str
@@ -22,7 +23,8 @@ class Preflight:
 
 @dataclass(frozen=True, slots=True)
 class PullImage:
-    """Pull an image. The time that it takes does not count towards a start deadline."""
+    """Pull the container image that `model` needs. The time that the pull takes does not count towards a start
+    deadline, and a failed pull is retried with a backoff of its own."""
 
     kind: ClassVar[str] = "pull"
     model: str
@@ -44,7 +46,7 @@ class ReplicaAction:
 
 @dataclass(frozen=True, slots=True)
 class Start(ReplicaAction):
-    """Start one replica. `claims`: GPU uuid, or HOST for main memory, to MiB."""
+    """Start one replica, as the attempt in `id`. `claims`: MiB that it reserves, by GPU uuid or HOST (main memory)."""
 
     kind: ClassVar[str] = "start"
     reason: str
@@ -64,7 +66,7 @@ class Drain(ReplicaAction):
 
 @dataclass(frozen=True, slots=True)
 class Undrain(ReplicaAction):
-    """Route requests to a draining replica again, because it is wanted after all."""
+    """Route requests to a draining replica again, because the replica is wanted after all."""
 
     kind: ClassVar[str] = "undrain"
     name: str
@@ -73,7 +75,8 @@ class Undrain(ReplicaAction):
 
 @dataclass(frozen=True, slots=True)
 class Stop(ReplicaAction):
-    """Stop a running replica. `failure`: why it failed, which counts towards its backoff; None: it did not fail."""
+    """Stop a running replica, without waiting for its requests. `failure`: why it failed, which counts towards its
+    backoff; None: it did not fail."""
 
     kind: ClassVar[str] = "stop"
     name: str
@@ -85,7 +88,8 @@ class Stop(ReplicaAction):
 
 @dataclass(frozen=True, slots=True)
 class Remove(ReplicaAction):
-    """Remove what an ended or half-created replica left. `failure`: why it failed; None: it did not fail."""
+    """Remove the container or process record of an ended or half-created replica. `failure`: why the replica failed,
+    which counts towards its backoff; None: it did not fail."""
 
     kind: ClassVar[str] = "remove"
     name: str
@@ -112,7 +116,12 @@ class Blocked:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Ordered actions, blocked replicas, and the Unix time at which to plan again at the latest (None: no time)."""
+    """The result of `plan`: what to do now, what is blocked, and when to plan again.
+
+    `actions`: to be started in this order. `wake_at`: Unix time at which to plan again at the latest, always after the
+    plan's `now`; None: only a change of the desired or observed state needs another plan. `generation`: that of the
+    desired state.
+    """
 
     generation: int
     actions: tuple[Action, ...] = ()
@@ -126,5 +135,9 @@ class Plan:
     """Evicted models that are wanted again, because requests wait for them."""
 
     def apply_evictions(self, desired: DesiredState) -> DesiredState:
-        """Return the desired state with the plan's evictions. While the controller is paused, it evicts nothing."""
+        """Return the desired state with the plan's evictions, as the plan computed it.
+
+        Return `desired` unchanged while `desired.paused`, since then nothing is evicted, or if the plan has no state of
+        its own.
+        """
         return desired if desired.paused or self.desired is None else self.desired

@@ -20,7 +20,11 @@ _SIGNALS = {-9: "was killed (SIGKILL)", -11: "crashed (SIGSEGV)", -6: "aborted (
 
 
 def verdict_of_exit(backend: str, end: Exit, *, was_ready: bool) -> Verdict:
-    """Explain why an engine ended: plain words, then its last log lines. `was_ready`: whether it was ever ready."""
+    """Explain why an engine ended: plain words, then up to `SHOWN_LINES` of its last log lines.
+
+    `was_ready`: whether it was ever ready; then the verdict is never permanent. For an unknown `backend` or exit code 0
+    the words only say how the process ended.
+    """
     engine = ENGINES.get(backend)
     verdict = engine.explain_exit(end.code, end.log_tail) if engine and end.code != 0 else None
     if end.oom:
@@ -43,7 +47,7 @@ def _describe_exit(code: int | None) -> str:
 
 
 def with_log_tail(message: str, log_tail: str) -> str:
-    """Return `message`, followed by the last non-empty log lines if there are any."""
+    """Return `message`, followed by the last `SHOWN_LINES` non-empty log lines if there are any."""
     lines = [line for line in log_tail.splitlines() if line.strip()][-SHOWN_LINES:]
     return f"{message}. Last log lines:\n" + "\n".join(lines) if lines else message
 
@@ -54,8 +58,11 @@ def next_failure(
     """Return the failure to record for a replica that failed at `now`, with the Unix time of its next attempt.
 
     `previous`: the failure recorded before; None: there is none. `ready_for_s`: seconds that the replica was ready;
-    None: never. An engine that was ready is started again at once the first time; otherwise the wait doubles from 1 s
-    to 5 min. A permanent failure is not retried (`retry_at` is None).
+    None: never. `attempt`: the attempt number that failed. Times are Unix seconds.
+
+    The wait doubles from 1 s to 5 min with each consecutive failure. An engine that was ready is started again at once
+    (`retry_at` is `now`) after its first failure, and its waits are one doubling behind. Having been ready for
+    `STABLE_S` starts the count anew. A permanent failure is not retried (`retry_at` is None).
     """
     was_stable = ready_for_s is not None and ready_for_s >= STABLE_S
     count = 1 if previous is None or was_stable else previous.count + 1
@@ -69,7 +76,8 @@ def next_failure(
 
 
 def has_recovered(replica: ObservedReplica, now: float) -> bool:
-    """Whether a replica runs and has been ready for `STABLE_S`, so that its key's failures are forgotten."""
+    """Whether a replica runs and was first ready at least `STABLE_S` before `now` (Unix time), so that the caller may
+    forget the failures of its key."""
     if replica.phase is not Phase.RUNNING or replica.ready_since is None:
         return False
     return now - replica.ready_since >= STABLE_S

@@ -43,8 +43,10 @@ def classify_replicas(
 ) -> Buckets:
     """Sort the replicas of one model into buckets.
 
-    `model` None: the model is not declared. `pending`: replica name and operation of each operation under way, also of
-    replicas that are not observed yet. `gpu_use`: see `ObservedState`.
+    `model` None: the model is not declared. `replicas` and `pending` must be of this model only. `pending`: replica
+    name and operation of each operation under way, also of replicas that are not observed yet. `now`: Unix time in
+    seconds. `gpu_use`: see `ObservedState`. Of two replicas at one index and of one definition, the one that is ready
+    is kept and the other is surplus.
     """
     buckets = Buckets()
     operations = dict(pending)

@@ -36,21 +36,27 @@ class GatewayView:
 
 @dataclass(frozen=True, slots=True)
 class DrainState:
-    """A drain under way. `unrouted_stamp`: the first table that does not route to the replica; None: none yet."""
+    """A drain under way. `since`: Unix time of its start. `unrouted_stamp`: stamp of the first routing table that does
+    not route to the replica; None: there is none yet."""
 
     since: float
     unrouted_stamp: Stamp | None = None
 
 
 def gateways_may_reconnect(now: float, up_since: float) -> bool:
-    """Whether gateways of the previous controller may not have reconnected yet. `up_since`: Unix time at which this
-    controller started."""
+    """Whether gateways of the previous controller may still be about to reconnect: for `ARRIVAL_S` after the start.
+
+    `now`, `up_since`: Unix times in seconds; `up_since` is this controller's start. False if `now` is before it.
+    """
     return 0 <= now - up_since < ARRIVAL_S
 
 
 def counts_unknown_since(gateways: Iterable[GatewayView], now: float) -> float | None:
-    """Return the Unix time since when some gateway's counts are unknown: when the last one was lost, or -infinity where
-    there is no gateway. None: the counts of all gateways are known."""
+    """Return the Unix time at which the latest of the lost gateways was lost; None: all gateways are connected.
+
+    The counts of a lost gateway are unknown until it was lost for `FORGET_S`; from then on it is left out. Without any
+    gateway left, return -infinity, since then no count is known.
+    """
     views = present_gateways(gateways, now)
     if not views:
         return float("-inf")
@@ -60,22 +66,26 @@ def counts_unknown_since(gateways: Iterable[GatewayView], now: float) -> float |
 def idle_proof_due_at(idle_span: IdleSpan, unknown_since: float) -> float:
     """Return the Unix time from which on one more idle probe proves that the engine holds no unreported requests.
 
-    `unknown_since`: see `counts_unknown_since`.
+    `unknown_since`: the result of `counts_unknown_since`, which must not be None.
     """
     return max(idle_span.since, unknown_since) + IDLE_PROOF_S
 
 
 def proves_idle(idle_span: IdleSpan | None, unknown_since: float) -> bool:
-    """Whether the engine's idle time proves that it holds no requests of gateways whose counts are unknown. `idle_span`
-    None: the engine is not idle, or does not report it."""
+    """Whether the engine's idle span proves that it holds no requests of gateways whose counts are unknown: a probe at
+    or after `idle_proof_due_at` found it idle. False where `idle_span` is None: the engine is busy, or does not report
+    whether it is idle."""
     return idle_span is not None and idle_span.until >= idle_proof_due_at(idle_span, unknown_since)
 
 
 def count_inflight(
     name: str, gateways: Iterable[GatewayView], now: float, idle_span: IdleSpan | None = None
 ) -> int | None:
-    """Count the requests that gateways have in one replica. None: unknown, because a gateway is lost or there is none,
-    and `idle_span` does not prove that the engine holds no other requests."""
+    """Return the number of requests that connected gateways report in the replica `name`.
+
+    None: unknown, because a gateway is lost or there is none, and `idle_span` does not prove that the engine holds no
+    other requests. `now`: Unix time in seconds.
+    """
     views = present_gateways(gateways, now)
     unknown_since = counts_unknown_since(views, now)
     if unknown_since is not None and not proves_idle(idle_span, unknown_since):
@@ -88,8 +98,10 @@ def is_drained(
 ) -> bool | None:
     """Whether a draining replica holds no requests; None: unknown.
 
-    `engine_idle`: the engine's own figure, read after the drain began; None: it has none. `unsure`: gateways other than
-    these may route to the replica.
+    False while no routing table leaves the replica out, or while a connected gateway has not taken such a table or
+    reports requests in the replica. With a lost gateway, or without any gateway, the answer is `engine_idle`: whether
+    the engine reported, after the drain began, that it is idle; None: it does not report it. `unsure`: gateways other
+    than these may route to the replica, so the answer is never True. `now`: Unix time in seconds.
     """
     if drain.unrouted_stamp is None:
         return False
@@ -106,7 +118,7 @@ def is_drained(
 
 
 def present_gateways(gateways: Iterable[GatewayView], now: float) -> list[GatewayView]:
-    """Return the gateways that may still hold requests: all but those lost for `FORGET_S`."""
+    """Return the gateways that may still hold requests, in their order: all but those lost for `FORGET_S` or more."""
     return [view for view in gateways if not _is_forgotten(view, now)]
 
 

@@ -48,7 +48,11 @@ _SEATED: Final = (0, 0.0, "")
 
 @dataclass(frozen=True, slots=True)
 class EvictionDecision:
-    """The desired state with evictions applied, and what waits for them. Keys are model names."""
+    """The result of `decide_evictions`: the desired state with evictions applied, and what waits for them.
+
+    Keys are model names. `desired`: evicted models have 0 replicas there, and models in `reload_requested` have theirs
+    again.
+    """
 
     desired: DesiredState
     evicted: Mapping[str, str] = field(default_factory=dict)
@@ -58,21 +62,23 @@ class EvictionDecision:
     reload_requested: tuple[str, ...] = ()
     """Evicted models that are wanted again, because requests wait for them."""
     queue_places: Mapping[str, tuple[int, float, str]] = field(default_factory=dict)
-    """Sort keys of the models without room; see `RoomAllocator.order_queue`."""
+    """Sort keys of the models that lack a replica; see `RoomAllocator.order_queue`."""
     wake_times: tuple[float, ...] = ()
     """Unix times at which the decision may change by time alone."""
 
     def queue_place(self, model: DesiredModel | None) -> tuple[int, float, str]:
-        """Sort key of a model in the queue for room; the least gets room first."""
+        """Return the sort key of a model in the queue for room; the least gets room first. None (a model that is not
+        declared) and models that are not in the queue come before all others."""
         return self.queue_places.get(model.name, _SEATED) if model is not None else _SEATED
 
 
 def decide_evictions(
     desired: DesiredState, observed: ObservedState, ledger: ClaimLedger, now: float
 ) -> EvictionDecision:
-    """Decide which models are evicted, and which wait for room.
+    """Decide which models are evicted, which evicted ones are wanted again, and which wait for room.
 
-    `ledger`: claims of all replicas that are not seen gone; it is not changed.
+    Nothing is carried out. `ledger`: the claims of all replicas that are not seen gone; it is not changed. `now`: Unix
+    time in seconds.
     """
     desired_on_demand = _request_reloads(desired, observed)
     reload_names = tuple(name for name, model in desired_on_demand.models.items() if model is not desired.models[name])
@@ -135,7 +141,9 @@ def _request_reloads(desired: DesiredState, observed: ObservedState) -> DesiredS
 
 @dataclass(slots=True)
 class RoomAllocator:
-    """Gives room to models that have none, in the order of the queue, and evicts others for it."""
+    """The state of one call of `decide_evictions`, which gives room to models that lack replicas and chooses the models
+    to evict for them. Call `allocate_room` for each such model in the order of `order_queue`, then `evict_unused`, then
+    read the results. `now`: Unix time in seconds."""
 
     desired: DesiredState
     observed: ObservedState
@@ -145,9 +153,9 @@ class RoomAllocator:
     current_ledger: ClaimLedger
     """Claims of what runs or starts now."""
     free_ledger: ClaimLedger
-    """`current_ledger`, and the claims of models that got room before in this decision."""
+    """`current_ledger`, and the claims of models that got free room before in this decision."""
     future_ledger: ClaimLedger
-    """`free_ledger` without the replicas that are leaving."""
+    """Claims as they will be: without leaving and evicted replicas, with those of all models that got room."""
     leaving_models: list[str]
     """Models of which a replica is leaving."""
     coming_claims: dict[str, list[Mapping[str, int]]]
@@ -155,21 +163,30 @@ class RoomAllocator:
     room_holders: dict[str, str] = field(default_factory=dict)
     """Candidates to the model that gets their room."""
     evicted: dict[str, tuple[float, str]] = field(default_factory=dict)
+    """Result: evicted models to the Unix time since which the reason for it holds, and the reason."""
     wait_reasons: dict[str, str] = field(default_factory=dict)
+    """Result: models that wait for room, to what they wait for, in words."""
     allocated_models: set[str] = field(default_factory=set)
+    """Models that got free, leaving or promised room in this decision."""
     wake_times: list[float] = field(default_factory=list)
 
     def order_queue(self, model: DesiredModel) -> tuple[int, float, str]:
-        """Sort key of a model in the queue: first models that files or operators want, then those whose requests have
-        waited longest."""
+        """Return the sort key of a model in the queue; the least comes first.
+
+        First come models that files or operators want, the longest wanted one first. Then come models that requests
+        wait for, the one whose requests have waited longest first. Autoload models without waiting requests come last.
+        """
         if model.statement.kind != "autoload":
             return 0, model.statement.since, model.name
         traffic = self.observed.traffic.get(model.name, UNUSED)
         return 1 if self._has_waiting_requests(model) else 2, traffic.waits_since or model.statement.since, model.name
 
     def allocate_room(self, model: DesiredModel) -> None:
-        """Give a model's missing replicas free room, room of leaving replicas, or room of models to evict. What the
-        model waits for is noted in `wait_reasons`."""
+        """Give a model's missing replicas free room, room of leaving replicas, or room of models to evict.
+
+        The model must be in `missing_indices`. What it waits for is noted in `wait_reasons`. An autoload model without
+        room and without waiting requests is itself noted as evicted. Do nothing while a missing replica's backoff runs.
+        """
         if self._cannot_start(model):
             return
         self._seek_room(model)
@@ -199,7 +216,8 @@ class RoomAllocator:
             self._make_room(model)
 
     def evict_unused(self) -> None:
-        """Evict the candidates that were not used for their `idle_ttl_s`."""
+        """Evict the candidates that are not busy, were not used for their `idle_ttl_s`, and have been loaded for their
+        `min_residency_s`. For the others that have an `idle_ttl_s`, note when it is due in `wake_times`."""
         for candidate in self.candidates.values():
             ttl_s = self.desired.models[candidate.name].idle_ttl_s
             if ttl_s is None or candidate.is_busy or candidate.name in self.evicted:

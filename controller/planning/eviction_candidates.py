@@ -17,34 +17,38 @@ UNUSED: Final = ModelTraffic()
 
 @dataclass(frozen=True, slots=True)
 class EvictionCandidate:
-    """A model that could be evicted. Times are Unix time in seconds."""
+    """A model that may be evicted, with all of its replicas loaded, and what is known of its use.
+
+    Built by `candidate_of` for one plan. Times are Unix time in seconds.
+    """
 
     name: str
     replicas: tuple[ObservedReplica, ...]
     traffic: ModelTraffic
     inflight: int | None
-    """Requests in its replicas; None: not known."""
+    """Number of requests in its replicas, over all gateways; None: not known for at least one replica."""
     is_leaving: bool
     """Whether all of its replicas are being drained."""
     idle_since: float
+    """When a request last arrived or ended, or when its last replica became ready, whichever is later."""
     reload_s: float
-    """Seconds that its last load took."""
+    """Seconds that the slowest of its replicas took to load; 0 where that is not known."""
     stays_until: float
-    """When its `min_residency_s` is over."""
+    """When its `min_residency_s` is over. Until then it is not evicted."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether requests use the model or wait for it, or may do so because the counts are unknown."""
+        """Whether requests use the model or wait for it; also True where either count is unknown."""
         return self.inflight != 0 or self.traffic.waiting != 0
 
     @property
     def has_known_traffic(self) -> bool:
-        """Whether the requests in and for the model are known. While a gateway is lost they are not, unless the model's
-        engines report for long enough that they are idle."""
+        """Whether the number of requests in its replicas and the number that wait for it are both known. While a
+        gateway is lost they are not, unless the model's engines report for long enough that they are idle."""
         return self.inflight is not None and self.traffic.waiting is not None
 
     def eviction_order(self, now: float) -> tuple[bool, bool, float, str]:
-        """Sort key; the least is evicted first.
+        """Return a sort key at `now` (Unix time); the least is evicted first.
 
         Idle models come before busy ones. Among them, models that are being drained come first, then the highest ratio
         of idle seconds to reload seconds.
@@ -54,7 +58,7 @@ class EvictionCandidate:
 
 
 def alive_replicas(observed: ObservedState) -> dict[str, list[ObservedReplica]]:
-    """Return model to its running replicas, ready or not."""
+    """Return model to its running replicas, ready or not, in the order observed. Models without one are left out."""
     replicas_by_model: dict[str, list[ObservedReplica]] = {}
     for replica in observed.replicas:
         if replica.phase is Phase.RUNNING:
@@ -63,12 +67,14 @@ def alive_replicas(observed: ObservedState) -> dict[str, list[ObservedReplica]]:
 
 
 def pending_models(observed: ObservedState) -> set[str]:
-    """Return the names of the models of which a replica is being started, stopped or removed."""
+    """Return the names of the models of which a replica is being started, stopped or removed, or was so since the last
+    observation began."""
     return {operation.id.model for operation in observed.pending.values()}
 
 
 def is_evictable(model: DesiredModel | None) -> bool:
-    """Whether a model may be evicted: a request would load it again, no operator loaded it, and it is not pinned."""
+    """Whether a model may be evicted at all: a request would load it again, no operator loaded or unloaded it, and it
+    is not pinned. None: the model is not declared; False. Use, residency and replicas are not looked at."""
     return model is not None and model.autoload and not model.pinned and model.statement.kind in ("autoload", "file")
 
 
@@ -79,9 +85,11 @@ def candidate_of(
     now: float,
     pending_names: Collection[str],
 ) -> EvictionCandidate | None:
-    """Return the model as a candidate. None: it may not be evicted, has no running replica, or is loading or ending.
+    """Return the model as a candidate for eviction, busy or not.
 
-    `replicas`: the model's running replicas. `pending_names`: result of `pending_models`.
+    None: it may not be evicted (`is_evictable`), is not wanted, has no running replica, has one that was never ready,
+    or has an operation under way. `replicas`: the model's running replicas. `pending_names`: result of
+    `pending_models`. `now`: Unix time in seconds.
     """
     if model.name in pending_names or not (is_evictable(model) and model.replicas and replicas):
         return None

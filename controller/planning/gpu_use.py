@@ -23,9 +23,10 @@ def measure_gpu_use(
 ) -> dict[str, int]:
     """Return GPU uuid to the MiB that a replica holds there. A GPU is left out where that is not known.
 
-    `growth_mib`: GPU uuid to the MiB by which the GPU's use grew while the replica loaded, where no other process
-    changed it. It is used where the driver does not report the memory of processes, but not for GPUs that share main
-    memory. MIG instances are left out, because drivers differ about their processes.
+    Empty unless the replica has been ready for `SETTLED_S` at `now` (Unix time). `growth_mib`: GPU uuid to the MiB by
+    which the GPU's use grew while the replica loaded, where no other process changed it. It is used where the driver
+    does not report the memory of processes, but not for GPUs that share main memory. MIG instances are left out,
+    because drivers differ about their processes.
     """
     if replica.ready_since is None or now - replica.ready_since < SETTLED_S:
         return {}
@@ -51,8 +52,11 @@ def _processes_mib(gpu: Gpu, name: str, growth_mib: int | None) -> int | None:
 
 
 def explain_unused_gpus(replica: ObservedReplica, held_mib: Mapping[str, int]) -> str | None:
-    """Explain why a ready replica that holds almost no memory of its GPUs counts as failed. None: it uses a GPU, claims
-    none, or its use is not known. `held_mib`: result of `measure_gpu_use`."""
+    """Explain why a ready replica that holds less than `UNUSED_MIB` of each of its GPUs counts as failed.
+
+    None: it uses a GPU, claims none, or its use of one of them is not known. `held_mib`: result of `measure_gpu_use`.
+    The caller checks that the replica is ready and that its engine computes on GPUs.
+    """
     uuids = sorted(replica.claims.keys() - {HOST})
     if not uuids or any(held_mib.get(uuid, UNUSED_MIB) >= UNUSED_MIB for uuid in uuids):
         return None

@@ -9,8 +9,11 @@ from controller.state import IdleSpan, ModelTraffic, ObservedReplica, Phase
 
 
 def joint_idle_span(spans: Iterable[IdleSpan | None]) -> IdleSpan | None:
-    """Return the span in which all of these engines were idle. None: one is not idle or does not report it, or there is
-    no engine."""
+    """Return the span in which all of these engines were idle: from the latest `since` to the earliest `until`.
+
+    `until` may come before `since`, where one engine was probed before another became idle; such a span proves nothing
+    (`proves_idle`). None: one engine is not idle or does not report it, or there is no engine.
+    """
     known_spans = []
     for span in spans:
         if span is None:
@@ -22,7 +25,8 @@ def joint_idle_span(spans: Iterable[IdleSpan | None]) -> IdleSpan | None:
 
 
 def idle_span_by_model(replicas: Iterable[ObservedReplica]) -> dict[str, IdleSpan]:
-    """Return model to the span in which all of its running engines were idle. Models without one are left out."""
+    """Return model to the span in which all of its running engines were idle (see `joint_idle_span`). Models without a
+    running engine, or with one that is busy or does not report idleness, are left out."""
     spans_by_model: dict[str, list[IdleSpan | None]] = {}
     for replica in replicas:
         if replica.phase is Phase.RUNNING:
@@ -41,14 +45,15 @@ def traffic_by_model(
     unsure: bool,
     idle_spans: Mapping[str, IdleSpan],
 ) -> dict[str, ModelTraffic]:
-    """Return model to its traffic: requests that wait, since when, and the last use.
+    """Return each of `models` to its traffic: requests that wait, since when, and the last use, over all gateways.
 
-    `last_used`: model to the Unix time of its last request. A model without one may have been used until this
-    controller's start, `up_since`. `unsure`: there may be gateways besides these. The number of waiting requests is
-    unknown (None) while `unsure`, while a gateway is lost, and while there is no gateway.
+    All times are Unix seconds. `last_used`: model to the time of its last request. A model without an entry counts as
+    used until `up_since`, this controller's start. `unsure`: there may be gateways besides these.
 
-    `idle_spans`: see `idle_span_by_model`. Idle engines have free slots, so in a lost gateway no request waits for
-    them. It may have used them until they became idle.
+    The number of waiting requests is None (unknown) while `unsure`. It is also None while a gateway is lost or there is
+    no gateway, unless the model's entry in `idle_spans` (see `idle_span_by_model`) proves that its engines are idle:
+    idle engines have free slots, so no request of a lost gateway waits for them. A lost gateway may have used the
+    engines until they became idle, so the last use is then not before that.
     """
     views = present_gateways(gateways, now)
     reports = [view.report for view in views if view.lost_at is None]

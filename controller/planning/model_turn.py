@@ -18,9 +18,10 @@ VANISHED_DRAIN_S: Final = 300.0
 
 @dataclass(slots=True)
 class ModelTurn:
-    """The turn of one model, or of the replicas of a model that is no longer declared.
+    """The part of one plan that concerns one model, declared or not: its inputs, and what was decided for it so far.
 
-    The ledger is shared by all turns of the plan. Actions, blocked items and times to wake at add up.
+    `plan` creates one for each model and discards it with the plan. The methods carry nothing out: they add actions,
+    blocked items and times to plan again. All turns of one plan share the ledger.
     """
 
     model: DesiredModel | None
@@ -39,7 +40,10 @@ class ModelTurn:
     """Keys whose failure this plan reports. Only the next plan knows when to try them again."""
 
     def clear_replicas(self) -> None:
-        """Remove what has ended, stop what is broken, and retire what is not wanted."""
+        """Add the actions that remove ended and half-created replicas, stop broken ones, and retire surplus ones.
+
+        Call it once, after `buckets` was set.
+        """
         for replica in self.buckets.ended:
             end = self._verdict_of_end(replica)
             self.actions.append(Remove(replica.id, replica.name, "ended", end))
@@ -69,8 +73,12 @@ class ModelTurn:
         return f"unloaded: {self.model.statement.reason}" if self.model.replicas == 0 else "more replicas than declared"
 
     def retire_replica(self, replica: ObservedReplica, reason: str) -> None:
-        """Drain a replica, and stop it once it is empty or its drain deadline has passed. A replica that was never
-        ready is stopped at once, since no request was ever routed to it."""
+        """Add the next step of retiring a replica: drain it, then stop it once it is empty or its deadline has passed.
+
+        While the drain goes on, note the deadline in `wake_times`. A replica that was never ready is stopped without a
+        drain, since no request was ever routed to it. A stop that is due while another replica loads or stops on one of
+        its GPUs is noted in `blocked` instead.
+        """
         draining = replica.draining
         deadline = self._drain_deadline(self.now if draining is None else draining.since)
         if replica.ready_since is None:
@@ -85,7 +93,7 @@ class ModelTurn:
             self.wake_times.append(deadline)
 
     def retire_current(self, reason: str) -> None:
-        """Retire every replica that runs what is declared."""
+        """Retire every observed replica that runs the declared definition, as `retire_replica` does."""
         for current in self.buckets.current.values():
             if current is not None:
                 self.retire_replica(current, reason)
@@ -111,18 +119,21 @@ class ModelTurn:
         return since + self.model.drain_timeout_s
 
     def undrain_replica(self, replica: ObservedReplica, reason: str) -> None:
-        """Let a replica serve on if it is being drained."""
+        """Add the action that ends a replica's drain; do nothing if it is not being drained."""
         if replica.draining is not None:
             self.actions.append(Undrain(replica.id, replica.name, reason))
 
     def add_once(self, action: Action) -> None:
-        """Add an action unless the turn has it already."""
+        """Add an action unless an equal one is among this turn's actions already."""
         if action not in self.actions:
             self.actions.append(action)
 
     def add_blocked(self, index: int, reason: str, retry_at: float | None, *, failed: bool = False) -> None:
-        """Note what keeps the replica at `index` from starting. `retry_at`: Unix time to look again; None: not known.
-        `failed`: nothing is under way that would change it."""
+        """Note in `blocked` what keeps the replica at `index` from starting.
+
+        `retry_at`: Unix time to plan again, also noted in `wake_times`; None: not known. `failed`: nothing is under way
+        that would change it.
+        """
         name = self.model.name if self.model is not None else ""
         self.blocked.append(Blocked(name, index, reason, failed, retry_at))
         if retry_at is not None:

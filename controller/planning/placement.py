@@ -36,7 +36,10 @@ NAMED = 3
 
 @dataclass(slots=True)
 class ClaimLedger:
-    """Claims on GPUs and main memory, as they add up while one plan is made. All sizes are MiB."""
+    """Claims on GPUs and main memory, as they add up while one plan is made. All sizes are MiB.
+
+    A claim is the memory that one replica reserves. The ledger checks nothing: claims may exceed the memory.
+    """
 
     claimed_mib: dict[str, int] = field(default_factory=dict)
     """GPU uuid, or HOST for main memory, to claimed MiB."""
@@ -51,7 +54,8 @@ class ClaimLedger:
 
     @classmethod
     def of(cls, observed: ObservedState) -> ClaimLedger:
-        """Return the claims of all replicas that are not seen gone, and of all that are being started."""
+        """Return a ledger with the claims of all observed replicas that run, are busy or may still hold memory, and of
+        those that are being started. Ended replicas, and created ones without an operation, claim nothing."""
         ledger = cls(unified_gpus=observed.unified_gpus)
         seen_names = set()
         # In the order of their names, so that whoever counts as busy is the same in whatever order they were seen.
@@ -68,7 +72,11 @@ class ClaimLedger:
         return ledger
 
     def add_claims(self, claims: Mapping[str, int], *, model: str | None = None, busy_with: str | None = None) -> None:
-        """Book a replica's claims. `busy_with`: the replica's name while it loads or stops, and keeps its GPUs busy."""
+        """Add a replica's claims, MiB by GPU uuid or HOST, without a check whether they fit.
+
+        `model`: None leaves `models_by_gpu` alone. `busy_with`: the replica's name while it loads or stops, and so
+        keeps its GPUs busy; None: it does neither.
+        """
         for uuid, mib in claims.items():
             self.claimed_mib[uuid] = self.claimed_mib.get(uuid, 0) + mib
             if model is not None:
@@ -77,11 +85,15 @@ class ClaimLedger:
                 self.busy_replicas[uuid] = busy_with
 
     def claimed_on(self, key: str) -> int:
-        """Return the MiB claimed of a GPU (by uuid) or of main memory (HOST), and of whatever is the same memory."""
+        """Return the MiB claimed of a GPU (by uuid) or of main memory (HOST); 0 for an unknown key.
+
+        Main memory and all GPUs that share it (`unified_gpus`) count as one: each key returns the sum of their claims.
+        """
         return self._sum_mib(self.claimed_mib, key)
 
     def released_on(self, key: str) -> int:
-        """Return the MiB still in use there by replicas that this ledger counts as gone."""
+        """Return the MiB still in use, by replicas that this ledger counts as gone, of a GPU (by uuid) or of main
+        memory (HOST). Main memory and GPUs that share it count as one, as in `claimed_on`."""
         return self._sum_mib(self.released_mib, key)
 
     def _sum_mib(self, mib_by_key: Mapping[str, int], key: str) -> int:
@@ -91,12 +103,16 @@ class ClaimLedger:
         return mib_by_key.get(key, 0)
 
     def find_busy_neighbour(self, replica: ObservedReplica) -> str | None:
-        """Return the name of another replica that loads or stops on one of the replica's GPUs; None: there is none."""
+        """Return the name of another replica that loads or stops on one of the GPUs that `replica` claims; None: there
+        is none. Only the last one booked on each GPU is known."""
         others = (self.busy_replicas.get(uuid, replica.name) for uuid in replica.claims)
         return next((name for name in others if name != replica.name), None)
 
     def copy_without(self, claims: Iterable[Mapping[str, int]]) -> ClaimLedger:
-        """Return a copy without the given claims, whose memory counts as still in use (`released_mib`)."""
+        """Return an independent copy without the given claims, whose memory counts as still in use (`released_mib`).
+
+        `copy_without(())` copies all. The names of busy replicas and of models stay as they are.
+        """
         models = {uuid: set(names) for uuid, names in self.models_by_gpu.items()}
         copy = ClaimLedger(
             dict(self.claimed_mib), dict(self.busy_replicas), dict(self.released_mib), models, self.unified_gpus
@@ -108,8 +124,8 @@ class ClaimLedger:
         return copy
 
     def copy_without_replicas(self, replicas: Iterable[ObservedReplica], observed: ObservedState) -> ClaimLedger:
-        """Return a copy without the claims of these replicas. The memory that they hold of the GPUs, which may differ
-        from their claims, counts as still in use."""
+        """Return an independent copy without the claims of these replicas. The memory that they hold of the GPUs counts
+        as still in use; it is as the driver reports it for them, else estimated, and at least their claims then."""
         copy = self.copy_without(())
         for replica in replicas:
             for uuid, mib in replica.claims.items():
@@ -135,25 +151,27 @@ class ClaimLedger:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The place of one replica. `claims`: GPU uuid and HOST to MiB; HOST is left out where the need of main memory is
-    unknown."""
+    """The GPUs and memory for one replica. `claims`: MiB to reserve, by GPU uuid and HOST. HOST is left out where the
+    need of main memory is unknown. Nothing is reserved until the claims are added to a ledger."""
 
     claims: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class NoRoom:
-    """Why a replica has no place now. `waiting`: it has one once others have loaded, stopped or released memory."""
+    """Why a replica cannot be placed now. `waiting`: it can be once others have loaded, stopped or released memory, or
+    once the GPUs can be read again; nobody needs to act."""
 
     reason: str
     waiting: bool = False
 
 
 def place_replica(model: DesiredModel, observed: ObservedState, ledger: ClaimLedger) -> Placement | NoRoom:
-    """Place one replica of the model on `ledger`, which is not changed.
+    """Find GPUs and main memory for one replica of the model, beside the claims in `ledger`.
 
-    Best fit: GPUs where nothing loads come first, then GPUs without another replica of the model, then those with the
-    least room that is still enough.
+    `ledger` is not changed: the caller books the claims with `add_claims`. Returns `NoRoom`, and raises nothing, where
+    there is no room, no such GPU, or another replica loads or stops on a chosen GPU. Best fit: GPUs where nothing loads
+    come first, then GPUs without another replica of the model, then those with the least room that is still enough.
     """
     requirement = requirement_of(model, observed)
     host_claims = _claim_main_memory(requirement, observed, ledger)
@@ -206,9 +224,10 @@ def _place_on_gpus(
 
 
 def requirement_of(model: DesiredModel, observed: ObservedState) -> Requirement:
-    """Return what a replica of the model needs: as declared, else as observed or predicted (DESIGN.md §3).
+    """Return the memory that a replica of the model needs: as declared, else as observed or predicted (DESIGN.md §3).
 
-    An engine takes its declared share of a GPU also where `vram_mib` is declared, so both are claimed.
+    A field is None where nothing is known. An engine takes its share of a GPU (`gpu_share`) also where `vram_mib` is
+    declared; the larger of both counts, see `Requirement.mib_on_gpu`.
     """
     requirement = observed.requirements.get(model.name, _UNKNOWN)
     if model.vram_mib is not None:
@@ -332,10 +351,10 @@ def _gpu_count_text(count: int) -> str:
 
 
 def holders_of(gpu: Gpu, running_names: Collection[str], *, expected_mib: int) -> str | None:
-    """Describe the processes that hold memory of the GPU, without those of the replicas in `running_names`; None: no
-    other process does.
+    """Describe the processes that hold memory of the GPU, without those of the replicas in `running_names`.
 
-    Where the driver names no processes, describe the memory in use beyond `expected_mib`.
+    At most `NAMED` processes are described, the others counted. Where the driver reports no processes, describe the
+    memory in use beyond `expected_mib`. None: no other process holds any, or no memory is in use beyond that.
     """
     if gpu.processes is None:
         excess_mib = gpu.used_mib - expected_mib

@@ -30,7 +30,9 @@ from controller.state import DesiredState, ObservedReplica, ObservedState, Pendi
 def plan(desired: DesiredState, observed: ObservedState, now: float) -> Plan:
     """Return the actions to take now, what is blocked, and when to plan again. `now` is Unix time in seconds.
 
-    Takes O(replicas + models) time where no model waits for the room of others.
+    The caller starts the actions in order, and leaves them if `desired.paused`, which the plan does not look at.
+    Nothing is changed and no error is raised: a model that cannot be started is in `Plan.blocked`. Takes O(replicas +
+    models) time where no model waits for the room of others.
     """
     replicas: dict[str, list[ObservedReplica]] = defaultdict(list)
     for replica in observed.replicas:

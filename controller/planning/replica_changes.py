@@ -9,7 +9,11 @@ from controller.state import DesiredState, ObservedReplica, ObservedState, OpKin
 
 
 def leaving_replicas(desired: DesiredState, observed: ObservedState, now: float) -> list[ObservedReplica]:
-    """Return the running replicas that are ending or not wanted, if they began to leave less than `swap_wait_s` ago."""
+    """Return the running replicas that are being stopped or are not wanted, in the order observed.
+
+    Those that began to leave `desired.swap_wait_s` seconds ago or earlier are left out: nobody waits for them any more.
+    `now`: Unix time in seconds.
+    """
     replicas = []
     for replica in observed.replicas:
         model = desired.models.get(replica.id.model)
@@ -24,7 +28,10 @@ def leaving_replicas(desired: DesiredState, observed: ObservedState, now: float)
 
 
 def missing_replicas(desired: DesiredState, observed: ObservedState) -> dict[str, tuple[int, ...]]:
-    """Return model to the wanted indices at which no engine runs or is being started."""
+    """Return model to the wanted indices, ascending, at which no engine runs or is being started.
+
+    Models that lack no replica, and remote models, have no entry. A replica that is being stopped counts as missing.
+    """
     indices_by_model: dict[str, set[int]] = {}
     for replica in observed.replicas:
         operation = observed.pending.get(replica.name)
@@ -44,7 +51,11 @@ def missing_replicas(desired: DesiredState, observed: ObservedState) -> dict[str
 def coming_replicas(
     desired: DesiredState, observed: ObservedState, candidates: Mapping[str, EvictionCandidate]
 ) -> dict[str, list[Mapping[str, int]]]:
-    """Return model to the claims of its replicas, for models that will be eviction candidates once they are loaded."""
+    """Return model to the claims of each of its replicas, for models that will be eviction candidates once loaded.
+
+    These are the models that may be evicted, are not in `candidates`, and have a replica that runs or has an operation
+    under way.
+    """
     claims_by_model: dict[str, list[Mapping[str, int]]] = {}
     observed_names = {replica.name for replica in observed.replicas}
     active_replicas = [

@@ -9,7 +9,12 @@ from controller.state import DesiredModel, Health, ObservedReplica, ReplicaKey
 
 
 def fill_replicas(turn: ModelTurn) -> None:
-    """Start a replica at every wanted index that has none, and replace outdated replicas one at a time."""
+    """Add the actions that start a replica at every wanted index without one, and replace outdated replicas one at a
+    time. Note in the turn what blocks a start. Do nothing for a model that is not declared or is remote.
+
+    Until a model was loaded once, all of its replicas come or none: one that cannot start keeps back the others, and
+    those that run already are retired. Call it after `clear_replicas`.
+    """
     model = turn.model
     if model is None or not model.runs or _holds_together(turn, model):
         return

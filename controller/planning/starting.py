@@ -9,7 +9,8 @@ from controller.state import DesiredModel, ReplicaId, ReplicaKey
 
 
 def start_replica(turn: ModelTurn, model: DesiredModel, index: int) -> None:
-    """Start the missing replica at `index`, or do what must come before its start and note what it waits for."""
+    """Add the action that starts the missing replica at `index`, or the action that must come before it (preflight,
+    image pull), and note in the turn what the replica waits for."""
     if backs_off(turn, model, index):
         return
     placement = place_replica(model, turn.observed, turn.ledger)
@@ -22,7 +23,8 @@ def start_replica(turn: ModelTurn, model: DesiredModel, index: int) -> None:
 
 
 def backs_off(turn: ModelTurn, model: DesiredModel, index: int) -> bool:
-    """Whether the replica at `index` has failed and must wait before its next attempt."""
+    """Whether the replica at `index` has failed and must wait before its next attempt. If so, it is noted as blocked,
+    unless this same plan reports the failure."""
     key = ReplicaKey(model.name, index, model.spec_hash)
     if key in turn.failed_keys:
         return True
@@ -34,8 +36,8 @@ def backs_off(turn: ModelTurn, model: DesiredModel, index: int) -> bool:
 
 
 def wait_for_room(turn: ModelTurn, model: DesiredModel, index: int, reason: str) -> None:
-    """Note that the replica waits for room. Its preflight is made meanwhile: nothing leaves for a replica that cannot
-    be started."""
+    """Note that the replica waits for room, for `reason`, and add its preflight or image pull meanwhile: no model is
+    evicted for a replica that cannot be started. After a failed preflight that failure is noted, not the room."""
     is_start_checked(turn, model, index)
     result = turn.observed.preflights.get((model.name, model.spec_hash))
     if result is None or result.ok:
@@ -43,7 +45,8 @@ def wait_for_room(turn: ModelTurn, model: DesiredModel, index: int, reason: str)
 
 
 def is_start_checked(turn: ModelTurn, model: DesiredModel, index: int) -> bool:
-    """Whether a fresh preflight says that the start can succeed; otherwise add what must be done about it."""
+    """Whether a fresh preflight says that the start can succeed. Otherwise add what must be done first: the preflight
+    or the image pull, or note why the replica is blocked."""
     key = (model.name, model.spec_hash)
     result = turn.observed.preflights.get(key)
     is_fresh = result is not None and result.is_fresh(turn.now, turn.preflight_recheck_s)
@@ -70,7 +73,10 @@ def _pull_image(turn: ModelTurn, model: DesiredModel, index: int, image: str) ->
 
 
 def issue_start(turn: ModelTurn, model: DesiredModel, index: int, placement: Placement, reason: str) -> None:
-    """Start the replica at `index` on its place, and book its claims."""
+    """Add the action that starts the replica at `index` as its next attempt, and book its claims in the turn's ledger.
+
+    Nothing is checked: call it only after `is_start_checked`, with a placement from the same ledger.
+    """
     key = ReplicaKey(model.name, index, model.spec_hash)
     attempt = 1 + turn.observed.attempts.highest_of(key.text)
     turn.ledger.add_claims(placement.claims, model=model.name, busy_with=f"{model.name}/{index}")
