@@ -18,7 +18,8 @@ from controller.schema.admin import FieldChange, KeyChange
 
 @dataclass(frozen=True, slots=True)
 class ModelEdit:
-    """One model that two declared states differ in. `fields` are in name order; a value of null means not declared."""
+    """One model that two declared states differ in. `fields` are in name order, with secrets masked; a value of None
+    means not declared, or declared as null."""
 
     model: str
     change: Literal["added", "removed", "edited"]
@@ -26,7 +27,8 @@ class ModelEdit:
 
 
 def diff_models(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> list[ModelEdit]:
-    """Return the models that differ, in name order. `before` and `after`: declared fields by model name."""
+    """Return the models that differ, in name order, with the fields that differ. `before` and `after`: declared fields
+    by model name. An added or removed model lists all of its fields."""
     model_edits = []
     for model in sorted(before.keys() | after.keys()):
         old, new = before.get(model), after.get(model)
@@ -40,7 +42,8 @@ def diff_models(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Map
 
 
 def diff_keys(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> list[KeyChange]:
-    """Return the API keys that differ, in name order. `before` and `after`: declared fields by key name."""
+    """Return the API keys that differ, in name order, with the names of the fields that differ and never their values.
+    `before` and `after`: declared fields by key name."""
     key_changes = []
     for name in sorted(before.keys() | after.keys()):
         old, new = before.get(name), after.get(name)

@@ -17,7 +17,9 @@ GATEWAYS_HEARD: Final = 64
 
 
 class DemandLedger:
-    """Demand and evictions by model name. Both are part of the stored state; a model has at most one of them."""
+    """Demand for autoload models and evictions, by model name. Demand is the Unix time of the last request that makes a
+    model wanted; an eviction ends it, and the next request ends the eviction, so a model has at most one of them. Both
+    are in the stored state; what gateways reported before is not, and is forgotten with the controller."""
 
     def __init__(self, persistence: StatePersistence, clock: Callable[[], float]) -> None:
         self._persistence = persistence
@@ -28,7 +30,12 @@ class DemandLedger:
         """Unloaded models to the first revision that holds the unload, and to the first table that tells of it."""
 
     def take_demand(self, report: GatewayReport) -> bool:
-        """Take a gateway's demand for autoload models. Returns whether a request was new."""
+        """Take a gateway's demand for autoload models, and record new requests as demand as of now.
+
+        A request is new if it is later than the last one that the same gateway reported. In a gateway's first report it
+        is new if the model has no demand yet and the request is later than its override and eviction. Requests that may
+        be older than an unload are dropped (see `note_published`). Return whether any request was new.
+        """
         known_demand = self._gateway_demand.pop(report.gateway_id, {})
         self._gateway_demand[report.gateway_id] = dict(report.demand)
         for oldest_id in list(self._gateway_demand)[:-GATEWAYS_HEARD]:
@@ -47,14 +54,16 @@ class DemandLedger:
         return True
 
     def request_reload(self, models: Sequence[str]) -> None:
-        """Record a request for each of these models now, and end their evictions."""
+        """Record demand for each of these models as of now, and end their evictions. Names are not checked; an empty
+        sequence does nothing."""
         if models:
             state = self._persistence.state
             demand = state.demand | dict.fromkeys(models, self._clock())
             self._persistence.update_state({"rested": _without(state.rested, models), "demand": demand})
 
     def evict_models(self, models: Mapping[str, str]) -> None:
-        """Drop the demand for these models until the next request for each. `models`: name to the reason."""
+        """Record that these models were evicted now, and drop the demand for them until the next request for each.
+        `models`: name to the reason, in words. An empty mapping does nothing."""
         if models:
             state = self._persistence.state
             evictions = {name: Evicted(at=self._clock(), reason=reason) for name, reason in models.items()}
@@ -63,7 +72,10 @@ class DemandLedger:
 
     def end_for_override(self, model: str, unload_revision: int | None) -> Change:
         """Return the change of the stored state that a new override of the model makes: its eviction ends, and with an
-        unload its demand too. `unload_revision`: the revision that holds the unload; None: the override is a load.
+        unload its demand too. The caller gives the change to `StatePersistence.update_state`.
+
+        `unload_revision`: the revision of the desired state that holds the unload; None: the override is a load. Until
+        `note_published` has that revision, gateways' demand for the unloaded model is dropped.
         """
         state = self._persistence.state
         change: dict[str, object] = {"rested": _without(state.rested, [model])}
@@ -73,8 +85,10 @@ class DemandLedger:
         return change
 
     def end_edited(self, before: DebouncedState | None, state: DebouncedState) -> Change:
-        """Return the change of the stored state that drops the demand and evictions which an edit ended. `before` and
-        `state`: what was in force, and what is."""
+        """Return the change of the stored state that drops the demand and evictions which an edit ended: those of
+        models that are not `autoload` any more, are not declared, or whose `enabled` or `replicas` was edited. The
+        caller gives the change to `StatePersistence.update_state`. `before`: what was in force; None: nothing. `state`:
+        what is."""
         declared_before = before.declared_models if before is not None else {}
         stored = self._persistence.state
         return {
@@ -83,7 +97,11 @@ class DemandLedger:
         }
 
     def note_published(self, revision: int, stamp: Stamp) -> None:
-        """Note that the routing table of that stamp holds the desired state of that revision."""
+        """Note that the routing table with that stamp was built from the desired state of that `revision`.
+
+        Call it for each published table. A gateway's demand for an unloaded model counts again once the gateway has the
+        first table noted here that holds the unload.
+        """
         for name, (unloaded_at, first_stamp) in self._unload_revisions.items():
             if first_stamp is None and revision >= unloaded_at:
                 self._unload_revisions[name] = (unloaded_at, stamp)

@@ -24,7 +24,8 @@ OnChange = Callable[[DebouncedState | None, DebouncedState], None]
 class FileSource:
     """What the files declare. A file with a problem changes nothing but `problems`: the last good state stays in force.
 
-    Call `recover_last_good` before the first `read_files`.
+    `DesiredStateSource` owns it. It watches nothing: its owner says when to read. Call `recover_last_good` before the
+    first `read_files`.
     """
 
     def __init__(
@@ -62,7 +63,11 @@ class FileSource:
         """Whether the state in force is on disk as the last good one."""
 
     def recover_last_good(self) -> DebouncedState | None:
-        """Put the stored last good state into force. Returns it; None: there is none that can be used."""
+        """Put the stored last good state into force, and return it; None: there is none that can be used.
+
+        Raises nothing: a stored state that cannot be read is logged. `on_change` is not called. Call it once, before
+        the first `read_files`.
+        """
         try:
             self.in_force = load_last_good(self._state_folder, self._roots)
         except LastGoodError as error:
@@ -72,14 +77,20 @@ class FileSource:
         return self.in_force
 
     async def refresh_files(self, now: float) -> None:
-        """Read the files if `resync_s` has passed, or if a removal is due to be confirmed."""
+        """Read the files, as `read_files` does, if `resync_s` has passed since the last reading or `wake_at` is reached
+        at `now` (Unix time); otherwise do nothing. The first call reads."""
         resync_at = self._read_at + self._resync_s
         confirm_at = self.wake_at
         if now >= (resync_at if confirm_at is None else min(resync_at, confirm_at)):
             await self.read_files()
 
     async def read_files(self) -> None:
-        """Read the folder, and put what it declares into force unless a file has a problem."""
+        """Read the folder, and put what it declares into force unless a file has a problem. Problems are in `problems`
+        and raise nothing.
+
+        The removal of a model, or of the last key, comes into force only with a second reading that confirms it, at
+        `wake_at` or later. Calls at the same time run one after the other. `on_change` is called before the return.
+        """
         # One at a time: an older snapshot must not come into force after a newer one.
         async with self._read_lock:
             snapshot = await asyncio.to_thread(read_folder, self._folder)
@@ -125,11 +136,12 @@ class FileSource:
         return self.in_force.wake_at if self.in_force is not None else None
 
     def declared_since(self, name: str) -> float:
-        """Unix time since when the files declare the model's present fields."""
+        """Unix time since when the files declare the model's present fields, or of this controller's start if later.
+        For a model that is not declared: now."""
         return self._declared_since.get(name, ("", self._clock()))[1]
 
     def all_declared_since(self) -> dict[str, float]:
-        """`declared_since` of every declared model, by name."""
+        """Return `declared_since` of every model in force, by name, as a new dict."""
         return {name: since for name, (_, since) in self._declared_since.items()}
 
 

@@ -9,25 +9,33 @@ from controller.schema.override import Override, ended_fields
 
 
 class OverrideStore:
-    """The override of each model, by model name. It is part of the stored state."""
+    """The overrides in the stored state, at most one for each model: loads and unloads by operators.
+
+    `DesiredStateSource` uses it. It holds no state of its own besides `persistence`.
+    """
 
     def __init__(self, persistence: StatePersistence) -> None:
         self._persistence = persistence
 
     def get_override(self, name: str, in_force: DebouncedState | None) -> Override | None:
-        """The override that stands for a model, without fields that no longer fit the declared state `in_force`; None:
-        there is none, or the model is not declared."""
+        """Return the override that stands for a model, without parameters that no longer fit the declared state
+        `in_force` or were edited since. None: there is none, edits have ended all of it, or the model is not
+        declared."""
         override = self._persistence.state.overrides.get(name)
         if override is None or in_force is None or name not in in_force.declared_models:
             return None
         return surviving_override(override, in_force.definitions[name], in_force.declared_models[name])
 
     def put_override(self, override: Override) -> Change:
-        """Return the change of the stored state that sets this override in place of the model's earlier one."""
+        """Return the change of the stored state that sets this override in place of the model's earlier one.
+
+        Nothing is changed: the caller gives the result to `StatePersistence.update_state`.
+        """
         return {"overrides": {**self._persistence.state.overrides, override.model: override}}
 
     def drop_override(self, name: str) -> bool:
-        """Remove a model's override, so that the files rule again. Returns whether there was one."""
+        """Remove a model's override at once, so that demand and the files decide again. Return whether there was one;
+        an unknown model has none."""
         overrides = self._persistence.state.overrides
         if name not in overrides:
             return False
@@ -36,7 +44,10 @@ class OverrideStore:
 
     def end_edited(self, state: DebouncedState) -> tuple[Change, dict[str, list[str]]]:
         """Return the change of the stored state that ends what an edit ended, and by model the names of what ended (see
-        `ended_fields`). What has ended stays ended, even if the edit is taken back. `state` is in force since the edit.
+        `ended_fields`). Models of which nothing ended are left out; the override of a removed model ends.
+
+        `state` is in force since the edit. Nothing is changed: the caller gives the change to
+        `StatePersistence.update_state`. From then on what has ended stays ended, even if the edit is taken back.
         """
         overrides: dict[str, Override] = {}
         ended_by_model: dict[str, list[str]] = {}

@@ -35,6 +35,10 @@ class StatePersistence:
     """
 
     def __init__(self, store: StateDir) -> None:
+        """Read the state that the last controller stored; defaults where there is none.
+
+        Raises StateError where the stored file is damaged.
+        """
         self._store = store
         self._written_state = store.load_memory()
         self._is_writable = True
@@ -44,7 +48,12 @@ class StatePersistence:
         """Counts the changes of fields that the desired state is resolved from."""
 
     def update_state(self, change: Change) -> None:
-        """Set fields of the state, all in one write. Never raises: a failed write is logged once."""
+        """Set fields of the state, all in one write, and count a change of ruling fields in `ruling_changes`.
+
+        A write that fails raises nothing: the first of several in a row is logged, `list_unsaved` names what is not on
+        disk, and the next call writes it again. Where nothing differs from what is on disk, nothing is written.
+        `change` is not validated.
+        """
         before, self.state = self.state, self.state.model_copy(update=dict(change))
         self.ruling_changes += any(getattr(before, each) != getattr(self.state, each) for each in _RULING_FIELDS)
         if self.state == self._written_state:
@@ -59,6 +68,7 @@ class StatePersistence:
             self._written_state, self._is_writable = self.state, True
 
     def list_unsaved(self) -> list[str]:
-        """Name each part of the state that is not on disk yet, in words."""
+        """Return a phrase for each part of the state that is not on disk yet (see `STORED_FIELD_WORDS`). Empty:
+        everything is on disk."""
         before, now = self._written_state, self.state
         return [words for name, words in STORED_FIELD_WORDS.items() if getattr(before, name) != getattr(now, name)]

@@ -34,7 +34,7 @@ class DeclaredModel:
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """Values for fields that a definition leaves out, from the controller's settings."""
+    """Values for fields that a definition leaves out, from the controller's settings. Times are seconds."""
 
     images: Mapping[str, str] = field(default_factory=dict)
     """Image kind (`worker`, `vllm`) to image; empty where replicas run as processes."""
@@ -55,8 +55,11 @@ def resolve_desired(
     paused: bool = False,
     evictions: Mapping[str, Evicted] = MappingProxyType({}),
 ) -> DesiredState:
-    """Resolve every declared model. `demand`: autoload model to the Unix time of the last request for it. `evictions`:
-    models that were evicted since. `generation`: counts the declared states.
+    """Return the desired state of every declared model, with overrides, demand and evictions applied.
+
+    `demand`: autoload model to the Unix time of the last request for it. `evictions`: models that were evicted since.
+    `generation`: counts the declared states. Entries for models that are not declared are ignored, and so is what edits
+    have ended of an override (see `surviving_override`). `keys` and `revision` of the result are not set.
     """
     models = {}
     for name, entry in declared_models.items():
@@ -122,7 +125,10 @@ def surviving_override(
     override: Override | None, definition: Definition, raw_fields: Mapping[str, Any]
 ) -> Override | None:
     """Return the override without what edits of the files have ended, and without parameters that no longer fit the
-    definition; None: nothing is left of it. `raw_fields`: the model's fields as the files have them.
+    definition (see `fitting_params`). `raw_fields`: the model's fields as the files have them.
+
+    None: there was no override, or an edit of `enabled` or `replicas` ended all of it. An override that loses all of
+    its parameters still stands.
     """
     kept_override = override.drop_edited_fields(raw_fields) if override is not None else None
     if kept_override is None or not kept_override.params:
@@ -139,7 +145,8 @@ def fitting_params(definition: Definition, params: Mapping[str, JsonValue]) -> d
     """Return the largest set of a load's parameters that the definition accepts; an edit may have made some misfit.
 
     Some parameters fit only together, and some exclude each other. Of several largest sets, the one with the earliest
-    parameters is returned.
+    parameters is returned, and an empty dict if none fits. Raises nothing. The time doubles with each parameter if many
+    do not fit.
     """
     known_names = [name for name in params if name in type(definition).model_fields]
     for count in range(len(known_names), 0, -1):
@@ -159,7 +166,8 @@ def _fits(definition: Definition, params: Mapping[str, JsonValue]) -> bool:
 
 
 def with_params(definition: Definition, params: Mapping[str, JsonValue]) -> Definition:
-    """Return the definition with these fields replaced. Raises pydantic's ValidationError."""
+    """Return a copy of the definition with these fields replaced and all of it validated again. Raises pydantic's
+    ValidationError where a value, or the values together, or a field's name is not accepted."""
     return type(definition).model_validate(definition.model_dump(exclude_unset=True) | dict(params))
 
 

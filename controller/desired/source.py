@@ -27,7 +27,11 @@ from controller.storage.state_dir import StateDir, StoredState
 
 
 class DesiredStateSource:
-    """The desired state of one controller. Call `recover_last_good` before the first `read_files`."""
+    """The desired state of one controller: the files, the overrides of operators and the demand of requests.
+
+    There is one for a controller's lifetime. Call `recover_last_good` before the first `read_files`. What must outlast
+    the controller is written at each change; a failed write raises nothing (see `list_unsaved`).
+    """
 
     def __init__(
         self,
@@ -44,6 +48,8 @@ class DesiredStateSource:
         """`learn` takes note of secrets: it gets the fields of each model, and the parameters of each load, before they
         come into force. `on_edit` is called for each edit with the state before (None: there was none), the state now,
         and by model what the edit ended of its override. `resync_s`: see `FileSource`. `clock` gives Unix time.
+
+        Raises StateError where the stored state in `store` is damaged.
         """
         self._learn = learn
         self._on_edit = on_edit
@@ -58,12 +64,12 @@ class DesiredStateSource:
 
     @property
     def revision(self) -> int:
-        """Counts every change of what `desired_state` returns."""
+        """Counter that grows with every change of what `desired_state` returns. It begins anew with each controller."""
         return self._files.generation + self._persistence.ruling_changes
 
     @property
     def stored_state(self) -> StoredState:
-        """The part of the desired state that the next controller will know."""
+        """The part of the desired state that is kept over restarts, as in force now, written to disk or not."""
         return self._persistence.state
 
     @property
@@ -72,7 +78,11 @@ class DesiredStateSource:
         return self._files.in_force
 
     def desired_state(self, now: float) -> DesiredState | None:
-        """Resolve the desired state at `now`, Unix time; None: no valid files were ever read."""
+        """Return the desired state: the declared models with overrides, demand and evictions applied, and the keys.
+
+        None: no valid files were ever read, nor a last good state recovered. `now` is Unix time; the result does not
+        depend on it.
+        """
         in_force, stored = self._files.in_force, self._persistence.state
         if in_force is None:
             return None
@@ -99,7 +109,9 @@ class DesiredStateSource:
     # Files.
 
     def recover_last_good(self) -> None:
-        """Put the stored last good state into force, so that broken files do not stop what ran."""
+        """Put the stored last good state into force, so that broken files do not stop what ran. Where there is none
+        that can be used, the state in force stays None. Call it once, before the first `read_files`; it raises nothing
+        and does not call `on_edit`."""
         self._learn({name: override.params for name, override in self.stored_state.overrides.items()})
         state = self._files.recover_last_good()
         if state is not None:
@@ -107,11 +119,13 @@ class DesiredStateSource:
             self._persistence.update_state({"first_declared_at": self._first_declared_at(state)})
 
     async def read_files(self) -> None:
-        """Read the folder, and put what it declares into force unless a file has a problem."""
+        """Read the folder now, and put what it declares into force unless a file has a problem: see
+        `FileSource.read_files`. An edit ends the overrides, demand and evictions that it contradicts."""
         await self._files.read_files()
 
     async def refresh_files(self, now: float) -> None:
-        """Read the folder if that is due, though no change was seen. `now` is Unix time."""
+        """Read the folder if `resync_s` has passed since the last reading, or `wake_at` is reached; otherwise do
+        nothing. `now` is Unix time."""
         await self._files.refresh_files(now)
 
     def _follow_edit(self, before: DebouncedState | None, state: DebouncedState) -> None:
@@ -126,29 +140,35 @@ class DesiredStateSource:
         return {name: known.get(name, now) for name in state.declared_models}
 
     def declared_since(self, name: str) -> float:
-        """Unix time since when the files declare the model's present fields."""
+        """See `FileSource.declared_since`."""
         return self._files.declared_since(name)
 
     def all_declared_since(self) -> dict[str, float]:
-        """`declared_since` of every declared model, by name."""
+        """See `FileSource.all_declared_since`."""
         return self._files.all_declared_since()
 
     def list_problems(self) -> list[Problem]:
-        """Problems of the files as last read."""
+        """Return the problems of the files as last read; empty: they are good, or were not read yet."""
         return list(self._files.problems)
 
     def wake_at(self) -> float | None:
-        """Unix time at which a removed model, or the last key, may be taken as gone; None: none was removed."""
+        """Return the Unix time at which the files must be read again, to confirm that a model or the last key was
+        removed; None: nothing is to be confirmed."""
         return self._files.wake_at
 
     # Overrides and demand.
 
     def get_override(self, name: str) -> Override | None:
-        """The override that stands for a model; None: there is none, or the model is not declared."""
+        """Return the override that stands for a model: see `OverrideStore.get_override`. None: there is none, edits
+        have ended it, or the model is not declared."""
         return self._overrides.get_override(name, self._files.in_force)
 
     def set_override(self, override: Override) -> None:
-        """Put an operator's load or unload into force."""
+        """Put an operator's load or unload into force, in place of the model's earlier override.
+
+        It ends the model's eviction, and an unload also drops the demand for the model. Nothing is checked: whether the
+        model exists and accepts the parameters is the caller's matter.
+        """
         self._learn({override.model: override.params})
         unload_revision = self.revision + 1 if override.action == "unload" else None
         self._persistence.update_state(
@@ -159,40 +179,51 @@ class DesiredStateSource:
         )
 
     def drop_override(self, name: str) -> bool:
-        """Remove a model's override, so that the files rule again. Returns whether there was one."""
+        """Remove a model's override, so that demand and the files decide again. Return whether there was one."""
         return self._overrides.drop_override(name)
 
     def take_demand(self, report: GatewayReport) -> bool:
-        """Take a gateway's demand for autoload models. Returns whether a request was new."""
+        """Take a gateway's demand for autoload models: see `DemandLedger.take_demand`. Return whether any of it was
+        new, so that the caller plans again."""
         return self._demand.take_demand(report)
 
     def request_reload(self, models: Sequence[str]) -> None:
-        """Record a request for each of these models now, and end their evictions."""
+        """Record demand for each of these models as of now, and end their evictions. Names are not checked; an empty
+        sequence does nothing."""
         self._demand.request_reload(models)
 
     def evict_models(self, models: Mapping[str, str]) -> None:
-        """Drop the demand for these models until the next request for each. `models`: name to the reason."""
+        """Record that these models were evicted, and drop the demand for them until the next request for each.
+        `models`: name to the reason, in words. No engine is stopped by this."""
         self._demand.evict_models(models)
 
     def note_published(self, revision: int, stamp: Stamp) -> None:
-        """Note that the routing table of that stamp holds the desired state of that revision."""
+        """Note that the routing table with that stamp was built from the desired state of that `revision`.
+
+        Call it for each published table: until one holds an unload, the demand that gateways report for the unloaded
+        model counts as older than the unload and is dropped.
+        """
         self._demand.note_published(revision, stamp)
 
     # What the next controller must know.
 
     def set_paused(self, paused: bool) -> None:
-        """Pause or resume the controller, over restarts too."""
+        """Pause or resume the controller, over restarts too. Setting what is set already does nothing."""
         self._persistence.update_state({"paused": paused})
 
     def remember_attempts(self, attempts: AttemptNumbers) -> None:
-        """Store the highest attempt number of each replica, so that no later controller gives a name twice."""
+        """Store the highest attempt number of each replica, so that no later controller gives a name twice. Call it
+        before a replica with a new number is started."""
         self._persistence.update_state({"attempts": attempts})
 
     def remember_loaded(self, loaded_once: frozenset[str], ready_since: dict[str, float]) -> None:
-        """Store the models that were ever loaded, and by replica name the Unix time since when it is ready."""
+        """Store, in place of what was stored before, the names of the models that have been loaded once, and the Unix
+        time by replica name since when each replica is ready."""
         self._persistence.update_state({"loaded_once": sorted(loaded_once), "ready_since": ready_since})
 
     def list_unsaved(self) -> list[str]:
-        """Name each part of the stored state that is not on disk yet, in words. Each write is tried again."""
+        """Return a phrase for each part of the stored state, and of what the files declared, that could not be
+        written to disk yet. Empty: a restart would lose nothing. Failed writes are tried again by later changes and
+        readings."""
         unsaved = self._persistence.list_unsaved()
         return unsaved if self._files.is_last_good_saved else [*unsaved, "what the files last said"]

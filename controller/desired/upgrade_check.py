@@ -36,9 +36,10 @@ class RunningReplica:
 def list_engine_changes(
     desired_models: Mapping[str, DesiredModel], replicas: Iterable[RunningReplica]
 ) -> list[UpgradeChange]:
-    """List, by model, the engines that this version would restart, and why. `desired_models`: resolved by this version.
+    """List one change of kind `engine` for each model of which this version would restart engines, in name order.
 
-    Engines of undeclared models are left out, and so are outdated ones.
+    The message says how many and why. `desired_models`: resolved by this version. Engines of undeclared models are left
+    out, and so are those that the running version would replace as well (`is_outdated`).
     """
     running_hashes: dict[str, list[str]] = {}
     for replica in replicas:
@@ -70,7 +71,8 @@ def _explain_hash(model: DesiredModel, running_hash: str) -> str:
 def list_setting_changes(
     variables: Iterable[str], known_variables: Iterable[str], deprecated_variables: Mapping[str, str]
 ) -> list[UpgradeChange]:
-    """List the given environment variables that this version does not read, or has deprecated."""
+    """List, in name order, those of the environment variables `variables` that this version does not read or has
+    deprecated. None is an obstacle. `deprecated_variables`: name to what to do instead, in words."""
     known_names = sorted(known_variables)
     changes: list[UpgradeChange] = []
     for name in sorted(set(variables)):
@@ -90,9 +92,10 @@ def _find_close_name(name: str, known_names: Iterable[str]) -> str | None:
 
 
 def list_schema_changes(found_versions: Mapping[str, int], known_versions: Mapping[str, int]) -> list[UpgradeChange]:
-    """List the files of the state folder whose schema_version is not the one that this version writes.
+    """List, in name order, the files of the state folder whose schema_version is not the one that this version writes.
 
-    Both mappings take a file name to a schema_version.
+    Both mappings take a file name to a schema_version; a name missing from `known_versions` raises KeyError. A file of
+    a newer version is an obstacle, one of an older version is not.
     """
     changes: list[UpgradeChange] = []
     for name, version in sorted(found_versions.items()):
