@@ -48,13 +48,15 @@ _HASHED_COMMON: Final = ("model_path", "env", "extra_args", "image", "memory_mib
 
 
 def resolve_backend(model_path: str | None) -> str | None:
-    """Return the backend for a model file by its suffix, in any case; None: name a backend instead."""
+    """Return the name of the backend for a model file by its suffix, upper or lower case. None: there is no path, or
+    the suffix decides nothing, so that the definition must name a backend."""
     suffix = PurePosixPath(model_path).suffix.lower() if model_path is not None else ""
     return BACKEND_OF_SUFFIX.get(suffix)
 
 
 def get_engine(definition: Definition) -> Engine[Any]:
-    """Return the engine of a validated definition, whose backend is declared or follows from `model_path`."""
+    """Return the engine of a definition, whose backend is declared or follows from `model_path`. The definition must be
+    validated: for another one an AssertionError or a KeyError may be raised."""
     name = definition.backend or resolve_backend(definition.model_path)
     assert name is not None, "validation resolves the backend"
     return ENGINES[name]

@@ -33,7 +33,7 @@ class ClaimedGpu:
 
     uuid: str
     claim_mib: int
-    """What the replica claims of its memory."""
+    """MiB of the GPU's memory that the replica claims."""
     total_mib: int
 
 
@@ -60,14 +60,15 @@ class RenderContext:
     """Engine-side path by model path, for the model paths that the runtime looked up."""
 
     def resolve_path(self, model_path: str) -> str:
-        """Return the engine-side path of a model path. One that was not looked up lies below the first models
-        folder."""
+        """Return the path at which the engine sees a model path. A path that the runtime did not look up is taken to
+        lie below the first models folder; whether it exists is not checked."""
         return self.model_paths.get(model_path) or str(self.models_root / model_path)
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How to start one engine. `env` holds no secret: the runtime sets `token_env` itself."""
+    """How to start one engine: what `Engine.render_command` returns and a runtime carries out. `env` holds no token:
+    the runtime sets the variable `token_env` itself. `image` None: no container image, or none is known."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
@@ -80,7 +81,8 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class FileCheck:
-    """A file that must exist before an engine starts, and before an old engine is drained for it."""
+    """A file or folder that must exist before an engine starts, and before an old engine is drained for it. The
+    preflight checks it. `field`: the definition field that names it, for the error message."""
 
     field: str
     path: str
@@ -99,7 +101,8 @@ class FileCheck:
 
 @dataclass(frozen=True, slots=True)
 class CodeCheck:
-    """A model folder that must not contain custom code, because the definition does not allow the engine to run it."""
+    """A model folder that must not contain custom code, because the definition does not allow the engine to run it. The
+    preflight checks it. `field`: the definition field that names the folder, for the error message."""
 
     field: str
     path: str
@@ -110,7 +113,8 @@ class CodeCheck:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """How to see that an engine is ready: a GET of `health_path`, then a POST of `ready_body` to `ready_path`."""
+    """How to see that an engine is ready: a GET of `health_path`, then a POST of `ready_body` (JSON) to `ready_path`.
+    Paths are relative to the engine's base URL."""
 
     health_path: str
     ready_path: str
@@ -131,7 +135,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Why an engine ended, in plain words."""
+    """Why an engine ended or failed, in plain words for the operator."""
 
     message: str
     permanent: bool = False
@@ -140,7 +144,8 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A model that another server serves. Roundhouse starts nothing for it."""
+    """Where another server serves a model: what `Engine.describe_remote` returns. Roundhouse starts nothing for it;
+    gateways probe `base_url` + `health_path`."""
 
     base_url: str
     model: str
@@ -154,7 +159,7 @@ class Remote:
 
 @dataclass(frozen=True, slots=True)
 class EngineFigures:
-    """What a running engine reports about itself. None: not reported."""
+    """What a running engine reports about itself, as its last probes read it. None: not reported."""
 
     context_length: int | None = None
     """Context length of one request, in tokens."""
@@ -167,7 +172,8 @@ class EngineFigures:
 class Engine(Generic[DefinitionT]):
     """A backend: its definition class, its command line, its memory, and what it can do.
 
-    Subclasses override what differs. Instances have no state.
+    Subclasses override what differs. `ENGINES` holds one instance of each for the life of the process; instances have
+    no state, read no files and start nothing. Every method takes a validated definition of the backend's own class.
     """
 
     name: ClassVar[str]
@@ -209,11 +215,12 @@ class Engine(Generic[DefinitionT]):
 
     @property
     def load_fields(self) -> tuple[LoadField, ...]:
-        """The fields that a live load may set."""
+        """The fields of this backend that an operator's load may set, in the order in which a UI shows them."""
         return list_load_fields(self.definition)
 
     def configured_inflight(self, definition: DefinitionT) -> int:
-        """Return how many requests one replica is meant to serve in parallel."""
+        """Return how many requests one replica is meant to serve in parallel: the declared `target_inflight`, else the
+        backend's default. The engine may be able to do fewer: see `target_inflight`."""
         return definition.target_inflight or self.default_target_inflight
 
     def target_inflight(self, definition: DefinitionT) -> int:
@@ -223,27 +230,31 @@ class Engine(Generic[DefinitionT]):
         return configured_count if self.most_inflight is None else min(configured_count, self.most_inflight)
 
     def max_choices(self, definition: DefinitionT) -> int | None:
-        """Return the highest `n` (answers to one request) that the engine takes; None: no limit of its own. A worker
-        makes one answer."""
+        """Return the highest `n` (answers to one request) that the engine takes; None: no limit of its own. Here 1,
+        which is what a worker takes."""
         return 1
 
     def load_faults(self, params: Mapping[str, Any]) -> list[LoadFault]:
-        """Return what is wrong with a load's values, by field name. All fields belong to this backend.
+        """Return what is wrong with a load's values; empty: nothing. Nothing is raised.
 
-        Backends override it to add rules about several fields.
+        `params`: value by name of a load field. All must be fields of this backend (see `find_wrong_backend`): other
+        names are ignored. Backends override it to add rules about several fields.
         """
         return find_faults(self.load_fields, params)
 
     def load_override(self, params: Mapping[str, LoadValue]) -> dict[str, LoadValue]:
-        """Return a load's values as fields of the definition: what is stored, reported and applied."""
+        """Return a load's values as fields of the definition: what is stored, reported and applied. Call it only for
+        values in which `load_faults` found nothing."""
         return dict(params)
 
     def rendered_vram_mib(self, definition: DefinitionT) -> int | None:
-        """Return `vram_mib` where the command line depends on it, which makes it part of the spec hash; else None."""
+        """Return the declared `vram_mib` (MiB on each GPU) where the command line depends on it, which makes it part of
+        the spec hash; else None. Here always None."""
         return None
 
     def derive_capabilities(self, definition: DefinitionT) -> Capabilities:
-        """Return which requests the model takes."""
+        """Return which requests the model takes: what the definition declares, and for the rest what its options imply.
+        Nothing is read of the model's files. Here the defaults: backends override it."""
         return Capabilities()
 
     def max_tokens_field(self, definition: DefinitionT) -> MaxTokensField:
@@ -251,7 +262,8 @@ class Engine(Generic[DefinitionT]):
         return "max_tokens"
 
     def thinking_control(self, definition: DefinitionT) -> ThinkingControl | None:
-        """Return the request field that turns thinking on and off; None: the model takes `default` alone."""
+        """Return the request field that turns thinking on and off; None: the model's only thinking mode is
+        `default`."""
         return self.thinking_switch if len(self.derive_capabilities(definition).thinking_modes) > 1 else None
 
     def context_length(self, definition: DefinitionT) -> int | None:
@@ -262,52 +274,61 @@ class Engine(Generic[DefinitionT]):
         return None
 
     def kv_cache_tokens(self, definition: DefinitionT, told: EngineFigures) -> int | None:
-        """Return how many tokens all requests inside one replica may hold together; None: unknown, or no limit.
+        """Return how many tokens all requests inside one replica may hold together; None: unknown, or no limit. The
+        gateway keeps further requests waiting.
 
         For engines whose requests harm each other once the KV cache is full. `told` is what the replica reports.
         """
         return None
 
     def list_artifacts(self, definition: DefinitionT) -> tuple[str, ...]:
-        """Return the model paths whose contents the memory formulas and `longest_token` need."""
+        """Return the model paths whose contents `predict_memory` and `longest_token` need, as the definition has them.
+        The caller reads them and passes what it found as `artifacts`. Here none."""
         return ()
 
     def longest_token(self, definition: DefinitionT, artifacts: Mapping[str, Artifact]) -> int | None:
-        """Return the length in bytes of the longest token in the vocabulary.
+        """Return the length in bytes of the longest token in the vocabulary, by which the gateway sees that a prompt is
+        too long without counting its tokens.
 
-        `artifacts` holds what was read of the model files, by model path. None: unknown, or the engine truncates
-        prompts that are too long.
+        `artifacts` holds what was read of the model files, by model path. None: unknown, not read yet, or the engine
+        truncates prompts that are too long.
         """
         return None
 
     def predict_memory(self, definition: DefinitionT, artifacts: Mapping[str, Artifact]) -> Forecast | None:
-        """Predict the memory of one replica.
+        """Predict the memory of one replica, in bytes.
 
-        `artifacts` holds what was read of the model files, by model path. None: the backend has no formula.
+        `artifacts` holds what was read of the model files, by model path. `Unpredicted`: a file was not read, or the
+        formula does not cover the model or an option. None: the backend has no formula, as here.
         """
         return None
 
     def is_held_to_claim(self, definition: DefinitionT) -> bool:
-        """Return whether the engine gets a memory limit per GPU, and fails to load where the limit is too low.
+        """Return whether the engine gets its claim on each GPU as a limit, and fails to load where the limit is too
+        low.
 
-        The memory seen of such a replica shows what it was given, not what it needs.
+        The memory seen of such a replica shows what it was given, not what it needs. Here False.
         """
         return False
 
     def parse_progress(self, log_tail: str) -> float | None:
-        """Return the progress of a load, from 0 to 1, by the end of the engine's log; None: the log does not say."""
+        """Return the progress of a load, from 0 to 1, by the last lines of the engine's log; None: they do not say.
+        Here always None."""
         return None
 
     def resolve_image(self, definition: DefinitionT, images: Mapping[str, str]) -> str | None:
-        """Return the image to run: the definition's, else the default of `images`; None: the backend has none."""
+        """Return the container image to run: the definition's, else the default in `images` (image kind to image).
+        None: the backend uses no image, or `images` has no default for it."""
         return definition.image or (images.get(self.image_kind) if self.image_kind else None)
 
     def render_command(self, definition: DefinitionT, ctx: RenderContext) -> Launch:
-        """Return the command line and environment of one replica. Raises TypeError if the backend starts nothing."""
+        """Return the command line and environment of one replica. Nothing is started and no file is looked at. Raises
+        TypeError if the backend starts nothing (a remote)."""
         raise TypeError(f"backend {self.name} starts nothing")
 
     def list_files(self, definition: DefinitionT) -> tuple[FileCheck, ...]:
-        """Return the files that must exist before a start. Here those that options name; backends add the model."""
+        """Return the files and folders that must exist before a start, unchecked. Here those that options name;
+        backends add the model."""
         checks: list[FileCheck] = []
         for name, flag, value in list_paths(definition):
             for path in split_paths(value):
@@ -317,11 +338,13 @@ class Engine(Generic[DefinitionT]):
         return tuple(checks)
 
     def list_code_checks(self, definition: DefinitionT) -> tuple[CodeCheck, ...]:
-        """Return the model folders that must not contain custom code (`auto_map`)."""
+        """Return the model folders that must not contain custom code (`auto_map` in config.json), unchecked. Here
+        none."""
         return ()
 
     def describe_probe(self, definition: DefinitionT) -> Probe:
-        """Return how to see that a replica is ready. Raises TypeError for a remote, which gateways probe."""
+        """Return how to see that a replica is ready. Raises TypeError for a remote, which has no replica: see
+        `describe_remote`."""
         raise TypeError(f"backend {self.name} is probed as a remote")
 
     def describe_remote(self, definition: DefinitionT) -> Remote | None:
@@ -329,14 +352,17 @@ class Engine(Generic[DefinitionT]):
         return None
 
     def list_apis(self, definition: DefinitionT) -> tuple[str, ...]:
-        """Return the gateway paths that the engine answers itself, without translation."""
+        """Return the request paths, such as `/v1/completions`, that the engine answers itself. For others the gateway
+        translates the request, or refuses it."""
         return ()
 
     def list_extra_fields(self, definition: DefinitionT) -> tuple[str, ...] | None:
-        """Return the request fields to pass on beside those that the API family knows; None: all of them."""
+        """Return the names of the request fields that the gateway passes on beside those that the API family knows;
+        None: all fields, as here."""
         return None
 
     def explain_exit(self, exit_code: int | None, log_tail: str) -> Verdict | None:
-        """Return why an engine ended, by `verdicts` and the end of its log; None: show its last log line instead."""
+        """Return why an engine ended, by the first of `verdicts` whose pattern occurs in the end of its log; None: none
+        does. `exit_code` is not looked at here."""
         matches = (verdict for pattern, verdict in self.verdicts if re.search(pattern, log_tail, re.IGNORECASE))
         return next(matches, None)

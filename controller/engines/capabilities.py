@@ -12,7 +12,8 @@ EMBEDDINGS = Capabilities(multi_turn=False, tools=False, structured_output=False
 
 
 def apply_declared(definition: Definition, derived: Capabilities) -> Capabilities:
-    """Return `derived` with the fields that the definition declares. The thinking mode `default` is always there."""
+    """Return `derived` with the fields that the definition declares in their place; None in the definition means not
+    declared. Declared thinking modes always get `default` as well. `logprobs` cannot be declared."""
     modalities, multi_turn, thinking_modes = derived.modalities, derived.multi_turn, derived.thinking_modes
     if definition.modalities is not None:
         modalities = tuple(each for each in get_args(Modality) if each in definition.modalities)

@@ -28,7 +28,9 @@ _WITHOUT_SWITCH: Final = re.compile(r"coder|2507|embed|rerank|guard", re.IGNOREC
 def family_of(prompt_format: str | None, *names: str | None) -> Family | None:
     """Return the family by the prompt format, where one is declared, else by the first name that matches a family.
 
-    Names are of files, folders or models of the hub. None: no known family.
+    Names are of files, folders or models of the hub; None among them is skipped. None: the declared format or the names
+    belong to no known family, or the name is of a Qwen3 model whose template has no switch for thinking (such as
+    Coder).
     """
     if prompt_format is not None:
         return _OF_FORMAT.get(prompt_format)
@@ -40,5 +42,6 @@ def family_of(prompt_format: str | None, *names: str | None) -> Family | None:
 
 
 def thinking_modes(family: Family | None, *switchable: Family) -> tuple[ThinkingMode, ...]:
-    """Return all thinking modes where `family` is one that the backend can switch, else `default` alone."""
+    """Return all thinking modes where `family` is among `switchable`, the families that the backend can switch; else
+    `default` alone."""
     return ALL_MODES if family in switchable else DEFAULT_ONLY

@@ -17,7 +17,8 @@ LoadValue: TypeAlias = int | float | str | None
 
 @dataclass(frozen=True, slots=True)
 class LoadFault:
-    """A value that a load cannot take."""
+    """A value of a load's request that the model's backend cannot take. It is returned, not raised; the caller answers
+    400 (`invalid_load_request`)."""
 
     field: str
     message: str
@@ -26,7 +27,7 @@ class LoadFault:
 
 @dataclass(frozen=True, slots=True)
 class LoadField:
-    """One field of a load."""
+    """One field that an operator's load may set: its name, the constraint that a UI shows, and the check of a value."""
 
     name: str
     description: str
@@ -44,9 +45,10 @@ class LoadField:
         return self.nullable or self.constraint.kind.endswith("_or_null")
 
     def check_value(self, value: LoadValue) -> str | None:
-        """Return why the value cannot be taken; None: it can.
+        """Return why the value cannot be taken, as the second half of a sentence; None: it can.
 
-        The value has the type that the constraint's kind says: the request schema refuses others (422).
+        The value must have the type that the constraint's kind says, which is not checked: the request schema refuses
+        others (422).
         """
         if value is None:
             return None if self.takes_null else "takes no null"
@@ -72,12 +74,14 @@ class LoadField:
 
 
 def list_constraints(fields: Iterable[LoadField]) -> dict[str, LoadConstraint]:
-    """Return the constraints by field name, as `load_constraints` of a model's row has them."""
+    """Return the constraints by field name, in the order of `fields`, as `load_constraints` in the admin API's list of
+    models has them."""
     return {field.name: field.constraint for field in fields}
 
 
 def find_faults(fields: Iterable[LoadField], params: Mapping[str, Any]) -> list[LoadFault]:
-    """Return the faults of a load's values, each value checked alone. Names that no field has are ignored."""
+    """Return the faults of a load's values, each value checked alone, in the order of `fields`. Names that no field has
+    are ignored."""
     return [
         LoadFault(field.name, fault)
         for field in fields

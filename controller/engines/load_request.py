@@ -55,9 +55,10 @@ EXAMPLES: Final[tuple[dict[str, LoadValue], ...]] = (
 
 
 def load_request_model(engines: Iterable[Engine[Any]] = tuple(ENGINES.values())) -> type[BaseModel]:
-    """Return the class `LoadRequest`, of the load fields of all `engines`.
+    """Return a new pydantic class `LoadRequest` with the field `replicas` and the load fields of all `engines`.
 
-    Every field is optional: `model_fields_set` says which ones a body gives.
+    Every field is optional: `model_fields_set` says which ones a body gives. Fields of several backends are in it, so a
+    valid body may still not fit a model: see `find_wrong_backend`.
     """
     fields: dict[str, Any] = {"replicas": _replicas_field()}
     load_fields = [(engine.name, field) for engine in engines for field in engine.load_fields]
@@ -70,13 +71,15 @@ def load_request_model(engines: Iterable[Engine[Any]] = tuple(ENGINES.values()))
 
 
 def load_params(request: BaseModel) -> dict[str, LoadValue]:
-    """Return the fields that a `LoadRequest` gives, without `replicas`, in the order of the schema."""
+    """Return the fields that the body of a `LoadRequest` gives, also those given as null, without `replicas`, in the
+    order of the schema."""
     given_names = request.model_fields_set - {"replicas"}
     return {name: getattr(request, name) for name in type(request).model_fields if name in given_names}
 
 
 def find_wrong_backend(engine: Engine[Any], params: Mapping[str, LoadValue]) -> LoadFault | None:
-    """Return a fault for the first field that does not belong to the backend of `engine`; None: all do."""
+    """Return a fault for the first name in `params` that is no load field of the backend of `engine`; None: all are.
+    The message names the backends that have the field. Values are not looked at."""
     own_names = {field.name for field in engine.load_fields}
     owners = _group_owners((engine.name, field) for engine in ENGINES.values() for field in engine.load_fields)
     for name in params:

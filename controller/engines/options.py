@@ -46,14 +46,15 @@ ResolvePath: TypeAlias = Callable[[str], str]
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """`--name VALUE`. A list becomes one value, joined by commas. None: no argument."""
+    """Marker of an option that the command line says as `--name VALUE`. A list becomes one value, joined by commas.
+    None: no argument."""
 
     name: str
     omit: object = None
-    """A further value without an argument."""
+    """A further value of the option for which there is no argument."""
 
     def render(self, value: Any, resolve_path: ResolvePath) -> tuple[str, ...]:
-        """Return the arguments that say `value`."""
+        """Return the flag and `value` as two arguments; empty if `value` is None or equals `omit`."""
         if value is None or value == self.omit:
             return ()
         return (self.name, ",".join(map(str, value)) if isinstance(value, list) else str(value))
@@ -61,66 +62,71 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class JoinedFlag:
-    """`--name=VALUE`, for a text that may begin with a dash. None: no argument."""
+    """Marker of an option that the command line says as `--name=VALUE`, for a text that may begin with a dash. None: no
+    argument."""
 
     name: str
 
     def render(self, value: Any, resolve_path: ResolvePath) -> tuple[str, ...]:
-        """Return the argument that says `value`."""
+        """Return the flag and `value` as one argument; empty if `value` is None."""
         return () if value is None else (f"{self.name}={value}",)
 
 
 @dataclass(frozen=True, slots=True)
 class PathFlag:
-    """`--name PATH` of a model path, or of a list of them, joined by commas. None: no argument.
+    """Marker of an option that the command line says as `--name PATH`: a model path, or a list of them joined by
+    commas. None or an empty list: no argument.
 
-    The path lies in a models folder: files that say another are refused, and the preflight looks for it.
+    The path must lie in a models folder: validation refuses a definition with another one, and the preflight checks
+    that the path exists and is of `kind`.
     """
 
     name: str
     kind: FileKind
     inside: str = ""
-    """A file that the folder must hold; empty: none."""
+    """Name of a file that the folder must hold; empty: none."""
 
     def render(self, value: Any, resolve_path: ResolvePath) -> tuple[str, ...]:
-        """Return the arguments that say `value`, with engine-side paths."""
+        """Return the arguments for the path or paths in `value`, as the engine sees them; empty if there are none."""
         paths = split_paths(value)
         return (self.name, ",".join(map(resolve_path, paths))) if paths else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """A flag without a value: `on` for true, `off` for false. An empty one: no argument; None is neither."""
+    """Marker of a boolean option that the command line says as a flag without a value: `on` for true, `off` for false.
+    An empty `on` or `off`: no argument for that value. None: no argument."""
 
     on: str = ""
     off: str = ""
 
     @property
     def name(self) -> str:
-        """The flag, or both."""
+        """The flag, or both flags as `on/off`, for the documentation."""
         return "/".join(filter(None, (self.on, self.off)))
 
     def render(self, value: Any, resolve_path: ResolvePath) -> tuple[str, ...]:
-        """Return the argument that says `value`."""
+        """Return the flag for `value`, true or false; empty if `value` is None or there is no flag for it."""
         argument = "" if value is None else self.on if value else self.off
         return (argument,) if argument else ()
 
 
 @dataclass(frozen=True, slots=True)
 class JsonFlag:
-    """`--name JSON` of a mapping. None, or an empty mapping: no argument."""
+    """Marker of an option that the command line says as `--name JSON`, for a mapping. None, or an empty mapping: no
+    argument."""
 
     name: str
 
     def render(self, value: Any, resolve_path: ResolvePath) -> tuple[str, ...]:
-        """Return the arguments that say `value`."""
+        """Return the flag and `value` as compact JSON; empty if `value` is None or empty."""
         return (self.name, json.dumps(value, separators=(",", ":"))) if value else ()
 
 
 @dataclass(frozen=True, slots=True)
 class SpecialFlag:
-    """A flag that `Engine.render_command` writes by itself, because its value depends on more than the option. Declared
-    for the documentation alone."""
+    """Marker of an option whose flag `Engine.render_command` writes by itself, because its value depends on more than
+    the option. Declared for the documentation alone: `render_options` skips it."""
 
     name: str
 
@@ -129,19 +135,19 @@ AnyFlag: TypeAlias = Flag | JoinedFlag | PathFlag | Switch | JsonFlag
 
 
 class Hashed(Enum):
-    """When an option counts in the spec hash, so that an edit of it replaces the engines."""
+    """Marker: when an option counts in the spec hash, so that an edit of it replaces the running engines."""
 
     ALWAYS = "always"
     """Also while it is None. For the fields of the first releases: a new field with it would restart every engine."""
     WHEN_SET = "when set"
     """While its value differs from the default. What holds without a marker."""
     NEVER = "never"
-    """The engine does not see it."""
+    """The engine does not see the option, so an edit of it replaces no engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loadable:
-    """A load may set the option.
+    """Marker: an operator's load may set the option.
 
     The constraint that a UI gets comes from type and bounds: `minimum`, `maximum`, a `step` of 1 or the declared
     multiple, `allowed_values` of a Literal. The description is the field's, up to "; default".
@@ -165,7 +171,7 @@ MOVES_MEMORY: Final = MovesMemory()
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option, as its declaration says."""
+    """One option: a field of a backend's definition class, with the markers of its declaration."""
 
     name: str
     info: FieldInfo
@@ -178,7 +184,8 @@ class Option:
 
 
 def list_options(definition_class: type[Definition]) -> tuple[Option, ...]:
-    """Return the options of a backend in the order of declaration: every field that not all definitions have."""
+    """Return the options of a backend in the order of declaration: every field of its definition class that the base
+    class `Definition` does not have."""
     return _read_options(definition_class)
 
 
@@ -192,7 +199,8 @@ def render_options(
 ) -> list[str]:
     """Return the arguments of all options whose flag is of `kind` (a class or a union), in the order of declaration.
 
-    `fallbacks` are values by field name of options that are None. `decimals` None: floats are written in full.
+    `resolve_path` turns a model path into the path that the engine sees. `fallbacks` are values by field name, used
+    where the option is None. `decimals`: floats are rounded to so many; None: they are written in full.
     """
     arguments: list[str] = []
     for option in list_options(type(definition)):
@@ -204,7 +212,8 @@ def render_options(
 
 
 def read_hashed_values(definition: Definition) -> dict[str, Any]:
-    """Return the options that count in the spec hash, by field name."""
+    """Return the values of the options that count in the spec hash, by field name: see `Hashed`. Fields that all
+    definitions have are not among them."""
     always, when_set = _read_hashed_names(type(definition))
     values = {name: getattr(definition, name) for name in always}
     for name, default in when_set:
@@ -214,7 +223,8 @@ def read_hashed_values(definition: Definition) -> dict[str, Any]:
 
 
 def list_paths(definition: Definition) -> list[tuple[str, PathFlag, str | list[str]]]:
-    """Return field name, flag and value (a path, or a list of paths) of each option set that names model paths."""
+    """Return field name, flag and value (a path, or a list of paths) of each option with a `PathFlag` that is not None,
+    in the order of declaration."""
     return [
         (name, flag, value)
         for name, flag in _read_path_flags(type(definition))
@@ -223,19 +233,21 @@ def list_paths(definition: Definition) -> list[tuple[str, PathFlag, str | list[s
 
 
 def split_paths(value: str | list[str] | None) -> list[str]:
-    """Return the paths in the value of a `PathFlag`."""
+    """Return the paths in the value of an option with a `PathFlag`, as a list; empty for None."""
     return [value] if isinstance(value, str) else list(value or ())
 
 
 def find_memory_mover(definition: Definition) -> str | None:
-    """Return the first option set whose effect on memory is not predicted, by field name; None: there is none."""
+    """Return the field name of the first option that is marked `MOVES_MEMORY` and differs from its default; None: there
+    is none. Arguments in `extra_args` are not looked at."""
     options = (option for option in list_options(type(definition)) if option.moves_memory)
     return next((each.name for each in options if getattr(definition, each.name) != each.default), None)
 
 
 @cache
 def list_load_fields(definition_class: type[Definition]) -> tuple[LoadField, ...]:
-    """Return what a live load may set, in the order of declaration."""
+    """Return the fields that an operator's load may set for this definition class (see `Loadable`), in the order of
+    declaration."""
     return tuple(
         _derive_load_field(option, option.loadable)
         for option in list_options(definition_class)
