@@ -89,7 +89,8 @@ _VERDICTS: tuple[tuple[str, Verdict], ...] = (
 
 
 class CT2(Engine[CT2Definition]):
-    """Renders the worker's command line."""
+    """The backend `ct2`: renders the command line of a worker process that runs CTranslate2. Starts nothing itself, has
+    no state."""
 
     name: ClassVar[str] = "ct2"
     image_kind: ClassVar[str | None] = "worker"
@@ -98,15 +99,18 @@ class CT2(Engine[CT2Definition]):
     verdicts: ClassVar[tuple[tuple[str, Verdict], ...]] = _VERDICTS
 
     def configured_inflight(self, definition: CT2Definition) -> int:
-        """Return `target_inflight`, else `ct2_inter_threads`."""
+        """Return how many requests one replica is meant to serve in parallel: the declared `target_inflight`, else
+        `ct2_inter_threads`, else 1."""
         return definition.target_inflight or definition.ct2_inter_threads or self.default_target_inflight
 
     def target_inflight(self, definition: CT2Definition) -> int:
-        """Return the configured number, up to `ct2_inter_threads` (1 if that is not set)."""
+        """Return how many requests one replica serves in parallel: the configured number, up to `ct2_inter_threads` (1
+        if that is not set)."""
         return min(self.configured_inflight(definition), definition.ct2_inter_threads or 1)
 
     def derive_capabilities(self, definition: CT2Definition) -> Capabilities:
-        """Return text of one turn. Qwen3 takes all thinking modes."""
+        """Return which requests the model takes: text in single turns, without tools, JSON schemas or log
+        probabilities; all thinking modes for Qwen3. What the definition declares takes precedence."""
         family = family_of(definition.prompt_format, definition.model_path)
         derived = Capabilities(
             multi_turn=False,
@@ -122,16 +126,18 @@ class CT2(Engine[CT2Definition]):
         return definition.ct2_max_tokens
 
     def list_artifacts(self, definition: CT2Definition) -> tuple[str, ...]:
-        """Return the model's folder."""
+        """Return the model path, a folder, as a tuple of one."""
         return (definition.model_path,)
 
     def longest_token(self, definition: CT2Definition, artifacts: Mapping[str, Artifact]) -> int | None:
-        """Return the longest token of the tokenizer in the model's folder; None: `ct2_tokenizer` names another one."""
+        """Return the length in bytes of the longest token of the tokenizer in the model's folder. None: it was not
+        read, or `ct2_tokenizer` names another one."""
         has_own = definition.ct2_tokenizer is None
         return longest_token_at(definition.model_path, artifacts) if has_own else None
 
     def predict_memory(self, definition: CT2Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
-        """Predict the weights in the types that CTranslate2 computes in, plus what CUDA and the worker take.
+        """Predict the memory of one replica, in bytes: the weights in the types that CTranslate2 computes in, plus what
+        CUDA and the worker take.
 
         Never None: `Unpredicted` where the model's files were not read, or are not CTranslate2's.
         """
@@ -143,7 +149,8 @@ class CT2(Engine[CT2Definition]):
         )
 
     def render_command(self, definition: CT2Definition, ctx: RenderContext) -> Launch:
-        """Return `python -m worker ct2 ...`."""
+        """Return the command line `python -m worker ct2 ...` and the definition's environment. It computes on the GPU
+        if the definition asks for one. As a process, raises KeyError if the runtime knows no `python`."""
         args = [*worker_program(self.name, ctx), "--model", ctx.resolve_path(definition.model_path)]
         args += ("--device", "cuda" if definition.gpu_count else "cpu")
         args += render_options(definition, PathFlag, ctx.resolve_path)
@@ -152,7 +159,8 @@ class CT2(Engine[CT2Definition]):
         return Launch(tuple(args), dict(definition.env), self.resolve_image(definition, ctx.images), WORKER_TOKEN_ENV)
 
     def list_files(self, definition: CT2Definition) -> tuple[FileCheck, ...]:
-        """Return the model's folder with its weights, and the folder of the tokenizer."""
+        """Return checks of the model's folder, its `model.bin`, and `tokenizer.json` there or in the folder that
+        `ct2_tokenizer` names."""
         model = definition.model_path
         checks: tuple[FileCheck, ...] = (
             FileCheck("model_path", model, "folder"),
@@ -163,9 +171,9 @@ class CT2(Engine[CT2Definition]):
         return (*checks, *super().list_files(definition))
 
     def describe_probe(self, definition: CT2Definition) -> Probe:
-        """Return the worker's probe."""
+        """Return the worker's probe: `/health`, then one token of a completion."""
         return worker_probe()
 
     def list_apis(self, definition: CT2Definition) -> tuple[str, ...]:
-        """Return the worker's paths for text."""
+        """Return the request paths that a worker answers for text: `WORKER_CHAT_APIS`."""
         return WORKER_CHAT_APIS

@@ -124,7 +124,8 @@ _VERDICTS: tuple[tuple[str, Verdict], ...] = (
 
 
 class ExLlamaV3(Engine[ExLlamaV3Definition]):
-    """Renders the worker's command line."""
+    """The backend `exllamav3`: renders the command line of a worker process that runs ExLlamaV3 on GPUs. Starts nothing
+    itself, has no state."""
 
     name: ClassVar[str] = "exllamav3"
     image_kind: ClassVar[str | None] = "worker-exllamav3"
@@ -139,14 +140,15 @@ class ExLlamaV3(Engine[ExLlamaV3Definition]):
 
     @property
     def load_fields(self) -> tuple[LoadField, ...]:
-        """The options, and the bits of K and V as two fields before `exllama_cache_quant`, which says both."""
+        """The fields that a load may set: the options, and before `exllama_cache_quant` two fields that no definition
+        has, for the bits of the K and V cache. `load_override` turns these into `exllama_cache_quant`."""
         options = {field.name: field for field in super().load_fields}
         quant = options.pop(_QUANT)
         return (*options.values(), *_BIT_FIELDS, quant)
 
     def load_faults(self, params: Mapping[str, Any]) -> list[LoadFault]:
-        """Return the faults: bits of K and V come together, both numbers or both null, and exclude
-        `exllama_cache_quant`."""
+        """Return what is wrong with a load's values: each field's own faults, and that the bits of K and V must come
+        together, both numbers or both null, and never with `exllama_cache_quant`, whose form is checked too."""
         faults = super().load_faults(params)
         given_names = [name for name in _BITS if name in params]
         if given_names and _QUANT in params:
@@ -163,7 +165,8 @@ class ExLlamaV3(Engine[ExLlamaV3Definition]):
         return faults
 
     def load_override(self, params: Mapping[str, LoadValue]) -> dict[str, LoadValue]:
-        """Return the values with the bits of K and V as `exllama_cache_quant`: `k,v`, or null."""
+        """Return the values with the bits of K and V as `exllama_cache_quant`: `k,v`, or None. Raises KeyError where
+        only one of them is given, in which `load_faults` finds a fault."""
         override = {name: value for name, value in params.items() if name not in _BITS}
         if _BITS[0] in params:
             k_bits, v_bits = (params[name] for name in _BITS)
@@ -171,10 +174,11 @@ class ExLlamaV3(Engine[ExLlamaV3Definition]):
         return override
 
     def derive_capabilities(self, definition: ExLlamaV3Definition) -> Capabilities:
-        """Return text; conversations only where `prompt_format` is declared.
+        """Return which requests the model takes: text, and conversations only where `prompt_format` is declared,
+        without tools, JSON schemas or log probabilities. What the definition declares takes precedence.
 
-        Whether the folder has a chat template is not seen here: a definition whose folder has one declares
-        `multi_turn: true`.
+        Whether the folder has a chat template is not seen here: a definition whose folder has one declares `multi_turn:
+        true`.
         """
         family = family_of(definition.prompt_format, definition.model_path)
         derived = Capabilities(
@@ -187,20 +191,23 @@ class ExLlamaV3(Engine[ExLlamaV3Definition]):
         return apply_declared(definition, derived)
 
     def context_length(self, definition: ExLlamaV3Definition) -> int | None:
-        """Return the declared limit of one request, which the cache limits as well."""
+        """Return the declared limit of one request in tokens: the smaller of `exllama_max_rq_tokens` and
+        `exllama_cache_size`; None: neither is declared."""
         bounds = (definition.exllama_cache_size, definition.exllama_max_rq_tokens)
         return min((bound for bound in bounds if bound is not None), default=None)
 
     def list_artifacts(self, definition: ExLlamaV3Definition) -> tuple[str, ...]:
-        """Return the folder."""
+        """Return the model path, a folder, as a tuple of one."""
         return (definition.model_path,)
 
     def longest_token(self, definition: ExLlamaV3Definition, artifacts: Mapping[str, Artifact]) -> int | None:
-        """Return the longest token of the folder's tokenizer."""
+        """Return the length in bytes of the longest token of the tokenizer in the model's folder; None: it was not
+        read."""
         return longest_token_at(definition.model_path, artifacts)
 
     def render_command(self, definition: ExLlamaV3Definition, ctx: RenderContext) -> Launch:
-        """Return `python -m worker exllamav3 ...`."""
+        """Return the command line `python -m worker exllamav3 ...` and the definition's environment. On several GPUs
+        the claims become limits for each GPU. As a process, raises KeyError if the runtime knows no `python`."""
         args = [*worker_program(self.name, ctx), "--model", ctx.resolve_path(definition.model_path)]
         args += render_options(definition, Flag)
         args += render_options(definition, Switch)
@@ -212,7 +219,8 @@ class ExLlamaV3(Engine[ExLlamaV3Definition]):
         return Launch(tuple(args), dict(definition.env), image, WORKER_TOKEN_ENV, shm_bytes)
 
     def predict_memory(self, definition: ExLlamaV3Definition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
-        """Predict the memory from the model folder's config.json and the declared size of the KV cache."""
+        """Predict the memory of one replica, in bytes: see `predict_exllama`. Never None: `Unpredicted` where the
+        folder was not read, or its config.json does not say enough."""
         load = ExLlamaLoad(
             cache_tokens=definition.exllama_cache_size,
             cache_quant=definition.exllama_cache_quant,
@@ -222,25 +230,28 @@ class ExLlamaV3(Engine[ExLlamaV3Definition]):
         return predict_exllama(definition.model_path, artifacts, load)
 
     def is_held_to_claim(self, definition: ExLlamaV3Definition) -> bool:
-        """Return true for several GPUs that hold whole layers. With tensor parallelism limits only set the shares."""
+        """Return True for several GPUs without tensor parallelism: each then holds whole layers within its claim. With
+        tensor parallelism the claims only set the proportions."""
         return (definition.gpu_count or 0) > 1 and not definition.exllama_tensor_parallel
 
     def list_files(self, definition: ExLlamaV3Definition) -> tuple[FileCheck, ...]:
-        """Return the folder with its configuration and its tokenizer, and the files that options name."""
+        """Return checks of the model's folder, its `config.json` and `tokenizer.json`, and of the files that options
+        name."""
         path = definition.model_path
         files = (FileCheck("model_path", path, "file", name) for name in ("config.json", "tokenizer.json"))
         return (FileCheck("model_path", path, "folder"), *files, *super().list_files(definition))
 
     def describe_probe(self, definition: ExLlamaV3Definition) -> Probe:
-        """Return the worker's probe."""
+        """Return the worker's probe: `/health`, then one token of a completion."""
         return worker_probe()
 
     def list_apis(self, definition: ExLlamaV3Definition) -> tuple[str, ...]:
-        """Return the worker's paths for text."""
+        """Return the request paths that a worker answers for text: `WORKER_CHAT_APIS`."""
         return WORKER_CHAT_APIS
 
     def parse_progress(self, log_tail: str) -> float | None:
-        """Read the worker's last `loading: 40 %`."""
+        """Return the progress of a load, from 0 to 1, by the worker's last line `loading: 40 %`; None: there is
+        none."""
         return percent_progress(log_tail)
 
 

@@ -55,7 +55,8 @@ _VERDICTS: tuple[tuple[str, Verdict], ...] = (
 
 
 class LiteRTLM(Engine[LiteRTLMDefinition]):
-    """Renders the worker's command line."""
+    """The backend `litert_lm`: renders the command line of a worker process that runs LiteRT-LM, one request at a time.
+    Starts nothing itself, has no state."""
 
     name: ClassVar[str] = "litert_lm"
     definition = LiteRTLMDefinition
@@ -67,22 +68,24 @@ class LiteRTLM(Engine[LiteRTLMDefinition]):
     verdicts: ClassVar[tuple[tuple[str, Verdict], ...]] = _VERDICTS
 
     def derive_capabilities(self, definition: LiteRTLMDefinition) -> Capabilities:
-        """Return conversations, and images where a vision backend is declared. Answers cannot be held to a schema."""
+        """Return which requests the model takes: conversations with tools, and images where a vision backend is
+        declared, without JSON schemas or log probabilities. What the definition declares takes precedence."""
         takes_images = definition.litert_lm_vision_backend is not None
         modalities: tuple[Modality, ...] = ("text", "image") if takes_images else ("text",)
         derived = Capabilities(modalities=modalities, structured_output=False, logprobs=False)
         return apply_declared(definition, derived)
 
     def context_length(self, definition: LiteRTLMDefinition) -> int | None:
-        """Return the declared limit of a conversation."""
+        """Return the declared limit of a conversation, in tokens; None: not declared."""
         return definition.litert_lm_max_tokens
 
     def list_artifacts(self, definition: LiteRTLMDefinition) -> tuple[str, ...]:
-        """Return the file."""
+        """Return the model path, a file, as a tuple of one."""
         return (definition.model_path,)
 
     def render_command(self, definition: LiteRTLMDefinition, ctx: RenderContext) -> Launch:
-        """Return `python -m worker litert_lm ...`. Compiled files go to the cache folder, not beside the model."""
+        """Return the command line `python -m worker litert_lm ...` and the definition's environment. Compiled files go
+        to the cache folder, not beside the model. As a process, raises KeyError if the runtime knows no `python`."""
         args = [*worker_program(self.name, ctx), "--model", ctx.resolve_path(definition.model_path)]
         device = "gpu" if definition.gpu_count else "cpu"
         args += render_options(definition, Flag, fallbacks={"litert_lm_backend": device})
@@ -90,17 +93,18 @@ class LiteRTLM(Engine[LiteRTLMDefinition]):
         return Launch(tuple(args), dict(definition.env), self.resolve_image(definition, ctx.images), WORKER_TOKEN_ENV)
 
     def predict_memory(self, definition: LiteRTLMDefinition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
-        """Predict the memory as the size of the model file plus the worker's own memory."""
+        """Predict the memory of one replica, in bytes: the size of the model file, on the GPUs if the definition asks
+        for any, plus what CUDA and the worker take. Never None: `Unpredicted` where the file was not read."""
         return predict_by_size(artifact_at(definition.model_path, artifacts), definition.gpu_count or 0)
 
     def list_files(self, definition: LiteRTLMDefinition) -> tuple[FileCheck, ...]:
-        """Return the file, and the files that options name."""
+        """Return checks of the model file and of the files that options name."""
         return (FileCheck("model_path", definition.model_path, "file"), *super().list_files(definition))
 
     def describe_probe(self, definition: LiteRTLMDefinition) -> Probe:
-        """Return the worker's probe, with one token of a chat completion."""
+        """Return the worker's probe: `/health`, then one token of a chat completion."""
         return worker_chat_probe()
 
     def list_apis(self, definition: LiteRTLMDefinition) -> tuple[str, ...]:
-        """Return the only path: LiteRT-LM takes conversations alone."""
+        """Return the only request path that the engine answers, `/v1/chat/completions`."""
         return ("/v1/chat/completions",)

@@ -113,7 +113,8 @@ _VERDICTS: tuple[tuple[str, Verdict], ...] = (
 
 
 class LlamaCpp(Engine[LlamaCppDefinition]):
-    """Renders the worker's command line."""
+    """The backend `llama_cpp`: renders the command line of a worker process that runs llama-cpp-python, one request at
+    a time. Starts nothing itself, has no state."""
 
     name: ClassVar[str] = "llama_cpp"
     definition = LlamaCppDefinition
@@ -125,7 +126,9 @@ class LlamaCpp(Engine[LlamaCppDefinition]):
     verdicts: ClassVar[tuple[tuple[str, Verdict], ...]] = _VERDICTS
 
     def derive_capabilities(self, definition: LlamaCppDefinition) -> Capabilities:
-        """Return text only. TranslateGemma takes one turn and no tools; Gemma 4 takes all thinking modes."""
+        """Return which requests the model takes: embeddings alone with `gguf_embedding`; else text, without log
+        probabilities. TranslateGemma takes one turn and no tools, `gguf_chat_format` no tools; Gemma 4 takes all
+        thinking modes. What the definition declares takes precedence."""
         if definition.gguf_embedding:
             return apply_declared(definition, EMBEDDINGS)
         family = family_of(definition.prompt_format, definition.model_path)
@@ -141,19 +144,21 @@ class LlamaCpp(Engine[LlamaCppDefinition]):
         return apply_declared(definition, derived)
 
     def context_length(self, definition: LlamaCppDefinition) -> int | None:
-        """Return the declared context length."""
+        """Return the declared context length in tokens; None: not declared."""
         return definition.gguf_n_ctx
 
     def list_artifacts(self, definition: LlamaCppDefinition) -> tuple[str, ...]:
-        """Return the model."""
+        """Return the model path, a GGUF file, as a tuple of one."""
         return (definition.model_path,)
 
     def longest_token(self, definition: LlamaCppDefinition, artifacts: Mapping[str, Artifact]) -> int | None:
-        """Return the longest token of the file's vocabulary."""
+        """Return the length in bytes of the longest token of the file's vocabulary; None: it was not read."""
         return longest_token_at(definition.model_path, artifacts)
 
     def predict_memory(self, definition: LlamaCppDefinition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
-        """Predict the memory by llama.cpp's own sums, with batches of llama-cpp-python and logits of all tokens."""
+        """Predict the memory of one replica, in bytes, by llama.cpp's own formulas (see `predict_gguf`), with the batch
+        size of llama-cpp-python and logits of all tokens. Never None: `Unpredicted` where the file was not read or its
+        architecture is not known. `extra_args` are not looked at."""
         type_v = definition.gguf_type_v or "f16"
         batch = (definition.gguf_n_ctx or _EMBEDDING_TOKENS) if definition.gguf_embedding else _BATCH
         layers = definition.gguf_n_gpu_layers
@@ -173,7 +178,8 @@ class LlamaCpp(Engine[LlamaCppDefinition]):
         return predict_gguf(definition.model_path, artifacts, load)
 
     def render_command(self, definition: LlamaCppDefinition, ctx: RenderContext) -> Launch:
-        """Return `python -m worker llama_cpp ...`."""
+        """Return the command line `python -m worker llama_cpp ...` and the definition's environment. As a process,
+        raises KeyError if the runtime knows no `python`."""
         args = [*worker_program(self.name, ctx), "--model", ctx.resolve_path(definition.model_path)]
         args += render_options(definition, Flag)
         args += render_options(definition, Switch)
@@ -184,19 +190,21 @@ class LlamaCpp(Engine[LlamaCppDefinition]):
         return Launch(tuple(args), dict(definition.env), self.resolve_image(definition, ctx.images), WORKER_TOKEN_ENV)
 
     def list_files(self, definition: LlamaCppDefinition) -> tuple[FileCheck, ...]:
-        """Return the model, and the files that options name."""
+        """Return checks of the model, a GGUF file, and of the files that options name."""
         return (FileCheck("model_path", definition.model_path, "gguf"), *super().list_files(definition))
 
     def describe_probe(self, definition: LlamaCppDefinition) -> Probe:
-        """Return the worker's probe, with one token or one embedding."""
+        """Return the worker's probe: `/health`, then one token of a completion or, with `gguf_embedding`, one
+        embedding."""
         return worker_probe(embedding=definition.gguf_embedding)
 
     def list_apis(self, definition: LlamaCppDefinition) -> tuple[str, ...]:
-        """Return the worker's paths for text, or for embeddings."""
+        """Return the request paths that a worker answers for text or, with `gguf_embedding`, for embeddings."""
         if definition.gguf_embedding:
             return ("/v1/embeddings", "/tokenize", "/detokenize")
         return WORKER_CHAT_APIS
 
     def parse_progress(self, log_tail: str) -> float | None:
-        """Count the dots that llama.cpp writes while it loads."""
+        """Return the progress of a load, from 0 to 1, by the dots that llama.cpp writes while it loads: see
+        `dots_progress`."""
         return dots_progress(log_tail)

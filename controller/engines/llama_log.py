@@ -14,8 +14,8 @@ _DOTS_AT_MOST: Final = 100
 def dots_progress(log_tail: str) -> float | None:
     """Return the progress of a load, from 0 to 1, by the dots that llama.cpp writes, one per percent; None: no dots.
 
-    A large tensor is one dot though it is several percent, so the load may be further. llama-server writes no
-    dots since 0.5.0: it reports its progress to its router only.
+    1.0 once anything follows the last line of dots. A large tensor is one dot though it is several percent, so the load
+    may be further. llama-server writes no dots since 0.5.0: it reports its progress to its router only.
     """
     lines = list(_DOTS.finditer(log_tail))
     if not lines:
@@ -28,7 +28,9 @@ def dots_progress(log_tail: str) -> float | None:
 def memory_verdicts(
     *, context: str, cache_types: str, gpu_layers: str, slots: str | None = None
 ) -> tuple[tuple[str, Verdict], ...]:
-    """Return the verdicts of too little memory. The arguments name the backend's fields to lower.
+    """Return patterns and verdicts, for `Engine.verdicts`, of an engine with too little memory. None is permanent.
+
+    The arguments name the backend's definition fields to lower, for the messages.
 
     `slots` None: the backend has one slot. The messages say which memory and when. The patterns are those of
     llama.cpp's issues #20431 (a load) and #13085 (a request), and of ggml (main memory).

@@ -68,7 +68,8 @@ _VERDICTS: tuple[tuple[str, Verdict], ...] = (
 
 
 class LlamaServer(Engine[LlamaServerDefinition]):
-    """Renders llama-server's command line, which is the same for program, container and embedded server."""
+    """The backend `llama_server`: renders the command line of llama.cpp's own server, in a container, as a program, or
+    embedded in a worker process (xllamacpp) where no program was found. Starts nothing itself, has no state."""
 
     name: ClassVar[str] = "llama_server"
     definition = LlamaServerDefinition
@@ -80,10 +81,11 @@ class LlamaServer(Engine[LlamaServerDefinition]):
     verdicts: ClassVar[tuple[tuple[str, Verdict], ...]] = _VERDICTS
 
     def render_command(self, definition: LlamaServerDefinition, ctx: RenderContext) -> Launch:
-        """Return the command line. Slots (`--parallel`) are `target_inflight` and share one KV cache.
+        """Return the command line and environment. Slots (`--parallel`) are `target_inflight` and share one KV cache.
 
         `--fit off`: Roundhouse plans memory. `--cache-ram` is always there: by its own default llama-server fills 8 GiB
-        of main memory with prompts.
+        of main memory with prompts. `extra_args` come last. As a process, raises KeyError if the runtime knows neither
+        `llama-server` nor `python`.
         """
         spec_type = definition.llama_server_spec_type
         fallbacks = {
@@ -125,11 +127,11 @@ class LlamaServer(Engine[LlamaServerDefinition]):
         return (binary,) if binary else (ctx.executables["python"], "-m", "worker", "llama_server", "--")
 
     def list_files(self, definition: LlamaServerDefinition) -> tuple[FileCheck, ...]:
-        """Return the model, and the files that options name."""
+        """Return checks of the model, a GGUF file, and of the files that options name."""
         return (FileCheck("model_path", definition.model_path, "gguf"), *super().list_files(definition))
 
     def describe_probe(self, definition: LlamaServerDefinition) -> Probe:
-        """Return the probe of the mode: one token, one embedding or one ranking.
+        """Return the probe: `/health`, then one token, one embedding or one ranking, as the definition sets the mode.
 
         An embedding is asked for at `/embedding`: `/v1/embeddings` refuses where nothing is pooled, which the model
         itself may decide.
@@ -154,7 +156,8 @@ class LlamaServer(Engine[LlamaServerDefinition]):
         )
 
     def list_apis(self, definition: LlamaServerDefinition) -> tuple[str, ...]:
-        """Return the paths of the mode. `/infill` fails where the model has no tokens for it."""
+        """Return the request paths that llama-server answers: for rankings, for embeddings or for generating text, as
+        the definition sets its mode, and those of every mode. `/infill` fails where the model has no tokens for it."""
         if definition.llama_server_reranking:
             return ("/v1/rerank", *_ALWAYS)
         if definition.llama_server_embedding:
@@ -163,23 +166,26 @@ class LlamaServer(Engine[LlamaServerDefinition]):
         return (*_GENERATING, *_ALWAYS)
 
     def derive_capabilities(self, definition: LlamaServerDefinition) -> Capabilities:
-        """Return text, and images where there is a projector."""
+        """Return which requests the model takes: embeddings or rankings alone in those modes; else text, and images
+        where a projector (`llama_server_mmproj`) is declared. What the definition declares takes precedence."""
         if definition.llama_server_embedding or definition.llama_server_reranking:
             return apply_declared(definition, EMBEDDINGS)
         takes_images = definition.llama_server_mmproj is not None
         return apply_declared(definition, Capabilities(modalities=("text", "image") if takes_images else ("text",)))
 
     def max_choices(self, definition: LlamaServerDefinition) -> int | None:
-        """Return the number of slots: llama-server starts all answers to a request at once."""
+        """Return the number of slots (`target_inflight`): llama-server starts all answers to a request at once. Never
+        None."""
         return self.target_inflight(definition)
 
     def context_length(self, definition: LlamaServerDefinition) -> int | None:
-        """Return the declared size of the cache. Slots share it, so one request alone may fill it."""
+        """Return the declared size of the KV cache in tokens, which slots share, so that one request alone may fill it;
+        None: not declared."""
         return definition.llama_server_n_ctx
 
     def kv_cache_tokens(self, definition: LlamaServerDefinition, told: EngineFigures) -> int | None:
         """Return the size of the cache that all slots share: the larger of the declared size and what the replica
-        reports for one request, which the model may limit.
+        reports for one request, which the model may limit. None: neither is known.
 
         When requests fill the cache together, all of them fail (`Context size has been exceeded.`). None also for
         embeddings and rankings, and where `extra_args` give each slot a cache of its own or a size that is not seen
@@ -197,11 +203,12 @@ class LlamaServer(Engine[LlamaServerDefinition]):
         return max(declared, told.context_length or 0) or None
 
     def list_artifacts(self, definition: LlamaServerDefinition) -> tuple[str, ...]:
-        """Return the model, and the GGUF files that options name."""
+        """Return the model path and the paths of GGUF files that options name (draft model, projector, LoRA
+        adapters)."""
         return tuple(check.path for check in self.list_files(definition) if check.kind == "gguf")
 
     def longest_token(self, definition: LlamaServerDefinition, artifacts: Mapping[str, Artifact]) -> int | None:
-        """Return the longest token of the model's vocabulary.
+        """Return the length in bytes of the longest token of the model's vocabulary; None: it was not read.
 
         None also where the vocabulary may be another (`--override-kv`) or the beginning of a prompt may be cut off
         (`llama_server_context_shift`), by `extra_args` and `env` as well.
@@ -212,18 +219,21 @@ class LlamaServer(Engine[LlamaServerDefinition]):
         return longest_token_at(definition.model_path, artifacts)
 
     def predict_memory(self, definition: LlamaServerDefinition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
-        """Predict the memory by llama.cpp's own sums."""
+        """Predict the memory of one replica, in bytes: see `predict_llama_server`. Never None: `Unpredicted` where a
+        file was not read, or where a model or an argument is not covered."""
         return predict_llama_server(definition, self.target_inflight(definition), artifacts)
 
     def parse_progress(self, log_tail: str) -> float | None:
-        """Count the dots that some releases of llama.cpp write while they load."""
+        """Return the progress of a load, from 0 to 1, by the dots that some releases of llama.cpp write: see
+        `dots_progress`."""
         return dots_progress(log_tail)
 
 
 def tensor_split_args(gpus: Sequence[ClaimedGpu]) -> tuple[str, ...]:
-    """Return arguments that split a model over several GPUs in proportion to their claims.
+    """Return the arguments `--tensor-split SHARES`, which split a model over several GPUs in proportion to their
+    claims.
 
-    Empty for one GPU, and for more than 15. Without them llama.cpp splits by free memory.
+    Empty for one GPU or none (a preflight), and for more than 15. Without them llama.cpp splits by free memory.
     """
     if not 1 < len(gpus) <= _MOST_SHARES:
         return ()

@@ -51,7 +51,12 @@ _OPAQUE: Final = frozenset(
 def predict_llama_server(
     definition: LlamaServerDefinition, sequences: int, artifacts: Mapping[str, Artifact]
 ) -> Forecast:
-    """Predict the memory of a replica with `sequences` slots, by what was read of the files (`artifacts`, by path)."""
+    """Predict the memory, in bytes, of a replica with `sequences` slots: model, adapters, draft model, projector and
+    cached prompts, with the sizes that `extra_args` set.
+
+    `artifacts`: what was read of the files, by model path. `Unpredicted` where a file was not read, or where a model,
+    an option or an argument changes memory in a way that is not followed.
+    """
     if (mover := find_memory_mover(definition)) is not None:
         return Unpredicted(f"{mover} changes what is where")
     load = _build_load(definition, sequences)

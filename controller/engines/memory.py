@@ -22,7 +22,7 @@ with llama-cpp-python."""
 
 @dataclass(frozen=True, slots=True)
 class MemoryParts:
-    """Memory of one device in bytes, by purpose."""
+    """Memory of one device (a GPU, or main memory) in bytes, by purpose."""
 
     weights: int = 0
     kv_cache: int = 0
@@ -33,11 +33,12 @@ class MemoryParts:
 
     @property
     def total(self) -> int:
-        """The sum of all parts."""
+        """The sum of all parts, in bytes."""
         return self.weights + self.kv_cache + self.compute + self.overhead
 
     def __add__(self, other: MemoryParts) -> MemoryParts:
-        """Return both on one device. Of the overheads the larger one counts, because the process is the same."""
+        """Return the memory of two models of one process on one device: the sum of each part, but only the larger
+        overhead."""
         return MemoryParts(
             self.weights + other.weights,
             self.kv_cache + other.kv_cache,
@@ -51,7 +52,7 @@ NOTHING: Final = MemoryParts()
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The predicted memory of one replica."""
+    """The predicted memory of one replica, in bytes. `gpus`: number of its GPUs, 0 for none."""
 
     gpu: MemoryParts
     """Memory on each of its GPUs; where they differ, on the fullest."""
@@ -64,7 +65,8 @@ class Prediction:
     """Whether a part of `host` fills up only while the replica serves: right after the load it holds less."""
 
     def __add__(self, other: Prediction) -> Prediction:
-        """Return the memory of two models in one replica."""
+        """Return the memory of two models in one replica, on the larger number of GPUs. `gpu_share` is that of the
+        first operand; the other one's is dropped."""
         return Prediction(
             self.gpu + other.gpu,
             self.host + other.host,
@@ -76,7 +78,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Unpredicted:
-    """There is no prediction."""
+    """The result in place of a `Prediction` where the memory cannot be predicted. It is returned, never raised."""
 
     reason: str
     """Why, as half a sentence."""
@@ -86,12 +88,14 @@ Forecast = Prediction | Unpredicted
 
 
 def artifact_at(path: str, artifacts: Mapping[str, Artifact]) -> Artifact:
-    """Return what was read of the model at `path`; `UnreadArtifact` if nothing was read yet."""
+    """Return what was read of the model file or folder at the model path `path`; an `UnreadArtifact`, never a KeyError,
+    if `artifacts` does not have it."""
     return artifacts.get(path, UnreadArtifact(f"{path}: was not read yet"))
 
 
 def sum_forecasts(forecasts: Iterable[Forecast]) -> Forecast:
-    """Return the memory of several models in one replica, or the first `Unpredicted`."""
+    """Return the memory of several models in one replica, or the first `Unpredicted`. Without any, a prediction of
+    nothing. A `gpu_share` is not kept."""
     total = Prediction(NOTHING, NOTHING)
     for each in forecasts:
         if isinstance(each, Unpredicted):
@@ -101,7 +105,9 @@ def sum_forecasts(forecasts: Iterable[Forecast]) -> Forecast:
 
 
 def predict_by_size(artifact: Artifact, gpus: int) -> Forecast:
-    """Predict the memory of a worker whose engine keeps the file as it is, and little else."""
+    """Predict the memory, in bytes, of a worker whose engine keeps the model file as it is, and little else. With
+    `gpus`, the file is split evenly over so many GPUs; 0: it is in main memory. `Unpredicted` where the file was not
+    read."""
     if isinstance(artifact, UnreadArtifact):
         return Unpredicted(artifact.reason)
     host = MemoryParts(overhead=WORKER_OVERHEAD)

@@ -32,7 +32,11 @@ _COMPUTES: Final = {
 
 
 def predict_ct2(path: str, artifacts: Mapping[str, Artifact], *, compute_type: str, gpus: int) -> Forecast:
-    """Predict the weights in the types of `compute_type`. What CTranslate2 keeps of a text is small beside them."""
+    """Predict the memory, in bytes, of a CTranslate2 replica: the weights of the model at `path`, converted to the
+    types of `compute_type`, plus what CUDA and the worker take. `gpus` 0: on the CPU.
+
+    `Unpredicted` where the files were not read or are not CTranslate2's. What a text takes is not counted: it is small.
+    """
     facts = artifact_at(path, artifacts)
     if isinstance(facts, UnreadArtifact):
         return Unpredicted(facts.reason)

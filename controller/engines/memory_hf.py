@@ -51,7 +51,7 @@ _DTYPES: Final = {"half": 2, "float16": 2, "bfloat16": 2, "float": 4, "float32":
 
 @dataclass(frozen=True, slots=True)
 class HfShape:
-    """The shape of a transformer, read from its `config.json`."""
+    """The shape of a transformer, read from its `config.json`. Widths count elements; 0: the file does not say."""
 
     layers: int
     width: int
@@ -65,7 +65,8 @@ class HfShape:
 
 
 def hf_shape(config: Mapping[str, object]) -> HfShape | Unpredicted:
-    """Return the shape; `Unpredicted` where layers keep a state, or numbers are missing."""
+    """Return the shape that a `config.json` describes; `Unpredicted` where layers keep a state of fixed size (Mamba and
+    the like), or the number of layers, their width or the number of heads is missing."""
     layer_kinds = config.get("layer_types")
     other_kinds = (
         {str(kind) for kind in layer_kinds} - {"full_attention", "sliding_attention"}
@@ -95,14 +96,14 @@ def hf_shape(config: Mapping[str, object]) -> HfShape | Unpredicted:
 
 
 def kv_bytes_per_token(shape: HfShape, element: float = _HALF) -> int:
-    """Return the cache of one token in all layers, with elements of `element` bytes."""
+    """Return the bytes of KV cache that one token takes in all layers together, with elements of `element` bytes."""
     elements = shape.latent or 2 * shape.kv_heads * shape.head
     return int(shape.layers * elements * element)
 
 
 @dataclass(frozen=True, slots=True)
 class VllmLoad:
-    """How vLLM loads a model, in the terms of its memory."""
+    """How vLLM loads a model, in the terms of its memory: the input of `predict_vllm`. Sizes are in bytes."""
 
     path: str | None
     """Model path; None: `model` is a name on the hub, whose files are not here."""
@@ -128,7 +129,13 @@ class VllmLoad:
 
 
 def predict_vllm(load: VllmLoad, artifacts: Mapping[str, Artifact]) -> Forecast:
-    """Predict a share of each GPU; where the size of the cache is declared, what the model and the cache take."""
+    """Predict the memory, in bytes, of one vLLM replica.
+
+    Where the size of the KV cache is declared: weights, cache, computing and overhead. Else, on GPUs, what vLLM takes
+    of each: the claim, or `gpu_share` of the GPU, with weights counted as 0 where they are not known. `Unpredicted`: an
+    argument in `extra_args` changes memory, weights or shape are not known where they are needed, a draft model is
+    loaded beside a declared cache, or on the CPU no size of the cache is declared.
+    """
     for arg in load.extra_args:
         if arg.startswith(_VLLM_OPAQUE):
             return Unpredicted(f"extra_args holds {arg:.60}, which changes what is taken")
@@ -160,7 +167,7 @@ def predict_vllm(load: VllmLoad, artifacts: Mapping[str, Artifact]) -> Forecast:
 
 @dataclass(frozen=True, slots=True)
 class ExLlamaLoad:
-    """How ExLlamaV3 loads a folder, in the terms of its memory."""
+    """How ExLlamaV3 loads a folder, in the terms of its memory: the input of `predict_exllama`."""
 
     cache_tokens: int | None
     """Size of the cache in tokens; None: the model's context length."""
@@ -171,7 +178,12 @@ class ExLlamaLoad:
 
 
 def predict_exllama(path: str, artifacts: Mapping[str, Artifact], load: ExLlamaLoad) -> Forecast:
-    """Predict the weights as they are stored, and a cache of a fixed number of tokens."""
+    """Predict the memory, in bytes, of one ExLlamaV3 replica: the weights as they are stored, a cache of a fixed number
+    of tokens, and buffers; on several GPUs that of the fullest. `load.gpus` must be at least 1.
+
+    `Unpredicted` where the folder at `path` was not read or is none of the Hugging Face hub, or its config.json does
+    not say enough.
+    """
     facts = artifact_at(path, artifacts)
     if isinstance(facts, UnreadArtifact):
         return Unpredicted(facts.reason)

@@ -60,7 +60,8 @@ _DEFAULT_WINDOW: Final = {"gemma2": 4096}
 
 @dataclass(frozen=True, slots=True)
 class LlamaLoad:
-    """How llama.cpp loads a file, in the terms of its memory."""
+    """How llama.cpp loads a GGUF file, in the terms of its memory: the input of `predict_gguf`. Batches count tokens,
+    `sequences` the slots; `gpus` 0: main memory alone."""
 
     context: int | None = None
     """Context length in tokens; None: the model's own."""
@@ -102,7 +103,8 @@ class _Shape:
 
 
 def predict_gguf(path: str, artifacts: Mapping[str, Artifact], load: LlamaLoad) -> Forecast:
-    """Predict the memory of the model or projector at `path`."""
+    """Predict the memory, in bytes, of the model or multimodal projector at `path`. `Unpredicted` where the file was
+    not read, is no GGUF file, or is of an architecture that is not covered."""
     facts = artifact_at(path, artifacts)
     if isinstance(facts, UnreadArtifact):
         return Unpredicted(facts.reason)
@@ -113,7 +115,11 @@ def predict_gguf(path: str, artifacts: Mapping[str, Artifact], load: LlamaLoad) 
 
 
 def predict_llama(model: Gguf, load: LlamaLoad) -> Forecast:
-    """Predict the memory of a model."""
+    """Predict the memory, in bytes, of a language or embedding model, on the fullest of its GPUs and in main memory.
+
+    `Unpredicted` where the architecture is not covered or the file lacks a number that is needed. Raises KeyError for a
+    cache type that is not in `GGML_BLOCKS`; definitions have no other.
+    """
     shape = _shape(model)
     if isinstance(shape, Unpredicted):
         return shape
@@ -145,7 +151,9 @@ def predict_llama(model: Gguf, load: LlamaLoad) -> Forecast:
 
 
 def predict_projector(model: Gguf, load: LlamaLoad) -> Forecast:
-    """Predict the memory of a multimodal projector: its weights, and the buffers for one image of its own size."""
+    """Predict the memory, in bytes, of a multimodal projector: its weights, and the buffers for one image of its own
+    size, on each GPU or, without GPUs, in main memory. `Unpredicted` where the file does not say how large its images
+    are."""
     names = ("image_size", "patch_size", "embedding_length", "feed_forward_length", "attention.head_count")
     side, patch, width, inner, heads = (model.get_number(f"vision.{name}") or 0 for name in names)
     if not (side and patch and width and inner and heads):
@@ -157,9 +165,11 @@ def predict_projector(model: Gguf, load: LlamaLoad) -> Forecast:
 
 
 def predict_adapter(path: str, artifacts: Mapping[str, Artifact], load: LlamaLoad) -> Forecast:
-    """Predict the weights of the LoRA adapter at `path`, which lie beside those of the layers that they change.
+    """Predict the memory, in bytes, of the weights of the LoRA adapter at `path`, which lie beside those of the layers
+    that they change: on the GPUs if any layer is there, else in main memory.
 
-    Counted on each GPU in full, because the shares of several GPUs are not known.
+    Counted on each GPU in full, because the shares of several GPUs are not known. `Unpredicted` where the file was not
+    read or is no GGUF file.
     """
     facts = artifact_at(path, artifacts)
     if isinstance(facts, UnreadArtifact):
@@ -201,7 +211,8 @@ def _gpu_share(
 
 
 def row_bytes(kind: str, width: int) -> int:
-    """Return the bytes of a row of `width` elements of a ggml type."""
+    """Return the bytes of a row of `width` elements of the ggml type `kind`, rounded up to whole blocks. Raises
+    KeyError for a type that is not in `GGML_BLOCKS`."""
     elements, size = GGML_BLOCKS[kind]
     return -(-width // elements) * size
 

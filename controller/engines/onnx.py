@@ -64,7 +64,8 @@ _VERDICTS: tuple[tuple[str, Verdict], ...] = (
 
 
 class Onnx(Engine[OnnxDefinition]):
-    """Renders the worker's command line."""
+    """The backend `onnx`: renders the command line of a worker process that runs ONNX Runtime on the CPU, for
+    embeddings. Starts nothing itself, has no state."""
 
     name: ClassVar[str] = "onnx"
     definition = OnnxDefinition
@@ -73,29 +74,32 @@ class Onnx(Engine[OnnxDefinition]):
     verdicts: ClassVar[tuple[tuple[str, Verdict], ...]] = _VERDICTS
 
     def derive_capabilities(self, definition: OnnxDefinition) -> Capabilities:
-        """Return embeddings of texts."""
+        """Return which requests the model takes: embeddings alone. What the definition declares takes precedence."""
         return apply_declared(definition, EMBEDDINGS)
 
     def context_length(self, definition: OnnxDefinition) -> int | None:
-        """Return the declared limit of a text."""
+        """Return the declared number of tokens of a text that count; None: not declared."""
         return definition.onnx_max_tokens
 
     def list_artifacts(self, definition: OnnxDefinition) -> tuple[str, ...]:
-        """Return the file."""
+        """Return the model path, a file, as a tuple of one."""
         return (definition.model_path,)
 
     def predict_memory(self, definition: OnnxDefinition, artifacts: Mapping[str, Artifact]) -> Forecast | None:
-        """Predict the memory as the size of the model file plus the worker's own memory."""
+        """Predict the main memory of one replica, in bytes: the size of the model file plus the worker's own memory.
+        Never None: `Unpredicted` where the file was not read."""
         return predict_by_size(artifact_at(definition.model_path, artifacts), gpus=0)
 
     def list_files(self, definition: OnnxDefinition) -> tuple[FileCheck, ...]:
-        """Return the file, and the tokenizer: the one that the definition names, or one beside the file."""
+        """Return checks of the model file and of the tokenizer: the file that `onnx_tokenizer` names, else any known
+        tokenizer file beside the model."""
         beside = () if definition.onnx_tokenizer is not None else ("tokenizer.json", "*-vocab.txt", "vocab.txt")
         model = FileCheck("model_path", definition.model_path, "file", beside=beside)
         return (model, *super().list_files(definition))
 
     def render_command(self, definition: OnnxDefinition, ctx: RenderContext) -> Launch:
-        """Return `python -m worker onnx ...`."""
+        """Return the command line `python -m worker onnx ...` and the definition's environment. As a process, raises
+        KeyError if the runtime knows no `python`."""
         args = [*worker_program(self.name, ctx), "--model", ctx.resolve_path(definition.model_path)]
         args += render_options(definition, PathFlag, ctx.resolve_path)
         args += render_options(definition, Flag)
@@ -104,9 +108,9 @@ class Onnx(Engine[OnnxDefinition]):
         return Launch(tuple(args), dict(definition.env), self.resolve_image(definition, ctx.images), WORKER_TOKEN_ENV)
 
     def describe_probe(self, definition: OnnxDefinition) -> Probe:
-        """Return the worker's probe, with one embedding."""
+        """Return the worker's probe: `/health`, then one embedding."""
         return worker_probe(embedding=True)
 
     def list_apis(self, definition: OnnxDefinition) -> tuple[str, ...]:
-        """Return the only path: the models embed texts."""
+        """Return the only request path that the engine answers, `/v1/embeddings`."""
         return ("/v1/embeddings",)

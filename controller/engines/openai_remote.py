@@ -66,7 +66,8 @@ class OpenAIRemoteDefinition(Definition):
 
 
 class OpenAIRemote(Engine[OpenAIRemoteDefinition]):
-    """Starts nothing. Gateways probe `health_path` and send requests to `base_url`."""
+    """The backend `openai_remote`: a model that another server serves over OpenAI's API. There is no engine, so
+    `render_command` and `describe_probe` raise TypeError; gateways probe `base_url` + `health_path`."""
 
     name: ClassVar[str] = "openai_remote"
     definition = OpenAIRemoteDefinition
@@ -76,7 +77,8 @@ class OpenAIRemote(Engine[OpenAIRemoteDefinition]):
     choices_take_slots: ClassVar[bool] = False  # its slots, if any, are not known
 
     def describe_remote(self, definition: OpenAIRemoteDefinition) -> Remote | None:
-        """Return the server's address, the model's name there and where the key is."""
+        """Return the server's address without a trailing slash, the model's name there (empty: the public name), and
+        where the API key is. Never None. The key itself is not read."""
         return Remote(
             base_url=definition.base_url.rstrip("/"),
             model=definition.remote_model or "",
@@ -86,25 +88,28 @@ class OpenAIRemote(Engine[OpenAIRemoteDefinition]):
         )
 
     def list_apis(self, definition: OpenAIRemoteDefinition) -> tuple[str, ...]:
-        """Return the declared paths."""
+        """Return the declared request paths (`remote_apis`). They are not checked with the server."""
         return tuple(definition.remote_apis)
 
     def list_extra_fields(self, definition: OpenAIRemoteDefinition) -> tuple[str, ...] | None:
-        """Return the declared request fields."""
+        """Return the declared names of further request fields (`remote_fields`), none by default. Never None."""
         return tuple(definition.remote_fields)
 
     def derive_capabilities(self, definition: OpenAIRemoteDefinition) -> Capabilities:
-        """Return the declared capabilities; else text, conversations, tools and JSON, without thinking modes."""
+        """Return which requests the model takes: what the definition declares, else text, conversations, tools, JSON
+        schemas and log probabilities, with the thinking mode `default` alone. The server is not asked."""
         return apply_declared(definition, Capabilities())
 
     def max_choices(self, definition: OpenAIRemoteDefinition) -> int | None:
-        """Return None: the server decides."""
+        """Return None, for no limit: the server decides."""
         return None
 
     def max_tokens_field(self, definition: OpenAIRemoteDefinition) -> MaxTokensField:
-        """Return the declared request field."""
+        """Return the request field that limits the output tokens of a chat completion, as declared
+        (`max_tokens_field`)."""
         return definition.max_tokens_field
 
     def thinking_control(self, definition: OpenAIRemoteDefinition) -> ThinkingControl | None:
-        """Return the declared request field."""
+        """Return the declared request field that turns thinking on and off (`thinking_field`); None: the model's only
+        thinking mode is `default`."""
         return definition.thinking_field if super().thinking_control(definition) else None

@@ -34,7 +34,8 @@ class StubDefinition(Definition):
 
 
 class Stub(Engine[StubDefinition]):
-    """Renders the worker's command line."""
+    """The backend `stub`: renders the command line of a worker process that answers a fixed text, for tests and dry
+    installs. It claims GPUs like a model and uses no memory of them."""
 
     name: ClassVar[str] = "stub"
     definition = StubDefinition
@@ -43,23 +44,26 @@ class Stub(Engine[StubDefinition]):
     thinking_switch: ClassVar[ThinkingControl] = "thinking"
 
     def render_command(self, definition: StubDefinition, ctx: RenderContext) -> Launch:
-        """Return `python -m worker stub ...`."""
+        """Return the command line `python -m worker stub ...` and the definition's environment. As a process, raises
+        KeyError if the runtime knows no `python`."""
         options = render_options(definition, Flag | JoinedFlag)
         args = (*worker_program(self.name, ctx), *options, *definition.extra_args)
         return Launch(args, dict(definition.env), self.resolve_image(definition, ctx.images), WORKER_TOKEN_ENV)
 
     def describe_probe(self, definition: StubDefinition) -> Probe:
-        """Return the worker's probe."""
+        """Return the worker's probe: `/health`, then one token of a completion."""
         return worker_probe()
 
     def list_apis(self, definition: StubDefinition) -> tuple[str, ...]:
-        """Return all paths that a worker has."""
+        """Return the request paths that the stub answers: those for text, and `/v1/embeddings`."""
         return (*WORKER_CHAT_APIS, "/v1/embeddings")
 
     def parse_progress(self, log_tail: str) -> float | None:
-        """Read the last `loading: 40 %` of the log."""
+        """Return the progress of a load, from 0 to 1, by the last line `loading: 40 %` of the log; None: there is
+        none."""
         return percent_progress(log_tail)
 
     def derive_capabilities(self, definition: StubDefinition) -> Capabilities:
-        """Return the declared capabilities; else text, in conversations, and no more."""
+        """Return which requests the model takes: what the definition declares, else text in conversations, without
+        tools, JSON schemas or log probabilities."""
         return apply_declared(definition, Capabilities(tools=False, structured_output=False, logprobs=False))

@@ -53,7 +53,8 @@ class VllmDefinition(VllmFields):
 
 
 class VllmEngine(Engine[VllmFieldsT]):
-    """What `vllm` and `vllm_serve` share: vLLM's own server, whoever starts it."""
+    """Base of the backends `vllm` and `vllm_serve`, which both run vLLM's own server: its arguments, probe, memory and
+    log. A subclass says by which program the server is started."""
 
     start_timeout_s: ClassVar[float] = 1800.0
     default_target_inflight: ClassVar[int] = 64
@@ -64,11 +65,12 @@ class VllmEngine(Engine[VllmFieldsT]):
     takes_mig_instances: ClassVar[bool] = False
 
     def max_choices(self, definition: VllmFieldsT) -> int | None:
-        """Return None: answers that do not run yet wait inside vLLM."""
+        """Return None, for no limit: answers of a request that do not run yet wait inside vLLM."""
         return None
 
     def load_faults(self, params: Mapping[str, Any]) -> list[LoadFault]:
-        """Return the faults: a load that turns speculation off sets none of its other fields."""
+        """Return what is wrong with a load's values: each field's own faults, and fields of speculative decoding in a
+        load that sets its method to null."""
         faults = super().load_faults(params)
         if params.get(_METHOD, "") is None:
             idle_names = (name for name in _OF_METHOD if params.get(name) is not None)
@@ -80,7 +82,9 @@ class VllmEngine(Engine[VllmFieldsT]):
         return definition.vram_mib if definition.share_follows_vram else None
 
     def derive_capabilities(self, definition: VllmFieldsT) -> Capabilities:
-        """Return images where an option speaks of images, and tools where their parser is declared."""
+        """Return which requests the model takes: embeddings alone with `vllm_embedding`; else text, images where an
+        option speaks of images, tools where `vllm_tool_call_parser` is set, and all thinking modes for a known family.
+        What the definition declares takes precedence."""
         if definition.vllm_embedding:
             return apply_declared(definition, EMBEDDINGS)
         family = family_of(definition.prompt_format, definition.vllm_model, definition.model_path)
@@ -96,19 +100,21 @@ class VllmEngine(Engine[VllmFieldsT]):
         return definition.vllm_max_model_len
 
     def kv_cache_tokens(self, definition: VllmFieldsT, told: EngineFigures) -> int | None:
-        """Return the size of the cache while vLLM preempts, which is when requests are computed again and delay others.
+        """Return the size of the KV cache in tokens, as the replica reports it, while vLLM preempts requests; None
+        while it does not, or where the size is not reported.
 
-        Else None, so that no request waits: prompts with a common prefix share the cache, which is not visible from
+        Without preemption no limit is useful: prompts with a common prefix share the cache, which is not visible from
         outside.
         """
         return told.kv_cache_tokens if told.is_preempting else None
 
     def list_artifacts(self, definition: VllmFieldsT) -> tuple[str, ...]:
-        """Return the model, where it lies in a models folder."""
+        """Return the model path, as a tuple of one; empty where the model is a name on the hub."""
         return (definition.model_path,) if definition.model_path is not None else ()
 
     def longest_token(self, definition: VllmFieldsT, artifacts: Mapping[str, Artifact]) -> int | None:
-        """Return the longest token of the folder's tokenizer; None: `extra_args` may name another one."""
+        """Return the length in bytes of the longest token of the tokenizer in the model's folder. None: it was not
+        read, the model is a name on the hub, or `extra_args` may name another tokenizer."""
         path, args = definition.model_path, definition.extra_args
         names_other = any("tokenizer" in arg or arg.startswith("--config") for arg in args)
         return None if names_other or path is None else longest_token_at(path, artifacts)
@@ -124,7 +130,8 @@ class VllmEngine(Engine[VllmFieldsT]):
         return predict_vllm(_build_load(definition, self.target_inflight(definition)), artifacts)
 
     def render_command(self, definition: VllmFieldsT, ctx: RenderContext) -> Launch:
-        """Return the program and the arguments of `vllm serve`."""
+        """Return the program with the arguments of `vllm serve`, and the environment; the definition's `env` takes
+        precedence in it. Shared memory is set for containers only."""
         arguments = vllm_arguments(definition, ctx, self.target_inflight(definition))
         env = vllm_environment(definition, ctx) | self.own_environment(definition, ctx) | definition.env
         return Launch(
@@ -136,28 +143,30 @@ class VllmEngine(Engine[VllmFieldsT]):
         )
 
     def build_program(self, definition: VllmFieldsT, ctx: RenderContext) -> tuple[str, ...]:
-        """Return the command line up to the arguments of `vllm serve`. Each backend overrides it; here it raises
-        TypeError."""
+        """Return the program that starts the server, up to the arguments of `vllm serve`. Each backend overrides it;
+        this base raises TypeError."""
         raise TypeError(f"backend {self.name} has no program")
 
     def own_environment(self, definition: VllmFieldsT, ctx: RenderContext) -> dict[str, str]:
-        """Return what the program needs beside `vllm_environment`."""
+        """Return the environment variables that the program needs beside those of `vllm_environment`. Here none."""
         return {}
 
     def list_files(self, definition: VllmFieldsT) -> tuple[FileCheck, ...]:
-        """Return the model, where it lies in a models folder, and the files that options name."""
+        """Return checks of the model path, unless the model is a name on the hub, and of the files that options
+        name."""
         model = () if definition.model_path is None else (FileCheck("model_path", definition.model_path),)
         return (*model, *super().list_files(definition))
 
     def list_code_checks(self, definition: VllmFieldsT) -> tuple[CodeCheck, ...]:
-        """Return the model, unless the definition trusts its code."""
+        """Return the model path, unless the model is a name on the hub, or `vllm_trust_remote_code` or
+        `--trust-remote-code` in `extra_args` allows its code."""
         is_trusted = definition.vllm_trust_remote_code or "--trust-remote-code" in definition.extra_args
         if definition.model_path is None or is_trusted:
             return ()
         return (CodeCheck("model_path", definition.model_path, "vllm_trust_remote_code"),)
 
     def describe_probe(self, definition: VllmFieldsT) -> Probe:
-        """Return vLLM's health and metrics, and one token or one embedding."""
+        """Return the probe: `/health`, then one token or, with `vllm_embedding`, one embedding; and vLLM's metrics."""
         is_embedding = definition.vllm_embedding
         return Probe(
             health_path="/health",
@@ -172,16 +181,17 @@ class VllmEngine(Engine[VllmFieldsT]):
         )
 
     def list_apis(self, definition: VllmFieldsT) -> tuple[str, ...]:
-        """Return vLLM's paths for text, or for embeddings."""
+        """Return the request paths that vLLM answers: those for generating text or, with `vllm_embedding`, for
+        embeddings and rankings."""
         return _EMBEDDING if definition.vllm_embedding else _GENERATING
 
     def parse_progress(self, log_tail: str) -> float | None:
-        """Return the progress of a load, from 0 to 1, by the progress bar of the checkpoint shards; None: there is
-        none."""
+        """Return the progress of reading weights, from 0 to 1: see `vllm_progress`."""
         return vllm_progress(log_tail)
 
     def explain_exit(self, exit_code: int | None, log_tail: str) -> Verdict | None:
-        """Return the cause that vLLM, PyTorch or transformers wrote, in plain words; None: no known one."""
+        """Return the cause that the log names: see `vllm_verdict`. `exit_code` is not looked at; None: the log names
+        none."""
         return vllm_verdict(log_tail)
 
 
@@ -200,7 +210,8 @@ class Vllm(VllmEngine[VllmDefinition]):
     image_kind: ClassVar[str | None] = "worker-vllm"
 
     def build_program(self, definition: VllmDefinition, ctx: RenderContext) -> tuple[str, ...]:
-        """Return `python -m worker vllm --`."""
+        """Return the worker's Python with `-m worker vllm --`. As a process, raises KeyError if the runtime knows no
+        `python`."""
         return (worker_python(ctx), "-m", "worker", self.name, "--")
 
 

@@ -29,7 +29,8 @@ _SHARE_STEPS: Final = 10_000
 def vllm_arguments(definition: VllmFields, ctx: RenderContext, inflight: int) -> list[str]:
     """Return the arguments of `vllm serve`: the model, the address, the options, and `extra_args` last.
 
-    `inflight` becomes `--max-num-seqs`. vLLM does not log requests, because the gateway does.
+    The program itself is not among them. `inflight` becomes `--max-num-seqs`. Without `ctx.gpus`, as in a preflight, no
+    share of GPU memory follows from `vram_mib`. vLLM does not log requests, because the gateway does.
     """
     model = ctx.resolve_path(definition.model_path) if definition.model_path is not None else definition.vllm_model
     assert model is not None, "one of both is validated"
@@ -56,10 +57,10 @@ def vllm_arguments(definition: VllmFields, ctx: RenderContext, inflight: int) ->
 
 
 def vllm_environment(definition: VllmFields, ctx: RenderContext) -> dict[str, str]:
-    """Return the environment of `vllm serve`, without the definition's `env`.
+    """Return the environment variables of `vllm serve`, without the definition's `env` and without the token.
 
-    Disables telemetry, and access to the hub where every model is a path. Compiled kernels go to `ctx.cache_dir`, which
-    outlives the engine; in containers so do downloads. Processes use the operator's Hub cache.
+    They disable telemetry, and access to the hub where every model is certainly a path. Compiled kernels go to
+    `ctx.cache_dir`, which outlives the engine; in containers so do downloads. Processes use the operator's Hub cache.
     """
     env = {
         "VLLM_NO_USAGE_STATS": "1",

@@ -33,7 +33,7 @@ _SIZE_FLAGS: Final = ("--gpu-memory-utilization", "--kv-cache-memory")
 
 
 class VllmFields(Definition):
-    """The options that `vllm` and `vllm_serve` share."""
+    """The options that `vllm` and `vllm_serve` share: the base of their definition classes."""
 
     model_path: str | None = Field(default=None, description="The model's folder (or GGUF file), in a models folder.")
     vllm_model: Annotated[str | None, Hashed.ALWAYS] = Field(

@@ -130,17 +130,19 @@ _VERDICTS: Final[tuple[tuple[str, Verdict], ...]] = (
 
 
 def vllm_progress(log_tail: str) -> float | None:
-    """Return the progress of reading weights, from 0 to 1; None: the log has no progress bar.
+    """Return the progress of reading weights, from 0 to 1; None: the log has no progress bar of checkpoint shards.
 
-    Read from the last `Loading safetensors checkpoint shards:  50% Completed | 2/4 [...]`. Compiling and capturing
-    graphs come after the weights.
+    Read from the last `Loading safetensors checkpoint shards:  50% Completed | 2/4 [...]`. 1 does not mean ready:
+    compiling and capturing graphs come after the weights.
     """
     percentages = _SHARDS.findall(log_tail)
     return min(1.0, int(percentages[-1]) / 100) if percentages else None
 
 
 def vllm_verdict(log_tail: str) -> Verdict | None:
-    """Return why vLLM ended, in plain words and then in vLLM's own; None: its log names no cause."""
+    """Return why vLLM ended, by the end of its log: in plain words where the cause is a known one, followed by the
+    first exception that the log names, cut to 300 characters. An unknown cause is that exception alone, and not
+    permanent. None: the log names no cause."""
     exception_lines = [*_CAUSE.finditer(log_tail)]
     causes = (match for match in exception_lines if not _NO_CAUSE.search(match["text"]))
     cause = next((f"{each['kind']}: {each['text']}" if each["kind"] else each["text"] for each in causes), "")

@@ -25,19 +25,22 @@ class VllmServeDefinition(VllmFields):
 
 
 class VllmServe(VllmEngine[VllmServeDefinition]):
-    """Starts vLLM's server as a program of its own."""
+    """The backend `vllm_serve`: renders the command line of vLLM's own program, `vllm serve`, in a container or as a
+    process. Starts nothing itself, has no state."""
 
     name: ClassVar[str] = "vllm_serve"
     definition = VllmServeDefinition
     image_kind: ClassVar[str | None] = "vllm"
 
     def build_program(self, definition: VllmServeDefinition, ctx: RenderContext) -> tuple[str, ...]:
-        """Return `vllm serve`, with the declared path of the program as a process; else the runtime looks on PATH."""
+        """Return the program and `serve`. The program is the declared `vllm_serve_binary` where the engine is a
+        process, else `vllm`, which is looked up on PATH when it is started."""
         binary = definition.vllm_serve_binary if ctx.runtime == "process" else None
         return (binary or "vllm", "serve")
 
     def own_environment(self, definition: VllmServeDefinition, ctx: RenderContext) -> dict[str, str]:
-        """Return the declared folders of shared libraries."""
+        """Return `LD_LIBRARY_PATH` with the declared folders of shared libraries; empty where none are declared, and
+        always in a container."""
         if definition.vllm_serve_library_path and ctx.runtime == "process":
             return {"LD_LIBRARY_PATH": definition.vllm_serve_library_path}
         return {}

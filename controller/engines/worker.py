@@ -32,18 +32,21 @@ HF_VERDICTS: Final[tuple[tuple[str, Verdict], ...]] = (
 
 
 def worker_program(engine: str, ctx: RenderContext) -> tuple[str, ...]:
-    """Return the worker's command line up to the flags of the engine."""
+    """Return the worker's command line up to the flags of the engine. `engine`: the worker's name for it, which is the
+    backend's name. Raises KeyError as `worker_python` does."""
     listen_flags = ("--host", ctx.host, "--port", str(ctx.port), "--served-name", ctx.served_name)
     return (worker_python(ctx), "-m", "worker", engine, *listen_flags)
 
 
 def worker_python(ctx: RenderContext) -> str:
-    """Return the Python interpreter that runs the worker."""
+    """Return the path of the Python interpreter that runs the worker: that of our images in a container, else the one
+    that the runtime found. Raises KeyError if it found no `python`."""
     return "/opt/roundhouse/bin/python" if ctx.runtime == "docker" else ctx.executables["python"]
 
 
 def worker_probe(*, embedding: bool = False) -> Probe:
-    """Return the probe of a worker, with one token or one embedding. Its metrics have the names of llama.cpp's."""
+    """Return the probe of a worker: `/health`, then one token of a completion, or one embedding if `embedding`. A
+    worker's metrics have the names of llama.cpp's."""
     return Probe(
         health_path="/health",
         ready_path="/v1/embeddings" if embedding else "/v1/completions",
@@ -56,7 +59,8 @@ def worker_probe(*, embedding: bool = False) -> Probe:
 
 
 def worker_chat_probe() -> Probe:
-    """Return the probe of a worker whose engine takes chat completions alone."""
+    """Return the probe of a worker whose engine takes chat completions alone: `/health`, then one token of a chat
+    completion."""
     body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
     return replace(worker_probe(), ready_path="/v1/chat/completions", ready_body=body, template_path=None)
 
@@ -68,9 +72,10 @@ def percent_progress(log_tail: str) -> float | None:
 
 
 def memory_verdicts(library: str, lower: str) -> tuple[tuple[str, Verdict], ...]:
-    """Return verdicts of an engine that ran out of memory, while it loaded or while it served.
+    """Return patterns and verdicts, for `Engine.verdicts`, of an engine that ran out of memory while it served or while
+    it loaded. None is permanent.
 
-    `library` is the name that the worker writes. `lower` names the fields to lower.
+    `library` is the name that the worker writes. `lower` names the definition fields to lower, for the message.
     """
     words = r"out of memory|Insufficient VRAM|OutOfMemoryError|MemoryError|bad_alloc|Cannot allocate memory"
     return (
@@ -80,7 +85,8 @@ def memory_verdicts(library: str, lower: str) -> tuple[tuple[str, Verdict], ...]
 
 
 def gpu_verdict(library: str) -> tuple[str, Verdict]:
-    """Return the verdict of an engine whose GPU failed. Another start may succeed, so it is not permanent.
+    """Return a pattern and its verdict, for `Engine.verdicts`, of an engine whose GPU failed. Another start may
+    succeed, so the verdict is not permanent. `library` is the name that the worker writes.
 
     Place it before the verdicts of `cannot load`, `failed` and `cannot be used`, whose lines it matches as well.
     """
