@@ -50,7 +50,8 @@ Result = TypeVar("Result")
 
 
 class Transition(NamedTuple):
-    """Result of a load or an unload: DONE, FAILED, or PENDING where it is still going on, and the model's row."""
+    """Result of a load or an unload: `verdict` DONE, FAILED, or PENDING where it is still going on, and the model's row
+    of the admin API as the controller answered last."""
 
     verdict: ExitCode
     row: AdminModel
@@ -58,14 +59,17 @@ class Transition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TransitionGoal:
-    """The state in which a load or an unload ends."""
+    """The state in which a load or an unload ends, and the judgement whether a model has reached it."""
 
     state: ModelState
     restart: bool = False
-    """Whether every replica must also have the values of the load."""
+    """Whether every replica must also run with the values of the load."""
 
     def judge_row(self, row: AdminModel) -> ExitCode:
-        """Return how far the transition is by a model's row: DONE, FAILED or PENDING."""
+        """Return how far the transition is by the model's row: DONE, FAILED or PENDING.
+
+        FAILED: a load failed, or with `restart` the new values cannot be applied. An unload is never FAILED.
+        """
         if row.runtime_state is not self.state:
             is_failed = self.state is ModelState.LOADED and row.runtime_state is ModelState.FAILED
             return ExitCode.FAILED if is_failed else ExitCode.PENDING
@@ -75,15 +79,19 @@ class TransitionGoal:
 
 
 class AdminClient:
-    """Asks one controller, directly or through a gateway.
+    """Asks one controller, directly or through a gateway. Use it as an async context manager; requests outside of it
+    fail.
 
-    Every method raises NoControllerError; RequestRefusedError where the controller refuses; CommandError where its TLS
-    fails, or what answers is no controller of this version.
+    Every request raises NoControllerError where nobody answers in time, LostControllerError (a NoControllerError) where
+    the connection ends before the answer, RequestRefusedError where the controller answers with an error, and
+    CommandError where its TLS fails, the address is none, or what answers is no controller of this version. No request
+    is tried again.
     """
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
-        """`url` is `unix:<path>` or `http://host:port`. `timeout_s`: default for answers. Raises CommandError for
-        another kind of address."""
+        """`url` is `unix:<path>` or `http://host:port` (or https). `timeout_s`: seconds to wait for an answer, where a
+        method has no time of its own. Raises CommandError for another kind of address. Reads the gateway's token file
+        and `ROUNDHOUSE_KEY` from the environment."""
         token_file = os.environ.get(FILE_VARIABLE)
         try:
             address = ControllerAddress.parse(url, Path(token_file) if token_file else None)
@@ -107,30 +115,34 @@ class AdminClient:
     # Internal routes, which a gateway does not forward.
 
     async def get_status(self) -> ControllerStatus:
-        """The controller's status: models, replicas, GPUs and problems."""
+        """Return the controller's status: models, replicas, GPUs and problems. Not through a gateway. Errors: see
+        `AdminClient`."""
         return await self._ask("GET", "/internal/status", ControllerStatus)
 
     async def set_paused(self, paused: bool) -> ControllerStatus:
-        """Pause or resume the controller."""
+        """Pause or resume the controller, and return its status afterwards. Not through a gateway. Errors: see
+        `AdminClient`."""
         return await self._ask("POST", "/internal/pause", ControllerStatus, {"paused": paused})
 
     async def shut_down(self, *, stop_engines: bool) -> None:
-        """Ask the controller to end. The answer comes before the end."""
+        """Ask the controller to end, and return once it has agreed, which is before its end. With `stop_engines` it
+        stops all engines first; otherwise they keep running. Not through a gateway. Errors: see `AdminClient`."""
         await self._exchange("POST", "/internal/shutdown", {"stop_engines": stop_engines})
 
     # The admin API.
 
     async def list_models(self) -> AdminModels:
-        """Return the rows of all models."""
+        """Return the rows of all declared models. Errors: see `AdminClient`."""
         return await self._ask("GET", MODELS, AdminModels)
 
     async def get_model(self, name: str) -> AdminModel:
-        """Return the row of a model, by its name or an alias."""
+        """Return the row of a model, by its name or an alias. Raises RequestRefusedError (`unknown_model`) where there
+        is none. Errors: see `AdminClient`."""
         return await self._ask("GET", model_path(name), AdminModel)
 
     async def declares_model(self, name: str) -> bool:
-        """Return whether a model or an alias of this name is declared. True also where the controller cannot tell
-        yet."""
+        """Return whether a model or an alias of this name is declared. True also where the controller refuses to tell,
+        as long as it has read no files. Raises where none answers: see `AdminClient`."""
         try:
             await self.get_model(name)
         except RequestRefusedError as error:
@@ -140,10 +152,12 @@ class AdminClient:
     async def load_model(
         self, name: str, values: Mapping[str, JsonValue], wait_s: float | None, *, restart: bool = False
     ) -> Transition:
-        """Load a model with these values. `wait_s` is the time to wait for the end; None answers at once.
+        """Load a model with these values (`replicas` and load fields by name), and return how far that is.
 
-        With `restart`, a model that serves is restarted with the values. A load that failed returns FAILED with the
-        reason in `last_error`.
+        `wait_s`: seconds that the controller waits for the end before it answers; None or 0: it answers at once, and
+        the verdict is PENDING unless the model is there. With `restart`, a model that serves is restarted with the
+        values. A load that fails raises nothing: it returns FAILED with the reason in the row's `last_error`. Other
+        refusals raise RequestRefusedError. Errors: see `AdminClient`.
         """
         goal = TransitionGoal(ModelState.LOADED, restart)
         try:
@@ -158,46 +172,57 @@ class AdminClient:
             return Transition(ExitCode.FAILED, row.model_copy(update={"last_error": reason}))
 
     async def unload_model(self, name: str, *, hold: bool, wait_s: float | None) -> Transition:
-        """Unload a model. `wait_s` is the time to wait for the end; None answers at once.
+        """Unload a model, and return how far that is: DONE or PENDING.
 
-        With `hold`, requests do not load an autoload model again.
+        `wait_s`: seconds that the controller waits for the end before it answers; None or 0: it answers at once. With
+        `hold`, requests do not load an autoload model again. Errors: see `AdminClient`.
         """
         goal = TransitionGoal(ModelState.UNLOADED)
         return await self._change_model(f"{model_path(name)}/unload", {"hold": hold}, wait_s, goal)
 
     async def reset_model(self, name: str) -> AdminModel:
-        """Drop the operator's load or unload of a model. Returns the model's row."""
+        """Drop the operator's load or unload of a model, and return the model's row; a model without one is no error.
+        Errors: see `AdminClient`."""
         return await self._ask("DELETE", f"{model_path(name)}/override", AdminModel)
 
     async def get_plan(self) -> PlanView:
-        """Return the plan of the last round; where the controller is paused, what it would do."""
+        """Return the controller's last plan: what it does now or, while it is paused, what it would do. Errors: see
+        `AdminClient`."""
         return await self._ask("GET", "/v1/admin/plan", PlanView)
 
     async def run_dry_run(self, files: Mapping[str, str]) -> DryRun:
-        """Return what these files (name to content) would change in place of the files with their names."""
+        """Return what would change if these files (name to content) were in the desired-state folder, each in place of
+        the file of its name. Nothing is changed, and problems of the files are in the result. Errors: see
+        `AdminClient`."""
         return await self._ask("POST", "/v1/admin/plan", DryRun, {"files": dict(files)})
 
     async def find_drift(self) -> Drift:
-        """Return what runs differently from what is declared."""
+        """Return what runs differently from what is declared, empty where nothing does. Errors: see `AdminClient`."""
         return await self._ask("GET", "/v1/admin/drift", Drift)
 
     async def read_history(
         self, *, model: str | None, kinds: Sequence[str], limit: int, before: int | None = None
     ) -> History:
-        """Return entries of the history, newest first. Empty `kinds` means the kinds that change something."""
+        """Return one page of up to `limit` entries of the history, newest first.
+
+        `model` None: of all models. Empty `kinds` means the kinds that change something. `before`: only entries with a
+        smaller id, as the `next_before` of the page before says. Errors: see `AdminClient`.
+        """
         query = _query(model=model, kind=kinds, limit=limit, before=before)
         return await self._ask("GET", "/v1/admin/history", History, query=query)
 
     async def get_gpu_memory(self) -> GpuMemoryAnswer:
-        """Return GPU memory, and the estimated memory of each model."""
+        """Return the memory of each GPU, and the estimated memory of each model, in MiB. Errors: see `AdminClient`."""
         return await self._ask("GET", "/v1/admin/gpu-memory", GpuMemoryAnswer)
 
     async def follow_events(
         self, *, after: int | str, model: str | None = None, kinds: Sequence[str] = ()
     ) -> AsyncGenerator[SseEvent, None]:
-        """Yield events after the entry `after` as they happen.
+        """Yield events after the entry `after` as they happen, heartbeats left out.
 
-        Ends, or raises LostControllerError, when the connection ends.
+        `after`: id of an entry. Empty `kinds`: all. It ends when the server ends the stream, and raises
+        LostControllerError when the connection breaks or nothing comes for `SILENCE_S`. It does not connect again: see
+        `EventFollower`. Close the generator (`aclosing`). Errors: see `AdminClient`.
         """
         reader = SseReader()
         query, headers = _query(model=model, kind=kinds), {"Last-Event-ID": str(after)}
@@ -208,7 +233,13 @@ class AdminClient:
                     yield event
 
     async def read_logs(self, name: str, *, replica: str | None, lines: int, follow: bool) -> AsyncGenerator[str, None]:
-        """Yield text of the engines' logs as it arrives."""
+        """Yield pieces of the engines' logs as they arrive; a piece may end within a line, and the last one may be
+        empty.
+
+        `replica` None: all engines of the model. `lines`: how many of the last lines. With `follow` it goes on with new
+        lines until the connection ends or the caller closes the generator (`aclosing`); without, it ends after the last
+        line. Errors: see `AdminClient`.
+        """
         query = _query(replica=replica, lines=lines, follow="true" if follow else None)
         silence_s = None if follow else self._timeout_s
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -291,7 +322,8 @@ class AdminClient:
 
 
 def model_path(name: str) -> str:
-    """Return the path of a model's routes. A model's name may contain `/`."""
+    """Return the path of a model's routes in the admin API, percent-encoded. A model's name may contain `/`, which
+    stays."""
     return f"{MODELS}/{quote(name, safe='/:@')}"
 
 
@@ -309,7 +341,8 @@ def _actor() -> str:
 
 
 def ask_admin(url: str, question: Callable[[AdminClient], Awaitable[Result]]) -> Result:
-    """Ask the controller at `url` one question, from a program that runs no event loop."""
+    """Open a client for the controller at `url`, await `question` with it, and return the result. Blocks; raises
+    RuntimeError where an event loop already runs in this thread. Other errors: see `AdminClient`."""
 
     async def _asked() -> Result:
         async with AdminClient(url) as client:

@@ -71,7 +71,8 @@ app.add_typer(service.service)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line. Returns the exit code. Every error that an operator can cause is one line on stderr."""
+    """Run one command line, without the program's name, and return its exit code; an empty one shows the help. Every
+    error that an operator can cause is one line on stderr; other exceptions pass."""
     try:
         code = app(args=list(arguments) or ["--help"], prog_name="roundhouse", standalone_mode=False)
     except CommandError as error:

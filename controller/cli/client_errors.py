@@ -29,7 +29,7 @@ _NAME_MISMATCHES: Final = (62, 64)
 
 
 class NoControllerError(CommandError):
-    """No controller listens at the address, or none answers in time."""
+    """No controller listens at the address, or none answers in time. Exit code NO_CONTROLLER; `reason` in words."""
 
     words = "no controller answers at {url} ({reason}); `roundhouse up` starts one"
 
@@ -39,13 +39,15 @@ class NoControllerError(CommandError):
 
 
 class LostControllerError(NoControllerError):
-    """The controller may have taken the request, and was gone before the end of its answer."""
+    """The connection ended, or nothing came any more, before the end of the controller's answer. The controller may
+    have carried out the request."""
 
     words = "the controller at {url} went away before the end of its answer ({reason})"
 
 
 class RequestRefusedError(CommandError):
-    """The controller answered with an error. `body` None: the error was not one of Roundhouse's."""
+    """The controller or a gateway answered with an error. `status`: HTTP status, 400 or above. `body`: the error as the
+    answer says it; None: the body was not one of Roundhouse's errors. Exit code FAILED."""
 
     def __init__(self, status: int, body: ErrorBody | None) -> None:
         super().__init__(f"the controller refused: {_error_words(status, body)}")
@@ -60,7 +62,11 @@ class RequestRefusedError(CommandError):
 
 @contextmanager
 def translate_failures(url: str, within_s: float) -> Iterator[None]:
-    """Raise CommandErrors for the failures of requests in the block. `within_s`: the seconds that they were given."""
+    """Raise a CommandError in place of ControllerGoneError and TimeoutError in the block; other errors pass.
+
+    NoControllerError: nobody answers, or not in time. LostControllerError: the connection ended, or was silent too
+    long. Plain CommandError: TLS failed. `within_s`: the seconds that the requests were given, for the message.
+    """
     try:
         yield
     except ControllerGoneError as gone:
@@ -99,7 +105,7 @@ def _tls_words(url: str, error: aiohttp.ClientSSLError) -> str:
 
 
 def read_error(content: bytes) -> ErrorBody | None:
-    """Return the error of an answer's body; None: the body is not an error of Roundhouse's."""
+    """Return the error in the body of an answer; None: the body is not one of Roundhouse's errors. Raises nothing."""
     try:
         return ErrorEnvelope.model_validate_json(content).error
     except ValidationError:

@@ -18,13 +18,14 @@ PATIENCE_S = 1.0
 
 
 def model_names(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return names of declared models that begin with `incomplete`, from the controller that the command line names so
-    far."""
+    """Return the names of declared models that begin with `incomplete`, as the controller that the command line names
+    so far reports them. Empty where none answers within `PATIENCE_S`. Aliases are not offered."""
     return [row.name for row in _rows(ctx) if row.name.startswith(incomplete)]
 
 
 def load_fields(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return `field=` for each field that a load of the named model may set and that begins with `incomplete`."""
+    """Return `field=` for each field that a load of the named model may set and that begins with `incomplete`. Empty
+    where the command line names no declared model yet, or no controller answers."""
     name = ctx.params.get("name") or next(iter(ctx.args), None)
     row = next((row for row in _rows(ctx) if name in (row.name, *row.aliases)), None)
     fields = row.load_constraints if row is not None else ()

@@ -63,8 +63,8 @@ def down(
 
 
 def stop_words(name: str, killed_after_s: float | None) -> str:
-    """Return how a program ended. `killed_after_s` is the seconds until it was killed; None means that it ended by
-    itself."""
+    """Return a line that says how the program `name` ended. `killed_after_s` is the seconds until it was killed; None
+    means that it ended when it was asked to."""
     if killed_after_s is None:
         return f"stopped {name}"
     return f"killed {name}, which did not end within {killed_after_s:g} s"

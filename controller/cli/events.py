@@ -56,7 +56,8 @@ def events(
 
 
 def print_entry(entry: JournalEntry, as_json: bool) -> None:
-    """Print one event as one line."""
+    """Print one event to stdout as one line: JSON with `as_json`, else time, id, kind, model, message and who did
+    it."""
     if as_json:
         print_line(entry.model_dump_json())
         return

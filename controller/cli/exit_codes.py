@@ -30,7 +30,8 @@ class ExitCode(IntEnum):
 
 
 class CommandError(Exception):
-    """A command cannot do its work. The message is one plain line for the operator; `code` is the exit code."""
+    """A command cannot do its work. The message is one plain line for the operator; `code` is the exit code. `app.run`
+    prints the message to stderr and returns the code."""
 
     def __init__(self, message: str, code: ExitCode = ExitCode.FAILED) -> None:
         super().__init__(message)

@@ -26,7 +26,9 @@ ERROR = "error"
 
 
 class EventFollower:
-    """Passes each entry once, in order, to `handle_entry`, over as many connections as needed."""
+    """Passes each entry once, in order, to `handle_entry`, over as many connections as needed. Entries that the
+    controller no longer keeps are missing, and an error line says so. `model` None and empty `kinds`: all. Uses an open
+    `client`, and does not close it."""
 
     def __init__(
         self, client: AdminClient, model: str | None, kinds: Sequence[str], handle_entry: Callable[[JournalEntry], None]
@@ -40,9 +42,11 @@ class EventFollower:
         self._is_reported = False
 
     async def follow_events(self, after: int | None) -> None:
-        """Follow events until cancelled: those after the entry `after`, or new ones where it is None.
+        """Follow events until cancelled: those after the entry with the id `after`, or new ones where it is None. Never
+        returns.
 
-        Raises NoControllerError only where no controller answers at the start.
+        A lost connection is reported once on stderr and made again, without a limit. Raises NoControllerError only
+        where no controller answers at the start, and RequestRefusedError where one refuses with a status below 500.
         """
         newest_id = (await self._client.list_models()).last_event_id
         self._last_id = str(newest_id if after is None else after)

@@ -75,7 +75,7 @@ def gpu_label(gpu: GpuMemory | GpuStatus) -> str:
 
 
 def unread_gpu_words(gpu: UnreadGpuStatus) -> str:
-    """Return which GPU cannot be read, why, and how much of it engines claim."""
+    """Return a line that names a GPU that cannot be read, and says why and how many MiB of it engines claim, if any."""
     return f"{gpu.description}; {gpu.claimed_mib} MiB claimed" if gpu.claimed_mib else gpu.description
 
 
@@ -92,5 +92,5 @@ def _row(model: GpuModel) -> tuple[str, ...]:
 
 
 def mib_words(mib: int | None) -> str:
-    """Return an amount of memory in words, `-` for None."""
+    """Return an amount of memory in MiB as text, such as `512MiB`; `-` for None (unknown)."""
     return "-" if mib is None else f"{mib}MiB"

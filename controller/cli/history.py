@@ -53,7 +53,8 @@ def history(
 
 
 def entry_words(entry: JournalEntry) -> str:
-    """Return the message of an entry in one line. For a load, adds the values that the message does not show."""
+    """Return the message of an entry in one line. For an operator's load, the values that the message does not name are
+    added as `, with field=value`."""
     message, params, replicas = one_line(entry.message), entry.details.get("params"), entry.details.get("replicas")
     if entry.kind != "statement" or entry.details.get("action") != "load":
         return message
@@ -76,7 +77,8 @@ async def _entries(url: str, model: str | None, kinds: Sequence[str], limit: int
 
 
 async def is_unknown(client: AdminClient, model: str | None) -> bool:
-    """Return whether `model` is not declared, and print an error then. None names no model."""
+    """Return whether no model of this name or alias is declared, and print an error then. None names no model: False.
+    Raises the errors of `AdminClient`."""
     if model is None or await client.declares_model(model):
         return False
     print_error(f"no model {model} is declared")
@@ -86,9 +88,10 @@ async def is_unknown(client: AdminClient, model: str | None) -> bool:
 async def read_entries(
     client: AdminClient, *, model: str | None, kinds: Sequence[str], limit: int | None = None, after: int = 0
 ) -> list[JournalEntry]:
-    """Read entries from the newest back, page by page.
+    """Return entries of the history, newest first, read page by page.
 
-    `limit` is the maximum number of entries; None means no limit. Only entries with an id greater than `after`.
+    `limit` is the maximum number of entries; None means no limit. Only entries with an id greater than `after`. `model`
+    None: of all models; empty `kinds`: the kinds that change something. Raises the errors of `AdminClient`.
     """
     entries: list[JournalEntry] = []
     before_id: int | None = None

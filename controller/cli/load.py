@@ -116,7 +116,8 @@ def _state_words(transition: Transition) -> str:
 
 
 def failure_lines(row: AdminModel) -> Iterator[str]:
-    """Yield lines that say why a load failed, what else blocks it, and whether it is tried again."""
+    """Yield lines that say why the load of a model failed (`row.last_error`), whether it is tried again, and what else
+    blocks it. The first line may contain line breaks: the engine's last log lines."""
     error, retry = row.last_error or "no reason is known", _retry_words(row)
     verdict = "serves with the values of before, the new ones failed" if row.is_loaded else "failed"
     is_one_line = "\n" not in error  # else the engine's log lines follow, and the retry gets a line of its own

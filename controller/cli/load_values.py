@@ -11,9 +11,10 @@ LoadScalar: TypeAlias = str | int | float | bool | None
 
 
 def load_values(assignments: Sequence[str]) -> dict[str, LoadScalar]:
-    """Parse `key=value` texts to values by field name.
+    """Parse `key=value` texts to values by field name, in their order. Whether the fields exist is not checked.
 
-    Values are read as YAML 1.2, as in the files, so that `on` is a text. Raises CommandError.
+    Values are read as YAML 1.2, as in the files, so that `on` is a text and `null` is None. Raises CommandError
+    (ExitCode.USAGE) for a text without `=` or key, a key given twice, or a value that is no scalar.
     """
     values: dict[str, LoadScalar] = {}
     for each in assignments:

@@ -8,7 +8,8 @@ OLDEST_PYTHON = (3, 11)
 
 
 def main() -> None:
-    """Run the command line and end with its exit code."""
+    """Run the command line of this process (`sys.argv`) and end the process with its exit code. Never returns: raises
+    SystemExit."""
     if sys.version_info < OLDEST_PYTHON:
         python_version = ".".join(str(part) for part in sys.version_info[:3])
         sys.exit(f"roundhouse: needs Python 3.11 or newer; this is Python {python_version} ({sys.executable})")

@@ -12,8 +12,8 @@ from controller.cli.exit_codes import CommandError, ExitCode
 
 
 def checked_name(value: str | None) -> str | None:
-    """Return a model's name as given. Raises typer.BadParameter for an empty one, most likely an unset shell
-    variable."""
+    """Return a model's name as given, None included. Raises typer.BadParameter for an empty or blank one, most likely
+    an unset shell variable. Whether the model exists is not checked."""
     if value is not None and not value.strip():
         raise typer.BadParameter("a model's name is not empty")
     return value
@@ -65,7 +65,8 @@ Kinds: TypeAlias = Annotated[
 
 
 def parse_kinds(chosen_kinds: list[str] | None) -> list[str]:
-    """Return the kinds of events that were asked for; empty means all. Raises CommandError for an unknown kind."""
+    """Return the kinds of events as they were asked for; empty if none was, which leaves the choice to the command.
+    Raises CommandError (ExitCode.USAGE) for an unknown kind."""
     kinds = event_kinds("")
     unknown = next((kind for kind in chosen_kinds or () if kind not in kinds), None)
     if unknown is not None:

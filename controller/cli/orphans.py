@@ -18,11 +18,13 @@ POLL_S = 0.1
 
 
 async def stop_orphans(settings: ControllerSettings, *, grace_s: float, lock_wait_s: float) -> list[str]:
-    """Stop and remove every replica of the state folder's instance. Returns the replicas' names.
+    """Stop and remove every replica of this installation (the instance that the state folder names), and return the
+    replicas' names. Empty where nothing ran, or where the state folder names no instance.
 
-    `grace_s` is the time from SIGTERM to SIGKILL. Waits up to `lock_wait_s` seconds for the lock of the state folder,
-    which a controller holds until it has ended. Raises CommandError where the folder cannot be used or stays locked, or
-    where a runtime that is set explicitly does not answer.
+    `grace_s`: seconds from SIGTERM to SIGKILL of each engine. Waits up to `lock_wait_s` seconds for the lock of the
+    state folder, which a controller holds until it has ended, and holds it meanwhile. Raises CommandError where the
+    folder cannot be used or stays locked (ExitCode.LOCKED), where a runtime that is set explicitly cannot be opened, or
+    where a runtime fails while engines are stopped.
     """
     if not (settings.state / IDENTITY_NAME).exists():
         return []

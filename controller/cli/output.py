@@ -26,30 +26,33 @@ PIPE_WIDTH = 400
 
 
 def print_line(text: str) -> None:
-    """Print a line of the result to stdout."""
+    """Print a line of the result to stdout. Raises BrokenPipeError where the reader of stdout is gone."""
     typer.echo(text)
 
 
 def print_error(text: str) -> None:
-    """Print a line about the work to stderr, not part of the result. A line that cannot be written is dropped."""
+    """Print a line about the work to stderr, after `roundhouse: `. A line that cannot be written is dropped; nothing is
+    raised."""
     with suppress(OSError):
         typer.echo(f"roundhouse: {text}", err=True)
 
 
 def print_blocked(row: AdminModel) -> None:
-    """Print why a model waits, one line per reason."""
+    """Print what keeps replicas of a model from starting, one line per reason; nothing where there is none."""
     for reason in row.blocked:
         print_line(f"{row.name}: {one_line(reason)}")
 
 
 def print_json(value: BaseModel | Any) -> None:
-    """Print the whole result as JSON."""
+    """Print the whole result to stdout as indented JSON: a pydantic model, or a value that `json` can write (another
+    one raises TypeError)."""
     dump = getattr(value, "model_dump_json", None)
     typer.echo(dump(indent=2) if dump is not None else json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def print_json_line(value: Any) -> None:
-    """Print one of several results as JSON on one line."""
+    """Print one of several results to stdout as JSON on one line. Raises TypeError for a value that `json` cannot
+    write."""
     typer.echo(json.dumps(value, ensure_ascii=False))
 
 
@@ -59,7 +62,8 @@ def print_piece(text: str) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], styles: dict[str, str] | None = None) -> None:
-    """Print a table. `styles` maps the text of a cell to its style, which only a terminal shows."""
+    """Print a table to stdout. `styles` maps the text of a cell to its rich style, which only a terminal shows. Where
+    stdout is no terminal, lines have up to `PIPE_WIDTH` columns; longer cells are folded to further lines."""
     from rich.console import Console  # 50 ms that most commands do not need
 
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
@@ -70,7 +74,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], styles: d
 
 
 def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]], styles: dict[str, str] | None = None) -> Table:
-    """Build a table for rich. `styles` maps the text of a cell to its style."""
+    """Return a table for rich; nothing is printed. Each row has as many cells as there are columns. `styles` maps the
+    text of a cell to its rich style. Markup in cells is shown as it is."""
     from rich.table import Table
     from rich.text import Text
 
@@ -83,12 +88,12 @@ def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]], styles: dict
 
 
 def one_line(text: str) -> str:
-    """Join the lines of a text to one, separated by ` | `."""
+    """Return the lines of a text as one, stripped and separated by ` | `; empty lines are left out."""
     return " | ".join(line.strip() for line in text.splitlines() if line.strip())
 
 
 def value_words(value: object) -> str:
-    """Return a field's value as JSON."""
+    """Return a field's value as JSON on one line, with characters beyond ASCII as they are."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -114,14 +119,15 @@ def plain_words(value: object) -> str:
 
 
 def first_line(text: str, width: int) -> str:
-    """Return the first line of a text, shortened to `width` characters. `...` marks what is left out."""
+    """Return the first line of a text, stripped. ` ...` after it marks that further lines are left out. If that is
+    longer than `width` characters, it is cut to `width`, with `...` at the end."""
     first, _, other_lines = text.strip().partition("\n")
     line = f"{first.strip().removesuffix(LOG_FOLLOWS)} ..." if other_lines.strip() else first.strip()
     return line if len(line) <= width else f"{line[: width - 3]}..."
 
 
 def count_words(number: int, word: str) -> str:
-    """Return a number with its noun: `1 replica`, `2 replicas`."""
+    """Return a number with its noun, with an `s` unless the number is 1: `1 replica`, `2 replicas`."""
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
@@ -136,10 +142,10 @@ def ends_by_reset(name: str) -> str:
 
 
 def time_words(at: float) -> str:
-    """Return a Unix time as local date and time."""
+    """Return a Unix time in seconds as local date and time: `2026-11-23 14:05:09`."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def clock_words(at: float) -> str:
-    """Return a Unix time as local time of day."""
+    """Return a Unix time in seconds as local time of day, without the date: `14:05:09`."""
     return time.strftime("%H:%M:%S", time.localtime(at))

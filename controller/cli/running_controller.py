@@ -13,7 +13,7 @@ from controller.storage.state_dir import LOCK_NAME
 
 @dataclass(frozen=True, slots=True)
 class RunningController:
-    """Environment and working folder of a running controller."""
+    """Environment and working folder of a running controller, as its process was started."""
 
     environment: Mapping[str, str]
     folder: Path

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 def read_settings(**options: Any) -> ControllerSettings:
-    """The settings under these options. Raises CommandError with one line."""
+    """Return the controller's settings: `options` by the setting's name, where not None, before environment and
+    defaults. Raises CommandError (ExitCode.USAGE) where a setting is wrong."""
     from controller.settings import SettingsError, load_settings  # pydantic takes 100 ms
 
     try:
@@ -22,5 +23,6 @@ def read_settings(**options: Any) -> ControllerSettings:
 
 
 def controller_url(given_url: str | None, state: Path | None) -> str:
-    """Where the controller is asked: as the operator says, else where the settings say that it listens."""
+    """Return the address at which the controller is asked: `given_url` as the operator gave it, unchecked, else where
+    the settings say that a controller with this state folder listens. Raises CommandError where a setting is wrong."""
     return given_url or read_settings(state=state).controller_url

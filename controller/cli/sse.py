@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class SseEvent:
-    """One event. `id` is the last id that the stream has sent so far; None means none yet."""
+    """One event. `kind` is `message` where the event has none; `data` are its data lines, joined by line breaks. `id`
+    is the last id that the stream has sent so far; None means none yet."""
 
     kind: str
     data: str
@@ -16,8 +17,8 @@ class SseEvent:
 
 @dataclass(slots=True)
 class SseReader:
-    """Incremental parser: takes bytes as the network delivers them, and returns complete events. Comments are
-    ignored."""
+    """Incremental parser of one stream: takes bytes as the network delivers them, and returns complete events. Comments
+    are ignored. Use a new one for each connection. Lines end with LF or CRLF."""
 
     _partial_line: bytes = b""
     _kind: str = ""
@@ -25,7 +26,8 @@ class SseReader:
     _id: str | None = None
 
     def feed_bytes(self, chunk: bytes) -> list[SseEvent]:
-        """Return the events that end in this chunk."""
+        """Return the events that end in this chunk, in order; an event that the chunk leaves incomplete is kept for the
+        next call. Bytes that are no UTF-8 are replaced; nothing is raised."""
         *lines, self._partial_line = (self._partial_line + chunk).split(b"\n")
         events = (self._read_line(line.removesuffix(b"\r").decode("utf-8", "replace")) for line in lines)
         return [event for event in events if event is not None]

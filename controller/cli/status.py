@@ -70,7 +70,11 @@ def status(
 
 
 def exit_code_of(snapshot: ControllerStatus) -> ExitCode:
-    """Return the exit code for a status: DONE, PENDING or FAILED, as `roundhouse status --help` explains."""
+    """Return the exit code for a status.
+
+    FAILED: a wanted model failed, the files have problems, or what runs cannot be observed. Otherwise PENDING: nothing
+    was observed yet, or a wanted model does not serve as declared with all its replicas. Otherwise DONE.
+    """
     wanted_models = [model for model in snapshot.models if model.wanted_replicas > 0]
     if (
         snapshot.desired_problems
@@ -236,7 +240,8 @@ def _way_out(model: ModelStatus) -> str:
 
 
 def status_as_json(snapshot: ControllerStatus) -> dict[str, Any]:
-    """The status for scripts. Fields that rows name otherwise stand under both names, for one version."""
+    """Return the status as JSON for scripts. Fields of models that the admin API names differently (`ROW_NAMES`) are
+    there under both names, the deprecated and the new one."""
     fields = snapshot.model_dump(mode="json")
     for model in fields["models"]:
         model |= {row_name: model[name] for name, row_name in ROW_NAMES.items()}

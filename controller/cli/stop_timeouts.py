@@ -19,10 +19,11 @@ KILLED_S: Final = 10.0
 
 
 def gateway_stop_timeout_s() -> float:
-    """Return the seconds that the gateway gets to finish running requests.
+    """Return the seconds from SIGTERM until the gateway is killed: its grace period for running requests, plus
+    `MARGIN_S`.
 
-    Reads `ROUNDHOUSE_SHUTDOWN_GRACE_S` itself, because the command line must not import the gateway's settings. A wrong
-    value counts as the default; the gateway refuses it at its start.
+    Reads `ROUNDHOUSE_SHUTDOWN_GRACE_S` itself, because the command line must not import the gateway's settings. A value
+    that is no number counts as the default; the gateway refuses it at its start.
     """
     try:
         return float(os.environ.get("ROUNDHOUSE_SHUTDOWN_GRACE_S") or GATEWAY_S) + MARGIN_S
@@ -31,11 +32,12 @@ def gateway_stop_timeout_s() -> float:
 
 
 def controller_stop_timeout_s(settings: ControllerSettings) -> float:
-    """Return the seconds that the controller gets to stop its engines, which end in parallel."""
+    """Return the seconds until the controller is killed: the grace period of engines, which end in parallel, plus
+    `MARGIN_S`."""
     return settings.stop_timeout_s + MARGIN_S
 
 
 def up_stop_timeout_s(settings: ControllerSettings) -> float:
-    """Return the seconds that `up` gets to end the gateway, the controller, and remaining engines, one after the
-    other."""
+    """Return the seconds until `up` is killed: the sum of what the gateway, the controller and remaining engines get,
+    since it ends them one after the other."""
     return gateway_stop_timeout_s() + 2 * controller_stop_timeout_s(settings)

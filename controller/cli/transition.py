@@ -31,7 +31,8 @@ class ProgressBar:
 
 
 def progress_bar_of(row: AdminModel) -> ProgressBar:
-    """Return the progress bar of a model that loads or unloads."""
+    """Return the progress bar by the row of a model that loads or unloads. Its share is known only while the model
+    loads and its engine reports it."""
     words = [f"{row.loaded_replicas} of {count_words(row.replicas, 'replica')} ready"]
     if row.runtime_state is ModelState.UNLOADING:
         words = [count_words(len(row.held_by), "running request") if row.held_by else "engines stop"]
@@ -42,11 +43,15 @@ def progress_bar_of(row: AdminModel) -> ProgressBar:
 async def wait_for_transition(
     client: AdminClient, name: str, request: Coroutine[None, None, Transition], goal: TransitionGoal, wait_s: float
 ) -> Transition:
-    """Await `request`, a load or unload that waits for its end, and return the result.
+    """Await `request`, a load or unload that waits for its end, and return the result; PENDING where the time was too
+    short.
 
-    After a lost connection, asks again until `wait_s` seconds have passed since the call, because the controller may
-    restart and keeps the statement. Shows a progress bar where stderr is a terminal. Raises NoControllerError where no
-    controller answers at the end of that time.
+    After a lost connection, ask for the model's row until it has reached `goal` or `wait_s` seconds have passed since
+    the call, because the controller may restart and keeps the operator's load or unload. A progress bar is shown where
+    stderr is a terminal.
+
+    Raises NoControllerError where no controller answers at the end of that time, or at the start; RequestRefusedError
+    where it refuses. Cancelling ends the waiting, not the transition.
     """
     deadline = asyncio.get_running_loop().time() + wait_s
     task = asyncio.create_task(_await_request(client, name, request, goal, deadline))

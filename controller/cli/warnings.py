@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 def warning_lines(status: ControllerStatus | ListContext) -> Iterator[str]:
-    """One line each; none while all is well."""
+    """Yield a line for each thing that keeps the controller from its work: it is paused, cannot observe what runs, or
+    the files have problems. Yields none while all is well."""
     if status.paused:
         yield "paused: the controller observes and does not act; `roundhouse resume` ends it"
     if status.observation_error:

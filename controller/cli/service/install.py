@@ -51,9 +51,15 @@ class Change:
 def install_service(
     name: str, *, is_system: bool, user: str | None, is_started: bool, options: Mapping[str, Any]
 ) -> Change:
-    """Write the unit `name`, and with `is_started` start it now and with the machine. Raises CommandError.
+    """Write the unit `name`, create its state folder, and with `is_started` start the unit now and with the machine;
+    restart it if it runs and its text has changed. Return what was done.
 
-    `user` is whom a system unit runs as. `options` are settings from the command line; None takes the default.
+    `user` is whom a system unit runs as; None only without `is_system`. `options` are settings from the command line;
+    None takes the default. A unit that is as it should be is left alone.
+
+    Raises CommandError, before anything is written, where systemd does not run, an option is wrong, root is needed, the
+    desired-state folder is missing, the user cannot run Roundhouse, or the unit is somebody else's or of another state
+    folder; and later where a file cannot be written or `systemctl` fails.
     """
     require_systemd()
     _check_options(name, is_system, user)
@@ -85,8 +91,12 @@ def install_service(
 
 
 def remove_service(name: str, *, is_system: bool, is_stopped: bool) -> Change:
-    """Remove the unit `name`. With `is_stopped`, stop it first. Raises CommandError, also where the unit runs and must
-    not be stopped."""
+    """Remove the unit `name`; with `is_stopped`, stop it first if it runs. Return what was done; a missing unit is no
+    error.
+
+    Models, state and engines stay. Raises CommandError where the unit runs and `is_stopped` is False, was not written
+    by Roundhouse, cannot be removed, or where systemd does not answer.
+    """
     require_systemd()
     _check_options(name, is_system, None)
     systemd = Systemd(is_system)
@@ -116,7 +126,10 @@ def remove_service(name: str, *, is_system: bool, is_stopped: bool) -> Change:
 def plan_unit(
     name: str, settings: ControllerSettings, environment_file: Path, user: str | None, environ: Mapping[str, str]
 ) -> ServiceUnit:
-    """Return the unit for these settings, with the current folder as its working folder."""
+    """Return the unit for these settings, with the current folder as its working folder. Nothing is written.
+
+    `user` None: a unit of the user's own manager. `environ`: where the variables in `CARRIED` are taken from.
+    """
     from controller.cli.up.run import program_specs
 
     absolute = {"desired": settings.desired.absolute(), "state": settings.state.absolute()}
@@ -141,7 +154,8 @@ def plan_unit(
 
 
 def left_out(environ: Mapping[str, str]) -> list[str]:
-    """Return the names of Roundhouse settings in this environment that the unit does not have."""
+    """Return the names, sorted, of the `ROUNDHOUSE_` variables that are set and not empty in `environ` and that the
+    unit does not set, though a service would read them."""
     held = {f"ROUNDHOUSE_{each}" for each in SET_BY_UNIT}
     return sorted(
         each

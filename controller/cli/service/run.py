@@ -36,7 +36,13 @@ class ServiceRun:
         self._stop_event = asyncio.Event()
 
     async def run(self) -> ExitCode:
-        """Run until SIGTERM, SIGINT or SIGHUP, or until a program ends in a way that a restart cannot mend."""
+        """Run until SIGTERM, SIGINT or SIGHUP, or until a program ends in a way that a restart cannot mend. Then end
+        the gateway and the controller, by SIGKILL if they do not end in time, and return the exit code: DONE after a
+        signal.
+
+        Before the first start, programs that a killed run left behind are ended. Call it once, in the main thread: it
+        takes over the signal handlers. Raises CommandError where the record of an earlier run cannot be read.
+        """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._stop_event.set)

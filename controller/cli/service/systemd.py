@@ -23,7 +23,7 @@ ANSWER_S: Final = 300.0
 
 
 def require_systemd() -> None:
-    """Check that systemd runs this machine. Raises CommandError."""
+    """Raise CommandError unless systemd runs this machine and `systemctl` is on PATH."""
     if not BOOTED_FOLDER.is_dir() or shutil.which("systemctl") is None:
         raise CommandError(
             f"systemd does not run this machine ({BOOTED_FOLDER} or `systemctl` is missing), so there is nothing that "
@@ -32,55 +32,61 @@ def require_systemd() -> None:
 
 
 def config_folder(environ: Mapping[str, str]) -> Path:
-    """Return the folder of a user's configuration, by XDG_CONFIG_HOME or HOME."""
+    """Return the folder of this user's configuration: XDG_CONFIG_HOME in `environ`, else `.config` in HOME. It need not
+    exist."""
     return Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "~")).expanduser() / ".config")
 
 
 def lingers(user: str) -> bool:
-    """Return whether the user's services start with the machine and outlive logins."""
+    """Return whether the services of the user with this name start with the machine and outlive logins."""
     return (LINGER_FOLDER / user).exists()
 
 
 @dataclass(frozen=True, slots=True)
 class Systemd:
-    """Client of one systemd manager, by `systemctl`."""
+    """Client of one systemd manager, by the program `systemctl`. Each call blocks until `systemctl` ends, for
+    `ANSWER_S` at most. Names of units are with `.service`."""
 
     is_system: bool
     """True for the system's manager, False for this user's."""
 
     @property
     def words(self) -> str:
-        """Beginning of a command line for this manager."""
+        """Beginning of a command line for this manager: `systemctl` or `systemctl --user`."""
         return "systemctl" if self.is_system else "systemctl --user"
 
     @property
     def unit_folder(self) -> Path:
-        """Folder of units that the administrator, or the user, has written."""
+        """Folder of the units that the administrator, or this user, has written. It need not exist."""
         return SYSTEM_UNITS if self.is_system else config_folder(os.environ) / "systemd" / "user"
 
     def environment_file(self, name: str) -> Path:
-        """Return the file in which the operator puts settings that the unit does not have."""
+        """Return the path of the file in which the operator puts settings that the unit does not have. `name`: of the
+        unit, without `.service`. The file need not exist."""
         return (Path("/etc") if self.is_system else config_folder(os.environ)) / "roundhouse" / f"{name}.env"
 
     def is_active(self, unit: str) -> bool:
-        """Return whether the unit runs, starts or stops. Raises CommandError where the manager does not answer."""
+        """Return whether the unit runs, starts, reloads or stops; False for an unknown unit. Raises CommandError where
+        the manager does not answer."""
         done = self._systemctl("show", "--property=ActiveState", "--value", unit)
         return done.strip() in ("active", "activating", "reloading", "deactivating")
 
     def reload(self) -> None:
-        """Make the manager read its units again. Raises CommandError."""
+        """Make the manager read its unit files again. Raises CommandError where `systemctl` fails."""
         self._systemctl("daemon-reload")
 
     def enable(self, unit: str) -> None:
-        """Start the unit now and with the machine, or at the user's login. Raises CommandError."""
+        """Start the unit now, and from now on with the machine or, for a user's manager, at the user's login. Raises
+        CommandError where `systemctl` fails."""
         self._systemctl("enable", "--now", unit)
 
     def restart(self, unit: str) -> None:
-        """Restart the unit. Raises CommandError."""
+        """Restart the unit, or start it if it does not run. Raises CommandError where `systemctl` fails."""
         self._systemctl("restart", unit)
 
     def disable(self, unit: str) -> None:
-        """Stop the unit, and do not start it any more. Raises CommandError."""
+        """Stop the unit, wait for its end, and do not start it with the machine or a login any more. Raises
+        CommandError where `systemctl` fails or takes longer than `ANSWER_S`."""
         self._systemctl("disable", "--now", unit)
 
     def _systemctl(self, *arguments: str) -> str:

@@ -17,12 +17,13 @@ _UNQUOTABLE: Final = re.compile(r'["\\\x00-\x1f\x7f]')
 
 
 class UnitTextError(ValueError):
-    """A value cannot be written in a unit. The message is one line."""
+    """A value holds a quote, a backslash or a control character and so cannot be written in a unit. The message is one
+    line."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceUnit:
-    """Values that differ between units. Paths are absolute."""
+    """The values from which `render_unit` makes a unit file. Paths must be absolute, which is not checked."""
 
     name: str
     """Name of the unit, without `.service`."""
@@ -45,7 +46,8 @@ class ServiceUnit:
 
 
 def render_unit(unit: ServiceUnit) -> str:
-    """Return the text of the unit file. Raises UnitTextError."""
+    """Return the text of the unit file; nothing is written. Raises UnitTextError for a value with a quote, a backslash
+    or a control character."""
     template = (_TEMPLATES / ("user.service" if unit.user is None else "system.service")).read_text()
     values = {
         "name": _plain(unit.name),
@@ -64,7 +66,8 @@ def render_unit(unit: ServiceUnit) -> str:
 
 
 def find_state(text: str) -> str | None:
-    """Return the state folder of a unit that Roundhouse wrote. None means that somebody else wrote the unit."""
+    """Return the state folder that the text of a unit names; empty where its line is missing. None means that the first
+    line does not say that Roundhouse wrote the unit."""
     if not text.startswith(FIRST_LINE):
         return None
     line = next((line for line in text.splitlines() if line.startswith(STATE_LINE)), STATE_LINE)

@@ -16,7 +16,8 @@ METRICS_TIMEOUT_S = 2.0
 
 
 class TopSource:
-    """Reads models, memory and token counters repeatedly. Keeps the last counters, from which rates follow."""
+    """Reads models, memory and token counters for `roundhouse top`. Keeps the last counters, from which rates follow.
+    Use it as an async context manager; it does not close `client`."""
 
     def __init__(self, client: AdminClient, gateway: str) -> None:
         """`client` asks the admin API. `gateway` is the gateway's URL without a path."""
@@ -33,13 +34,14 @@ class TopSource:
         await self._session.close()
 
     async def read_first_counters(self) -> bool:
-        """Read the first token counters. Returns whether the gateway has any, so that the next view has rates."""
+        """Read the first token counters. Return whether the gateway's metrics could be read, so that the next view has
+        rates. Raises nothing where they cannot."""
         self._last = await self._sample()
         return self._last is not None
 
     async def read_view(self) -> TopView:
-        """Read everything that one view shows, with token rates since the last call. Raises the errors of
-        AdminClient."""
+        """Read everything that one view shows. Token rates are averages since the last reading of the counters; None in
+        the view where there is none, or the gateway's metrics cannot be read. Raises the errors of `AdminClient`."""
         models, memory, sample = await asyncio.gather(
             self._client.list_models(), self._client.get_gpu_memory(), self._sample()
         )

@@ -21,7 +21,8 @@ class TokenSample:
 
 
 def token_rates(before: TokenSample | None, after: TokenSample | None) -> Mapping[str, float] | None:
-    """Return generated tokens per second by model, between two samples. A model in neither sample generated none.
+    """Return the generated tokens per second between two samples, by model in `after`. A model that only `before` has
+    is left out. A counter that fell counts as restarted at 0.
 
     None means unknown: a sample is missing, or no time has passed between them.
     """

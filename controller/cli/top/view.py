@@ -20,14 +20,16 @@ SEVERAL_REPLICAS = (
 
 @dataclass(frozen=True, slots=True)
 class TopView:
-    """Data of one view. `rates` is tokens per second by model; None means unknown."""
+    """Data of one view of `roundhouse top`, and its rendering. `rates` is generated tokens per second by model; a model
+    that it does not have generated none. None means that all rates are unknown."""
 
     listing: AdminModels
     memory: GpuMemoryAnswer
     rates: Mapping[str, float] | None
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return the rows of the table, the model with most requests first."""
+        """Return the rows of the table, with the cells of `COLUMNS` as text: the model with most requests first, then
+        unloaded models last, then by name."""
         return [self._row(model) for model in sorted(self.listing.models, key=_busiest_first)]
 
     def trouble_lines(self) -> list[str]:
@@ -40,12 +42,12 @@ class TopView:
         return [SEVERAL_REPLICAS] if has_several else []
 
     def gpu_lines(self) -> list[str]:
-        """Return one line per GPU, unreadable ones included."""
+        """Return one line per GPU: the readable ones, then those that cannot be read, with the reason."""
         figures = [f"GPU {gpu_label(gpu)} {gpu.name}: {gpu.used_over_total}" for gpu in self.memory.gpus]
         return figures + [unread_gpu_words(gpu) for gpu in self.memory.unread_gpus]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the same data for scripts."""
+        """Return the same data for `--json`, in values that `json` can write; unknown ones are None."""
         return {
             "models": [self._json(model) for model in sorted(self.listing.models, key=_busiest_first)],
             "gpus": [gpu.model_dump(mode="json") for gpu in self.memory.gpus],

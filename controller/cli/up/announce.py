@@ -10,9 +10,9 @@ from common.line_writer import LineWriter
 
 
 class Announcer:
-    """Result lines go to stdout, the rest to stderr, where the children's logs go too.
+    """Prints what `up` tells its operator: results to stdout, notes to stderr, where the children's logs go too.
 
-    A line that cannot be written (a log on a full disk, a reader that is gone or stalled) is lost, and nothing else is.
+    A line that cannot be written (a log on a full disk, a reader that is gone or stalled) is lost; nothing is raised.
     """
 
     def __init__(self, as_json: bool) -> None:
@@ -21,11 +21,12 @@ class Announcer:
         self._stderr = LineWriter(sys.stderr)
 
     def print_result(self, event: str, text: str, **details: Any) -> None:
-        """Something that a script may wait for."""
+        """Print to stdout something that a script may wait for: `text`, or with `--json` one JSON object per line with
+        `event`, `message` and `details`. `details` are shown in JSON only, and must be values that `json` can write."""
         if self._as_json:
             text = json.dumps({"event": event, "message": text, **details}, ensure_ascii=False)
         self._stdout.write_line(text)
 
     def print_note(self, text: str) -> None:
-        """About the work."""
+        """Print a line about the work to stderr, after `roundhouse: `; also with `--json` as plain text."""
         self._stderr.write_line(f"roundhouse: {text}")

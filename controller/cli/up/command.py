@@ -55,7 +55,8 @@ def up(
 
 
 def check_folder(desired: Path) -> None:
-    """Check that the folder of the desired-state files exists: the path may be mistyped. Raises CommandError."""
+    """Raise CommandError (ExitCode.USAGE) unless the folder of the desired-state files exists: its path may be
+    mistyped."""
     if not desired.is_dir():
         hint = "--desired or ROUNDHOUSE_DESIRED names the folder of the desired-state files"
         raise CommandError(f"there is no folder {desired}; {hint}", ExitCode.USAGE)

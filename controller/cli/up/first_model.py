@@ -36,8 +36,8 @@ EXAMPLES: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 class FirstModelWatcher:
-    """Polls the controller of a new `up`. Prints each failed model once, and a request to try for the first model that
-    can be used; then ends."""
+    """Polls the controller of a new `up`. Prints each failed model once per failure, and a request to try for the first
+    model that can be used; then ends."""
 
     def __init__(
         self, controller_url: str, gateway_url: str, desired: Path, models: Path, announcer: Announcer
@@ -51,7 +51,8 @@ class FirstModelWatcher:
         self._is_empty_reported = False
 
     async def run(self) -> None:
-        """Poll until a model can be used and was announced."""
+        """Poll until a model can be used and was announced, without a time limit: the caller cancels it. A controller
+        or gateway that does not answer is asked again."""
         timeout = aiohttp.ClientTimeout(total=5)
         async with (
             AdminClient(self._controller_url) as controller,
@@ -119,9 +120,11 @@ class FirstModelWatcher:
 
 
 def choose_first_model(models: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
-    """Return the loaded model with the most preferred API, and that API. `models` is the gateway's list.
+    """Return the id of the first loaded model with the most preferred API path, and that path. `models` is the
+    gateway's list of models.
 
-    None means none yet: no model is loaded, or a model with a more preferred API is still loading.
+    None means none yet: no loaded model has an API in `EXAMPLES`, or a model with a more preferred one is still
+    loading.
     """
     for api in EXAMPLES:
         candidates = [model for model in models if api in model.get("apis", ())]
@@ -134,7 +137,8 @@ def choose_first_model(models: Sequence[Mapping[str, Any]]) -> tuple[str, str] |
 
 
 def try_line(name: str, api: str | None, url: str) -> str:
-    """Return one line with a request to paste into a shell. `api` is None where a key is required."""
+    """Return one line that says that the model `name` is ready, with a `curl` command to paste into a shell. `api`: a
+    path in `EXAMPLES`; None: the gateway requires a key. `url`: the gateway's, without a path."""
     if api is None:
         return f"{name} is ready. Try, with a key: curl {url}/v1/models -H 'authorization: Bearer rh-...'"
     body = json.dumps({"model": name, **EXAMPLES[api]})
@@ -142,7 +146,7 @@ def try_line(name: str, api: str | None, url: str) -> str:
 
 
 def has_only_demo(names: Iterable[str]) -> bool:
-    """Return whether the demo's models are the only ones declared."""
+    """Return whether all `names` of declared models are the demo's (`DEMO_MODELS`); True also for none."""
     return DEMO_MODELS.issuperset(names)
 
 
@@ -157,7 +161,8 @@ def commands_line(program: Path, folder: Path, *, in_checkout: bool) -> str:
 
 
 def real_model_line(desired: Path, models: Path) -> str:
-    """Return one line that says how to download and declare a real model. `models` is the folder to download to."""
+    """Return one line that says how to download a real model to the folder `models` and declare it in the folder
+    `desired`."""
     file = "gemma-3-4b-it-Q4_K_M.gguf"
     return (
         f"For a real model: `hf download ggml-org/gemma-3-4b-it-GGUF {file} --local-dir {models}`, then write "

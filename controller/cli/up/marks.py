@@ -40,9 +40,10 @@ def mark_specs(state: Path, specs: Iterable[ChildSpec]) -> list[ChildSpec]:
 
 
 def find_up(state: Path) -> ProcessRecord | None:
-    """Return the `up` that runs on this state folder, by its record or its lock.
+    """Return the `up` (or `service run`) that runs on this state folder, by its record or its lock; never this process.
 
-    None means that none runs, or that it belongs to another user. Raises CommandError where the record cannot be read.
+    None means that none runs, or that it is not recorded and belongs to another user. Raises CommandError where the
+    record cannot be read.
     """
     recorded = read_record(state).up
     if recorded is not None and recorded.pid != os.getpid() and recorded.is_alive():

@@ -11,9 +11,11 @@ from controller.cli.exit_codes import CommandError, ExitCode
 
 
 def check_port_free(hosts: Sequence[str], port: int) -> int:
-    """Bind and listen for a moment at every host. Returns the port, or a free one where `port` is 0.
+    """Bind and listen for a moment at every host, and return the port; where `port` is 0, one that was free at every
+    host.
 
-    Raises CommandError where an address is taken or a host name has no address.
+    Afterwards nothing is bound, so another program may take the port. Raises CommandError with ExitCode.ADDRESS_TAKEN
+    where an address cannot be listened on, with ExitCode.USAGE where a host name has no address.
     """
     with ExitStack() as stack:
         try:

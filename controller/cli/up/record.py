@@ -26,7 +26,8 @@ LOCK_NAME: Final = "up.lock"
 
 
 class ProcessRecord(BaseModel):
-    """Identity of a process: pid and start time, so that a later process with the same pid is not mistaken for it."""
+    """Identity of a process: pid and start time, so that a later process with the same pid is not mistaken for it.
+    Valid until the machine boots again."""
 
     pid: int
     start_ticks: int
@@ -34,7 +35,7 @@ class ProcessRecord(BaseModel):
 
     @classmethod
     def of(cls, pid: int) -> ProcessRecord | None:
-        """Return the record of a running process. None means that it has ended."""
+        """Return the record of the process with this pid; None: there is no such process, or it has ended."""
         stat = read_stat(pid)
         return cls(pid=pid, start_ticks=stat.process.start_ticks) if stat is not None else None
 
@@ -44,12 +45,13 @@ class ProcessRecord(BaseModel):
         return Process(self.pid, self.start_ticks)
 
     def is_alive(self) -> bool:
-        """Return whether the process still runs."""
+        """Return whether this very process still runs; a zombie counts as ended."""
         return is_alive(self.process)
 
 
 class UpRecord(BaseModel):
-    """One `up` and its children by name (`controller`, `gateway`)."""
+    """The content of `up.json`: one `up` (or `service run`) and its children by name (`controller`, `gateway`).
+    `boot_id`: the boot of the machine in which it was written. `up` None: nothing is recorded."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -60,7 +62,8 @@ class UpRecord(BaseModel):
 
 
 def read_record(state: Path) -> UpRecord:
-    """Return the record of the last `up` since the machine booted. Empty where there is none. Raises CommandError."""
+    """Return the record in the state folder. Empty where there is none, or where it is from before the last boot.
+    Recorded processes may have ended since. Raises CommandError where the file cannot be read or is damaged."""
     path = state / RECORD_NAME
     try:
         record = UpRecord.model_validate_json(path.read_bytes())
@@ -73,18 +76,19 @@ def read_record(state: Path) -> UpRecord:
 
 
 def write_record(state: Path, record: UpRecord) -> None:
-    """Replace `up.json` by this record. Raises OSError."""
+    """Replace `up.json` by this record, atomically. Raises OSError where it cannot be written."""
     write_atomic(state / RECORD_NAME, record.model_dump_json().encode())
 
 
 def remove_record(state: Path) -> None:
-    """Remove the record, after all recorded processes have ended."""
+    """Remove the record; no error if there is none. Call it after all recorded processes have ended, which is not
+    checked. Raises OSError where it cannot be removed."""
     (state / RECORD_NAME).unlink(missing_ok=True)
 
 
 class ChildRecorder:
-    """Writes `up.json` whenever a program of this process starts. A failed write stops nothing, because `down` also
-    finds programs by their marks."""
+    """Writes `up.json` for this process and the programs that it supervises; a `Supervisor` calls it after each start.
+    A failed write stops nothing, because `down` also finds programs by their marks."""
 
     def __init__(self, state: Path, announcer: Announcer) -> None:
         """`announcer` gets one note when records cannot be written, and the next only after one was written again."""
@@ -94,7 +98,8 @@ class ChildRecorder:
         """Whether the last record was written."""
 
     def record_children(self, pids: Mapping[str, int]) -> None:
-        """Record the running programs. `pids` maps program names to process ids."""
+        """Replace the record by this process and these programs. `pids` maps program names to process ids; a process
+        that has ended is left out. A failed write raises nothing."""
         children = {name: record for name, pid in pids.items() if (record := ProcessRecord.of(pid)) is not None}
         try:
             write_record(self._state, UpRecord(up=ProcessRecord.of(os.getpid()), children=children))
@@ -108,8 +113,8 @@ class ChildRecorder:
 
 
 def lock_state(state: Path) -> int:
-    """Create the state folder and lock it for one `up`. Returns a file descriptor that holds the lock until it is
-    closed.
+    """Create the state folder if it is missing, and lock it for one `up`. Return a file descriptor that holds the lock
+    until the caller closes it or the process ends. Does not wait.
 
     Raises CommandError, with ExitCode.LOCKED where another `up` holds the lock.
     """

@@ -37,7 +37,8 @@ GATEWAY_ENDS: Final = {
 
 
 def program_specs(settings: ControllerSettings, environ: Mapping[str, str]) -> tuple[ChildSpec, ChildSpec]:
-    """Return how to start the controller and the gateway: command line and environment. Imports neither program."""
+    """Return how to start the controller and the gateway, in this order: command line, environment, and the exit codes
+    that end everything. The environment is `environ` with the `settings` in it. Starts and imports neither program."""
     env = {
         **environ,
         "ROUNDHOUSE_DESIRED": str(settings.desired),
@@ -58,9 +59,10 @@ def program_specs(settings: ControllerSettings, environ: Mapping[str, str]) -> t
 
 
 def lock_and_check(state: Path) -> int:
-    """Lock the state folder for this `up`. Returns a file descriptor that holds the lock.
+    """Lock the state folder for this `up`. Return a file descriptor that holds the lock until the caller closes it.
 
-    Raises CommandError where another `up` holds the lock, or processes of an earlier `up` still run.
+    Raises CommandError with ExitCode.LOCKED where another `up` holds the lock, or programs of an earlier `up` still
+    run; the lock is then free again. Raises CommandError also where the folder or the record cannot be used.
     """
     lock = lock_state(state)
     try:
@@ -80,7 +82,8 @@ def lock_and_check(state: Path) -> int:
 
 
 class UpRun:
-    """Starts, supervises and ends the controller and the gateway. The caller holds the lock of the state folder."""
+    """One run of `up`: starts, supervises and ends the controller and the gateway. The caller holds the lock of the
+    state folder until `run` has returned. Raises OSError where the state folder does not exist."""
 
     def __init__(self, settings: ControllerSettings, specs: Sequence[ChildSpec], announcer: Announcer) -> None:
         self._settings = settings
@@ -92,7 +95,12 @@ class UpRun:
         self._force_event = asyncio.Event()
 
     async def run(self) -> ExitCode:
-        """Run until Ctrl-C, SIGTERM or SIGHUP, or until a program ends in a way that a restart cannot mend."""
+        """Run until Ctrl-C, SIGTERM or SIGHUP, or until a program ends in a way that a restart cannot mend. Then end
+        gateway, controller and engines in this order, and return the exit code of `up`: DONE after a signal.
+
+        A second Ctrl-C kills the gateway and the controller without waiting. Call it once, in the main thread: it takes
+        over the signal handlers.
+        """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal, number)

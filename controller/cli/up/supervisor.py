@@ -40,7 +40,7 @@ class FatalExit:
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """A process to keep running: its name for people, command line and environment."""
+    """A process to keep running: its name for people, its command line and its whole environment."""
 
     name: str
     argv: Sequence[str]
@@ -51,25 +51,27 @@ class ChildSpec:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why everything ends, and the exit code of `up`."""
+    """Why everything ends (`words`; None: it was asked to end), and the exit code of `up`."""
 
     exit: ExitCode
     words: str | None = None
 
 
 def restart_delay_s(failures: int) -> float:
-    """Return the seconds to wait before the next start, after `failures` failures in a row (1 or more)."""
+    """Return the seconds to wait before the next start, after `failures` failures in a row (1 or more): 0.5 s, doubled
+    with each further one, up to `MAX_DELAY_S`."""
     return min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(failures - 1, 20))
 
 
 def count_failures(failures: int, ran_s: float) -> int:
-    """Return the failures in a row after one more end of a child, which ran for `ran_s` seconds after `failures`
-    earlier failures."""
+    """Return the number of failures in a row after one more, of a child that ran for `ran_s` seconds after `failures`
+    earlier failures. A child that ran for `STABLE_S` counts from 1 again."""
     return 1 if ran_s >= STABLE_S else failures + 1
 
 
 class Child:
-    """One supervised process. It is restarted when it fails, until `ask_to_end`."""
+    """One supervised process. `run` starts it, and starts it again with growing pauses when it fails, until
+    `ask_to_end`. The process leads a session of its own, and outlives this object unless it is ended."""
 
     def __init__(self, spec: ChildSpec, *, say: Callable[[str], None], on_start: Callable[[], None]) -> None:
         """`say` takes a line for the operator; `on_start` is called after every start."""
@@ -88,7 +90,12 @@ class Child:
         return self._process.pid if is_running and self._process is not None else None
 
     async def run(self) -> Ending | None:
-        """Keep the process running. Returns why everything must end, or None after `ask_to_end`."""
+        """Start the process, and again whenever it fails. Call it once.
+
+        Return, once the process has ended, None after `ask_to_end`; or why everything must end: the process ended with
+        exit code 0, or its first start ended with a code in `spec.fatal`. A program that cannot be started counts as a
+        failure and raises nothing.
+        """
         loop = asyncio.get_running_loop()
         failures = starts = 0
         while not self._end_event.is_set():
@@ -130,23 +137,26 @@ class Child:
         return Ending(fatal.exit, f"the {self.spec.name} ended: {fatal.words}")
 
     def ask_to_end(self) -> None:
-        """Do not restart the process any more. Does not end the running process."""
+        """Have `run` not start the process again, and return once the process has ended. A running process is left
+        running: the caller signals it."""
         self._end_event.set()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process, not to its process group. Does nothing where it does not run."""
+        """Send a signal to the process, not to its process group. Does nothing where the process does not run."""
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
     def kill(self) -> None:
-        """Send SIGKILL to the process and its process group. Does nothing where it does not run."""
+        """Send SIGKILL to the process and its process group, and do not wait. Does nothing where the process does not
+        run."""
         if self.pid is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     async def ends_within(self, within_s: float) -> bool:
-        """Wait for the end of the process. Returns whether it ended within `within_s` seconds."""
+        """Wait for the end of the running process, and return whether it ended within `within_s` seconds. True at once
+        if it was never started or has ended. Nothing is killed."""
         if self._process is None:
             return True
         try:
@@ -157,7 +167,8 @@ class Child:
 
 
 def ending_words(code: int) -> str:
-    """Return an exit code in words. Negative means a signal."""
+    """Return the end of a process in words, by its exit code; a negative one is the number of the signal that ended
+    it."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:
@@ -167,7 +178,8 @@ def ending_words(code: int) -> str:
 
 
 class Supervisor:
-    """Runs all children of one `up`, and restarts those that fail."""
+    """Runs all children of one `up`, and restarts those that fail. Call `run` once; then end the children, and await
+    `wait_until_ended`."""
 
     def __init__(
         self, specs: Sequence[ChildSpec], *, say: Callable[[str], None], on_change: Callable[[Mapping[str, int]], None]
@@ -182,9 +194,10 @@ class Supervisor:
         self._on_change({name: child.pid for name, child in self.children.items() if child.pid is not None})
 
     async def run(self, stop_event: asyncio.Event) -> Ending:
-        """Run the children until `stop_event` is set or one of them ends for good. Returns why.
+        """Run the children until `stop_event` is set or one of them ends for good, and return why. Of several that end
+        at once, the one with the highest exit code counts; after `stop_event` alone it is DONE without words.
 
-        The other children still run then, and the caller ends them.
+        The other children still run then, but are not started again. The caller ends them.
         """
         self._tasks = [asyncio.create_task(child.run(), name=name) for name, child in self.children.items()]
         stop_task = asyncio.create_task(stop_event.wait())
@@ -197,5 +210,6 @@ class Supervisor:
         return max(endings, key=lambda ending: ending.exit, default=Ending(ExitCode.DONE))
 
     async def wait_until_ended(self) -> None:
-        """Wait until every child has ended."""
+        """Wait, without a limit, until every child has ended. Signals none of them: call `send_signal` or `kill`
+        before."""
         await asyncio.gather(*self._tasks)
