@@ -56,7 +56,8 @@ class RequestRefusedError(CommandError):
 
     @property
     def error_code(self) -> str | None:
-        """Code in `controller.schema.errors.ERROR_CODES`. None where the answer has no error envelope."""
+        """The error's code, such as `unknown_model` (see `controller.schema.errors.ERROR_CODES`); None where `body` is
+        None."""
         return self.body.code if self.body is not None else None
 
 

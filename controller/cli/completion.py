@@ -55,21 +55,21 @@ def _rows(ctx: typer.Context) -> list[AdminModel]:
 
 
 def event_kinds(incomplete: str) -> list[str]:
-    """Return the kinds of events that begin with `incomplete`."""
+    """Return the kinds of events that begin with `incomplete`; all of them for an empty text. Asks no controller."""
     from controller.schema.admin import EventKind
 
     return [kind for kind in get_args(EventKind) if kind.startswith(incomplete)]
 
 
 def key_scopes(incomplete: str) -> list[str]:
-    """Return the scopes of keys that begin with `incomplete`."""
+    """Return the scopes of API keys that begin with `incomplete`; all of them for an empty text."""
     from controller.schema.keys import KeyScope
 
     return [scope for scope in get_args(KeyScope) if scope.startswith(incomplete)]
 
 
 def service_tiers(incomplete: str) -> list[str]:
-    """Return the service tiers of keys that begin with `incomplete`."""
+    """Return the service tiers of API keys that begin with `incomplete`; all of them for an empty text."""
     from controller.schema.keys import ServiceTier
 
     return [tier for tier in get_args(ServiceTier) if tier.startswith(incomplete)]

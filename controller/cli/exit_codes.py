@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Exit code with the same meaning in every command, `meaning` in words."""
+    """Exit codes of `roundhouse`, with the same meaning in every command. `meaning`: that meaning as a sentence."""
 
     meaning: str
 

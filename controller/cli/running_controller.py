@@ -23,7 +23,8 @@ class RunningController:
 def find_controller(state: Path) -> RunningController | None:
     """Return the controller whose process id is in the lock file of the state folder.
 
-    None means that no such process is visible: none runs, or it runs in a container or as another user.
+    None means that no such process is visible: none runs, or it runs in a container or as another user. A process that
+    does not have that lock file open does not count, so a reused process id misleads nobody. Raises nothing.
     """
     lock_path = state / LOCK_NAME
     try:

@@ -24,7 +24,7 @@ POLL_S = 0.3
 
 @dataclass(frozen=True, slots=True)
 class ProgressBar:
-    """Content of the progress bar. `share` is 0 to 1; None means unknown."""
+    """Content of the progress bar: the loaded share, 0 to 1 (None: unknown), and what is going on, in words."""
 
     share: float | None
     words: str

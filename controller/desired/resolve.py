@@ -22,7 +22,8 @@ from controller.state import DesiredModel, DesiredState, Statement
 
 @dataclass(frozen=True, slots=True)
 class DeclaredModel:
-    """One declared model. `raw_fields` are its fields as the files have them, which overrides are compared with."""
+    """One declared model. `definition`: validated and with defaults. `raw_fields`: its fields as the files have them,
+    by which edits since an override are seen."""
 
     definition: Definition
     raw_fields: Mapping[str, Any]

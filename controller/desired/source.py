@@ -74,7 +74,8 @@ class DesiredStateSource:
 
     @property
     def in_force(self) -> DebouncedState | None:
-        """The state that the files declare; None: no valid files were ever read."""
+        """What the files declare, as last valid, without overrides and demand; None: no valid files were ever read, and
+        no last good state was recovered."""
         return self._files.in_force
 
     def desired_state(self, now: float) -> DesiredState | None:

@@ -13,7 +13,7 @@ from controller.state import DesiredModel
 
 @dataclass(frozen=True, slots=True)
 class UpgradeChange:
-    """One difference that the upgrade makes."""
+    """One difference that an upgrade to this version makes. `message`: what changes, in words for the operator."""
 
     kind: Literal["engine", "setting", "state", "file"]
     subject: str
@@ -25,7 +25,8 @@ class UpgradeChange:
 
 @dataclass(frozen=True, slots=True)
 class RunningReplica:
-    """A running engine, as the running version reports it."""
+    """A running engine, as the running version reports it. `spec_hash`: what the engine was started with
+    (`spec_hash`)."""
 
     model: str
     spec_hash: str

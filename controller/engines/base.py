@@ -29,7 +29,7 @@ only as it is used."""
 
 @dataclass(frozen=True, slots=True)
 class ClaimedGpu:
-    """A GPU, or a MIG instance, that one replica may use."""
+    """A GPU, or a MIG instance, that one replica claims, with sizes in MiB."""
 
     uuid: str
     claim_mib: int
@@ -39,7 +39,8 @@ class ClaimedGpu:
 
 @dataclass(frozen=True, slots=True)
 class RenderContext:
-    """Where an engine will run. Paths and addresses are as the engine sees them."""
+    """Where an engine will run: what `Engine.render_command` needs beside the definition. The runtime builds it. Paths
+    and addresses are as the engine sees them."""
 
     runtime: RuntimeKind
     served_name: str
@@ -95,7 +96,7 @@ class FileCheck:
 
     @property
     def full_path(self) -> str:
-        """`path`, with `inside` appended where it is set."""
+        """The model path to check: `path`, with `/` and `inside` appended where `inside` is set."""
         return f"{self.path}/{self.inside}" if self.inside else self.path
 
 
@@ -224,8 +225,8 @@ class Engine(Generic[DefinitionT]):
         return definition.target_inflight or self.default_target_inflight
 
     def target_inflight(self, definition: DefinitionT) -> int:
-        """Return how many requests one replica serves in parallel: the configured number, up to what the engine can
-        do."""
+        """Return how many requests one replica serves in parallel: the configured number (`configured_inflight`), but
+        no more than `most_inflight`."""
         configured_count = self.configured_inflight(definition)
         return configured_count if self.most_inflight is None else min(configured_count, self.most_inflight)
 
@@ -258,7 +259,8 @@ class Engine(Generic[DefinitionT]):
         return Capabilities()
 
     def max_tokens_field(self, definition: DefinitionT) -> MaxTokensField:
-        """Return the request field that limits the output tokens of a chat completion."""
+        """Return the name of the field by which a chat completion sent to the engine limits its output tokens. Here
+        `max_tokens`."""
         return "max_tokens"
 
     def thinking_control(self, definition: DefinitionT) -> ThinkingControl | None:
@@ -348,7 +350,7 @@ class Engine(Generic[DefinitionT]):
         raise TypeError(f"backend {self.name} is probed as a remote")
 
     def describe_remote(self, definition: DefinitionT) -> Remote | None:
-        """Return where another server serves the model; None: Roundhouse starts an engine for it."""
+        """Return where another server serves the model; None: Roundhouse starts an engine for it, as here."""
         return None
 
     def list_apis(self, definition: DefinitionT) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ class LoadField:
 
     @property
     def takes_null(self) -> bool:
-        """Whether null is a value of the field."""
+        """Whether a load may set the field to null (None)."""
         return self.nullable or self.constraint.kind.endswith("_or_null")
 
     def check_value(self, value: LoadValue) -> str | None:

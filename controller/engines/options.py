@@ -163,7 +163,8 @@ class Loadable:
 
 @dataclass(frozen=True, slots=True)
 class MovesMemory:
-    """Marker: the option changes where memory is, or how much, in a way that the formulas do not follow."""
+    """Marker: the option changes where memory is, or how much, in a way that the memory formulas do not follow, so a
+    definition that sets it has no prediction. Use the instance `MOVES_MEMORY`."""
 
 
 MOVES_MEMORY: Final = MovesMemory()

@@ -96,7 +96,7 @@ class VllmEngine(Engine[VllmFieldsT]):
         return apply_declared(definition, derived)
 
     def context_length(self, definition: VllmFieldsT) -> int | None:
-        """Return the declared context length in tokens; None: not declared."""
+        """Return the declared context length (`vllm_max_model_len`) in tokens; None: not declared."""
         return definition.vllm_max_model_len
 
     def kv_cache_tokens(self, definition: VllmFieldsT, told: EngineFigures) -> int | None:
@@ -120,8 +120,8 @@ class VllmEngine(Engine[VllmFieldsT]):
         return None if names_other or path is None else longest_token_at(path, artifacts)
 
     def predict_memory(self, definition: VllmFieldsT, artifacts: Mapping[str, Artifact]) -> Forecast | None:
-        """Predict a share of each GPU; or, where `vllm_kv_cache_memory_bytes` declares the size of the cache, what
-        weights, cache and computing take.
+        """Predict the memory of one replica, in bytes: a share of each GPU; or, where `vllm_kv_cache_memory_bytes`
+        declares the size of the cache, what weights, cache and computing take. See `predict_vllm`.
 
         Never None: `Unpredicted` where a needed file was not read, or an option changes memory in ways not known.
         """

@@ -66,7 +66,8 @@ def worker_chat_probe() -> Probe:
 
 
 def percent_progress(log_tail: str) -> float | None:
-    """Return the progress of a load, from 0 to 1, by the worker's last line `loading: 40 %`; None: there is none."""
+    """Return the progress of a load, from 0 to 1, by the last line `loading: 40 %` that the worker wrote into
+    `log_tail`; None: there is none."""
     percentages = re.findall(r"^loading: (\d{1,3}) %$", log_tail, re.MULTILINE)
     return int(percentages[-1]) / 100 if percentages else None
 

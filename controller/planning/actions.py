@@ -34,13 +34,13 @@ class PullImage:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaAction:
-    """Base of the actions on one replica."""
+    """Base of the actions on one replica. `id`: the replica and the attempt."""
 
     id: ReplicaId
 
     @property
     def model(self) -> str:
-        """The name of the replica's model."""
+        """Name of the replica's model."""
         return self.id.model
 
 
@@ -102,7 +102,8 @@ Action: TypeAlias = Preflight | PullImage | Start | Drain | Undrain | Stop | Rem
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """A wanted replica that cannot be started now, and why. `index` None: the whole model.
+    """A wanted replica that cannot be started now, or an unwanted one that cannot be stopped now, and why. `index`
+    None: the whole model.
 
     `failed`: nothing is under way that would change it. `retry_at`: Unix time of the next attempt; None: not known.
     """

@@ -16,7 +16,7 @@ _UNKNOWN: Final[Mapping[str, Mapping[str, int]]] = MappingProxyType({})
 
 @dataclass(slots=True)
 class Buckets:
-    """The replicas of one model, each in exactly one bucket."""
+    """The replicas of one model, each in exactly one bucket. `classify_replicas` fills it for one plan."""
 
     busy: list[ReplicaId] = field(default_factory=list)
     """Replicas with an operation under way: no action may be issued, and their claims are still held."""

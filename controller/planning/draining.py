@@ -28,7 +28,7 @@ no request of a lost gateway. By then requests on their way have arrived, and a 
 
 @dataclass(frozen=True, slots=True)
 class GatewayView:
-    """The last report of one gateway. `lost_at`: Unix time when its link was lost; None: the link is up."""
+    """The last report of one gateway. `lost_at`: Unix time when its connection was lost; None: it is connected."""
 
     report: GatewayReport
     lost_at: float | None = None
@@ -118,7 +118,8 @@ def is_drained(
 
 
 def present_gateways(gateways: Iterable[GatewayView], now: float) -> list[GatewayView]:
-    """Return the gateways that may still hold requests, in their order: all but those lost for `FORGET_S` or more."""
+    """Return the gateways that may still hold requests, in their order: all but those lost for `FORGET_S` or more at
+    `now` (Unix time)."""
     return [view for view in gateways if not _is_forgotten(view, now)]
 
 

@@ -12,8 +12,8 @@ def fill_replicas(turn: ModelTurn) -> None:
     """Add the actions that start a replica at every wanted index without one, and replace outdated replicas one at a
     time. Note in the turn what blocks a start. Do nothing for a model that is not declared or is remote.
 
-    Until a model was loaded once, all of its replicas come or none: one that cannot start keeps back the others, and
-    those that run already are retired. Call it after `clear_replicas`.
+    A model of several replicas gets all of them or none until it was loaded once: while one must wait for room, none is
+    started; where one has failed or has no room, those that run already are retired. Call it after `clear_replicas`.
     """
     model = turn.model
     if model is None or not model.runs or _holds_together(turn, model):

@@ -36,7 +36,7 @@ PROGRAM: Final = Path(sys.executable).with_name("roundhouse")
 
 @dataclass(slots=True)
 class Change:
-    """Result of an installation or a removal, as lines for the operator."""
+    """What `install_service` or `remove_service` did, as lines for the operator. The caller prints them."""
 
     path: Path
     """The unit file."""

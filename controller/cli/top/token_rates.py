@@ -13,7 +13,8 @@ DIRECTION = "out"
 
 @dataclass(frozen=True, slots=True)
 class TokenSample:
-    """A sample of the token counters. `at` is in seconds of any monotonic clock."""
+    """A sample of a gateway's token counters. `at`: when it was taken, in seconds of a monotonic clock, the same for
+    all samples."""
 
     at: float
     tokens: Mapping[str, float] = field(default_factory=dict)
@@ -38,8 +39,8 @@ def _increase(before: float, now: float) -> float:
 
 
 def tokens_of(exposition: str) -> dict[str, float]:
-    """Parse the text of a gateway's `/metrics` to generated tokens by model. Raises ValueError where the text cannot be
-    parsed."""
+    """Parse the text of a gateway's `/metrics` to the tokens that engines have generated since the gateway's start, by
+    model. Empty where the text has no such counter. Raises ValueError where the text cannot be parsed."""
     from prometheus_client.parser import text_string_to_metric_families
 
     totals: dict[str, float] = {}

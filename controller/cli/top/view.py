@@ -37,7 +37,7 @@ class TopView:
         return list(warning_lines(self.listing))
 
     def note_lines(self) -> list[str]:
-        """Return explanations of what may look wrong in the table. Empty where there is none."""
+        """Return lines to show after the table, which explain what may look wrong in it. Empty where nothing does."""
         has_several = any(model.loaded_replicas > 1 for model in self.listing.models)
         return [SEVERAL_REPLICAS] if has_several else []
 

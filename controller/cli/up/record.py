@@ -35,13 +35,13 @@ class ProcessRecord(BaseModel):
 
     @classmethod
     def of(cls, pid: int) -> ProcessRecord | None:
-        """Return the record of the process with this pid; None: there is no such process, or it has ended."""
+        """Return the record of the process with this pid; None: there is no such process. A zombie still is one."""
         stat = read_stat(pid)
         return cls(pid=pid, start_ticks=stat.process.start_ticks) if stat is not None else None
 
     @property
     def process(self) -> Process:
-        """The process as `controller.runtimes.process` identifies it."""
+        """The same pid and start time, in the type that the functions of `controller.runtimes.process` take."""
         return Process(self.pid, self.start_ticks)
 
     def is_alive(self) -> bool:
@@ -99,7 +99,7 @@ class ChildRecorder:
 
     def record_children(self, pids: Mapping[str, int]) -> None:
         """Replace the record by this process and these programs. `pids` maps program names to process ids; a process
-        that has ended is left out. A failed write raises nothing."""
+        that is gone is left out. A failed write raises nothing."""
         children = {name: record for name, pid in pids.items() if (record := ProcessRecord.of(pid)) is not None}
         try:
             write_record(self._state, UpRecord(up=ProcessRecord.of(os.getpid()), children=children))

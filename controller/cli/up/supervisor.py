@@ -85,7 +85,7 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the running process. None means that it does not run now."""
+        """Process id of the running process. None: it was not started yet, has ended, or waits to be started again."""
         is_running = self._process is not None and self._process.returncode is None
         return self._process.pid if is_running and self._process is not None else None
 
