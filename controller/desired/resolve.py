@@ -146,8 +146,7 @@ def fitting_params(definition: Definition, params: Mapping[str, JsonValue]) -> d
     """Return the largest set of a load's parameters that the definition accepts; an edit may have made some misfit.
 
     Some parameters fit only together, and some exclude each other. Of several largest sets, the one with the earliest
-    parameters is returned, and an empty dict if none fits. Raises nothing. The time doubles with each parameter if many
-    do not fit.
+    parameters is returned, and an empty dict if none fits. Raises nothing.
     """
     known_names = [name for name in params if name in type(definition).model_fields]
     for count in range(len(known_names), 0, -1):
