@@ -17,12 +17,16 @@ class _Waiter:
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
+    def take_events(self, events: bytes, offset: int) -> None:
+        """See StreamReader. Several parts are read together once the task has its turn."""
+        self._event.set()
+
     def wake(self) -> None:
         """See StreamReader."""
         self._event.set()
 
     async def wait(self) -> None:
-        """Wait for a call of `wake` since the last return; several calls count as one."""
+        """Wait until one of the methods above was called since the last return; several calls count as one."""
         await self._event.wait()
         self._event.clear()
 

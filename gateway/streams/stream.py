@@ -49,9 +49,12 @@ class StreamProducer(Protocol):
 class StreamReader(Protocol):
     """One reader of a stream, which calls `ResumableStream.read` at its own pace. Registered in `readers`."""
 
+    def take_events(self, events: bytes, offset: int) -> None:
+        """Called in the event loop after `events` were appended at `offset`. A reader that has all bytes before
+        `offset` may use `events`; another one reads the stream. Must not raise or block."""
+
     def wake(self) -> None:
-        """Called in the event loop when bytes were appended, or the stream ended or was removed. Must not raise or
-        block."""
+        """Called in the event loop after the stream ended or was removed. Must not raise or block."""
 
 
 class StreamFile(Protocol):
@@ -151,11 +154,12 @@ class ResumableStream:
         if file is not None and not file.append(events, ring):
             self._file, self.has_file = None, False
             events += FILE_LOST
+        offset = ring.end_offset
         ring.append(events)
         if ring.size > self.room:
             self._registry.make_room(self)
         for reader in tuple(self.readers):
-            reader.wake()
+            reader.take_events(events, offset)
 
     def read(self, offset: int, lost_events: bytes) -> tuple[bytes, bool]:
         """Return bytes from `offset` on, up to the end of an event, and whether they are the last for this reader.

@@ -113,3 +113,17 @@ def test_a_client_of_a_removed_stream_is_told_why() -> None:
         registry, stream, _ = _open(call)
         registry.remove_stream(stream, told_events)
         assert (call.parts, call.is_ended) == ([EVENT % 0, last], True)
+
+
+def test_a_client_that_keeps_up_is_sent_the_events_themselves_and_one_that_lags_reads_the_ring() -> None:
+    call = Call(most=3)
+    _, stream, _ = _open(call)
+    sent = EVENT % 1
+    stream.append(sent)
+    assert call.parts[1] is sent
+    stream.append(EVENT % 2)  # now it is full
+    stream.append(EVENT % 3)
+    call.most = 1000
+    call.feed.client_ready()
+    stream.append(EVENT % 4)
+    assert call.parts == [EVENT % number for number in range(5)]
