@@ -57,38 +57,41 @@ class ControllerSettings(BaseSettings):
 
     desired: Path = Field(Path("desired-state"), description="Folder of the desired-state files.")
     state: Path = Field(
-        Path("state"), description="Folder that the controller keeps its state in. One controller at a time holds it."
+        Path("state"), description="Folder of the controller's own state. Only one controller at a time can use it."
     )
     models: _Folders = Field(
         "models",
         validate_default=True,
-        description="Folders that hold the models, comma-separated; engines only read them. A relative `model_path` is "
-        "looked for in each, in this order.",
+        description="Folders with model files, comma-separated, read-only for engines. A relative `model_path` is "
+        "searched in each folder, in this order.",
     )
     runtime: Literal["process", "docker", "auto"] = Field(
-        "auto", description="Where engines run. `auto`: docker where a Docker Engine answers, else process."
+        "auto",
+        description="Where engines run: `process`, `docker`, or `auto`: docker if a Docker Engine answers, else "
+        "process.",
     )
     instance: str | None = Field(
         None,
         pattern=r"^[a-z0-9]{1,16}$",
-        description="Name of this installation in labels and container names; default: drawn once, kept in the state "
-        "folder.",
+        description="Name of this installation in labels and container names; default: a random name, kept in the "
+        "state folder.",
     )
     controller_listen: str | None = Field(
         None,
-        description="Where the controller listens for gateways and the command line: `unix:<path>` or `host:port`; "
-        f"default: `unix:<state>/{SOCKET_NAME}`. Never publish it.",
+        description="Address at which the controller listens for gateways and the command line: `unix:<path>` or "
+        f"`host:port`; default: `unix:<state>/{SOCKET_NAME}`. Do not expose it to other users or networks.",
     )
     gateway_token_file: Path | None = Field(
         None,
-        description="File with the token that gateways and the command line show to a controller that listens on "
-        "`host:port`, which makes it if there is none. Keep it in a folder that nobody else can enter.",
+        description="File with the token that gateways and the command line send to a controller that listens on "
+        "`host:port`. The controller creates the file if it is missing. Keep it in a folder that no other user can "
+        "enter.",
     )
     host: str = Field(
         "127.0.0.1",
-        description="Addresses or names, comma-separated, that the gateway listens on (for `roundhouse up`).",
+        description="Addresses or names, comma-separated, that the gateway of `roundhouse up` listens on.",
     )
-    port: int = Field(8080, ge=0, le=65535, description="Port that the gateway listens on; 0 takes a free one.")
+    port: int = Field(8080, ge=0, le=65535, description="Port that the gateway listens on; 0: any free port.")
     image_llama_server: str = Field(
         "roundhouse/llama-server:latest", min_length=1, description="Container image of llama-server."
     )
@@ -102,73 +105,83 @@ class ControllerSettings(BaseSettings):
     image_vllm: str = Field(
         "vllm/vllm-openai:v0.32.0",
         min_length=1,
-        description="Container image of vLLM's own server. CUDA 13, for drivers from 580; older drivers take "
-        "`vllm/vllm-openai:v0.32.0-cu129`.",
+        description="Container image of vLLM's own server. It uses CUDA 13, for drivers from 580; for older drivers "
+        "set `vllm/vllm-openai:v0.32.0-cu129`.",
     )
     image_controller: str = Field(
         "roundhouse/controller:latest",
         min_length=1,
-        description="The controller's own container image: it reads the GPUs' figures where the controller cannot.",
+        description="Container image of the controller. A container of it reads GPU figures if the controller itself "
+        "cannot.",
     )
     engines_network: str = Field(
-        "roundhouse_engines", min_length=1, description="Docker network that engines join, by its real name."
+        "roundhouse_engines", min_length=1, description="Full name of the Docker network that engines join."
     )
     start_timeout_s: float | None = Field(
         None,
         gt=0,
         le=86400,
-        description="Seconds from an engine's start until it must be ready, for models that set none; default: by "
-        "backend, 600 as a rule.",
+        description="Maximum seconds from an engine's start until it is ready, for models without `start_timeout_s`; "
+        "default: set by the backend, usually 600.",
     )
     drain_timeout_s: float = Field(
         300,
         ge=0,
         le=86400,
-        description="Seconds that running requests have left when a replica must go, for models that set none.",
+        description="Seconds that running requests have to finish before a replica is stopped, for models without "
+        "`drain_timeout_s`.",
     )
-    stop_timeout_s: float = Field(30, ge=0, le=3600, description="Seconds from an engine's SIGTERM to its SIGKILL.")
+    stop_timeout_s: float = Field(
+        30, ge=0, le=3600, description="Seconds between SIGTERM and SIGKILL when an engine is stopped."
+    )
     swap_wait_s: float = Field(
         30,
         ge=0,
         le=86400,
-        description="Seconds that a request waits for the room of an `autoload` model that is in use, before that one "
-        "gets no new requests.",
+        description="Seconds that a request waits for memory held by an `autoload` model in use. After that, this "
+        "model gets no new requests, so that it can be evicted.",
     )
     preflight_recheck_s: float = Field(
-        30, gt=0, le=86400, description="Seconds after which a missing file or image of a model is looked for again."
+        30, gt=0, le=86400, description="Seconds between two checks for a missing file or image of a model."
     )
     engines_memory_mib: int | None = Field(
         None,
         ge=1,
-        description="MiB of main memory that engines may take together; default: all of the machine.",
+        description="Main memory in MiB that all engines together may use; default: all memory of the machine.",
     )
-    connect_timeout_s: float = Field(2, gt=0, description="Seconds to wait for an engine to accept a connection.")
+    connect_timeout_s: float = Field(2, gt=0, description="Maximum seconds to connect to an engine.")
     probe_interval_s: float = Field(
-        2, gt=0, description="Seconds between two health probes of a replica, at least of a remote."
+        2, gt=0, description="Seconds between two health probes of a replica; for a remote model, the minimum."
     )
     resync_s: float = Field(
-        10, gt=0, description="Seconds after which everything is looked at again, whether or not something happened."
+        10,
+        gt=0,
+        description="Maximum seconds between two complete observations of engines and files, also if nothing has "
+        "changed.",
     )
     docker_gone_s: float = Field(
         0,
         ge=0,
         le=86400,
-        description="Seconds without anybody at the Docker socket after which the controller ends with code 5; 0: "
-        "never. compose.yaml sets 30: a socket that Docker made anew reaches a container only by a restart.",
+        description="Seconds without an answer at the Docker socket after which the controller exits with code 5; 0: "
+        "never. compose.yaml sets 30, because a container sees a newly created Docker socket only after a restart.",
     )
     history_entries: int = Field(
         10_000,
         ge=100,
         le=1_000_000,
-        description="Entries of history, and as many other events, that are kept, also over restarts.",
+        description="Number of history entries to keep, and likewise of other events. They survive restarts.",
     )
-    engine_log_mib: int = Field(10, ge=1, description="Most MiB of log kept of each engine.")
+    engine_log_mib: int = Field(10, ge=1, description="Maximum size of each engine's log, in MiB.")
     log_mib: int = Field(
         10,
         ge=0,
-        description="Most MiB of the controller's own log kept as `logs/controller.log` in its state folder; 0: none.",
+        description="Maximum size of the controller's own log in MiB, `logs/controller.log` in its state folder; 0: "
+        "no log file.",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severity logged.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Lowest severity that is logged."
+    )
 
     @field_validator("host")
     @classmethod

@@ -25,153 +25,175 @@ class GatewaySettings(BaseSettings):
 
     host: str = Field(
         "127.0.0.1",
-        description="Addresses or names, comma-separated, that the gateway listens on. A name stands for all its "
-        "addresses of this machine.",
+        description="Addresses or names, comma-separated, that the gateway listens on. A name means all of its "
+        "addresses on this machine.",
     )
-    port: int = Field(8080, ge=0, le=65535, description="Port that the gateway listens on; 0 takes a free one.")
+    port: int = Field(8080, ge=0, le=65535, description="Port that the gateway listens on; 0: any free port.")
     controller_url: str = Field(
         "unix:state/controller.sock",
-        description="Where the controller is: `http://host:port` or `unix:/path/controller.sock`.",
+        description="Address of the controller: `http://host:port` or `unix:/path/controller.sock`.",
     )
     gateway_token_file: Path | None = Field(
         None,
-        description="File with the token that is shown to a controller at `http://host:port`, which makes it. Read "
-        "anew for each connection.",
+        description="File with the token that the gateway sends to a controller at `http://host:port`. The controller "
+        "creates the file. The gateway reads it for each connection.",
     )
     open: bool = Field(
-        False, description="Serve without keys on an address that is not loopback. Everybody who reaches it may use it."
+        False,
+        description="Allow requests without keys on an address that is not loopback, while no keys are declared. "
+        "Everybody who can reach the address may then use the gateway.",
     )
     open_admin: bool | None = Field(
         None,
-        description="Whether requests without keys may use admin routes while no keys are declared; default: where "
-        "only loopback addresses are listened on.",
+        description="Whether requests without keys may use admin routes while no keys are declared; default: true if "
+        "all addresses that the gateway listens on are loopback.",
     )
     admin_host: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="Addresses or names, comma-separated: admin requests are taken only on connections to these "
-        "addresses of this machine, with keys too. Empty: to any.",
+        description="Addresses or names of this machine, comma-separated. Admin requests are accepted only on "
+        "connections to them, also with a key; empty: on all connections.",
     )
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="Further names, comma-separated, that Host and Origin headers may carry while there are no keys.",
+        description="Additional host names, comma-separated, that are accepted in Host and Origin headers while no "
+        "keys are declared.",
     )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="Origins, comma-separated, whose pages may read answers (CORS), such as `https://chat.example`; "
-        "`*`: all. Empty: none.",
+        description="Origins, comma-separated, whose web pages may read answers (CORS), such as "
+        "`https://chat.example`; `*`: all origins; empty: none.",
     )
-    tls_cert: Path | None = Field(None, description="Certificate file (PEM, with its chain). Set: HTTPS is served.")
+    tls_cert: Path | None = Field(
+        None, description="Certificate file (PEM, including its chain). If it is set, the gateway serves HTTPS."
+    )
     tls_key: Path | None = Field(None, description="Private key file of the certificate (PEM).")
     engine_state_routes: bool = Field(
         False,
-        description="Serve the routes that change or reveal an engine's inner state: /slots, POST /props, "
-        "POST /lora-adapters. With keys they need the scope `admin`.",
+        description="Serve the routes that change or reveal an engine's inner state: /slots, POST /props, POST "
+        "/lora-adapters. If keys are declared, these routes need the scope `admin`.",
     )
     state: Path = Field(
         Path("state"),
-        description="Folder that responses, conversations and chat completions are stored in, as `responses.db`. One "
-        "gateway at a time holds it.",
+        description="Folder of `responses.db`, which stores responses, conversations and chat completions. Only one "
+        "gateway at a time can use it.",
     )
     responses_retention_h: float = Field(
         720,
         ge=0,
-        description="Hours that responses, conversations and chat completions are stored after they were made or last "
-        "continued; 0: none is stored.",
+        description="Hours for which responses, conversations and chat completions are stored after their creation or "
+        "last continuation; 0: nothing is stored.",
     )
     responses_max_mib: int = Field(
-        1024, ge=1, description="Most MiB of what is stored; what was used longest ago makes room."
+        1024, ge=1, description="Maximum size of the stored data in MiB. The least recently used data is deleted first."
     )
     client_requests_per_minute: int | None = Field(
         None,
         ge=1,
-        description="While no keys are declared: requests per minute of each client, by its `X-Client-Id`, else its "
-        "`User-Agent`; default: no limit.",
+        description="Maximum requests per minute of one client while no keys are declared. A client is identified by "
+        "its `X-Client-Id` header, else by its `User-Agent`; default: no limit.",
     )
     client_tokens_per_minute: int | None = Field(
-        None, ge=1, description="The same for tokens per minute, prompt and answer; default: no limit."
+        None,
+        ge=1,
+        description="Maximum tokens per minute of one client while no keys are declared, prompt and answer "
+        "together; default: no limit.",
     )
     client_concurrency: int | None = Field(
-        None, ge=1, description="The same for requests at a time, waiting ones included; default: no limit."
+        None,
+        ge=1,
+        description="Maximum requests at a time of one client while no keys are declared, including waiting ones; "
+        "default: no limit.",
     )
     queue_limit: int | None = Field(
         None,
         ge=0,
-        description="Requests that may wait for each replica of a model that does not say `queue_limit`; "
-        "default: 8 for each of its slots (`target_inflight`).",
+        description="Maximum number of requests that wait per replica, for models without `queue_limit`; default: 8 "
+        "times `target_inflight`.",
     )
-    max_header_kib: int = Field(32, ge=1, description="Largest request line and headers in KiB; more is refused.")
+    max_header_kib: int = Field(
+        32, ge=1, description="Maximum size of the request line and headers in KiB; larger ones get status 431."
+    )
     client_timeout_s: float = Field(
         60,
         gt=0,
-        description="Seconds that a client may take for its headers, between parts of its body, and to take what it "
-        "is sent.",
+        description="Maximum seconds for a client to send its headers, to pause within its body, and to pause in "
+        "reading the answer.",
     )
-    keep_alive_s: float = Field(75, gt=0, description="Seconds that a connection stays open between requests.")
-    max_body_mib: int = Field(64, ge=1, description="Largest request body in MiB; more is refused with 413.")
+    keep_alive_s: float = Field(75, gt=0, description="Seconds that an idle connection stays open between requests.")
+    max_body_mib: int = Field(
+        64, ge=1, description="Maximum size of a request body in MiB; a larger one gets status 413."
+    )
     body_memory_mib: int = Field(
         512,
         ge=1,
-        description="Most MiB of large request bodies (above 256 KiB) that are held at a time, until their engine "
-        "answers; further ones are read when there is room.",
+        description="Maximum MiB of large request bodies (above 256 KiB) in memory at a time, each until its engine "
+        "answers. Further bodies are read as memory becomes free.",
     )
     answer_buffer_mib: int = Field(
         16,
         ge=1,
-        description="A blocking answer up to this many MiB is held until it is whole, so that an engine that dies "
-        "on the way gives an error; a longer one flows through.",
+        description="Maximum MiB of a non-streaming answer that the gateway holds until it is complete, so that an "
+        "engine that fails midway yields an error. Longer answers are passed on as they arrive.",
     )
     request_timeout_s: float = Field(
-        1800, gt=0, description="Seconds from a request's first byte to its answer's last, waiting for a load included."
+        1800,
+        gt=0,
+        description="Maximum seconds from the first byte of a request to the last byte of its answer, including "
+        "the wait for a load.",
     )
-    connect_timeout_s: float = Field(2, gt=0, description="Seconds to wait for an engine to accept a connection.")
-    heartbeat_s: float = Field(10, gt=0, description="Seconds of silence in a stream after which a comment is sent.")
+    connect_timeout_s: float = Field(2, gt=0, description="Maximum seconds to connect to an engine.")
+    heartbeat_s: float = Field(10, gt=0, description="Seconds without data in a stream until a comment is sent.")
     hold_headers_s: float = Field(
         10,
         gt=0,
-        description="Seconds that a stream's headers are held while the engine has sent nothing, so that errors can "
-        "still have their own status.",
+        description="Maximum seconds that the gateway holds a stream's headers until the engine sends data, so that "
+        "an early error can still have its own HTTP status.",
     )
     gather_after_s: float = Field(
         2,
         ge=0,
-        description="A blocking call of llama-server that may take longer is asked for as a stream and gathered, so "
-        "that the engine stops when the client leaves; one that is expected to take less, by what the model's answers "
-        "took and the request's own limit, is asked for as it is, which costs half. 0: all are gathered.",
+        description="Threshold in seconds for non-streaming requests to llama-server. If the answer may take longer, "
+        "the gateway requests a stream and builds the answer from it, so that the engine stops when the client "
+        "disconnects. Shorter ones are requested directly, which costs half as much. The estimate uses the model's "
+        "past answers and the request's token limit. 0: always request a stream.",
     )
     autoload_timeout_s: float = Field(
-        600, gt=0, description="Seconds that a request waits for an `autoload` model to be loaded."
+        600, gt=0, description="Maximum seconds that a request waits for an `autoload` model to load."
     )
     shutdown_grace_s: float = Field(
-        30, ge=0, description="Seconds that running requests have left when the gateway is told to stop."
+        30, ge=0, description="Seconds that running requests have to finish when the gateway shuts down."
     )
     stream_ring_kib: int = Field(
         4096,
         ge=1,
         le=65536,
-        description="Most KiB of a stream with `X-Conversation-Id` that are kept to be read again: the newest ones.",
+        description="Maximum size in KiB of the buffer of one resumable stream (a request with `X-Conversation-Id`). "
+        "The oldest events are dropped first.",
     )
-    stream_ttl_s: float = Field(300, gt=0, description="Seconds that such a stream is kept after its end.")
+    stream_ttl_s: float = Field(300, gt=0, description="Seconds that a resumable stream is kept after its end.")
     stream_gc_s: float = Field(
-        60, gt=0, description="Seconds between looks for streams whose time after their end is over."
+        60, gt=0, description="Seconds between two removals of resumable streams that ended `stream_ttl_s` ago."
     )
     streams_max_mib: int = Field(
         256,
         ge=1,
-        description="Most MiB of all such streams together. Those that ended longest ago make room for others; while "
-        "none has ended, further ones are refused.",
+        description="Maximum size in MiB of all resumable streams together. Streams that ended longest ago are removed "
+        "first; if none has ended, a new stream is refused.",
     )
     stream_files: bool = Field(
         True,
-        description="Keep such streams in files of the state folder, too (`streams/`): they survive a gateway that is "
-        "killed.",
+        description="Also write resumable streams to files in the state folder (`streams/`), so that they survive a "
+        "crash of the gateway.",
     )
     log_mib: int = Field(
         10,
         ge=0,
-        description="Most MiB of the gateway's own log kept as `logs/gateway.log` in its state folder, if there is "
-        "one; 0: none.",
+        description="Maximum size of the gateway's own log in MiB, `logs/gateway.log` in its state folder; 0: no log "
+        "file. Without a state folder there is none.",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severity logged.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Lowest severity that is logged."
+    )
 
     @field_validator("admin_host", "allowed_hosts", "cors_origins", mode="before")
     @classmethod

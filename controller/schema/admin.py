@@ -60,113 +60,153 @@ class Sparse(BaseModel):
 class LoadConstraint(Sparse):
     """The values that one field of a load accepts, for a control in a UI. Only attributes that apply are present."""
 
-    kind: ConstraintKind = Field(description="Which control: a number, a choice, a text, perhaps with null.")
-    minimum: int | float | None = Field(default=None, description="Least value, inclusive.")
-    maximum: int | float | None = Field(default=None, description="Greatest value, inclusive.")
-    step: int | None = Field(default=None, description="Step of a slider.")
-    default: int | float | str | None = Field(
-        default=None, description="What is in force where definition and override both say null or nothing."
+    kind: ConstraintKind = Field(
+        description="Type of the value, for choosing a control. `integer_or_null` and `string_or_null` also accept "
+        "null."
     )
-    null_means: str | None = Field(default=None, description="What null stands for.")
-    format: str | None = Field(default=None, description="Form of a text.")
-    unit: str | None = Field(default=None, description="Unit of the value.")
-    display_unit: str | None = Field(default=None, description="Unit to show it in.")
-    allowed_values: list[int | str] | None = Field(default=None, description="Values to choose from.")
-    examples: list[int | str] | None = Field(default=None, description="Some values.")
+    minimum: int | float | None = Field(default=None, description="Smallest accepted value, inclusive.")
+    maximum: int | float | None = Field(default=None, description="Largest accepted value, inclusive.")
+    step: int | None = Field(default=None, description="Distance between two adjacent values of a slider.")
+    default: int | float | str | None = Field(
+        default=None, description="Value in force if neither the load nor the definition sets the field."
+    )
+    null_means: str | None = Field(default=None, description="Meaning of a null value, in words.")
+    format: str | None = Field(default=None, description="Format of a string value, such as `hf_id_or_local_path`.")
+    unit: str | None = Field(default=None, description="Unit of the value, such as `tokens`.")
+    display_unit: str | None = Field(default=None, description="Unit in which a UI should show the value.")
+    allowed_values: list[int | str] | None = Field(default=None, description="All accepted values, if there are few.")
+    examples: list[int | str] | None = Field(default=None, description="Examples of accepted values.")
 
 
 class PairPresets(Sparse):
     """Recommended values of fields that belong together. Other allowed values may be used too."""
 
-    kind: Literal["pair_presets"] = Field(description="What sort of presets.")
-    fields: list[str] = Field(description="The fields of each pair.")
-    recommended_pairs: list[dict[str, int | str | None]] = Field(description="A label, and a value for each field.")
-    notes: list[str] | None = Field(default=None, description="What to know about them.")
+    kind: Literal["pair_presets"] = Field(description="Type of the presets: each preset sets several fields at once.")
+    fields: list[str] = Field(description="Names of the fields that each preset sets.")
+    recommended_pairs: list[dict[str, int | str | None]] = Field(
+        description="The presets: each has a `label` and a value for every name in `fields`."
+    )
+    notes: list[str] | None = Field(default=None, description="Remarks about the presets, for people.")
 
 
 class Capabilities(Wire):
     """The kinds of requests that a model accepts. The gateway refuses others."""
 
-    modalities: tuple[Modality, ...] = Field(default=("text",), description="Kinds of input.")
-    multi_turn: bool = Field(default=True, description="Whether it takes a conversation of several turns.")
+    modalities: tuple[Modality, ...] = Field(default=("text",), description="Kinds of input that requests may contain.")
+    multi_turn: bool = Field(default=True, description="Whether requests may contain a conversation of several turns.")
     thinking_modes: tuple[ThinkingMode, ...] = Field(
-        default=("default",), description="Accepted values of a request's `thinking`."
+        default=("default",), description="Accepted values of the request field `thinking`."
     )
-    tools: bool = Field(default=True, description="Whether it calls tools.")
+    tools: bool = Field(default=True, description="Whether the model supports tool calls.")
     structured_output: bool = Field(
-        default=True, description="Whether answers can be held to JSON, or to a JSON Schema."
+        default=True, description="Whether answers can be constrained to JSON or to a JSON Schema."
     )
-    logprobs: bool = Field(default=True, description="Whether it tells the probabilities of tokens.")
+    logprobs: bool = Field(default=True, description="Whether the model can return log probabilities of tokens.")
 
 
 class HeldBy(Wire):
     """One running request that an unload waits for."""
 
-    request_id: str = Field(description="As in the header x-request-id of its answer.")
-    replica: str = Field(description="The engine that it is inside.")
-    gateway: str = Field(description="The gateway that holds it.")
-    since: float = Field(description="Unix time at which it was given to the engine.")
+    request_id: str = Field(description="The request's id, as in the `x-request-id` header of its answer.")
+    replica: str = Field(description="Name of the replica that serves the request.")
+    gateway: str = Field(description="Id of the gateway that forwards the request.")
+    since: float = Field(description="Unix time in seconds at which the gateway sent the request to the engine.")
 
 
 class ModelConfigured(BaseModel):
     """The part of a model's row that only an edit of the files or a load changes."""
 
     name: str = Field(description="Public model name.")
-    resolved_backend: str = Field(description="The backend that serves it, declared or resolved from its artifact.")
-    configured_enabled: bool = Field(description="`enabled` as the files say.")
-    replica_max: int = Field(description="Most replicas that a load may ask for.")
-    configured_target_inflight: int = Field(description="Requests per replica at a time, as configured.")
-    effective_target_inflight: int = Field(description="The same as the engine can honestly take.")
-    load_constraints: dict[str, LoadConstraint] = Field(description="The fields that a load may set, for UI controls.")
-    load_recommendations: dict[str, PairPresets] = Field(description="Presets to offer first.")
-    capabilities: Capabilities = Field(description="What requests it takes; the gateway refuses the others.")
-    definition: dict[str, JsonValue] = Field(
-        description="The declared fields, common and of its backend. Secrets are masked."
+    resolved_backend: str = Field(
+        description="Backend that serves the model, either declared or derived from the model's files."
     )
-    aliases: list[str] = Field(description="Other names that clients may use.")
+    configured_enabled: bool = Field(description="Value of `enabled` in the desired-state files.")
+    replica_max: int = Field(description="Maximum number of replicas that a load may ask for.")
+    configured_target_inflight: int = Field(description="Requests that one replica serves at a time, as configured.")
+    effective_target_inflight: int = Field(
+        description="Requests that one replica serves at a time, limited to what its engine supports."
+    )
+    load_constraints: dict[str, LoadConstraint] = Field(
+        description="Fields that a load may set, with the values that each accepts."
+    )
+    load_recommendations: dict[str, PairPresets] = Field(
+        description="Presets that a UI should offer first. A load accepts other values too."
+    )
+    capabilities: Capabilities = Field(
+        description="Kinds of requests that the model accepts. The gateway refuses all others."
+    )
+    definition: dict[str, JsonValue] = Field(
+        description="All fields of the definition as the files declare them; null: not declared. Secrets are masked."
+    )
+    aliases: list[str] = Field(description="Other names that clients may use for the model.")
 
 
 class ModelEstimate(BaseModel):
     """A model's state and the estimate of its GPU memory."""
 
-    runtime_state: ModelState = Field(description="unloaded, loading, loaded, unloading or failed.")
-    is_loaded: bool = Field(description="Whether runtime_state is loaded.")
+    runtime_state: ModelState = Field(description="State of the model: unloaded, loading, loaded, unloading or failed.")
+    is_loaded: bool = Field(description="Whether `runtime_state` is `loaded`.")
     vram_estimate_mib: int | None = Field(
-        description="Approximate GPU memory of all replicas, in MiB; main memory where they have no GPU."
+        description="Estimated GPU memory in MiB of `vram_estimate_replica_count` replicas, or main memory if they "
+        "use no GPU; null: not known."
     )
-    vram_estimate_replica_count: int = Field(description="How many replicas the estimate is for.")
-    vram_estimate_source: EstimateSource = Field(description="Where the estimate comes from.")
+    vram_estimate_replica_count: int = Field(description="Number of replicas that the estimate is for.")
+    vram_estimate_source: EstimateSource = Field(
+        description="Source of the estimate. `declared` is `vram_mib` in the definition."
+    )
     vram_observed_mib: int | None = Field(
         default=None,
-        description="What so many replicas were seen to take, also where something else is declared; null: never seen.",
+        description="Measured memory in MiB of `vram_estimate_replica_count` replicas, also if `vram_mib` is "
+        "declared; null: never measured.",
     )
     vram_warning: str | None = Field(
-        default=None, description="How far `vram_mib` is from what a replica was seen to take; null: within a tenth."
+        default=None,
+        description="A sentence, if a replica took at least a tenth more or less of a GPU than `vram_mib` "
+        "declares; else null.",
     )
 
 
 class ModelLive(ModelEstimate):
     """The part of a model's row that changes while the model runs."""
 
-    replicas: int = Field(description="Replicas in force: of this load, or what a load would take.")
-    loaded_replicas: int = Field(description="Replicas that serve now.")
+    replicas: int = Field(
+        description="Number of wanted replicas. For a model that is not wanted: the number that a load without values "
+        "would start."
+    )
+    loaded_replicas: int = Field(description="Number of replicas that serve now.")
     inflight_requests: int | None = Field(
-        description="Requests inside its engines, leaving replicas included; null: not known, a gateway is lost."
+        description="Requests in the model's engines, including engines that drain; null: not known, because a "
+        "gateway is lost."
     )
-    queue_depth: int | None = Field(description="Requests that wait in the gateways; null: not known.")
-    runtime_inflight: int | None = Field(description="Requests inside its loaded replicas; null: not known.")
-    last_error: str | None = Field(description="Why it failed; the engine's last log lines follow the plain words.")
+    queue_depth: int | None = Field(
+        description="Requests that wait in the gateways for the model; null: not known, because a gateway is lost."
+    )
+    runtime_inflight: int | None = Field(
+        description="Requests in replicas that take new requests; null: not known, because a gateway is lost."
+    )
+    last_error: str | None = Field(
+        description="Why the last attempt failed, followed by the engine's last log lines; null: no failure."
+    )
     load_override: dict[str, JsonValue] = Field(
-        description="Parameters of the load in force. A present key rules over the definition, also when it is null."
+        description="Fields that the load in force sets. A key that is present overrides the definition, also with a "
+        "null value."
     )
-    statement: StatementView = Field(description="Which statement rules, and since when.")
+    statement: StatementView = Field(
+        description="The statement that decides whether the model is loaded, and since when it applies."
+    )
     retry_at: float | None = Field(
-        description="Unix time of the next attempt of a failed model; null: none is planned."
+        description="Unix time in seconds of the next attempt after a failure; null: none is planned."
     )
-    load_progress: float | None = Field(description="0 to 1 while it loads, where the engine tells.")
-    blocked: list[str] = Field(description="What waits, and for what.")
-    held_by: list[HeldBy] = Field(description="Running requests that an unload waits for.")
-    replica_details: list[ReplicaStatus] = Field(description="Its engines.")
+    load_progress: float | None = Field(
+        description="Progress of loading, from 0 to 1; null: not loading, or the engine does not report it."
+    )
+    blocked: list[str] = Field(description="Sentences that say why the model cannot reach its wanted state now.")
+    held_by: list[HeldBy] = Field(
+        description="While `runtime_state` is `unloading`: the requests that the unload waits for, oldest first."
+    )
+    replica_details: list[ReplicaStatus] = Field(
+        description="The model's engines, including those that drain or have ended."
+    )
 
 
 class AdminModel(ModelLive, ModelConfigured):
@@ -176,21 +216,23 @@ class AdminModel(ModelLive, ModelConfigured):
 class ListContext(BaseModel):
     """How current a list of models is, and from which event on a client can follow changes to it."""
 
-    last_event_id: int = Field(description="The newest event when this was made: follow `events` from here.")
-    observed_at: float = Field(description="Unix time of the last complete look at the engines.")
+    last_event_id: int = Field(
+        description="Id of the newest event when the answer was made. Follow `events` from this id to miss no change."
+    )
+    observed_at: float = Field(description="Unix time in seconds of the last complete observation of the engines.")
     observation_error: str | None = Field(
-        description="Why looking fails since then, so that what is shown is old; null: it does not."
+        description="Why observation has failed since `observed_at`, so that the answer is outdated; null: it works."
     )
     desired_problems: list[Problem] = Field(
-        description="Not empty: the files are broken, and what was last good rules."
+        description="Errors in the desired-state files. If there are any, the last valid state stays in force."
     )
-    paused: bool = Field(description="true: the controller observes and does not act.")
+    paused: bool = Field(description="Whether the controller is paused: it observes, and changes nothing.")
 
 
 class AdminModels(ListContext):
     """All declared models in name order."""
 
-    models: list[AdminModel] = Field(description="One row per model.")
+    models: list[AdminModel] = Field(description="The declared models.")
 
 
 class UnloadRequest(BaseModel):
@@ -200,51 +242,61 @@ class UnloadRequest(BaseModel):
 
     hold: bool = Field(
         default=True,
-        description="Of `autoload` models. true: it stays unloaded until the next load or edit. false: this only frees "
-        "the memory, and the next request loads it again.",
+        description="Applies to `autoload` models. true: the model stays unloaded until the next load or edit. false: "
+        "only frees the memory; the next request loads the model again.",
     )
 
 
 class GpuMemory(BaseModel):
     """One GPU, or one MIG instance of a GPU."""
 
-    index: int = Field(description="In PCI order. Instances have their GPU's.")
-    name: str = Field(description="As the driver says it.")
-    used_mib: int = Field(description="In use by anybody, in MiB.")
-    total_mib: int = Field(description="In MiB.")
-    used_over_total: str = Field(description="`75603MiB / 97887MiB`, as nvidia-smi shows it.")
-    uuid: str = Field(description="As `gpus` of a definition may name it.")
-    claimed_mib: int = Field(description="Set aside for replicas by the plan, in MiB.")
+    index: int = Field(description="Number of the GPU in PCI order. A MIG instance has the number of its GPU.")
+    name: str = Field(description="Product name, as the driver reports it.")
+    used_mib: int = Field(description="Memory in use by all programs, in MiB.")
+    total_mib: int = Field(description="Total memory, in MiB.")
+    used_over_total: str = Field(
+        description="Used and total memory as text, such as `75603MiB / 97887MiB`, as nvidia-smi shows it."
+    )
+    uuid: str = Field(description="UUID of the GPU, as `gpus` of a definition accepts it.")
+    claimed_mib: int = Field(description="Memory reserved for replicas, in MiB.")
     utilization_percent: int | None = Field(
-        default=None, description="Share of the last moments in which it worked; null: the driver does not say."
+        default=None,
+        description="Percentage of the driver's last sample period in which the GPU was busy; null: not reported.",
     )
     processes: list[GpuProcessView] | None = Field(
-        default=None, description="Who has memory there, the largest first; null: the driver does not say."
+        default=None,
+        description="Processes that use memory of the GPU, largest first; null: not reported by the driver.",
     )
-    mig: int | None = Field(default=None, description="Which MIG instance of its GPU it is; null: the whole GPU.")
-    is_unified: bool = Field(default=False, description="true: its memory is the host's main memory.")
+    mig: int | None = Field(default=None, description="Number of the MIG instance within its GPU; null: a whole GPU.")
+    is_unified: bool = Field(
+        default=False, description="Whether the GPU shares the host's main memory instead of having its own."
+    )
 
 
 class GpuModel(ModelEstimate):
     """One model's estimated GPU memory."""
 
     name: str = Field(description="Public model name.")
-    configured_target_inflight: int = Field(description="Requests per replica at a time, as configured.")
-    effective_target_inflight: int = Field(description="The same as the engine can honestly take.")
+    configured_target_inflight: int = Field(description="Requests that one replica serves at a time, as configured.")
+    effective_target_inflight: int = Field(
+        description="Requests that one replica serves at a time, limited to what its engine supports."
+    )
 
 
 class GpuMemoryAnswer(BaseModel):
     """Current GPU memory, and the estimates for all models."""
 
-    gpus: list[GpuMemory] = Field(description="The host's GPUs.")
+    gpus: list[GpuMemory] = Field(description="The host's GPUs that can be read.")
     unread_gpus: list[UnreadGpuStatus] = Field(
-        default_factory=list, description="GPUs that are left out of `gpus`, since nothing can be read of them."
+        default_factory=list, description="GPUs that are missing from `gpus` because the driver cannot read them."
     )
-    models: list[GpuModel] = Field(description="Every declared model.")
-    error: str | None = Field(description="Why there are no figures of GPUs; null where there are.")
-    driver_version: str | None = Field(default=None, description="Of the host's NVIDIA driver; null: not known.")
+    models: list[GpuModel] = Field(description="Memory estimates of all declared models.")
+    error: str | None = Field(description="Why no figures of GPUs are available; null: they are.")
+    driver_version: str | None = Field(
+        default=None, description="Version of the host's NVIDIA driver; null: not known."
+    )
     cuda_version: str | None = Field(
-        default=None, description="The latest CUDA that the driver runs, as `12.8`; null: not known."
+        default=None, description="Latest CUDA version that the driver supports, such as `12.8`; null: not known."
     )
 
 
@@ -258,7 +310,8 @@ class ProposedFiles(BaseModel):
 
     files: dict[str, str | None] = Field(
         min_length=1,
-        description="File name (`models.yaml`) to its whole content; null: the file is removed.",
+        description="Maps a file name, such as `models.yaml`, to the file's complete new content; null removes the "
+        "file.",
         examples=[{"models.yaml": "models:\n  chat:\n    model_path: clockwork.gguf\n"}],
     )
 
@@ -266,65 +319,76 @@ class ProposedFiles(BaseModel):
 class FieldChange(BaseModel):
     """The change of one field of a definition. Secrets are masked; null means not declared."""
 
-    field: str = Field(description="The field; a key of a mapping as env.HF_TOKEN.")
-    before: JsonValue = Field(description="As the files say now.")
-    after: JsonValue = Field(description="As proposed.")
+    field: str = Field(description="Name of the field. A key of a mapping follows a dot: `env.HF_TOKEN`.")
+    before: JsonValue = Field(description="Value in the files now; null: not declared.")
+    after: JsonValue = Field(description="Value in the proposed files; null: not declared.")
 
 
 class ModelChange(BaseModel):
     """What the proposed files would change of one model."""
 
-    model: str = Field(description="The model.")
-    change: Literal["added", "removed", "edited"] = Field(description="What happens to its declaration.")
-    fields: list[FieldChange] = Field(description="What differs.")
+    model: str = Field(description="Public model name.")
+    change: Literal["added", "removed", "edited"] = Field(description="What the proposed files do to the declaration.")
+    fields: list[FieldChange] = Field(description="Fields whose values differ.")
     effect: Literal["none", "start", "stop", "restart", "scale"] = Field(
-        description="start and stop: of all its engines; restart: of those named, one at a time; scale: more or fewer "
-        "engines; none: nothing that runs is touched. A remote counts as one engine."
+        description="What happens to engines. `start` and `stop`: all engines of the model; `restart`: the replicas "
+        "in `restarts`, one at a time; `scale`: engines are added or removed; `none`: running engines stay as they "
+        "are. A remote model counts as one engine."
     )
-    restarts: list[str] = Field(description="Replicas that would be replaced.")
-    ends: list[str] = Field(description="What the edit ends of a runtime statement: fields of a load, or all of it.")
+    restarts: list[str] = Field(description="Names of the replicas that would be replaced.")
+    ends: list[str] = Field(
+        description="What the edit ends of a load or unload in force: `load` or `unload` for all of it, else the "
+        "fields of a load that end."
+    )
 
 
 class KeyChange(BaseModel):
     """What the proposed files would change of one API key. It affects only gateways; no engine is restarted."""
 
-    key: str = Field(description="The key's name.")
-    change: Literal["added", "removed", "edited"] = Field(description="What happens to its declaration.")
-    fields: list[str] = Field(description="Names of the fields that differ; a new `sha256` is a new secret.")
+    key: str = Field(description="Name of the key.")
+    change: Literal["added", "removed", "edited"] = Field(description="What the proposed files do to the declaration.")
+    fields: list[str] = Field(description="Names of the fields that differ. A change of `sha256` means a new secret.")
 
 
 class DryRun(BaseModel):
     """What the proposed files would do. A dry run changes nothing."""
 
-    ok: bool = Field(description="false: the files have problems, so what is in force would stay.")
-    problems: list[Problem] = Field(description="What is wrong with the files.")
-    changes: list[ModelChange] = Field(description="In name order; models that stay as they are, are left out.")
+    ok: bool = Field(description="Whether the proposed files are valid. If not, the state in force would stay.")
+    problems: list[Problem] = Field(description="Errors in the proposed files.")
+    changes: list[ModelChange] = Field(description="Models whose declaration changes, in name order.")
     keys: list[KeyChange] = Field(
-        default_factory=list, description="In name order; keys that stay as they are, are left out."
+        default_factory=list, description="API keys whose declaration changes, in name order."
     )
-    plan: PlanView | None = Field(description="The first steps; null with problems.")
+    plan: PlanView | None = Field(
+        description="First steps of the controller after the edit; null: the files have problems."
+    )
 
 
 class DriftItem(BaseModel):
     """One difference between what runs and what the files declare."""
 
-    model: str = Field(description="The model.")
-    replica: str | None = Field(description="The replica, where it is about one.")
+    model: str = Field(description="Public model name.")
+    replica: str | None = Field(description="Name of the replica; null: the difference concerns the whole model.")
     kind: Literal["definition", "override", "statement", "missing", "undeclared", "image", "arguments"] = Field(
-        description="What sort of difference."
+        description="Kind of difference."
     )
-    field: str | None = Field(default=None, description="override: the field that a load sets.")
-    declared: JsonValue = Field(description="What the files come to. Secrets are masked.")
-    running: JsonValue = Field(description="What there is.")
-    since: float = Field(description="Unix time since when, as far as this controller knows.")
-    message: str = Field(description="The same in words.")
+    field: str | None = Field(
+        default=None, description="For kind `override`: name of the field that a load sets; else null."
+    )
+    declared: JsonValue = Field(description="Value that follows from the files. Secrets are masked.")
+    running: JsonValue = Field(description="Value that is in force in the running system. Secrets are masked.")
+    since: float = Field(
+        description="Unix time in seconds of the edit or statement that caused the difference, or of when it was "
+        "first seen."
+    )
+    message: str = Field(description="The difference in one sentence.")
 
 
 class Drift(BaseModel):
     """All differences between what runs and what the files declare. Empty if there are none."""
 
-    items: list[DriftItem] = Field(description="In no particular order.")
-    checked_at: float = Field(description="Unix time.")
+    items: list[DriftItem] = Field(description="The differences, in no particular order.")
+    checked_at: float = Field(description="Unix time in seconds of the check.")
 
 
 # Journal.
@@ -338,17 +402,28 @@ a shorter time."""
 class JournalEntry(Wire):
     """One event of the journal."""
 
-    id: int = Field(description="Grows, also over restarts of the controller.")
+    id: int = Field(
+        description="Number of the entry. It increases with every entry, also over restarts of the controller."
+    )
     at: float = Field(description="Unix time in seconds.")
-    kind: EventKind = Field(description="What sort of thing happened.")
-    model: str | None = Field(default=None, description="The model, where it is about one.")
-    actor: str = Field(description="Who or what: `files`, `controller`, `engine`, or who asked for it.")
-    message: str = Field(description="What happened, in words.")
-    details: dict[str, JsonValue] = Field(default_factory=dict, description="The same for programs; by kind.")
+    kind: EventKind = Field(description="Kind of event.")
+    model: str | None = Field(
+        default=None, description="Public model name; null: the event does not concern one model."
+    )
+    actor: str = Field(
+        description="Who or what caused the event: `files`, `controller`, `engine`, or a name of whoever made the "
+        "request."
+    )
+    message: str = Field(description="What happened, in one sentence.")
+    details: dict[str, JsonValue] = Field(
+        default_factory=dict, description="Details for programs. The keys depend on `kind`."
+    )
 
 
 class History(BaseModel):
     """One page of the journal's entries, newest first."""
 
-    entries: list[JournalEntry] = Field(description="The newest first.")
-    next_before: int | None = Field(description="`before` of the next page; null: there is none.")
+    entries: list[JournalEntry] = Field(description="The entries, newest first.")
+    next_before: int | None = Field(
+        description="Value of `before` that returns the next page; null: this is the last page."
+    )

@@ -33,93 +33,121 @@ class Definition(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
 
     backend: str | None = Field(
-        default=None, description="Which engine serves the model. Left out, it is resolved from the artifact."
+        default=None, description="Backend that serves the model; default: derived from the model's files."
     )
     model_path: str | None = Field(
         default=None,
-        description="The model's file or folder, in a models folder: relative to it, absolute, or with `~`.",
+        description="Path of the model's file or folder: relative to a models folder, absolute, or with `~`.",
     )
-    enabled: bool = Field(default=True, description="false: known, not loaded, loadable.")
-    autoload: bool = Field(default=False, description="Load on the first request for it, even if not enabled.")
+    enabled: bool = Field(
+        default=True,
+        description="Load the model without waiting for a request. false: only an operator, or a request (see "
+        "`autoload`), loads it.",
+    )
+    autoload: bool = Field(
+        default=False, description="Load the model when the first request for it arrives, even if `enabled` is false."
+    )
     idle_ttl_s: float | None = Field(
         default=None,
         gt=0,
         le=31_536_000,
-        description="Seconds without a request after which an `autoload` model is unloaded; default: never for that.",
+        description="Seconds without a request after which an `autoload` model is unloaded; default: never unloaded "
+        "for being idle.",
     )
     min_residency_s: float | None = Field(
         default=None,
         ge=0,
         le=86400,
-        description="Seconds that an `autoload` model stays loaded at least, whoever wants its room; default: as long "
-        "as its load took, 60 at most.",
+        description="Minimum seconds that an `autoload` model stays loaded before another model may evict it; "
+        "default: as long as its load took, at most 60.",
     )
     pinned: bool = Field(
-        default=False, description="Once loaded, an `autoload` model is not unloaded to make room, nor for want of use."
+        default=False,
+        description="Never evict an `autoload` model once it is loaded, neither to make room nor for being idle.",
     )
-    replicas: int = Field(default=1, ge=1, le=256, description="How many engines serve it.")
+    replicas: int = Field(default=1, ge=1, le=256, description="Number of engines that serve the model.")
     replica_max: int | None = Field(
         default=None,
         ge=1,
         le=256,
-        description="Upper bound of `replicas`; default: `replicas`. Nothing scales by itself.",
+        description="Maximum number of replicas that a load may ask for; default: `replicas`. There is no automatic "
+        "scaling.",
     )
     target_inflight: int | None = Field(
-        default=None, ge=1, le=4096, description="Requests that one replica serves at a time; default: by backend."
+        default=None,
+        ge=1,
+        le=4096,
+        description="Number of requests that one replica serves at a time; default: set by the backend.",
     )
     queue_limit: int | None = Field(
         default=None,
         ge=0,
         le=100_000,
-        description="Requests that may wait in the gateway for each replica; default: ROUNDHOUSE_QUEUE_LIMIT, else "
-        "8 for each slot (`target_inflight`).",
+        description="Maximum number of requests that wait in the gateway, per replica; default: "
+        "ROUNDHOUSE_QUEUE_LIMIT, else 8 times `target_inflight`.",
     )
-    aliases: list[ModelName] = Field(default_factory=list, description="Other names that clients may use.")
+    aliases: list[ModelName] = Field(
+        default_factory=list, description="Other names that clients may use for the model."
+    )
     gpus: Gpus | None = Field(
-        default=None, description="GPUs of one replica: how many, or a list of their uuids or indices. 0: none."
+        default=None,
+        description="GPUs of one replica: a number of GPUs, or a list of their UUIDs or indices. 0: no GPU.",
     )
     device: Literal["auto", "cuda", "cpu"] | None = Field(
         default=None,
-        description="`cuda`: one GPU where `gpus` does not say how many. `cpu`: none. `auto` or left out: as `gpus` "
-        "says.",
+        description="`cuda`: one GPU if `gpus` is not set. `cpu`: no GPU. `auto`: as `gpus` says; default: `auto`.",
     )
     vram_mib: int | None = Field(
         default=None,
         ge=1,
-        description="GPU memory of one replica on each of its GPUs, in MiB; default: as observed or "
-        "predicted, and whole GPUs where neither is known.",
+        description="Memory that one replica uses on each of its GPUs, in MiB; default: as observed or predicted, or "
+        "whole GPUs if neither is known.",
     )
     memory_mib: int | None = Field(
         default=None,
         ge=16,
-        description="Main memory of one replica, in MiB: its limit (docker), and what it claims of "
-        "ROUNDHOUSE_ENGINES_MEMORY_MIB; default: as observed or predicted, without a limit.",
+        description="Main memory of one replica in MiB: a hard limit for containers, and the amount that counts "
+        "against ROUNDHOUSE_ENGINES_MEMORY_MIB; default: as observed or predicted, without a limit.",
     )
     start_timeout_s: float | None = Field(
-        default=None, gt=0, le=86400, description="Deadline from start to ready, in seconds; default: by backend."
+        default=None,
+        gt=0,
+        le=86400,
+        description="Maximum seconds from an engine's start until it is ready; default: set by the backend.",
     )
     drain_timeout_s: float | None = Field(
-        default=None, ge=0, le=86400, description="How long running requests may finish when the model is edited."
+        default=None,
+        ge=0,
+        le=86400,
+        description="Seconds that running requests have to finish when an edit replaces a replica; default: "
+        "ROUNDHOUSE_DRAIN_TIMEOUT_S.",
     )
-    image: str | None = Field(default=None, description="Container image of the engine (docker); default: by backend.")
-    env: dict[str, str] = Field(default_factory=dict, description="Extra environment variables of the engine.")
-    extra_args: list[str] = Field(default_factory=list, description="Extra command line arguments of the engine.")
+    image: str | None = Field(
+        default=None, description="Container image of the engine (docker runtime only); default: set by the backend."
+    )
+    env: dict[str, str] = Field(default_factory=dict, description="Additional environment variables of the engine.")
+    extra_args: list[str] = Field(default_factory=list, description="Additional command-line arguments of the engine.")
     modalities: list[Modality] | None = Field(
-        default=None, min_length=1, description="Kinds of input that it takes; default: by backend."
+        default=None, min_length=1, description="Kinds of input that the model accepts; default: set by the backend."
     )
     multi_turn: bool | None = Field(
-        default=None, description="Whether it takes a conversation of several turns; default: by backend."
+        default=None,
+        description="Whether the model accepts conversations of several turns; default: set by the backend.",
     )
     thinking_modes: list[ThinkingMode] | None = Field(
-        default=None, description="Values of a request's `thinking` that it takes; default: by backend."
+        default=None, description="Accepted values of the request field `thinking`; default: set by the backend."
     )
-    tools: bool | None = Field(default=None, description="Whether it calls tools; default: by backend.")
+    tools: bool | None = Field(
+        default=None, description="Whether the model supports tool calls; default: set by the backend."
+    )
     structured_output: bool | None = Field(
-        default=None, description="Whether answers can be held to JSON or a JSON Schema; default: by backend."
+        default=None,
+        description="Whether answers can be constrained to JSON or to a JSON Schema; default: set by the backend.",
     )
     matryoshka: bool = Field(
         default=False,
-        description="Its embeddings mean something also when cut short: the gateway serves a request's `dimensions`.",
+        description="Whether embeddings stay meaningful when truncated (Matryoshka training). true: the gateway "
+        "truncates them to a request's `dimensions`.",
     )
 
     @model_validator(mode="after")

@@ -23,20 +23,24 @@ DEFAULT_RETRY_AFTER_S: Final = 5
 class ErrorBody(BaseModel):
     """The value of `error` in an error answer."""
 
-    message: str = Field(description="What happened, for people.")
-    type: str = Field(description="OpenAI's error type.")
-    code: str = Field(description="What happened, for programs.")
-    param: str | None = Field(default=None, description="The field or parameter at fault.")
-    status: int = Field(description="The HTTP status.")
-    actionable: bool = Field(description="Whether something can be done about it.")
-    next_steps: list[str] = Field(description="What to do, the first thing first.")
-    request_id: str | None = Field(default=None, description="As in the header x-request-id.")
+    message: str = Field(description="What went wrong, as a sentence for people.")
+    type: str = Field(description="OpenAI's error type, such as `invalid_request_error`.")
+    code: str = Field(description="Error code, for programs. Each code has one meaning and one HTTP status.")
+    param: str | None = Field(default=None, description="Field or parameter that caused the error; null: none.")
+    status: int = Field(description="HTTP status of the answer.")
+    actionable: bool = Field(
+        description="Whether the client or the operator can fix the cause; true if `next_steps` is not empty."
+    )
+    next_steps: list[str] = Field(description="What to do about the error, in the order to try.")
+    request_id: str | None = Field(
+        default=None, description="Id of the request, as in the `x-request-id` header; null: none was assigned."
+    )
 
 
 class ErrorEnvelope(BaseModel):
     """The body of every error answer of Roundhouse."""
 
-    error: ErrorBody = Field(description="The error.")
+    error: ErrorBody = Field(description="Description of the error.")
 
 
 class RoundhouseError(Exception):

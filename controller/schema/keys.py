@@ -40,28 +40,45 @@ class KeyDefinition(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     sha256: str = Field(
-        pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the secret, 64 hex digits; `roundhouse key new` prints it."
+        pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the secret as 64 hex digits. `roundhouse key new` prints it."
     )
-    scopes: list[KeyScope] = Field(default=["inference"], min_length=1, description="What it opens.")
+    scopes: list[KeyScope] = Field(
+        default=["inference"],
+        min_length=1,
+        description="Routes that the key gives access to. `inference`: all model routes. `admin`: /v1/admin/* and "
+        "the routes that change or reveal an engine's inner state. `admin` does not include `inference`.",
+    )
     models: list[str] | None = Field(
-        default=None, description="Models that it may use, by name; `*` stands for any text. Left out: all."
+        default=None,
+        description="Names of the models that the key may use; `*` stands for any text; default: all models.",
     )
-    tenant: KeyName | None = Field(default=None, description="Whose it is; default: the key's own name.")
+    tenant: KeyName | None = Field(
+        default=None, description="Name of the tenant that the key belongs to; default: the key's own name."
+    )
     weight: float = Field(
-        default=1.0, gt=0, le=1000, description="The tenant's share of a busy model, against other tenants' weights."
+        default=1.0,
+        gt=0,
+        le=1000,
+        description="The tenant's share of a busy model, relative to the weights of other tenants.",
     )
     service_tiers: list[ServiceTier] = Field(
         default=["default", "flex"],
         min_length=1,
-        description="Values of a request's `service_tier` that have effect; another one counts as the next lower.",
+        description="Values of the request field `service_tier` that the key may use. A request with another value "
+        "gets the next lower tier.",
     )
-    requests_per_minute: int | None = Field(default=None, ge=1, description="Left out: no limit.")
-    tokens_per_minute: int | None = Field(default=None, ge=1, description="Prompt and answer; left out: no limit.")
+    requests_per_minute: int | None = Field(
+        default=None, ge=1, description="Maximum requests per minute; default: no limit."
+    )
+    tokens_per_minute: int | None = Field(
+        default=None, ge=1, description="Maximum tokens per minute, prompt and answer together; default: no limit."
+    )
     concurrency: int | None = Field(
-        default=None, ge=1, description="Requests at a time, waiting ones included; left out: no limit."
+        default=None, ge=1, description="Maximum requests at a time, including waiting ones; default: no limit."
     )
     expires: Annotated[datetime, BeforeValidator(_moment), Field(strict=False)] | None = Field(
-        default=None, description="A date (its end, UTC) or a moment (ISO 8601). Left out: never."
+        default=None,
+        description="When the key expires: a date (the end of that day in UTC) or a time (ISO 8601); default: never.",
     )
 
     @field_validator("expires")
@@ -88,4 +105,6 @@ class Key(Wire):
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     concurrency: int | None = None
-    expires_at: float | None = Field(default=None, description="Unix time.")
+    expires_at: float | None = Field(
+        default=None, description="Unix time in seconds from which the key is refused; null: it does not expire."
+    )

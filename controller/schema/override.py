@@ -32,13 +32,23 @@ class Override(BaseModel):
     model: str
     action: Literal["load", "unload"]
     at: float = Field(description="Unix time in seconds.")
-    actor: str = Field(default="operator", description="Who said it.")
-    hold: bool = Field(default=True, description="unload: also holds against autoload until the next load or edit.")
-    replicas: int | None = Field(default=None, ge=1, description="load: how many replicas, for this load only.")
-    params: dict[str, JsonValue] = Field(
-        default_factory=dict, description="load: sparse parameters. A present key rules even when its value is null."
+    actor: str = Field(default="operator", description="Who loaded or unloaded the model.")
+    hold: bool = Field(
+        default=True,
+        description="For `unload`: whether requests cannot load an `autoload` model again until the next load or edit.",
     )
-    digests: dict[str, str] = Field(default_factory=dict, description="Field to digest of its declared value then.")
+    replicas: int | None = Field(
+        default=None, ge=1, description="For `load`: number of replicas of this load; null: as the definition says."
+    )
+    params: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        description="For `load`: definition fields to override. A key that is present overrides the definition, "
+        "also with a null value.",
+    )
+    digests: dict[str, str] = Field(
+        default_factory=dict,
+        description="Maps a definition field to a digest of its value in the files at the time of the load or unload.",
+    )
 
     @classmethod
     def from_statement(cls, declared_fields: Mapping[str, Any], **statement: Any) -> Override:

@@ -46,38 +46,50 @@ class Endpoint(Wire):
     """The address of one replica, or of a remote model, and how to send requests to it."""
 
     replica: str
-    base_url: str = Field(description="Scheme, host, port and perhaps a path, without a trailing slash.")
+    base_url: str = Field(
+        description="URL of the engine: scheme, host, port, optionally a path, without a trailing slash."
+    )
     api_prefix: str = Field(
         default="/v1",
-        description="What stands in place of a path's leading /v1 there; empty for a remote whose base_url holds it. "
-        "The engine's URL of /v1/x is base_url + api_prefix + /x.",
+        description="Path that replaces a leading /v1 of the request's path; empty for a remote model whose base_url "
+        "includes it. The engine's URL of /v1/x is base_url + api_prefix + /x.",
     )
-    token: Token | None = Field(default=None, description="Sent to the engine as a bearer token.")
+    token: Token | None = Field(
+        default=None, description="Bearer token that the gateway sends to the engine; null: none."
+    )
     kv_cache_tokens: int | None = Field(
         default=None,
-        description="Tokens that its KV cache holds, of all requests inside together; null: not known, or they cannot "
-        "get into each other's way.",
+        description="Capacity of the KV cache in tokens, shared by all running requests; null: not known, or requests "
+        "cannot displace each other.",
     )
     preempts_when_full: bool = Field(
         default=False,
-        description="It makes room in its KV cache by computing requests again; false: all requests inside fail.",
+        description="Behaviour when the KV cache is full. true: the engine preempts requests and computes them again. "
+        "false: all running requests fail.",
     )
-    remote: bool = Field(default=False, description="Somebody else's server; false: one of the controller's replicas.")
+    remote: bool = Field(
+        default=False, description="true: a server outside of this installation. false: a replica of the controller."
+    )
 
 
 class RemoteProbe(Wire):
     """How gateways probe the health of a remote model, which somebody else's server serves."""
 
-    url: str = Field(description="Answers a GET with 200 when all is well.")
+    url: str = Field(description="URL to which a GET request returns 200 if the remote model is healthy.")
     spec: str = Field(
-        description="Identifies the model's definition: what was seen under another one says nothing of this one."
+        description="Digest of the model's definition. A probe result counts only for the definition with the same "
+        "digest."
     )
-    token: Token | None = Field(default=None, description="Sent to it as a bearer token.")
+    token: Token | None = Field(
+        default=None, description="Bearer token that the gateway sends with the probe; null: none."
+    )
     reset_count: int = Field(
-        default=0, description="How often an operator had it asked anew: a new number is asked at once."
+        default=0,
+        description="Number of times that an operator reset the model's failures. When it changes, the gateway "
+        "probes at once.",
     )
-    interval_s: float = Field(default=2.0, description="Least seconds from one answer to the next question.")
-    timeout_s: float = Field(default=5.0, description="Seconds that an answer may take.")
+    interval_s: float = Field(default=2.0, description="Minimum seconds from one result to the next probe.")
+    timeout_s: float = Field(default=5.0, description="Timeout of a probe, in seconds.")
 
 
 class ModelRoute(Wire):
@@ -88,64 +100,77 @@ class ModelRoute(Wire):
     state: ModelState
     created: int = Field(description="Unix time in seconds at which the model was declared, for /v1/models.")
     aliases: tuple[str, ...] = ()
-    served_name: str = Field(description="What the engine itself calls the model.")
-    endpoints: tuple[Endpoint, ...] = Field(default=(), description="Ready, and not being drained.")
+    served_name: str = Field(description="Name of the model in requests to the engine.")
+    endpoints: tuple[Endpoint, ...] = Field(
+        default=(), description="Addresses of the replicas that take new requests: ready, and not draining."
+    )
     remote_probe: RemoteProbe | None = Field(
         default=None,
-        description="What to ask, whatever the state; null: it is no remote model, nobody wants it, or its key cannot "
-        "be read.",
+        description="How to probe the health of a remote model, in any state; null: not a remote model, not wanted, "
+        "or its key cannot be read.",
     )
-    target_inflight: int = Field(default=1, description="Requests that one replica serves at a time.")
+    target_inflight: int = Field(default=1, description="Number of requests that one replica serves at a time.")
     max_choices: int | None = Field(
-        default=None, description="Most answers to one request (`n`) that the engine makes; null: it has no such limit."
+        default=None, description="Maximum value of the request field `n` that the engine supports; null: no limit."
     )
     choices_take_slots: bool = Field(
-        default=True, description="Each of several answers to one request takes one of the replica's slots."
+        default=True, description="Whether each choice of a request with `n` above 1 takes a slot of the replica."
     )
     queue_limit: int | None = Field(
-        default=None, description="Requests that may wait per replica; null: the gateway's own setting."
+        default=None,
+        description="Maximum number of requests that wait in the gateway, per replica; null: the gateway's own "
+        "setting.",
     )
     notices_leaving: bool = Field(
         default=True,
-        description="The engine stops at once when the client of a blocking request leaves. Where it does not, "
-        "the gateway asks for a stream and makes the blocking answer of it.",
+        description="Whether the engine stops generating when the client of a blocking request disconnects. false: "
+        "the gateway requests a stream from the engine instead, and builds the blocking answer from it.",
     )
-    apis: tuple[str, ...] = Field(default=(), description="Paths that the engine offers, such as /v1/embeddings.")
+    apis: tuple[str, ...] = Field(default=(), description="Paths that the engine serves, such as /v1/embeddings.")
     extra_fields: tuple[str, ...] | None = Field(
         default=None,
-        description="Fields of requests that the engine gets beside those that the API family knows; null: all of "
-        "them, for it is an engine of ours.",
+        description="Request fields that the gateway passes to the engine besides the fields of the API; null: all "
+        "fields, because the engine is a replica of the controller.",
     )
     autoload: bool = False
-    reason: str | None = Field(default=None, description="Why it is not loaded, where that is wanted.")
+    reason: str | None = Field(
+        default=None, description="Why the model is not loaded, if it should be; null: no reason."
+    )
     last_error: str | None = None
     retry_at: float | None = None
-    progress: float | None = Field(default=None, description="0 to 1 while it loads, where the engine tells.")
+    progress: float | None = Field(
+        default=None,
+        description="Progress of loading, from 0 to 1; null: not loading, or the engine does not report it.",
+    )
     capabilities: Capabilities = Field(default_factory=Capabilities)
     thinking_control: ThinkingControl | None = Field(
-        default=None, description="How the engine is told to think or not; null: it has no switch."
+        default=None,
+        description="Field of a chat completion request that switches the engine's thinking on or off; null: it "
+        "cannot be switched.",
     )
     max_tokens_field: MaxTokensField = Field(
-        default="max_tokens", description="What the engine calls the most tokens of a chat completion."
+        default="max_tokens",
+        description="Field of a chat completion request that limits the tokens of the engine's answer.",
     )
     context_length: int | None = Field(
-        default=None, description="Tokens of prompt and answer together, of one request; null: not known."
+        default=None, description="Maximum tokens of one request, prompt and answer together; null: not known."
     )
     longest_token: int | None = Field(
         default=None,
-        description="Bytes of text, white space and U+2581 aside, that one token stands for at most; null: not known, "
-        "or the engine cuts prompts. Of it follows how many tokens a prompt has at least.",
+        description="Maximum bytes of text that one token stands for, not counting white space and U+2581. The "
+        "gateway uses it to compute the fewest tokens that a prompt can have. null: not known, or the engine "
+        "truncates prompts.",
     )
     system_first: bool = Field(
         default=False,
-        description="The model's chat template takes system messages at the beginning alone: gateways write later ones "
-        "into the turn beside them.",
+        description="Whether the model's chat template accepts system messages only at the beginning. true: the "
+        "gateway moves later ones into an adjacent turn.",
     )
     takes_dimensions: bool = Field(
-        default=False, description="The engine knows the `dimensions` of a request for embeddings."
+        default=False, description="Whether the engine supports the field `dimensions` of an embeddings request."
     )
     shortens_embeddings: bool = Field(
-        default=False, description="The gateway may cut embeddings to the `dimensions` that a request asks for."
+        default=False, description="Whether the gateway may truncate embeddings to the `dimensions` of a request."
     )
 
 
@@ -157,20 +182,26 @@ class RoutingTable(Wire):
     instance: str
     stamp: Stamp
     models: tuple[ModelRoute, ...] = ()
-    keys: tuple[Key, ...] = Field(default=(), description="Empty: no keys are declared.")
+    keys: tuple[Key, ...] = Field(
+        default=(), description="API keys that the gateway accepts; empty: no keys are declared."
+    )
 
 
 class RemoteResult(Wire):
     """Health of a remote model as one gateway finds it by probes and requests."""
 
-    spec: str = Field(description="That of the `RemoteProbe`.")
+    spec: str = Field(description="Value of `spec` in the `RemoteProbe` that the result belongs to.")
     at: float = Field(
-        description="Unix time of the answer, by the gateway's clock. No two results of one have the same."
+        description="Unix time in seconds of the result by the gateway's clock, different for every result of a "
+        "gateway."
     )
-    error: str | None = Field(default=None, description="What is wrong with it, without secrets; null: it is well.")
+    error: str | None = Field(
+        default=None, description="Why the remote model is unhealthy, without secrets; null: it is healthy."
+    )
     retry_at: float | None = Field(
         default=None,
-        description="Unix time when it is asked again; null: it is well, or it refuses its key, or an older gateway.",
+        description="Unix time in seconds of the next probe; null: the model is healthy, it refuses its key, or the "
+        "gateway is of an older version that does not report it.",
     )
 
 
@@ -181,32 +212,46 @@ class GatewayReport(Wire):
     schema_version: int = SCHEMA_VERSION
     gateway_id: str
     addresses: tuple[str, ...] = Field(
-        default=(), description="URLs that it listens on, as it is told them; empty: an older gateway, which says none."
+        default=(),
+        description="URLs that the gateway listens on; empty: unknown, because the gateway is of an older version.",
     )
-    stamp: Stamp | None = Field(description="The table that the gateway works by; null before the first.")
+    stamp: Stamp | None = Field(
+        description="Version of the routing table that the gateway uses; null: it has received none yet."
+    )
     inflight: dict[str, int] = Field(
-        default_factory=dict, description="Replica name to requests inside; zero left out."
+        default_factory=dict,
+        description="Maps a replica's name to the number of its running requests. Replicas without requests are "
+        "left out.",
     )
     queued: dict[str, int] = Field(
-        default_factory=dict, description="Model to requests waiting in the gateway, for a load or for a slot."
+        default_factory=dict,
+        description="Maps a model to the number of its requests that wait in the gateway for a load or a slot.",
     )
     waits_since: dict[str, float] = Field(
-        default_factory=dict, description="Of these, model to Unix time since which the first one waits."
+        default_factory=dict, description="Maps a model to the Unix time since which its oldest waiting request waits."
     )
     last_used: dict[str, float] = Field(
-        default_factory=dict, description="Model to Unix time when a request of it last began or ended."
+        default_factory=dict, description="Maps a model to the Unix time at which a request for it last began or ended."
     )
     demand: dict[str, float] = Field(
-        default_factory=dict, description="Autoload model that is not loaded, to Unix time of the last request for it."
+        default_factory=dict,
+        description="Maps an autoload model that is not loaded to the Unix time of the last request for it.",
     )
     leaving: dict[str, dict[str, float]] = Field(
         default_factory=dict,
-        description="Replica that the table no longer routes to, to the requests still inside: id to Unix time since.",
+        description="Maps a replica that the routing table no longer contains to its running requests: request id to "
+        "the Unix time at which it was sent to the engine.",
     )
-    ending: bool = Field(default=False, description="The gateway ends: nothing is inside, and nothing will be.")
+    ending: bool = Field(
+        default=False,
+        description="Whether the gateway is shutting down: it has no running requests and accepts no new ones.",
+    )
     failed: dict[str, float] = Field(
-        default_factory=dict, description="Replica that refused or broke a connection, to Unix time. Asks for a probe."
+        default_factory=dict,
+        description="Maps a replica to the Unix time at which it refused or broke a connection. The controller "
+        "then probes it.",
     )
     remotes: dict[str, RemoteResult] = Field(
-        default_factory=dict, description="Remote model to how it is; absent: that is not decided yet."
+        default_factory=dict,
+        description="Maps a remote model to its last probe result. Models without a result yet are left out.",
     )

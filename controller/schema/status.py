@@ -32,29 +32,38 @@ class StatementView(Wire):
     """Who decided whether the model is loaded, and since when: the files, a request (autoload), or an operator."""
 
     kind: Literal["file", "autoload", "load", "unload"] = Field(
-        description="file: `enabled`; autoload: on demand; load, unload: an operator's."
+        description="Source of the decision. `file`: the field `enabled`; `autoload`: a request for the model; `load` "
+        "and `unload`: an operator."
     )
-    since: float = Field(description="Unix time in seconds.")
-    reason: str = Field(description="The same in words.")
+    since: float = Field(description="Unix time in seconds since which the decision applies.")
+    reason: str = Field(description="The decision in words.")
 
 
 class ReplicaStatus(Wire):
     """One replica of a model, as last observed."""
 
-    name: str = Field(description="Its container's or process's name.")
-    index: int = Field(description="Its place among the model's replicas, from 0.")
-    attempt: int = Field(description="Which of its starts this is, from 1.")
-    phase: str = Field(description="starting, ready, failing, dead, stalled, draining or ended.")
-    spec_hash: str = Field(description="Digest of all that affects the engine.")
-    outdated: bool = Field(description="True while it runs an older definition than the declared one.")
-    endpoint: str | None = Field(default=None, description="Where it listens, once it has an address.")
-    inflight: int | None = Field(default=None, description="Requests inside, by the gateways; null is unknown.")
-    started_at: float | None = Field(default=None, description="Unix time.")
+    name: str = Field(description="Name of the replica's container or process.")
+    index: int = Field(description="Number of the replica within the model, from 0.")
+    attempt: int = Field(description="Number of this start of the replica, from 1.")
+    phase: str = Field(description="State of the replica: starting, ready, failing, dead, stalled, draining or ended.")
+    spec_hash: str = Field(description="Digest of everything in the definition that affects the engine.")
+    outdated: bool = Field(description="Whether the replica runs an older definition than the one in force.")
+    endpoint: str | None = Field(default=None, description="URL of the engine; null: it has no address yet.")
+    inflight: int | None = Field(
+        default=None, description="Requests that the replica serves now, as the gateways report; null: not known."
+    )
+    started_at: float | None = Field(
+        default=None, description="Unix time in seconds at which the engine was started; null: not known."
+    )
     claims: dict[str, int] = Field(
         default_factory=dict,
-        description="GPU uuid, or `host`, to MiB: as at its start, or what it was seen to hold since, if that is more.",
+        description="Memory that the replica claims: GPU UUID, or `host` for main memory, to MiB. The claim at the "
+        "start, or the measured use if that is larger.",
     )
-    start_claims: dict[str, int] = Field(default_factory=dict, description="The same as at its start.")
+    start_claims: dict[str, int] = Field(
+        default_factory=dict,
+        description="Memory that the replica claimed at its start, by the same keys and in the same unit as `claims`.",
+    )
 
 
 class ModelStatus(Wire):
@@ -69,21 +78,36 @@ class ModelStatus(Wire):
     statement: StatementView
     replicas: list[ReplicaStatus] = Field(default_factory=list)
     last_error: str | None = None
-    retry_at: float | None = Field(default=None, description="Unix time of the next attempt; null: not planned.")
-    blocked: list[str] = Field(default_factory=list, description="What waits, and for what.")
-    progress: float | None = Field(default=None, description="0 to 1 while it loads, where the engine tells.")
+    retry_at: float | None = Field(
+        default=None, description="Unix time in seconds of the next attempt after a failure; null: none is planned."
+    )
+    blocked: list[str] = Field(
+        default_factory=list,
+        description="Sentences that say why the model cannot reach its wanted state now.",
+    )
+    progress: float | None = Field(
+        default=None,
+        description="Progress of loading, from 0 to 1; null: not loading, or the engine does not report it.",
+    )
     vram_warning: str | None = Field(
-        default=None, description="How far `vram_mib` is from what a replica was seen to take; null: within a tenth."
+        default=None,
+        description="A sentence, if a replica took at least a tenth more or less of a GPU than `vram_mib` "
+        "declares; else null.",
     )
 
 
 class GpuProcessView(Wire):
     """One process that uses memory of a GPU."""
 
-    pid: int = Field(description="The host's number.")
-    name: str | None = Field(description="Name of its program; null: not known.")
-    used_mib: int | None = Field(description="What it holds there, in MiB; null: the driver does not say.")
-    replica: str | None = Field(description="The engine that it belongs, or belonged to; null: to none, as is known.")
+    pid: int = Field(description="Process id on the host.")
+    name: str | None = Field(description="Name of the process's program; null: not known.")
+    used_mib: int | None = Field(
+        description="Memory of the GPU that the process uses, in MiB; null: not reported by the driver."
+    )
+    replica: str | None = Field(
+        description="Name of the replica that the process belongs or belonged to; null: no replica of this "
+        "installation, as far as is known."
+    )
 
 
 class GpuStatus(Wire):
@@ -95,31 +119,50 @@ class GpuStatus(Wire):
     total_mib: int
     used_mib: int
     claimed_mib: int = 0
-    utilization_percent: int | None = Field(default=None, description="null: the driver does not say.")
-    processes: list[GpuProcessView] | None = Field(default=None, description="null: the driver does not say.")
-    mig: int | None = Field(default=None, description="Which instance of its GPU it is; null: the whole GPU.")
-    is_unified: bool = Field(default=False, description="true: its memory is the host's main memory.")
+    utilization_percent: int | None = Field(
+        default=None,
+        description="Percentage of the driver's last sample period in which the GPU was busy; null: not reported.",
+    )
+    processes: list[GpuProcessView] | None = Field(
+        default=None, description="Processes that use memory of the GPU; null: not reported by the driver."
+    )
+    mig: int | None = Field(default=None, description="Number of the MIG instance within its GPU; null: a whole GPU.")
+    is_unified: bool = Field(
+        default=False, description="Whether the GPU shares the host's main memory instead of having its own."
+    )
 
 
 class UnreadGpuStatus(Wire):
     """A GPU, or one MIG instance of a GPU, whose state cannot be read. Nothing is started on it meanwhile."""
 
-    index: int = Field(description="As in `gpus`: the others keep their own.")
-    mig: int | None = Field(default=None, description="Which instance of its GPU it is; null: the whole GPU.")
-    uuid: str | None = Field(default=None, description="null: not known, since it was never read.")
-    pci_address: str | None = Field(default=None, description="As `lspci` and `dmesg` say it; null: not known.")
-    reason: str = Field(description="Why it cannot be read, and what to do.")
-    description: str = Field(description="Which one it is, and why it is left out, in a sentence.")
-    claimed_mib: int | None = Field(default=None, description="MiB that engines claim there; null: no uuid is known.")
+    index: int = Field(
+        description="Number of the GPU in PCI order, as in `gpus`. GPUs that can be read keep their numbers."
+    )
+    mig: int | None = Field(default=None, description="Number of the MIG instance within its GPU; null: a whole GPU.")
+    uuid: str | None = Field(
+        default=None, description="UUID of the GPU; null: not known, because the GPU was never read."
+    )
+    pci_address: str | None = Field(
+        default=None, description="PCI address, as `lspci` and `dmesg` show it; null: not known."
+    )
+    reason: str = Field(description="Why the GPU cannot be read, and what to do about it.")
+    description: str = Field(description="A sentence that names the GPU and says why it is left out.")
+    claimed_mib: int | None = Field(
+        default=None,
+        description="Memory in MiB that engines claim on the GPU; null: not known, because `uuid` is null.",
+    )
 
 
 class Problem(Wire):
     """One error in the desired files: where it is, what is wrong, and what to do."""
 
-    file: str = Field(description="The file.")
-    line: int | None = Field(default=None, description="From 1; null: not of one line.")
-    field: str | None = Field(default=None, description="The field, as models.chat.replicas[0].")
-    message: str = Field(description="What is wrong, and what to do.")
+    file: str = Field(description="Path of the file.")
+    line: int | None = Field(default=None, description="Line number, from 1; null: the problem has no single line.")
+    field: str | None = Field(
+        default=None,
+        description="Path of the field, such as `models.chat.replicas[0]`; null: the problem concerns no single field.",
+    )
+    message: str = Field(description="What is wrong, and what to do about it.")
 
     def __str__(self) -> str:
         place = self.file if self.line is None else f"{self.file}:{self.line}"
@@ -135,53 +178,64 @@ class ControllerStatus(Wire):
     runtime: str
     generation: int
     paused: bool = False
-    observed_at: float | None = Field(default=None, description="Unix time of the last complete observation.")
+    observed_at: float | None = Field(
+        default=None,
+        description="Unix time in seconds of the last complete observation of the engines; null: there was none yet.",
+    )
     observation_error: str | None = None
     desired_problems: list[Problem] = Field(
-        default_factory=list, description="Not empty: the files are broken and the last good state rules."
+        default_factory=list,
+        description="Errors in the desired-state files. If there are any, the last valid state stays in force.",
     )
     unsaved: list[str] = Field(
         default_factory=list,
-        description="What could not be written into the state folder, so that a restart would not know it.",
+        description="What could not be written to the state folder and would be lost by a restart.",
     )
     models: list[ModelStatus] = Field(default_factory=list)
-    gpus: list[GpuStatus] | None = Field(default=None, description="null: unknown.")
+    gpus: list[GpuStatus] | None = Field(default=None, description="The host's GPUs; null: not known.")
     unread_gpus: list[UnreadGpuStatus] = Field(
-        default_factory=list, description="GPUs that are left out of `gpus`, since nothing can be read of them."
+        default_factory=list, description="GPUs that are missing from `gpus` because the driver cannot read them."
     )
     gateways: list[str] = Field(default_factory=list)
     gateway_addresses: list[str] = Field(
-        default_factory=list, description="URLs that the connected gateways listen on, as these say."
+        default_factory=list, description="URLs that the connected gateways listen on, as they report them."
     )
-    keys: list[str] = Field(default_factory=list, description="Names of the keys in force, without expired ones.")
-    expired_keys: list[str] = Field(default_factory=list, description="Names of declared keys that have expired.")
+    keys: list[str] = Field(default_factory=list, description="Names of the declared API keys that have not expired.")
+    expired_keys: list[str] = Field(
+        default_factory=list, description="Names of the declared API keys that have expired."
+    )
 
 
 class ActionView(Wire):
     """One planned action."""
 
-    kind: str = Field(description="preflight, pull, start, drain, undrain, stop or remove.")
-    model: str | None = Field(description="The model; null: none.")
-    replica: str | None = Field(description="The replica: by name, or, where it has none yet, as model/index.")
-    reason: str = Field(description="Why.")
+    kind: str = Field(description="Kind of action: preflight, pull, start, drain, undrain, stop or remove.")
+    model: str | None = Field(description="Public model name; null: the action concerns no model.")
+    replica: str | None = Field(
+        description="Name of the replica, or model/index if it has no name yet; null: the action concerns no replica."
+    )
+    reason: str = Field(description="Why the action is planned.")
 
 
 class BlockedView(Wire):
     """A wanted change that the plan cannot make yet."""
 
-    model: str = Field(description="The model.")
-    index: int | None = Field(description="Which of its replicas; null: all.")
-    reason: str = Field(description="What stands in the way.")
+    model: str = Field(description="Public model name.")
+    index: int | None = Field(description="Number of the replica within the model; null: all replicas.")
+    reason: str = Field(description="Why the change cannot be made now.")
 
 
 class PlanView(Wire):
     """What `roundhouse plan` shows: the next actions, and what cannot be done yet."""
 
-    schema_version: int = Field(default=SCHEMA_VERSION, description="Version of this shape.")
-    generation: int = Field(description="Counts edits of the files.")
-    paused: bool = Field(default=False, description="true: nothing of it is done.")
-    actions: list[ActionView] = Field(default_factory=list, description="In order.")
-    blocked: list[BlockedView] = Field(default_factory=list, description="What is wanted and cannot be done now.")
+    schema_version: int = Field(default=SCHEMA_VERSION, description="Version of the format of this object.")
+    generation: int = Field(description="Number of edits of the desired-state files that the controller has applied.")
+    paused: bool = Field(
+        default=False, description="Whether the controller is paused: it plans actions, and carries none out."
+    )
+    actions: list[ActionView] = Field(default_factory=list, description="Planned actions, in order.")
+    blocked: list[BlockedView] = Field(default_factory=list, description="Wanted changes that cannot be made now.")
     wake_at: float | None = Field(
-        default=None, description="Unix time at which it may change by itself; null: it does not."
+        default=None,
+        description="Unix time in seconds at which the plan may change without an event; null: it does not.",
     )
