@@ -46,21 +46,25 @@ class CT2Definition(Definition):
     """A converted model served by CTranslate2."""
 
     backend: Literal["ct2"]
-    model_path: str = Field(description="The model's folder (CTranslate2), in a models folder.")
+    model_path: str = Field(description="Path of the model's folder (CTranslate2), in a models folder.")
     ct2_tokenizer: Annotated[str | None, PathFlag("--tokenizer", "folder", inside="tokenizer.json"), Hashed.ALWAYS] = (
-        Field(default=None, description="Folder of the tokenizer, in a models folder; default: the model's.")
+        Field(
+            default=None, description="Path of the tokenizer's folder, in a models folder; default: the model's folder."
+        )
     )
     ct2_compute_type: Annotated[ComputeType | None, Flag("--compute-type"), Hashed.ALWAYS] = Field(
-        default=None, description="Type that it computes in; default: as converted."
+        default=None, description="Data type of the computation; default: as converted."
     )
     ct2_max_tokens: Annotated[int | None, Flag("--max-tokens"), Hashed.ALWAYS] = Field(
-        default=None, ge=1, description="Tokens of one request at most, prompt and answer; default: the model's own."
+        default=None,
+        ge=1,
+        description="Maximum tokens of one request, prompt and answer together; default: the model's own.",
     )
     ct2_inter_threads: Annotated[int | None, Flag("--inter-threads"), Hashed.ALWAYS] = Field(
-        default=None, ge=1, description="Requests computed side by side (CPU)."
+        default=None, ge=1, description="Number of requests that are computed in parallel (CPU); default: 1."
     )
     ct2_intra_threads: Annotated[int | None, Flag("--intra-threads"), Hashed.ALWAYS] = Field(
-        default=None, ge=1, description="CPU threads of one request."
+        default=None, ge=1, description="Number of CPU threads per request; default: chosen by CTranslate2 for the CPU."
     )
     prompt_format: Annotated[ChatFormat | None, Flag("--prompt-format"), Hashed.ALWAYS] = Field(
         default=None, description="Prompt format; default: the chat template of the tokenizer."

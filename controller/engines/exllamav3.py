@@ -42,12 +42,13 @@ class ExLlamaV3Definition(Definition):
     """An EXL3 folder served by ExLlamaV3."""
 
     backend: Literal["exllamav3"]
-    model_path: str = Field(description="The model's folder (EXL3), in a models folder.")
+    model_path: str = Field(description="Path of the model's folder (EXL3), in a models folder.")
     exllama_cache_size: Annotated[int | None, Flag("--cache-size"), Loadable(), Hashed.ALWAYS] = Field(
         default=None,
         ge=256,
         multiple_of=256,
-        description="KV cache in tokens, shared by all requests at a time; default: the model's context length.",
+        description="Size of the KV cache in tokens, shared by all running requests; default: the model's context "
+        "length.",
     )
     exllama_cache_quant: Annotated[
         str | None,
@@ -57,18 +58,19 @@ class ExLlamaV3Definition(Definition):
     ] = Field(
         default=None,
         pattern=QUANT,
-        description="Bits (2 to 8) of the KV cache: `8` for K and V, or `8,4`; default: fp16.",
+        description="Bits (2 to 8) per value of the KV cache: one number for K and V, such as `8`, or one for "
+        "each, such as `8,4`; default: fp16.",
     )
     exllama_max_rq_tokens: Annotated[int | None, Flag("--max-rq-tokens"), Loadable(), Hashed.ALWAYS] = Field(
         default=None,
         ge=1,
-        description="Tokens of one request at most, prompt and answer; default: the model's context length.",
+        description="Maximum tokens of one request, prompt and answer together; default: the model's context length.",
     )
     exllama_tensor_parallel: Annotated[bool, Switch("--tensor-parallel"), Hashed.ALWAYS] = Field(
         default=False, description="Split each layer over all GPUs of the replica."
     )
     prompt_format: Annotated[ChatFormat | None, Flag("--prompt-format"), Hashed.ALWAYS] = Field(
-        default=None, description="Prompt format; default: the chat template in the folder."
+        default=None, description="Prompt format; default: the chat template in the model's folder."
     )
 
 

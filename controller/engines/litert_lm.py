@@ -22,15 +22,16 @@ class LiteRTLMDefinition(Definition):
     """A `.litertlm` file served by LiteRT-LM."""
 
     backend: Literal["litert_lm"] | None = None
-    model_path: str = Field(description="The `.litertlm` file, in a models folder.")
+    model_path: str = Field(description="Path of the `.litertlm` file, in a models folder.")
     litert_lm_backend: Annotated[Literal["cpu", "gpu"] | None, Flag("--backend"), Hashed.ALWAYS] = Field(
-        default=None, description="Where it computes; default: gpu where the definition asks for GPUs, else cpu."
+        default=None,
+        description="Processor that computes the model; default: gpu if the definition asks for GPUs, else cpu.",
     )
     litert_lm_vision_backend: Annotated[Literal["cpu", "gpu"] | None, Flag("--vision-backend"), Hashed.ALWAYS] = Field(
-        default=None, description="Where images are encoded; without it images are not taken."
+        default=None, description="Processor that encodes images; default: none, and the model accepts no images."
     )
     litert_lm_max_tokens: Annotated[int | None, Flag("--max-tokens"), Hashed.ALWAYS] = Field(
-        default=None, ge=1, description="Tokens of a conversation at most; default: as the file was compiled."
+        default=None, ge=1, description="Maximum tokens of a conversation; default: as the file was compiled."
     )
 
     @model_validator(mode="after")

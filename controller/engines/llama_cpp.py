@@ -33,34 +33,34 @@ class LlamaCppDefinition(Definition):
     """A GGUF model served by llama-cpp-python."""
 
     backend: Literal["llama_cpp"]
-    model_path: str = Field(description="The GGUF file, in a models folder.")
+    model_path: str = Field(description="Path of the GGUF file, in a models folder.")
     gguf_n_ctx: Annotated[int | None, Flag("--n-ctx"), Loadable(), Hashed.ALWAYS] = Field(
         default=None, ge=1, description="Context length in tokens; default: the model's own."
     )
     gguf_n_gpu_layers: Annotated[int | None, Flag("--n-gpu-layers"), Hashed.ALWAYS] = Field(
-        default=None, ge=-1, description="Layers kept on the GPU; -1: all."
+        default=None, ge=-1, description="Number of layers on the GPU; -1: all layers; default: all layers."
     )
     gguf_flash_attn: Annotated[
         Literal["on", "off", "auto"],
         Flag("--flash-attn"),
         Loadable({"default": "auto", "examples": ["auto", "on", "off"]}),
         Hashed.ALWAYS,
-    ] = Field(default="auto", description="Flash attention.")
+    ] = Field(default="auto", description="Whether to use flash attention.")
     gguf_type_k: Annotated[GgmlType | None, Flag("--type-k"), _LOADABLE_TYPE, Hashed.ALWAYS] = Field(
-        default=None, description="Type of the K cache, a GGML type; default: f16."
+        default=None, description="Data type of the K cache, a GGML type; default: f16."
     )
     gguf_type_v: Annotated[GgmlType | None, Flag("--type-v"), _LOADABLE_TYPE, Hashed.ALWAYS] = Field(
-        default=None, description="Type of the V cache, a GGML type; default: f16."
+        default=None, description="Data type of the V cache, a GGML type; default: f16."
     )
     gguf_embedding: Annotated[bool, Switch("--embedding"), Hashed.ALWAYS] = Field(
-        default=False, description="Serve embeddings, and nothing else."
+        default=False, description="Serve embeddings only."
     )
     gguf_chat_format: Annotated[str | None, Flag("--chat-format"), Hashed.ALWAYS] = Field(
         default=None, description="Chat format; default: the model's own template."
     )
     prompt_format: Annotated[PromptFormat | None, Flag("--prompt-format")] = Field(
         default=None,
-        description="Name of the format of the file's own chat template; default: by the file's name.",
+        description="Name of the prompt format of the file's own chat template; default: derived from the file's name.",
     )
 
     @model_validator(mode="after")

@@ -35,38 +35,49 @@ class LlamaServerDefinition(Definition):
     """A GGUF model served by llama-server."""
 
     backend: Literal["llama_server"] | None = None
-    model_path: str = Field(description="The GGUF file, in a models folder.")
+    model_path: str = Field(description="Path of the GGUF file, in a models folder.")
     llama_server_binary: Annotated[str | None, Hashed.ALWAYS] = Field(
-        default=None, description="Path of the llama-server program (process); default: on PATH, else embedded."
+        default=None,
+        description="Path of the llama-server program (process runtime only); default: the one on PATH, else the "
+        "embedded one.",
     )
     llama_server_library_path: str | None = Field(
-        default=None, description="Folders of its shared libraries (process), as LD_LIBRARY_PATH takes them."
+        default=None,
+        description="Folders of llama-server's shared libraries (process runtime only), in the format of "
+        "LD_LIBRARY_PATH.",
     )
     llama_server_n_ctx: Annotated[int | None, Flag("--ctx-size"), Loadable(), Hashed.ALWAYS] = Field(
         default=None, ge=1, description="Context length in tokens, shared by all slots; default: the model's own."
     )
     llama_server_n_batch: Annotated[int | None, Flag("--batch-size")] = Field(
-        default=None, ge=1, description="Tokens of a prompt that are computed at a time, at most; default: 2048."
+        default=None, ge=1, description="Maximum tokens of a prompt per batch (logical batch size); default: 2048."
     )
     llama_server_n_ubatch: Annotated[int | None, Flag("--ubatch-size")] = Field(
-        default=None, ge=1, description="Tokens computed in one pass; a text to embed must fit into it; default: 512."
+        default=None,
+        ge=1,
+        description="Maximum tokens computed in one pass (physical batch size). A text to embed must fit into it; "
+        "default: 512.",
     )
     llama_server_n_predict: Annotated[int | None, Flag("--predict")] = Field(
-        default=None, ge=1, description="Output tokens of a request that says no maximum; default: no limit."
+        default=None, ge=1, description="Maximum output tokens of a request that sets no maximum; default: no limit."
     )
     llama_server_swa_full: Annotated[bool, Switch("--swa-full")] = Field(
         default=False,
-        description="Keep the whole context of layers with a sliding window, so that more prompts can be reused.",
+        description="Cache the whole context for layers with sliding-window attention, so that more prompts can "
+        "be reused.",
     )
     llama_server_context_shift: Annotated[bool, Switch("--context-shift")] = Field(
         default=False,
-        description="Drop the oldest tokens of an answer that reaches the end of the context, instead of ending it.",
+        description="When the context is full, drop its oldest tokens instead of ending the answer.",
     )
     llama_server_n_gpu_layers: Annotated[int | None, Flag("--n-gpu-layers"), Hashed.ALWAYS] = Field(
-        default=None, ge=-1, description="Layers kept on the GPU; -1 or left out: as many as there are."
+        default=None, ge=-1, description="Number of layers on the GPU; -1: all layers; default: all layers."
     )
     llama_server_n_cpu_moe: Annotated[int | None, Flag("--n-cpu-moe"), MOVES_MEMORY] = Field(
-        default=None, ge=1, le=4096, description="Layers whose experts stay in main memory, counted from the first."
+        default=None,
+        ge=1,
+        le=4096,
+        description="Number of layers, counted from the first, whose experts stay in main memory.",
     )
     llama_server_cpu_moe: Annotated[bool, Switch("--cpu-moe"), MOVES_MEMORY] = Field(
         default=False, description="Keep the experts of all layers in main memory."
@@ -74,17 +85,18 @@ class LlamaServerDefinition(Definition):
     llama_server_override_tensor: Annotated[str | None, Flag("--override-tensor"), MOVES_MEMORY] = Field(
         default=None,
         min_length=1,
-        description="Where tensors are kept: `pattern=buffer type`, comma-separated, such as `exps=CPU`.",
+        description="Memory in which tensors are placed: pairs `pattern=buffer type`, comma-separated, such as "
+        "`exps=CPU`.",
     )
     llama_server_split_mode: Annotated[
         Literal["none", "layer", "row", "tensor"] | None, Flag("--split-mode"), MOVES_MEMORY
-    ] = Field(default=None, description="How several GPUs share the model; default: layer.")
+    ] = Field(default=None, description="How the model is split over several GPUs; default: layer.")
     llama_server_main_gpu: Annotated[int | None, Flag("--main-gpu"), MOVES_MEMORY] = Field(
         default=None,
         ge=0,
         le=63,
-        description="The replica's GPU that takes everything (split mode none) or the intermediate results (row); the "
-        "first is 0.",
+        description="Index, from 0, of the replica's GPU that holds the whole model (split mode none) or the "
+        "intermediate results (split mode row).",
     )
     llama_server_tensor_split: Annotated[
         list[Annotated[float, Field(ge=0)]] | None, Flag("--tensor-split"), MOVES_MEMORY
@@ -92,7 +104,8 @@ class LlamaServerDefinition(Definition):
         default=None,
         min_length=1,
         max_length=15,
-        description="Share of each GPU in the model, such as [3, 1]; default: as the GPUs are claimed.",
+        description="Proportions of the model on each GPU, such as [3, 1]; default: in proportion to the memory "
+        "that the replica claims on each GPU.",
     )
     llama_server_kv_offload: Annotated[bool, Switch(off="--no-kv-offload"), MOVES_MEMORY] = Field(
         default=True, description="Keep the KV cache on the GPU."
@@ -101,23 +114,28 @@ class LlamaServerDefinition(Definition):
         Literal["auto", "none", "mmap", "mlock", "mmap+mlock", "dio"] | None, Flag("--load-mode")
     ] = Field(
         default=None,
-        description="How the file is read: none (without a memory map), mmap, mlock (never swapped out), dio (direct "
+        description="How the file is read: none (without a memory map), mmap, mlock (locked in memory), dio (direct "
         "I/O); default: auto.",
     )
     llama_server_flash_attn: Annotated[Literal["on", "off", "auto"], Flag("--flash-attn"), Hashed.ALWAYS] = Field(
-        default="auto", description="Flash attention."
+        default="auto", description="Whether to use flash attention."
     )
     llama_server_cache_type_k: Annotated[GgmlType | None, Flag("--cache-type-k"), Hashed.ALWAYS] = Field(
-        default=None, description="Type of the K cache; default f16."
+        default=None, description="Data type of the K cache; default: f16."
     )
     llama_server_cache_type_v: Annotated[GgmlType | None, Flag("--cache-type-v"), Hashed.ALWAYS] = Field(
-        default=None, description="Type of the V cache; default f16."
+        default=None, description="Data type of the V cache; default: f16."
     )
     llama_server_rope_scaling: Annotated[Literal["none", "linear", "yarn"] | None, Flag("--rope-scaling")] = Field(
-        default=None, description="RoPE scaling for contexts beyond the model's own; default: the model's own."
+        default=None,
+        description="RoPE scaling method, for contexts longer than the model was trained with; default: the "
+        "model's own.",
     )
     llama_server_rope_scale: Annotated[float | None, Flag("--rope-scale")] = Field(
-        default=None, ge=0.001, le=1000, description="Factor by which RoPE scaling extends the context."
+        default=None,
+        ge=0.001,
+        le=1000,
+        description="Factor by which RoPE scaling extends the context; default: the model's own.",
     )
     llama_server_rope_freq_base: Annotated[float | None, Flag("--rope-freq-base")] = Field(
         default=None, ge=1, le=1e12, description="Base frequency of RoPE; default: the model's own."
@@ -134,7 +152,7 @@ class LlamaServerDefinition(Definition):
         description="Context length that the model was trained with, for YaRN; default: the model's own.",
     )
     llama_server_mmproj: Annotated[str | None, PathFlag("--mmproj", "gguf"), Hashed.ALWAYS] = Field(
-        default=None, description="Multimodal projector (GGUF), for images."
+        default=None, description="Path of the multimodal projector (GGUF) for images, in a models folder."
     )
     llama_server_mmproj_offload: Annotated[bool, Switch(off="--no-mmproj-offload")] = Field(
         default=True, description="Keep the projector on the GPU."
@@ -142,25 +160,25 @@ class LlamaServerDefinition(Definition):
     llama_server_lora: Annotated[list[str] | None, PathFlag("--lora", "gguf")] = Field(
         default=None,
         min_length=1,
-        description="LoRA adapters (GGUF) that are applied to every request, in models folders.",
+        description="Paths of LoRA adapters (GGUF), in models folders. They apply to every request.",
     )
     llama_server_image_min_tokens: Annotated[int | None, Flag("--image-min-tokens")] = Field(
-        default=None, ge=1, description="Vision tokens per image at least."
+        default=None, ge=1, description="Minimum vision tokens per image."
     )
     llama_server_image_max_tokens: Annotated[int | None, Flag("--image-max-tokens"), Loadable(), Hashed.ALWAYS] = Field(
-        default=None, ge=1, description="Vision tokens per image at most."
+        default=None, ge=1, description="Maximum vision tokens per image."
     )
     llama_server_draft_model_path: Annotated[str | None, PathFlag("--model-draft", "gguf"), Hashed.ALWAYS] = Field(
-        default=None, description="Draft model (GGUF), for speculation."
+        default=None, description="Path of the draft model (GGUF) for speculative decoding, in a models folder."
     )
     llama_server_draft_n_gpu_layers: Annotated[int | None, Flag("--spec-draft-ngl")] = Field(
-        default=None, ge=0, description="Layers of the draft model kept on the GPU; default: as many as there are."
+        default=None, ge=0, description="Number of layers of the draft model on the GPU; default: all layers."
     )
     llama_server_draft_cache_type_k: Annotated[GgmlType | None, Flag("--spec-draft-type-k")] = Field(
-        default=None, description="Type of the draft model's K cache; default: f16."
+        default=None, description="Data type of the draft model's K cache; default: f16."
     )
     llama_server_draft_cache_type_v: Annotated[GgmlType | None, Flag("--spec-draft-type-v")] = Field(
-        default=None, description="Type of the draft model's V cache; default: f16."
+        default=None, description="Data type of the draft model's V cache; default: f16."
     )
     llama_server_spec_type: Annotated[
         SpecType | None,
@@ -170,17 +188,22 @@ class LlamaServerDefinition(Definition):
             null="as if none were configured",
         ),
         Hashed.ALWAYS,
-    ] = Field(default=None, description="Kind of speculative decoding; default: none.")
+    ] = Field(
+        default=None,
+        description="Method of speculative decoding; default: draft-simple if `llama_server_draft_model_path` is "
+        "set, else none.",
+    )
     llama_server_spec_draft_n_max: Annotated[
         int | None, Flag("--spec-draft-n-max"), Loadable({"default": DRAFT_N_MAX, "maximum": 6}), Hashed.ALWAYS
     ] = Field(
         default=None,
         ge=1,
         le=64,
-        description="Tokens drafted at most; default: 2 with a `llama_server_spec_type`, else llama-server's own.",
+        description="Maximum tokens drafted at a time; default: 2 if `llama_server_spec_type` is set, else "
+        "llama-server's own.",
     )
     llama_server_spec_draft_n_min: Annotated[int | None, Flag("--spec-draft-n-min")] = Field(
-        default=None, ge=0, description="Tokens drafted at least, else none are; default: 0."
+        default=None, ge=0, description="Minimum length of a draft in tokens. Shorter drafts are discarded; default: 0."
     )
     llama_server_spec_draft_p_min: Annotated[
         float | None, Flag("--spec-draft-p-min"), Loadable({"default": DRAFT_P_MIN}), Hashed.ALWAYS
@@ -188,95 +211,103 @@ class LlamaServerDefinition(Definition):
         default=None,
         ge=0.0,
         le=1.0,
-        description="Least probability of a drafted token; default: 0 with a `llama_server_spec_type`, else "
+        description="Minimum probability of a drafted token; default: 0 if `llama_server_spec_type` is set, else "
         "llama-server's own.",
     )
     llama_server_embedding: Annotated[bool, Switch("--embeddings"), Hashed.ALWAYS] = Field(
-        default=False, description="Serve embeddings, and nothing else."
+        default=False, description="Serve embeddings only."
     )
     llama_server_pooling: Annotated[
         Literal["none", "mean", "cls", "last", "rank"] | None, Flag("--pooling"), Hashed.ALWAYS
-    ] = Field(default=None, description="Pooling of embeddings; default: the model's own.")
+    ] = Field(default=None, description="Pooling method of embeddings; default: the model's own.")
     llama_server_reranking: Annotated[bool, Switch("--reranking"), Hashed.ALWAYS] = Field(
-        default=False, description="Serve reranking."
+        default=False, description="Serve the reranking API."
     )
     llama_server_threads: Annotated[int | None, Flag("--threads"), Hashed.ALWAYS] = Field(
-        default=None, ge=1, description="CPU threads for generation."
+        default=None, ge=1, description="Number of CPU threads for generation; default: llama-server's own."
     )
     llama_server_threads_batch: Annotated[int | None, Flag("--threads-batch")] = Field(
-        default=None, ge=1, description="CPU threads for prompts; default: as many as for generation."
+        default=None, ge=1, description="Number of CPU threads for prompts; default: as many as for generation."
     )
     llama_server_cache_ram_mib: Annotated[int | None, SpecialFlag("--cache-ram")] = Field(
-        default=None, ge=0, description="Main memory for prompts that have left their slot, in MiB; default: none."
+        default=None,
+        ge=0,
+        description="Main memory in MiB for cached prompts that are no longer in a slot; default: none.",
     )
     llama_server_cache_reuse: Annotated[int | None, Flag("--cache-reuse")] = Field(
         default=None,
         ge=0,
-        description="Least length in tokens of a part of a cached prompt that is reused at another position; "
-        "default: 0, never.",
+        description="Minimum length in tokens of a part of a cached prompt that is reused at another position; "
+        "default: 0 (no reuse).",
     )
     llama_server_ctx_checkpoints: Annotated[int | None, Flag("--ctx-checkpoints")] = Field(
         default=None,
         ge=0,
-        description="Checkpoints of the cache per slot, in main memory, for models whose cache cannot be cut back; "
-        "default: 32.",
+        description="Maximum number of cache checkpoints per slot, in main memory, for models whose cache cannot be "
+        "truncated; default: 32.",
     )
     llama_server_slot_prompt_similarity: Annotated[float | None, Flag("--slot-prompt-similarity")] = Field(
         default=None,
         ge=0,
         le=1,
-        description="Share of a prompt that a slot must hold already to be chosen for it; default: 0.1.",
+        description="Minimum share of a prompt that a slot's cache must match for the slot to be chosen for it; "
+        "default: 0.1.",
     )
     llama_server_warmup: Annotated[bool, Switch(off="--no-warmup")] = Field(
-        default=True, description="Compute once, without a prompt, before the engine is ready."
+        default=True, description="Run the model once with an empty prompt before the engine is ready."
     )
     llama_server_reasoning_format: Annotated[
         Literal["none", "deepseek", "deepseek-legacy", "auto"] | None, Flag("--reasoning-format"), Hashed.ALWAYS
-    ] = Field(default=None, description="How thoughts are returned.")
+    ] = Field(default=None, description="Form in which the model's reasoning is returned; default: llama-server's own.")
     llama_server_reasoning: Annotated[Literal["on", "off", "auto"] | None, Flag("--reasoning")] = Field(
         default=None,
-        description="Whether the model thinks where a request does not say; default: auto, as its template has it.",
+        description="Whether the model thinks if the request does not set it; default: auto (by the chat template).",
     )
     llama_server_reasoning_budget: Annotated[int | None, Flag("--reasoning-budget")] = Field(
-        default=None, ge=-1, description="Tokens that the model may think; -1: no limit, 0: none; default: -1."
+        default=None,
+        ge=-1,
+        description="Maximum reasoning tokens of an answer; -1: no limit; 0: no reasoning; default: -1.",
     )
     llama_server_reasoning_effort: Annotated[
         Literal["minimal", "low", "medium", "high", "xhigh", "max"] | None, Flag("--reasoning-effort")
-    ] = Field(default=None, description="Effort of thinking that the chat template gets; default: the template's own.")
+    ] = Field(
+        default=None, description="Reasoning effort that is passed to the chat template; default: the template's own."
+    )
     llama_server_chat_template: Annotated[str | None, Flag("--chat-template")] = Field(
         default=None,
         min_length=1,
-        description="Chat template: a name that llama.cpp knows, such as chatml, or Jinja; default: the model's own.",
+        description="Chat template: the name of a template built into llama.cpp, such as chatml, or a Jinja "
+        "template; default: the model's own.",
     )
     llama_server_chat_template_kwargs: Annotated[dict[str, Anything] | None, JsonFlag("--chat-template-kwargs")] = (
-        Field(default=None, description="Arguments of the chat template, where a request does not say them.")
+        Field(default=None, description="Arguments of the chat template for requests that do not set them.")
     )
     llama_server_chat_template_file: Annotated[str | None, PathFlag("--chat-template-file", "file"), Hashed.ALWAYS] = (
-        Field(default=None, description="Jinja chat template, in a models folder; default: the model's own.")
+        Field(default=None, description="Path of a Jinja chat template, in a models folder; default: the model's own.")
     )
     llama_server_temperature: Annotated[float | None, Flag("--temp")] = Field(
-        default=None, ge=0, le=100, description="Temperature where a request does not say it; default: 0.8."
+        default=None, ge=0, le=100, description="Temperature for requests that do not set it; default: 0.8."
     )
     llama_server_top_k: Annotated[int | None, Flag("--top-k")] = Field(
-        default=None, ge=0, description="Top-k sampling where a request does not say it; 0: off; default: 40."
+        default=None, ge=0, description="Top-k sampling for requests that do not set it; 0: off; default: 40."
     )
     llama_server_top_p: Annotated[float | None, Flag("--top-p")] = Field(
-        default=None, ge=0, le=1, description="Top-p sampling where a request does not say it; 1: off; default: 0.95."
+        default=None, ge=0, le=1, description="Top-p sampling for requests that do not set it; 1: off; default: 0.95."
     )
     llama_server_min_p: Annotated[float | None, Flag("--min-p")] = Field(
-        default=None, ge=0, le=1, description="Min-p sampling where a request does not say it; 0: off; default: 0.05."
+        default=None, ge=0, le=1, description="Min-p sampling for requests that do not set it; 0: off; default: 0.05."
     )
     llama_server_repeat_penalty: Annotated[float | None, Flag("--repeat-penalty")] = Field(
         default=None,
         ge=0.01,
         le=100,
-        description="Penalty of repeated tokens where a request does not say it; default: 1, off.",
+        description="Repetition penalty for requests that do not set it; default: 1 (off).",
     )
     llama_server_presence_penalty: Annotated[float | None, Flag("--presence-penalty")] = Field(
         default=None,
         ge=-100,
         le=100,
-        description="Penalty of tokens that are there already, where a request does not say it; default: 0, off.",
+        description="Presence penalty for requests that do not set it; default: 0 (off).",
     )
 
     @model_validator(mode="after")

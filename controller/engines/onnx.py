@@ -21,23 +21,25 @@ class OnnxDefinition(Definition):
     """An embedding model served by ONNX Runtime."""
 
     backend: Literal["onnx"] | None = None
-    model_path: str = Field(description="The `.onnx` file, in a models folder.")
+    model_path: str = Field(description="Path of the `.onnx` file, in a models folder.")
     onnx_tokenizer: Annotated[str | None, PathFlag("--tokenizer", "file"), Hashed.ALWAYS] = Field(
         default=None,
-        description="A `tokenizer.json`, or BERT's vocabulary as `*-vocab.txt` or `vocab.txt`, in a models "
-        "folder; default: the one beside the model.",
+        description="Path of a `tokenizer.json`, or of BERT's vocabulary as `*-vocab.txt` or `vocab.txt`, in a "
+        "models folder; default: the one beside the model.",
     )
     onnx_max_tokens: Annotated[int | None, Flag("--max-tokens"), Hashed.ALWAYS] = Field(
-        default=None, ge=1, description="Tokens of a text that count; default: as the tokenizer says."
+        default=None,
+        ge=1,
+        description="Maximum tokens of a text; longer texts are truncated; default: as the tokenizer says.",
     )
     onnx_pooling: Annotated[Literal["mean", "cls"], Flag("--pooling"), Hashed.ALWAYS] = Field(
-        default="mean", description="How tokens become one embedding."
+        default="mean", description="How the embeddings of a text's tokens become one embedding."
     )
     onnx_normalize: Annotated[bool, Switch(off="--no-normalize"), Hashed.ALWAYS] = Field(
-        default=True, description="Embeddings of length 1."
+        default=True, description="Scale embeddings to length 1."
     )
     onnx_threads: Annotated[int | None, Flag("--threads"), Hashed.ALWAYS] = Field(
-        default=None, ge=1, description="CPU threads."
+        default=None, ge=1, description="Number of CPU threads; default: one per core."
     )
 
     @model_validator(mode="after")

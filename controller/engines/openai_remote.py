@@ -20,38 +20,40 @@ class OpenAIRemoteDefinition(Definition):
     backend: Literal["openai_remote"]
     base_url: Annotated[str, Hashed.ALWAYS] = Field(
         pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?$",
-        description="Where its OpenAI API is, with `/v1` at the end where the server has it.",
+        description="URL of the server's OpenAI API, including `/v1` if the server's paths begin with it.",
     )
     remote_model: Annotated[str | None, Hashed.ALWAYS] = Field(
-        default=None, description="The model's name there; default: its name here."
+        default=None,
+        description="Name of the model in requests to the server; default: the model's name in the desired-state "
+        "files.",
     )
     api_key_env: Annotated[str | None, Hashed.ALWAYS] = Field(
-        default=None, description="Environment variable of the controller that holds the key."
+        default=None, description="Name of the controller's environment variable that holds the server's API key."
     )
     api_key_file: Annotated[str | None, Hashed.ALWAYS] = Field(
-        default=None, description="File that holds the key, as the controller sees it."
+        default=None, description="Path, as the controller sees it, of a file that holds the server's API key."
     )
     remote_apis: Annotated[list[str], Hashed.NEVER] = Field(
         default_factory=lambda: ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"],
-        description="Paths that the server offers.",
+        description="Paths of the APIs that the server offers.",
     )
     remote_fields: Annotated[list[str], Hashed.NEVER] = Field(
         default_factory=list,
-        description="Fields of requests that it gets beside those that the API knows, such as `top_k` of a chat "
-        "completion; others stay here.",
+        description="Request fields that the gateway passes to the server besides the fields of the API, such as "
+        "`top_k` of a chat completion. The gateway drops all others.",
     )
     thinking_field: Annotated[ThinkingControl, Hashed.NEVER] = Field(
         default="chat_template_kwargs",
-        description="Field of a chat completion that tells it to think or not, where `thinking_modes` has more than "
-        "`default`.",
+        description="Request field of a chat completion that switches the model's thinking on or off, if "
+        "`thinking_modes` has more than `default`.",
     )
     max_tokens_field: Annotated[MaxTokensField, Hashed.NEVER] = Field(
         default="max_tokens",
-        description="What it calls the most tokens of a chat completion (requests of other APIs); OpenAI's models that "
-        "reason know `max_completion_tokens` alone.",
+        description="Name of the field that limits the tokens of a chat completion, for requests that the gateway "
+        "translates from other APIs. OpenAI's reasoning models accept only `max_completion_tokens`.",
     )
     health_path: Annotated[str, Hashed.ALWAYS] = Field(
-        default="/models", description="Path below base_url that answers 200 when all is well."
+        default="/models", description="Path below `base_url` that returns 200 if the server is healthy."
     )
 
     @model_validator(mode="after")

@@ -20,16 +20,16 @@ class StubDefinition(Definition):
 
     backend: Literal["stub"]
     stub_text: Annotated[str | None, JoinedFlag("--text"), Hashed.ALWAYS] = Field(
-        default=None, description="The answer to everything."
+        default=None, description="Text that answers every request; default: a fixed sentence."
     )
     stub_load_s: Annotated[float, Flag("--load-s", omit=0), Hashed.ALWAYS] = Field(
-        default=0.0, ge=0, description="How long loading seems to take, in seconds."
+        default=0.0, ge=0, description="Simulated duration of a load, in seconds."
     )
     stub_token_delay_ms: Annotated[int, Flag("--token-delay-ms", omit=0), Hashed.ALWAYS] = Field(
-        default=0, ge=0, description="Pause before each token, in milliseconds."
+        default=0, ge=0, description="Delay before each token, in milliseconds."
     )
     stub_fail: Annotated[str | None, JoinedFlag("--fail"), Hashed.ALWAYS] = Field(
-        default=None, description="End with this message instead of loading."
+        default=None, description="Exit with this message instead of loading."
     )
 
 

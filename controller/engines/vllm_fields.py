@@ -35,14 +35,16 @@ _SIZE_FLAGS: Final = ("--gpu-memory-utilization", "--kv-cache-memory")
 class VllmFields(Definition):
     """The options that `vllm` and `vllm_serve` share: the base of their definition classes."""
 
-    model_path: str | None = Field(default=None, description="The model's folder (or GGUF file), in a models folder.")
+    model_path: str | None = Field(
+        default=None, description="Path of the model's folder (or GGUF file), in a models folder."
+    )
     vllm_model: Annotated[str | None, Hashed.ALWAYS] = Field(
-        default=None, min_length=1, description="The model's name on the Hugging Face hub, instead of `model_path`."
+        default=None, min_length=1, description="Name of the model on the Hugging Face Hub, instead of `model_path`."
     )
     vllm_revision: Annotated[str | None, Flag("--revision")] = Field(
         default=None,
         min_length=1,
-        description="Branch, tag or commit of the model on the hub; default: its main branch.",
+        description="Branch, tag or commit of the model on the Hub; default: the main branch.",
     )
     vllm_load_format: Annotated[str | None, Flag("--load-format")] = Field(
         default=None,
@@ -62,30 +64,33 @@ class VllmFields(Definition):
         int | None, Flag("--max-model-len"), Loadable({"minimum": 256, "step": 256}), Hashed.ALWAYS
     ] = Field(default=None, ge=1, description="Context length in tokens; default: the model's own.")
     vllm_max_num_batched_tokens: Annotated[int | None, Flag("--max-num-batched-tokens")] = Field(
-        default=None, ge=1, description="Tokens computed in one step, at most; default: vLLM's own, by the GPU."
+        default=None, ge=1, description="Maximum tokens that one step computes; default: vLLM's own, by the GPU."
     )
     vllm_enable_prefix_caching: Annotated[
         bool | None, Switch("--enable-prefix-caching", "--no-enable-prefix-caching")
     ] = Field(
-        default=None, description="Reuse the cache of prompts that begin alike; default: vLLM's own, by the model."
+        default=None,
+        description="Reuse the KV cache of prompts with the same beginning; default: vLLM's own, by the model.",
     )
     vllm_enable_chunked_prefill: Annotated[
         bool | None, Switch("--enable-chunked-prefill", "--no-enable-chunked-prefill")
     ] = Field(
         default=None,
-        description="Compute long prompts in parts, between the tokens of others; default: vLLM's own, by the model.",
+        description="Compute long prompts in chunks, batched with the tokens of other requests; default: vLLM's "
+        "own, by the model.",
     )
     vllm_dtype: Annotated[
         Literal["auto", "half", "float16", "bfloat16", "float", "float32"] | None, Flag("--dtype"), Hashed.ALWAYS
-    ] = Field(default=None, description="Type of the weights; default: the model's own.")
+    ] = Field(default=None, description="Data type of the weights; default: the model's own.")
     vllm_quantization: Annotated[str | None, Flag("--quantization"), Hashed.ALWAYS] = Field(
-        default=None, description="Quantization; default: as the model's files say."
+        default=None, description="Quantization method; default: as the model's files say."
     )
     vllm_gpu_memory_utilization: Annotated[float | None, Flag("--gpu-memory-utilization"), Hashed.ALWAYS] = Field(
         default=None,
         gt=0,
         le=1,
-        description="Share of each GPU's memory that the engine takes; default: `vram_mib` of the smallest, else 0.92.",
+        description="Share of each GPU's memory that the engine uses; default: `vram_mib` divided by the memory "
+        "of the replica's smallest GPU, else 0.92.",
     )
     vllm_kv_cache_dtype: Annotated[
         str | None,
@@ -99,41 +104,53 @@ class VllmFields(Definition):
             open_values=True,
         ),
         Hashed.ALWAYS,
-    ] = Field(default=None, min_length=1, description="Type of the KV cache, any that vLLM knows; default: auto.")
+    ] = Field(
+        default=None, min_length=1, description="Data type of the KV cache, any that vLLM supports; default: auto."
+    )
     vllm_kv_cache_memory_bytes: Annotated[
         int | None,
         Flag("--kv-cache-memory-bytes"),
         Loadable({"minimum": 2**28, "step": 2**28, "unit": "bytes", "display_unit": "mib"}),
         Hashed.ALWAYS,
     ] = Field(
-        default=None, ge=1, description="Size of the KV cache in bytes; rules over `vllm_gpu_memory_utilization`."
+        default=None,
+        ge=1,
+        description="Size of the KV cache per GPU in bytes; overrides `vllm_gpu_memory_utilization`.",
     )
     vllm_kv_offloading_size: Annotated[float | None, Flag("--kv-offloading-size")] = Field(
         default=None,
         gt=0,
         le=65536,
-        description="Main memory for parts of the KV cache that leave the GPUs, in GiB for all GPUs together; "
+        description="Main memory for KV cache blocks that are offloaded from the GPUs, in GiB for all GPUs together; "
         "default: none.",
     )
     vllm_cpu_offload_gb: Annotated[float | None, Flag("--cpu-offload-gb"), MOVES_MEMORY] = Field(
         default=None, gt=0, le=65536, description="Weights kept in main memory, in GiB per GPU; default: none."
     )
     vllm_tensor_parallel_size: Annotated[int | None, SpecialFlag("--tensor-parallel-size"), Hashed.ALWAYS] = Field(
-        default=None, ge=1, le=64, description="GPUs that share each layer; default: all of the replica."
+        default=None,
+        ge=1,
+        le=64,
+        description="Number of GPUs that each layer is split over; default: all GPUs of the replica.",
     )
     vllm_pipeline_parallel_size: Annotated[int | None, Flag("--pipeline-parallel-size"), MOVES_MEMORY] = Field(
-        default=None, ge=1, le=64, description="Groups of GPUs that hold the layers one after the other; default: 1."
+        default=None,
+        ge=1,
+        le=64,
+        description="Number of pipeline stages; each stage is a group of GPUs that holds some of the layers; "
+        "default: 1.",
     )
     vllm_enable_expert_parallel: Annotated[bool, Switch("--enable-expert-parallel")] = Field(
-        default=False, description="Spread whole experts over the GPUs instead of a part of each."
+        default=False, description="Distribute whole experts over the GPUs instead of splitting each expert."
     )
     vllm_disable_custom_all_reduce: Annotated[bool, Switch("--disable-custom-all-reduce")] = Field(
-        default=False, description="Let NCCL combine the results of GPUs, where vLLM's own way fails."
+        default=False,
+        description="Use NCCL for all-reduce instead of vLLM's own implementation, which fails on some machines.",
     )
     vllm_attention_backend: Annotated[str | None, Flag("--attention-backend")] = Field(
         default=None,
         pattern=r"^[A-Za-z0-9_]+$",
-        description="Implementation of attention, such as FLASH_ATTN or FLASHINFER; default: vLLM's own, by the GPU.",
+        description="Attention implementation, such as FLASH_ATTN or FLASHINFER; default: vLLM's own, by the GPU.",
     )
     vllm_max_pixels: Annotated[
         int | None,
@@ -141,14 +158,14 @@ class VllmFields(Definition):
         SpecialFlag("--mm-processor-kwargs"),
         Hashed.ALWAYS,
     ] = Field(
-        default=None, ge=1, description="Pixels per image at most; becomes `max_pixels` of `vllm_mm_processor_kwargs`."
+        default=None, ge=1, description="Maximum pixels per image; becomes `max_pixels` of `vllm_mm_processor_kwargs`."
     )
     vllm_mm_processor_kwargs: Annotated[
         dict[str, Anything] | None, SpecialFlag("--mm-processor-kwargs"), Hashed.ALWAYS
     ] = Field(default=None, description="Arguments of the model's image processor.")
     vllm_limit_mm_per_prompt: Annotated[
         dict[str, Annotated[int, Field(ge=0)]] | None, JsonFlag("--limit-mm-per-prompt"), Hashed.ALWAYS
-    ] = Field(default=None, description="Images (`image`) and the like that one request may hold.")
+    ] = Field(default=None, description="Maximum number of inputs per request and kind, such as `image`.")
     vllm_speculative_method: Annotated[
         str | None,
         Loadable(
@@ -164,7 +181,7 @@ class VllmFields(Definition):
     ] = Field(
         default=None,
         min_length=1,
-        description="Speculative decoding, such as mtp, draft_model or mlp_speculator; default: none.",
+        description="Method of speculative decoding, such as mtp, draft_model or mlp_speculator; default: none.",
     )
     vllm_speculative_model: Annotated[
         str | None,
@@ -181,58 +198,62 @@ class VllmFields(Definition):
     ] = Field(
         default=None,
         min_length=1,
-        description="Assistant, draft or speculator: a name on the hub, or a path as the engine sees it.",
+        description="Assistant, draft or speculator model: a name on the Hub, or a path as the engine sees it.",
     )
     vllm_num_speculative_tokens: Annotated[
         int | None, Loadable({"default": 1}), SpecialFlag("--speculative-config"), Hashed.ALWAYS
-    ] = Field(default=None, ge=1, description="Tokens that are guessed at a time; default: 1.")
+    ] = Field(default=None, ge=1, description="Number of tokens that are drafted at a time; default: 1.")
     vllm_speculative_config: Annotated[dict[str, Anything] | None, SpecialFlag("--speculative-config")] = Field(
         default=None,
-        description="Further entries of the speculation, such as `prompt_lookup_max`; ignored without a "
+        description="Additional entries of `--speculative-config`, such as `prompt_lookup_max`; ignored without "
         "`vllm_speculative_method`.",
     )
     vllm_embedding: Annotated[bool, SpecialFlag("--runner pooling"), Hashed.ALWAYS] = Field(
-        default=False, description="Serve embeddings, and nothing else."
+        default=False, description="Serve embeddings only."
     )
     vllm_enforce_eager: Annotated[bool, Switch("--enforce-eager"), Hashed.ALWAYS] = Field(
-        default=False, description="No CUDA graphs: slower, starts sooner, less memory."
+        default=False,
+        description="Do not use CUDA graphs: the engine starts faster, uses less memory and generates more slowly.",
     )
     vllm_trust_remote_code: Annotated[bool, Switch("--trust-remote-code"), Hashed.ALWAYS] = Field(
-        default=False, description="Run code that comes with the model."
+        default=False, description="Run Python code from the model's files."
     )
     vllm_reasoning_parser: Annotated[str | None, Flag("--reasoning-parser"), Hashed.ALWAYS] = Field(
-        default=None, description="Parser that takes thoughts out of answers."
+        default=None, description="Parser that separates the model's reasoning from its answer; default: none."
     )
     vllm_tool_call_parser: Annotated[str | None, Flag("--tool-call-parser"), Hashed.ALWAYS] = Field(
-        default=None, description="Parser of tool calls; also turns them on."
+        default=None, description="Parser of tool calls. Setting it enables tool calls; default: none."
     )
     vllm_enable_prompt_tokens_details: Annotated[bool, Switch("--enable-prompt-tokens-details")] = Field(
-        default=False, description="Report in `usage` how many tokens of a prompt came out of the cache."
+        default=False, description="Report in `usage` how many tokens of the prompt were cached."
     )
     vllm_generation_config: Annotated[Literal["auto", "vllm"] | None, Flag("--generation-config")] = Field(
         default=None,
-        description="Source of sampling defaults: the model's generation_config.json (auto) or vLLM's own (vllm); "
-        "default: auto.",
+        description="Source of sampling defaults: the model's generation_config.json (auto) or vLLM's own defaults "
+        "(vllm); default: auto.",
     )
     vllm_override_generation_config: Annotated[dict[str, Anything] | None, JsonFlag("--override-generation-config")] = (
         Field(
             default=None,
-            description="Defaults of sampling, such as `temperature` and `top_p`, where a request does not say them.",
+            description="Sampling parameters for requests that do not set them, such as `temperature` and `top_p`.",
         )
     )
     vllm_chat_template_content_format: Annotated[
         Literal["auto", "string", "openai"] | None, Flag("--chat-template-content-format")
     ] = Field(
-        default=None, description="Form in which the chat template gets contents; default: auto, by the template."
+        default=None,
+        description="Form in which the chat template gets message contents; default: auto, by the template.",
     )
     vllm_chat_template_kwargs: Annotated[dict[str, Anything] | None, JsonFlag("--default-chat-template-kwargs")] = (
-        Field(default=None, description="Arguments of the chat template, where a request does not say them.")
+        Field(default=None, description="Arguments of the chat template for requests that do not set them.")
     )
     vllm_chat_template_file: Annotated[str | None, PathFlag("--chat-template", "file"), Hashed.ALWAYS] = Field(
-        default=None, description="Jinja chat template, in a models folder; default: the model's own."
+        default=None, description="Path of a Jinja chat template, in a models folder; default: the model's own."
     )
     prompt_format: Annotated[ChatFormat | None, Hashed.NEVER] = Field(
-        default=None, description="Name of the format of the model's own chat template; default: by the model's name."
+        default=None,
+        description="Name of the prompt format of the model's own chat template; default: derived from the "
+        "model's name.",
     )
 
     @property

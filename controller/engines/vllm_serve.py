@@ -17,10 +17,11 @@ class VllmServeDefinition(VllmFields):
 
     backend: Literal["vllm_serve"]
     vllm_serve_binary: Annotated[str | None, Hashed.ALWAYS] = Field(
-        default=None, description="Path of the vllm program (process); default: on PATH."
+        default=None, description="Path of the vllm program (process runtime only); default: the one on PATH."
     )
     vllm_serve_library_path: Annotated[str | None, Hashed.ALWAYS] = Field(
-        default=None, description="Folders of its shared libraries (process), as LD_LIBRARY_PATH takes them."
+        default=None,
+        description="Folders of vLLM's shared libraries (process runtime only), in the format of LD_LIBRARY_PATH.",
     )
 
 
