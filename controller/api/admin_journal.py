@@ -26,21 +26,29 @@ _EVENT = {
     "type": "object",
     "description": "One event.",
     "properties": {
-        "id": {"type": "string", "description": "The entry's id; `gap` has none."},
+        "id": {"type": "string", "description": "Id of the entry; missing if `event` is `gap`."},
         "event": {"enum": [*get_args(EventKind), "gap"]},
         "data": {"type": "string", "description": "The entry as JSON.", "contentMediaType": "application/json"},
     },
     "required": ["event", "data"],
 }
 
-Model = Annotated[str | None, Query(description="Only of this model.", max_length=400)]
-Kinds = Annotated[list[EventKind] | None, Query(description="Only of these kinds; may be repeated.")]
+Model = Annotated[str | None, Query(description="Return only entries of this model.", max_length=400)]
+Kinds = Annotated[list[EventKind] | None, Query(description="Return only entries of these kinds; may be repeated.")]
 LARGEST_ID = 2**53 - 1
 """Largest integer that every JSON reader keeps exactly."""
 After = Annotated[
-    int | None, Query(ge=0, le=LARGEST_ID, description="Go on after the entry of this id; 0: all that are kept.")
+    int | None,
+    Query(
+        ge=0,
+        le=LARGEST_ID,
+        description="Begin after the entry with this id; 0: begin with the oldest entry that is kept.",
+    ),
 ]
-Before = Annotated[int | None, Query(ge=0, le=LARGEST_ID, description="Only entries older than that of this id.")]
+Before = Annotated[
+    int | None,
+    Query(ge=0, le=LARGEST_ID, description="Return only entries that are older than the entry with this id."),
+]
 _LONGEST_ID = len(str(LARGEST_ID))
 
 
@@ -66,9 +74,17 @@ def declare(app: FastAPI, journal: EventLog, service: AdminService) -> None:
         after: After = None,
         for_s: Annotated[
             float | None,
-            Query(gt=0, le=86400, allow_inf_nan=False, description="End after so many seconds; default: never."),
+            Query(
+                gt=0,
+                le=86400,
+                allow_inf_nan=False,
+                description="End the stream after this many seconds; default: never.",
+            ),
         ] = None,
-        last_event_id: Annotated[str | None, Header(description="Id of the last event seen: go on after it.")] = None,
+        last_event_id: Annotated[
+            str | None,
+            Header(description="Id of the last event that the client has received. The stream begins after it."),
+        ] = None,
     ) -> StreamingResponse:
         """State changes, steps of plans, failures, statements and edits as they happen, as server-sent events: `id` is
         the entry's, `event` its kind, `data` the entry as JSON. `Last-Event-ID` (or `after`) resumes, also after a
@@ -89,7 +105,7 @@ def declare(app: FastAPI, journal: EventLog, service: AdminService) -> None:
     async def history(
         model: Model = None,
         kind: Kinds = None,
-        limit: Annotated[int, Query(ge=1, le=PAGE, description="Entries at most.")] = 100,
+        limit: Annotated[int, Query(ge=1, le=PAGE, description="Maximum number of entries.")] = 100,
         before: Before = None,
     ) -> History:
         """Who or what changed what, and when: edits of files, loads and unloads, failures of engines. The newest first.

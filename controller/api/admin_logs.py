@@ -33,10 +33,15 @@ def declare(app: FastAPI, service: AdminService, logs: LogReader) -> None:
     async def model_logs(
         name: Name,
         replica: Annotated[
-            str | None, Query(description="Only this one; its name is in the row.", max_length=200)
+            str | None,
+            Query(
+                description="Return only the log of this replica. The model's row contains the names.", max_length=200
+            ),
         ] = None,
-        lines: Annotated[int, Query(ge=0, le=MOST_LINES, description="Last lines of each replica.")] = 100,
-        follow: Annotated[bool, Query(description="Go on with what is written, until the client leaves.")] = False,
+        lines: Annotated[int, Query(ge=0, le=MOST_LINES, description="Number of last lines of each replica.")] = 100,
+        follow: Annotated[
+            bool, Query(description="true: continue with new lines until the client disconnects.")
+        ] = False,
     ) -> Response:
         """Log lines of the model's engines: of its running replicas, or, where none runs, of the last one that ended.
         With several replicas each line begins with its replica's name. Secrets of the definition are masked."""

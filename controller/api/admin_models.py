@@ -22,25 +22,34 @@ PLAIN_LOAD, PLAIN_UNLOAD = LoadRequest(), UnloadRequest()
 nor allows null."""
 
 Wait = Annotated[
-    bool, Query(description="true: answer when it is done, or when the time is up. false: answer at once.")
+    bool,
+    Query(description="true: answer when the operation is done, or after `timeout_s` seconds. false: answer at once."),
 ]
 Timeout = Annotated[
     float,
-    Query(gt=0, le=LONGEST_WAIT_S, allow_inf_nan=False, description="Seconds to wait at most; then 202 is answered."),
+    Query(
+        gt=0,
+        le=LONGEST_WAIT_S,
+        allow_inf_nan=False,
+        description="Maximum seconds to wait. After that the answer has status 202.",
+    ),
 ]
 STATES = (
     "Runtime states: `unloaded` (known, nothing runs; may be loaded), `loading`, `loaded` (serves), `unloading` (takes "
     "nothing new, running requests finish), `failed` (the last load failed, see `last_error`; may be loaded again)."
 )
 _LATER: dict[int | str, dict[str, Any]] = {
-    202: {"model": AdminModel, "description": "Not done yet: the row as it is now. It goes on."}
+    202: {
+        "model": AdminModel,
+        "description": "The operation is not done yet and continues. The body is the model's row as it is now.",
+    }
 }
 Restart = Annotated[
     bool,
     Query(
-        description="true: values are taken also while the model is loaded or loading. Its engines are replaced one "
-        "at a time, without a pause where memory allows the old and the new one beside each other. `wait` then waits "
-        "until every replica has the new values."
+        description="true: accept values also while the model is loaded or loading. Its engines are replaced one at "
+        "a time, without a pause if memory allows an old and a new engine at the same time. `wait` then waits until "
+        "every replica has the new values."
     ),
 ]
 _TAGS: list[Any] = ["admin"]
@@ -144,7 +153,7 @@ def _declare_statements(app: FastAPI, service: AdminService) -> None:
     @app.delete(
         "/v1/admin/models/{name:path}/override",
         tags=_TAGS,
-        summary="Back to the files",
+        summary="Reset a model to the files",
         response_model=AdminModel,
         responses=example_response(ROW) | error_responses("unknown_model"),
     )

@@ -26,7 +26,7 @@ def create_app(controller: Controller, registry: CollectorRegistry) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
         dependencies=[Depends(check_parameters)],
-        openapi_tags=[{"name": "admin", "description": "Models at run time: what there is, loads, unloads, plans."}],
+        openapi_tags=[{"name": "admin", "description": "Models at run time: states, loads, unloads and plans."}],
     )
     declare_errors(app)
     internal.declare(app, controller, registry)

@@ -19,13 +19,13 @@ from controller.schema.status import ControllerStatus, PlanView
 class PauseRequest(BaseModel):
     """Body of POST /internal/pause."""
 
-    paused: bool = Field(description="true: observe and never act.")
+    paused: bool = Field(description="true: the controller observes and changes nothing. false: it acts.")
 
 
 class ShutdownRequest(BaseModel):
     """Body of POST /internal/shutdown."""
 
-    stop_engines: bool = Field(default=False, description="true: end every engine first.")
+    stop_engines: bool = Field(default=False, description="true: stop every engine before the controller exits.")
 
 
 def declare(app: FastAPI, controller: Controller, registry: CollectorRegistry) -> None:

@@ -28,7 +28,13 @@ def _actor(request: Request) -> str:
 
 Actor = Annotated[str, Depends(_actor)]
 Name = Annotated[
-    str, Path(description="Model name or alias; may hold `/`.", examples=["clockwork"], min_length=1, max_length=400)
+    str,
+    Path(
+        description="Name or alias of the model; it may contain `/`.",
+        examples=["clockwork"],
+        min_length=1,
+        max_length=400,
+    ),
 ]
 
 

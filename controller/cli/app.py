@@ -36,7 +36,7 @@ from controller.cli.up import command as up
 
 app = typer.Typer(
     name="roundhouse",
-    help="Declare language models in files; they are served behind one OpenAI-compatible address.",
+    help="Serve language models that are declared in files, behind one OpenAI-compatible address.",
     epilog="Exit codes: " + " ".join(f"{code.value} {code.name.lower()}." for code in ExitCode) + " See docs/cli.md.",
     add_completion=True,
     rich_markup_mode=None,

@@ -15,7 +15,10 @@ from controller.cli.settings import read_settings
 
 
 def backup(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The archive (.tar.gz); one that is there is replaced.")],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="Path of the archive (.tar.gz) to write. An existing file is replaced."),
+    ],
     desired: Desired = None,
     state: State = None,
     responses: Responses = None,

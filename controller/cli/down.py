@@ -37,8 +37,8 @@ def down(
             min=0,
             max=3600,
             metavar="SECONDS",
-            help="How long to wait for `up`, and for each program that is left after it, before it is killed; default: "
-            "as long as the settings let it take (docs/cli.md).",
+            help="Time that `up`, and then each program that is left, has to end before it is killed; default: "
+            "derived from the settings (docs/cli.md).",
         ),
     ] = None,
     as_json: Json = False,

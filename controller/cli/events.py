@@ -26,12 +26,22 @@ RECENT = 50
 def events(
     follow: Follow = False,
     after: Annotated[
-        int | None, typer.Option("--after", min=0, metavar="ID", help="Only those after this one.")
+        int | None,
+        typer.Option(
+            "--after",
+            min=0,
+            metavar="ID",
+            help="Show all entries after the entry with this id, instead of the last ones.",
+        ),
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", metavar="NAME", help="Only this model's.", autocompletion=model_names, callback=checked_name
+            "--model",
+            metavar="NAME",
+            help="Show only entries of this model.",
+            autocompletion=model_names,
+            callback=checked_name,
         ),
     ] = None,
     kind: Kinds = None,

@@ -25,9 +25,11 @@ PAGE = 100
 def history(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="One model's alone.", autocompletion=model_names, callback=checked_name),
+        typer.Argument(
+            metavar="[NAME]", help="Show only entries of this model.", autocompletion=model_names, callback=checked_name
+        ),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="How many entries at most.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number of entries.")] = 50,
     kind: Kinds = None,
     controller: ControllerUrl = None,
     state: State = None,

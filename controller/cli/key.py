@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
 SECRET_BYTES = 32
 
-key = typer.Typer(name="key", help="Keys, with which clients may use the gateway.")
+key = typer.Typer(name="key", help="Make API keys of the gateway.")
 
 
 @key.callback()
 def _group() -> None:
-    """Keys, with which clients may use the gateway."""
+    """Make API keys of the gateway."""
 
 
 @key.command()
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What logs, headers and metrics call the key.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the key in logs, headers and metrics.")],
     scope: Annotated[
         list[str] | None,
         typer.Option(
             "--scope",
             metavar="SCOPE",
-            help="inference or admin; may be repeated. Default: inference.",
+            help="Scope of the key: inference or admin; may be repeated. Default: inference.",
             autocompletion=key_scopes,
         ),
     ] = None,
@@ -41,30 +41,56 @@ def new(
         typer.Option(
             "--model",
             metavar="NAME",
-            help="A model that it may use, `*` for any text; may be repeated. Default: all.",
+            help="Name of a model that the key may use; `*` stands for any text; may be repeated. Default: all models.",
             autocompletion=model_names,
         ),
     ] = None,
     tenant: Annotated[
-        str | None, typer.Option("--tenant", metavar="NAME", help="Whose it is. Default: the key's own name.")
+        str | None,
+        typer.Option(
+            "--tenant", metavar="NAME", help="Name of the tenant that the key belongs to. Default: the key's own name."
+        ),
     ] = None,
     weight: Annotated[
-        float | None, typer.Option("--weight", metavar="NUMBER", help="The tenant's share of a busy model.")
+        float | None,
+        typer.Option(
+            "--weight",
+            metavar="NUMBER",
+            help="Share of the tenant in a busy model, relative to the weights of other tenants. Default: 1.",
+        ),
     ] = None,
-    rpm: Annotated[int | None, typer.Option("--rpm", metavar="NUMBER", help="Requests per minute at most.")] = None,
-    tpm: Annotated[int | None, typer.Option("--tpm", metavar="NUMBER", help="Tokens per minute at most.")] = None,
+    rpm: Annotated[
+        int | None, typer.Option("--rpm", metavar="NUMBER", help="Maximum requests per minute. Default: no limit.")
+    ] = None,
+    tpm: Annotated[
+        int | None,
+        typer.Option(
+            "--tpm", metavar="NUMBER", help="Maximum tokens per minute, prompt and answer together. Default: no limit."
+        ),
+    ] = None,
     concurrency: Annotated[
-        int | None, typer.Option("--concurrency", metavar="NUMBER", help="Requests at a time at most.")
+        int | None,
+        typer.Option(
+            "--concurrency",
+            metavar="NUMBER",
+            help="Maximum requests at a time, including waiting ones. Default: no limit.",
+        ),
     ] = None,
     expires: Annotated[
-        str | None, typer.Option("--expires", metavar="DATE", help="The last day, or a moment (ISO 8601).")
+        str | None,
+        typer.Option(
+            "--expires",
+            metavar="DATE",
+            help="When the key expires: its last day (UTC), or a time (ISO 8601). Default: never.",
+        ),
     ] = None,
     tier: Annotated[
         list[str] | None,
         typer.Option(
             "--tier",
             metavar="TIER",
-            help="priority, default or flex; may be repeated. Default: default and flex.",
+            help="Service tier that requests with the key may use: priority, default or flex; may be repeated. "
+            "Default: default and flex.",
             autocompletion=service_tiers,
         ),
     ] = None,

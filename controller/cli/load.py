@@ -38,17 +38,17 @@ def load(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="A field for this load alone, its value as in a file; may be repeated.",
+            help="Value of a definition field for this load only, written as in a file; may be repeated.",
             autocompletion=load_fields,
         ),
     ] = None,
-    replicas: Annotated[int | None, typer.Option("--replicas", min=1, help="How many engines, for this load.")] = None,
+    replicas: Annotated[int | None, typer.Option("--replicas", min=1, help="Number of replicas for this load.")] = None,
     restart: Annotated[
         bool,
         typer.Option(
             "--restart",
-            help="Set these values also where the model serves: its engines are replaced one at a time, the new one"
-            " first where memory allows both.",
+            help="Apply the values also if the model is loaded: its engines are replaced one at a time. A new engine "
+            "starts before the old one stops if memory allows both.",
         ),
     ] = False,
     no_wait: NoWait = False,

@@ -17,9 +17,12 @@ from controller.cli.settings import controller_url
 def logs(
     name: ModelArgument,
     replica: Annotated[
-        str | None, typer.Option("--replica", metavar="R", help="One engine's alone; `status --json` names them.")
+        str | None,
+        typer.Option(
+            "--replica", metavar="R", help="Show the log of this replica only; `status --json` lists the names."
+        ),
     ] = None,
-    lines: Annotated[int, typer.Option("--lines", min=0, help="How many of the last lines.")] = 100,
+    lines: Annotated[int, typer.Option("--lines", min=0, help="Number of last lines of each engine.")] = 100,
     follow: Follow = False,
     controller: ControllerUrl = None,
     state: State = None,

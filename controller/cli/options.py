@@ -23,14 +23,18 @@ Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON, for s
 Desired: TypeAlias = Annotated[
     Path | None, typer.Option("--desired", metavar="DIR", help="Folder of the desired-state files.")
 ]
-State: TypeAlias = Annotated[Path | None, typer.Option("--state", metavar="DIR", help="The controller's state folder.")]
+State: TypeAlias = Annotated[
+    Path | None, typer.Option("--state", metavar="DIR", help="State folder of the controller.")
+]
 Models: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--models", metavar="DIR", help="Folder that holds the models; several with commas."),
+    typer.Option("--models", metavar="DIR", help="Folder with model files; several folders are separated by commas."),
 ]
 Responses: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--responses", metavar="DIR", help="Folder of the gateway's responses.db; default: the state folder."),
+    typer.Option(
+        "--responses", metavar="DIR", help="Folder of the gateway's `responses.db`; default: the state folder."
+    ),
 ]
 Runtime: TypeAlias = Annotated[
     str | None, typer.Option("--runtime", metavar="process|docker|auto", help="Where engines run.")
@@ -41,24 +45,31 @@ ControllerUrl: TypeAlias = Annotated[
         "--controller",
         metavar="URL",
         envvar="ROUNDHOUSE_CONTROLLER_URL",
-        help="Where the controller is: unix:PATH or http://HOST:PORT; default: the socket in the state folder.",
+        help="Address of the controller: unix:PATH or http://HOST:PORT; default: the socket in the state folder.",
     ),
 ]
 ModelArgument: TypeAlias = Annotated[
     str,
-    typer.Argument(metavar="NAME", help="The model's name.", autocompletion=model_names, callback=checked_name),
+    typer.Argument(metavar="NAME", help="Name of the model.", autocompletion=model_names, callback=checked_name),
 ]
-NoWait: TypeAlias = Annotated[bool, typer.Option("--no-wait", help="Only ask for it; do not wait for its end.")]
+NoWait: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--no-wait", help="Return as soon as the controller has accepted the request, without waiting for its end."
+    ),
+]
 Timeout: TypeAlias = Annotated[
-    float, typer.Option("--timeout", min=0, max=3600, metavar="SECONDS", help="How long to wait at most.")
+    float, typer.Option("--timeout", min=0, max=3600, metavar="SECONDS", help="Maximum time to wait.")
 ]
-Follow: TypeAlias = Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")]
+Follow: TypeAlias = Annotated[
+    bool, typer.Option("--follow", "-f", help="Print new entries as they come, until Ctrl-C.")
+]
 Kinds: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
         "--kind",
         metavar="KIND",
-        help="Only this kind, such as state or failure; may be repeated.",
+        help="Show only entries of this kind, such as state or failure; may be repeated.",
         autocompletion=event_kinds,
     ),
 ]

@@ -33,7 +33,8 @@ def plan(
         typer.Option(
             "--diff",
             metavar="FILE",
-            help="What would change with this file in place of the one of its name; may be repeated.",
+            help="Show what would change if this file replaced the desired-state file of the same name; may be "
+            "repeated.",
         ),
     ] = None,
     controller: ControllerUrl = None,

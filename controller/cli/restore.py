@@ -21,16 +21,22 @@ if TYPE_CHECKING:
 
 
 def restore(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `roundhouse backup` wrote.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Path of an archive that `roundhouse backup` wrote.")],
     desired: Desired = None,
     state: State = None,
     responses: Responses = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace what is there; it is kept beside, as NAME.before-restore.")
+        bool,
+        typer.Option(
+            "--force", help="Replace existing files. They are kept beside the new ones as NAME.before-restore."
+        ),
     ] = False,
     new_identity: Annotated[
         bool,
-        typer.Option("--new-identity", help="Become another installation, for a copy that runs beside the original."),
+        typer.Option(
+            "--new-identity",
+            help="Give the restored installation a new identity, so that it can run beside the original.",
+        ),
     ] = False,
     as_json: Json = False,
 ) -> int:

@@ -15,7 +15,9 @@ from controller.cli.settings import read_settings
 def schema(
     write: Annotated[
         bool,
-        typer.Option("--write", help="Write it to schema.json in the desired-state folder instead of printing it."),
+        typer.Option(
+            "--write", help="Write the schema to schema.json in the desired-state folder instead of printing it."
+        ),
     ] = False,
     desired: Desired = None,
     as_json: Json = False,

@@ -46,12 +46,12 @@ def status(
         bool,
         typer.Option(
             "--wait",
-            help="Wait until every wanted model serves as declared, one failed, or only edits are left that cannot be"
-            " applied.",
+            help="Wait until every wanted model serves as declared, until one failed, or until only edits are left "
+            "that cannot be applied.",
         ),
     ] = False,
     timeout: Annotated[
-        float, typer.Option("--timeout", min=0, metavar="SECONDS", help="How long --wait waits at most.")
+        float, typer.Option("--timeout", min=0, metavar="SECONDS", help="Maximum time that --wait waits.")
     ] = 600.0,
 ) -> int:
     """Show what runs, what is wanted, and why they differ.

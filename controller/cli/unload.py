@@ -24,7 +24,8 @@ SHOWN_REQUESTS = 10
 def unload(
     name: ModelArgument,
     free: Annotated[
-        bool, typer.Option("--free", help="Only free the memory: the next request to an autoload model loads it again.")
+        bool,
+        typer.Option("--free", help="Only free the memory. The next request to an `autoload` model loads it again."),
     ] = False,
     no_wait: NoWait = False,
     timeout: Timeout = 300.0,

@@ -33,7 +33,7 @@ BUSY_S = 0.5
 
 def upgrade(
     check: Annotated[
-        bool, typer.Option("--check", help="Say what would change. Nothing is installed, and nothing is changed.")
+        bool, typer.Option("--check", help="Show what would change, without installing or changing anything.")
     ] = False,
     desired: Desired = None,
     state: State = None,

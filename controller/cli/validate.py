@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 def validate(
     folder: Annotated[
-        Path | None, typer.Argument(metavar="[DIR]", help="Folder of the desired-state files; default: the setting.")
+        Path | None,
+        typer.Argument(metavar="[DIR]", help="Folder of the desired-state files; default: ROUNDHOUSE_DESIRED."),
     ] = None,
     desired: Desired = None,
     models: Models = None,

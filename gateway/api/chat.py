@@ -24,7 +24,7 @@ def declare(app: FastAPI) -> None:
         summary="Chat",
         text="Blocking or, with `stream: true`, as server-sent events. With `store: true` the completion is stored.",
     )
-    count_text = "The tokens of what would be a request for a chat completion. Takes no slot of the engine."
+    count_text = "Counts the prompt tokens of a chat completion request. Takes no slot of the engine."
     declare_inference(
         app, _COUNT, request=ChatCompletionRequest, answer=InputTokens, summary="Tokens of a chat", text=count_text
     )

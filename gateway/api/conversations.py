@@ -37,12 +37,13 @@ _ITEMS_SCHEMA: Final[dict[str, Any]] = {
     "type": "array",
     "maxItems": MOST_ADDED,
     "items": {"type": "object"},
-    "description": "Items as in `input` of a response.",
+    "description": "Items, in the form of `input` of a response.",
 }
 _PARENT_SCHEMA: Final[dict[str, Any]] = {
     "type": ["string", "null"],
-    "description": "Not OpenAI's: the item below which these begin a branch, which is the active one then; null: a "
-    "branch from the beginning. Without it they follow the end of the active branch.",
+    "description": "Extension of OpenAI's API: id of the item after which the new items begin a branch, which "
+    "becomes the active branch; null: a branch from the beginning. If the field is missing, the new items are "
+    "added to the end of the active branch.",
 }
 
 
@@ -70,11 +71,13 @@ class ConversationItem(BaseModel):
 
     id: str
     type: str
-    parent_id: str | None = Field(description="The item before it in its branch; null: it is the first.")
+    parent_id: str | None = Field(
+        description="Id of the item before this one in its branch; null: this is the first item."
+    )
 
 
-ConversationId = Annotated[str, Path(description="As the conversation's `id`.")]
-ItemId = Annotated[str, Path(description="As the item's `id`.")]
+ConversationId = Annotated[str, Path(description="Id of the conversation.")]
+ItemId = Annotated[str, Path(description="Id of the item.")]
 
 
 def declare(app: FastAPI, conversations: Conversations, max_body_bytes: int) -> None:
@@ -87,7 +90,8 @@ def _declare_conversations(app: FastAPI, conversations: Conversations, max_body_
     @app.post(
         LIST_PATH,
         summary="Create a conversation",
-        description="With its first items, if any.\n\n" + codes_paragraph(_CREATE_CODES),
+        description="Creates a conversation with its first items, if there are any.\n\n"
+        + codes_paragraph(_CREATE_CODES),
         tags=["stored"],
         responses=error_responses(*_CREATE_CODES) | ANY_OTHER,
         response_model=Conversation,
@@ -113,7 +117,8 @@ def _declare_conversations(app: FastAPI, conversations: Conversations, max_body_
     @app.post(
         PATH,
         summary="Update a conversation",
-        description="Its `metadata` is replaced, and nothing else.\n\n" + codes_paragraph((*BODY_CODES, *_CODES)),
+        description="Replaces the `metadata` of the conversation, and nothing else.\n\n"
+        + codes_paragraph((*BODY_CODES, *_CODES)),
         tags=["stored"],
         responses=error_responses(*BODY_CODES, *_CODES) | ANY_OTHER,
         response_model=Conversation,
@@ -127,7 +132,8 @@ def _declare_conversations(app: FastAPI, conversations: Conversations, max_body_
     @app.delete(
         PATH,
         summary="Delete a conversation",
-        description="With its items. Responses that were made in it stay.\n\n" + codes_paragraph(_CODES),
+        description="Deletes the conversation and its items. Responses that were made in it are kept.\n\n"
+        + codes_paragraph(_CODES),
         tags=["stored"],
         responses=error_responses(*_CODES) | ANY_OTHER,
         response_model=DeletedConversation,
@@ -142,7 +148,7 @@ def _declare_items(app: FastAPI, conversations: Conversations, max_body_bytes: i
     @app.post(
         ITEMS_PATH,
         summary="Add items to a conversation",
-        description="One after the other, as `input` of a response has them.\n\n" + codes_paragraph(_ADD_CODES),
+        description="Adds items in this order, in the form of `input` of a response.\n\n" + codes_paragraph(_ADD_CODES),
         tags=["stored"],
         responses=error_responses(*_ADD_CODES) | ANY_OTHER,
         response_model=ItemList,
@@ -157,7 +163,7 @@ def _declare_items(app: FastAPI, conversations: Conversations, max_body_bytes: i
     @app.get(
         ITEMS_PATH,
         summary="Items of a conversation",
-        description="Those of its active branch.\n\n" + codes_paragraph(_CODES),
+        description="Lists the items of the active branch.\n\n" + codes_paragraph(_CODES),
         tags=["stored"],
         responses=error_responses(*_CODES) | ANY_OTHER,
         response_model=ItemList,
@@ -171,7 +177,7 @@ def _declare_items(app: FastAPI, conversations: Conversations, max_body_bytes: i
     @app.get(
         ITEM_PATH,
         summary="An item of a conversation",
-        description="Of whatever branch.\n\n" + codes_paragraph(_ITEM_CODES),
+        description="Returns an item of any branch.\n\n" + codes_paragraph(_ITEM_CODES),
         tags=["stored"],
         responses=error_responses(*_ITEM_CODES) | ANY_OTHER,
         response_model=ConversationItem,
@@ -183,7 +189,7 @@ def _declare_items(app: FastAPI, conversations: Conversations, max_body_bytes: i
     @app.delete(
         ITEM_PATH,
         summary="Delete an item of a conversation",
-        description="What came after it comes after the item before it.\n\n"
+        description="Deletes the item. The items after it then follow the item before it.\n\n"
         + codes_paragraph(("conversation_locked", *_ITEM_CODES)),
         tags=["stored"],
         responses=error_responses("conversation_locked", *_ITEM_CODES) | ANY_OTHER,

@@ -25,7 +25,7 @@ _MODEL: Final[dict[str, Any]] = {
     "in": "query",
     "required": False,
     "schema": {"type": "string"},
-    "description": "Name or alias of the model, where the body does not have it.",
+    "description": "Name or alias of the model, if the body does not name it.",
 }
 _ID: Final[dict[str, Any]] = {
     "name": "id",
@@ -39,20 +39,21 @@ _CONVERSATION_ID: Final[dict[str, Any]] = {
     "in": "header",
     "required": False,
     "schema": {"type": "string", "maxLength": LONGEST_ID},
-    "description": "With `stream: true`: the stream is kept under this id, goes on when its client leaves, and can be "
-    "read again at `/v1/stream/{conv_id}`. `id::model` names the model, where the body does not.",
+    "description": "Applies with `stream: true`. The gateway keeps the stream under this id: generation continues if "
+    "the client disconnects, and the stream can be read again at `/v1/stream/{conv_id}`. An id of the form "
+    "`id::model` names the model, if the body does not name it.",
 }
 _NATIVE: Final = """llama.cpp's own route. The model is named in the query (`?model=NAME`) or in the body; where only
 one model has the route, it need not be named."""
 
 TAGS: Final[list[dict[str, Any]]] = [
     {"name": "inference", "description": "OpenAI's API, answered by the engine of the model that a request names."},
-    {"name": "engines", "description": "Routes of llama.cpp's own, answered by the engine of the model."},
-    {"name": "responses", "description": "Responses that are stored, or being made."},
+    {"name": "engines", "description": "Routes of llama.cpp's own API, answered by the engine of the model."},
+    {"name": "responses", "description": "Responses that are stored or running."},
     {"name": "streams", "description": "Streams that can be read again."},
     {"name": "stored", "description": "Stored chat completions, and conversations."},
-    {"name": "models", "description": "What can be named in a request."},
-    {"name": "operations", "description": "How the gateway is. Never gated."},
+    {"name": "models", "description": "Models that requests can name."},
+    {"name": "operations", "description": "Health and metrics of the gateway. They need no key."},
 ]
 
 INGRESS_CODES: Final = (
@@ -111,8 +112,14 @@ ADMIN: Final = (
 """Error codes of the gateway itself, not the controller, on admin routes."""
 
 _OTHERS: Final[dict[int | str, dict[str, Any]]] = {
-    "4XX": {"model": ErrorEnvelope, "description": "The engine refuses the request; its own status and message."},
-    "5XX": {"model": ErrorEnvelope, "description": "The engine failed; its own status and message."},
+    "4XX": {
+        "model": ErrorEnvelope,
+        "description": "The engine refuses the request. The answer has the engine's own status and message.",
+    },
+    "5XX": {
+        "model": ErrorEnvelope,
+        "description": "The engine failed. The answer has the engine's own status and message.",
+    },
 }
 
 _STREAM: Final[dict[int | str, dict[str, Any]]] = {

@@ -26,10 +26,20 @@ _OFF = "Served only with `ROUNDHOUSE_ENGINE_STATE_ROUTES=1`; a key needs the sco
 def declare(app: FastAPI) -> None:
     """Add the routes of `APIS` to the OpenAPI document of `app`. `InferenceDispatcher` serves them, not FastAPI."""
     routes = (
-        (_SLOTS, None, "Slots", "What each slot of the engine does: a list."),
-        (_SLOT, Anything, "Save, restore or erase a slot", "As the query's `action` says, if the engine allows it."),
+        (_SLOTS, None, "Slots", "The state of each slot of the engine, as a list."),
+        (
+            _SLOT,
+            Anything,
+            "Save, restore or erase a slot",
+            "Performs the `action` of the query, if the engine allows it.",
+        ),
         (_PROPS, Anything, "Set properties", "Changes the engine's settings, if it was started with `--props`."),
-        (_LORA, Anything, "Set LoRA scales", "A list of `id` and `scale`, for all requests that do not say their own."),
+        (
+            _LORA,
+            Anything,
+            "Set LoRA scales",
+            "Sets the scales of LoRA adapters, a list of `id` and `scale`, for all requests that do not set their own.",
+        ),
     )
     for api, request, summary, text in routes:
         declare_inference(app, api, request=request, answer=Anything, summary=summary, text=f"{text}\n\n{_OFF}")

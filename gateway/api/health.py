@@ -19,10 +19,10 @@ from gateway.routing.live_routes import LiveRoutes
 class EngineHealth(BaseModel):
     """A replica that takes requests."""
 
-    key: str = Field(description="The replica's name.")
-    model: str = Field(description="Its model's own name.")
-    backend: str = Field(description="What serves it.")
-    inflight: int = Field(description="Requests of this gateway inside it.")
+    key: str = Field(description="Name of the replica.")
+    model: str = Field(description="Name of the replica's model.")
+    backend: str = Field(description="Backend of the model.")
+    inflight: int = Field(description="Running requests of this gateway in the replica.")
 
 
 class Health(BaseModel):
@@ -30,11 +30,14 @@ class Health(BaseModel):
 
     status: Literal["ok"] = "ok"
     service: Literal["roundhouse"] = "roundhouse"
-    version: str = Field(description="Of the gateway.")
-    controller: str = Field(description="connected, lost (served by the last table), or never.")
-    queue_depth: int = Field(description="Requests that wait for a slot, or for a model to be loaded.")
-    engines_loaded: int = Field(description="Number of `engines`.")
-    engines: list[EngineHealth] = Field(description="Replicas that take requests.")
+    version: str = Field(description="Version of the gateway.")
+    controller: str = Field(
+        description="Link to the controller: `connected`; `lost` (the gateway uses the last routing table); "
+        "`never` (no routing table was received yet)."
+    )
+    queue_depth: int = Field(description="Number of requests that wait for a slot or for a model to load.")
+    engines_loaded: int = Field(description="Number of entries in `engines`.")
+    engines: list[EngineHealth] = Field(description="Replicas that accept requests.")
 
 
 def declare(
@@ -72,7 +75,7 @@ def declare(
         summary="Prometheus metrics",
         tags=["operations"],
         response_class=PlainTextResponse,
-        response_description="Prometheus' text form.",
+        response_description="Metrics in Prometheus' text format.",
     )
     @require_access("open")
     async def prometheus() -> Response:

@@ -18,8 +18,16 @@ _INFILL, _COMPLETION, _EMBEDDING = APIS = (
 def declare(app: FastAPI) -> None:
     """Add the routes of `APIS` to the OpenAPI document of `app`. `InferenceDispatcher` serves them, not FastAPI."""
     routes = (
-        (_INFILL, "Infill", "Text between `input_prefix` and `input_suffix`, for models that are made for it."),
-        (_COMPLETION, "Completion, llama.cpp's", "What follows `prompt`, in llama.cpp's own form: `content`, `stop`."),
+        (
+            _INFILL,
+            "Infill",
+            "Generates the text between `input_prefix` and `input_suffix`, for models that are trained for it.",
+        ),
+        (
+            _COMPLETION,
+            "Completion, llama.cpp's",
+            "Generates the text after `prompt`, in llama.cpp's own format (`content`, `stop`).",
+        ),
         (
             _EMBEDDING,
             "Embeddings, llama.cpp's",

@@ -19,7 +19,7 @@ def declare(app: FastAPI) -> None:
 model that answers chats. Errors have Anthropic's form, with the fields of the envelope inside; in a stream that has \
 begun, an event `error` is the last one."
     declare_inference(app, _MESSAGES, request=MessagesRequest, answer=AnthropicMessage, summary="Messages", text=text)
-    count_text = "The tokens of what would be a request for messages. Takes no slot of the engine."
+    count_text = "Counts the prompt tokens of a messages request. Takes no slot of the engine."
     summary = "Tokens of messages"
     declare_inference(
         app, _COUNT, request=MessagesTokensRequest, answer=MessageTokens, summary=summary, text=count_text

@@ -33,25 +33,28 @@ _ROUTER_STATES: Final[dict[ModelState, RouterState]] = {
 class ModelObject(BaseModel):
     """OpenAI's model object with Anthropic's fields, followed by Roundhouse's own."""
 
-    id: str = Field(description="Its own name.")
+    id: str = Field(description="Name of the model.")
     object: Literal["model"] = "model"
-    created: int = Field(description="Unix time in seconds at which it was declared.")
+    created: int = Field(description="Unix time in seconds at which the model was declared.")
     owned_by: Literal["roundhouse"] = "roundhouse"
     type: Literal["model"] = "model"
-    display_name: str = Field(description="Its own name.")
-    created_at: datetime = Field(description="The time of `created`.")
-    max_input_tokens: int | None = Field(description="The same as `context_length`.")
-    state: ModelState = Field(description="unloaded, loading, loaded, unloading or failed.")
-    aliases: list[str] = Field(description="Other names for it.")
-    backend: str = Field(description="What serves it.")
+    display_name: str = Field(description="Name of the model.")
+    created_at: datetime = Field(description="The time in `created`, as ISO 8601.")
+    max_input_tokens: int | None = Field(description="Equal to `context_length`.")
+    state: ModelState = Field(description="State of the model: unloaded, loading, loaded, unloading or failed.")
+    aliases: list[str] = Field(description="Other names that clients may use for the model.")
+    backend: str = Field(description="Backend that serves the model.")
     apis: list[str] = Field(
-        description="Paths that are served for it, by its engine itself or by a translation; empty: not known."
+        description="Paths that accept the model, served by its engine or by translation to another API of its "
+        "engine; empty: not known."
     )
-    capabilities: Capabilities = Field(description="What requests it takes; the others are refused.")
-    modalities: list[Modality] = Field(description="Kinds of input, as in `capabilities`.")
+    capabilities: Capabilities = Field(
+        description="Kinds of requests that the model accepts. The gateway refuses all others."
+    )
+    modalities: list[Modality] = Field(description="Kinds of input that the model accepts, as in `capabilities`.")
     context_length: int | None = Field(
-        description="Tokens of one request, prompt and answer together; null: not known, because nothing is declared "
-        "and no engine is ready that tells."
+        description="Maximum tokens of one request, prompt and answer together; null: not known, because the "
+        "definition does not set it and no ready engine reports it."
     )
 
     @classmethod
@@ -64,18 +67,18 @@ class ModelList(BaseModel):
     """OpenAI's list of models, and Anthropic's: all of them in one page."""
 
     object: Literal["list"] = "list"
-    data: list[ModelObject] = Field(description="In name order.")
+    data: list[ModelObject] = Field(description="The models, in name order.")
     has_more: Literal[False] = False
-    first_id: str | None = Field(description="Of the first model; null: there is none.")
-    last_id: str | None = Field(description="Of the last model; null: there is none.")
+    first_id: str | None = Field(description="Id of the first model; null: the list is empty.")
+    last_id: str | None = Field(description="Id of the last model; null: the list is empty.")
 
 
 class RouterStatus(BaseModel):
     """A model's state in the words of llama-server's router."""
 
     value: RouterState
-    args: list[str] = Field(description="Always empty: command lines are the admin API's.")
-    failed: bool = Field(description="The last load failed.")
+    args: list[str] = Field(description="Always empty. The admin API shows command lines.")
+    failed: bool = Field(description="Whether the last load of the model failed.")
 
 
 class RouterArchitecture(BaseModel):
@@ -97,7 +100,7 @@ class RouterModelList(BaseModel):
     """The list of llama-server's router."""
 
     object: Literal["list"] = "list"
-    data: list[RouterModel] = Field(description="In name order.")
+    data: list[RouterModel] = Field(description="The models, in name order.")
 
 
 def _fields(route: ModelRoute) -> dict[str, Any]:
@@ -140,8 +143,8 @@ def declare(app: FastAPI, live: LiveRoutes) -> None:
     @app.get(
         "/v1/models",
         summary="Declared models",
-        description="Every declared model that the key is for, loaded or not. An alias is no entry of its own.\n\n"
-        + codes_paragraph(list_codes),
+        description="Lists every declared model that the key may use, loaded or not. An alias has no entry of its "
+        "own.\n\n" + codes_paragraph(list_codes),
         tags=["models"],
         responses=error_responses(*list_codes),
     )
@@ -154,8 +157,8 @@ def declare(app: FastAPI, live: LiveRoutes) -> None:
     @app.get(
         "/models",
         summary="Declared models, as llama-server's router",
-        description="The same models, with `status.value` in llama-server's words: unloaded, loading or loaded.\n\n"
-        + codes_paragraph(list_codes),
+        description="Lists the same models in the form of llama-server's router, with `status.value` unloaded, "
+        "loading or loaded.\n\n" + codes_paragraph(list_codes),
         tags=["models"],
         responses=error_responses(*list_codes),
     )
@@ -172,7 +175,8 @@ def declare(app: FastAPI, live: LiveRoutes) -> None:
     )
     @require_access("inference")
     async def get_model(
-        request: Request, name: Annotated[str, Path(description="May hold `/` and `:`.")]
+        request: Request,
+        name: Annotated[str, Path(description="Name or alias of the model; it may contain `/` and `:`.")],
     ) -> ModelObject:
         route = find_model(live.current, name)
         request.state.caller.require_model(route)

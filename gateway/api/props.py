@@ -15,7 +15,7 @@ APIS = (_PROPS, _LORA)
 
 def declare(app: FastAPI) -> None:
     """Add the routes of `APIS` to the OpenAPI document of `app`. `InferenceDispatcher` serves them, not FastAPI."""
-    text = "The engine's settings, its chat template among them."
+    text = "Returns the engine's settings, including its chat template."
     declare_inference(app, _PROPS, request=None, answer=Anything, summary="Properties", text=text)
-    text = "The LoRA adapters that the engine has loaded, and their scales: a list."
+    text = "Lists the LoRA adapters that the engine has loaded, with their scales."
     declare_inference(app, _LORA, request=None, answer=Anything, summary="LoRA adapters", text=text)

@@ -22,7 +22,7 @@ def declare(app: FastAPI) -> None:
         "OpenAI's responses, blocking, as server-sent events, or with `background: true` without the client. The "
         "gateway makes them of the engine's chat completions, and keeps them itself unless `store` is false."
     )
-    count_text = "The tokens of what would be a request for a response. Takes no slot of the engine."
+    count_text = "Counts the prompt tokens of a request for a response. Takes no slot of the engine."
     declare_inference(
         app, _MAKE, request=ResponsesRequest, answer=Anything, summary="Responses", text=create_text, more_codes=_CODES
     )

@@ -17,7 +17,9 @@ class _Open(BaseModel):
 class StreamOptions(_Open):
     """OpenAI's stream options."""
 
-    include_usage: bool | None = Field(None, description="End the stream with an event that holds the token counts.")
+    include_usage: bool | None = Field(
+        None, description="Whether the stream ends with an event that holds the token counts."
+    )
 
 
 class _Inference(_Open):
@@ -25,9 +27,11 @@ class _Inference(_Open):
 
 
 class _Generation(_Inference):
-    stream: bool | None = Field(None, description="Answer with server-sent events that end with `data: [DONE]`.")
+    stream: bool | None = Field(
+        None, description="Whether the answer is a stream of server-sent events that ends with `data: [DONE]`."
+    )
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = Field(None, description="Most tokens of the answer; those of the prompt do not count.")
+    max_tokens: int | None = Field(None, description="Maximum tokens of the answer, not counting the prompt.")
     temperature: float | None = None
     top_p: float | None = None
     stop: str | list[str] | None = None
@@ -39,8 +43,12 @@ class ChatMessage(_Open):
 
     role: str
     content: str | list[dict[str, Any]] | None = None
-    reasoning_content: str | None = Field(None, description="What the model thought; engines get it under both names.")
-    reasoning: str | None = Field(None, description="The same.")
+    reasoning_content: str | None = Field(
+        None,
+        description="The model's reasoning in an earlier answer. Engines get it as `reasoning_content` and as "
+        "`reasoning`.",
+    )
+    reasoning: str | None = Field(None, description="Another name of `reasoning_content`.")
     tool_calls: list[dict[str, Any]] | None = None
 
 
@@ -50,25 +58,33 @@ class ChatCompletionRequest(_Generation):
     messages: list[ChatMessage]
     thinking: str | bool | dict[str, Any] | None = Field(
         None,
-        description="`default`, `enabled` or `disabled`, where the model's capabilities have it; anything but a text "
-        "is the engine's own field.",
+        description="Whether the model thinks: `default`, `enabled` or `disabled`, if the model's "
+        "`capabilities.thinking_modes` has the value. A value that is no string reaches the engine unchanged.",
         examples=["default"],
     )
     reasoning_effort: str | None = Field(
-        None, description="`none` is `thinking: disabled`, where the model has that; all else is the engine's."
+        None,
+        description="`none` means `thinking: disabled` if the model supports it. All other values reach the "
+        "engine unchanged.",
     )
     max_completion_tokens: int | None = Field(None, description="The newer name of `max_tokens`.")
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
-    store: bool | None = Field(None, description="`true`: the gateway keeps the completion, under an id of its own.")
-    metadata: dict[str, str] | None = Field(None, description="Pairs to find a stored completion by.")
+    store: bool | None = Field(
+        None, description="Whether the gateway stores the completion, under an id that the gateway makes."
+    )
+    metadata: dict[str, str] | None = Field(
+        None, description="Names and values by which a stored completion can be found."
+    )
     service_tier: str | None = Field(
-        None, description="`priority`, `default` or `flex`: the place in the queue among those of the key's tenant."
+        None,
+        description="`priority`, `default` or `flex`: order of the request among the waiting requests of the "
+        "key's tenant.",
     )
     prompt_cache_key: str | None = Field(
-        None, description="Requests with the same one go to the same replica, where its load allows."
+        None, description="Requests with the same value go to the same replica if its load allows it."
     )
 
 
@@ -81,12 +97,12 @@ class CompletionRequest(_Generation):
 class EmbeddingRequest(_Inference):
     """OpenAI's embedding request. Fields that are not listed reach the engine too."""
 
-    input: str | list[Any] = Field(description="A text, tokens, or an array of either.")
+    input: str | list[Any] = Field(description="A text, a list of tokens, or an array of either.")
     encoding_format: Literal["float", "base64"] | None = Field(
-        None, description="base64: float32, little-endian. Default: as the engine has it, nearly always float."
+        None, description="`base64`: little-endian float32 values. Default: the engine's, nearly always `float`."
     )
     dimensions: int | None = Field(
-        None, ge=1, description="Length of the vectors, where the model's may be shortened (`matryoshka`)."
+        None, ge=1, description="Length of the embeddings, if the model's may be truncated (`matryoshka`)."
     )
 
 
@@ -167,20 +183,24 @@ class MessagesTokensRequest(_Inference):
 
     messages: list[ChatMessage] = Field(min_length=1)
     system: str | list[Any] | None = None
-    tools: list[dict[str, Any]] | None = Field(None, description="With `name` and `input_schema`, which clients run.")
+    tools: list[dict[str, Any]] | None = Field(
+        None, description="Tools that the client runs, each with `name` and `input_schema`."
+    )
     tool_choice: dict[str, Any] | None = None
     thinking: str | dict[str, Any] | None = Field(
         None,
-        description="Anthropic's object, which a model without a switch passes over; or `default`, `enabled` or "
-        "`disabled`, where the model's capabilities have it.",
+        description="Anthropic's object, which is ignored if the model's thinking cannot be switched; or `default`, "
+        "`enabled` or `disabled`, if the model's `capabilities.thinking_modes` has the value.",
     )
-    output_config: dict[str, Any] | None = Field(None, description="`format` (a JSON Schema) and `effort`.")
+    output_config: dict[str, Any] | None = Field(
+        None, description="Object with `format` (a JSON Schema of the answer) and `effort`."
+    )
 
 
 class MessagesRequest(MessagesTokensRequest):
     """Anthropic's messages request. Fields that no API knows reach the engine too."""
 
-    max_tokens: int = Field(ge=0, description="Most tokens of the answer, thoughts included.")
+    max_tokens: int = Field(ge=0, description="Maximum tokens of the answer, including reasoning.")
     stop_sequences: list[str] | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -204,7 +224,7 @@ class AnthropicMessage(_Open):
     type: Literal["message"]
     role: Literal["assistant"]
     model: str
-    content: list[dict[str, Any]] = Field(description="Blocks of the types `thinking`, `text` and `tool_use`.")
+    content: list[dict[str, Any]] = Field(description="Content blocks of the types `thinking`, `text` and `tool_use`.")
     stop_reason: str | None
     stop_sequence: str | None
     usage: MessageUsage
@@ -218,8 +238,10 @@ class MessageTokens(_Open):
 
 class _Reranking(_Inference):
     query: str = Field(min_length=1)
-    top_n: int | None = Field(None, ge=1, description="Most results; default: all documents.")
-    max_tokens_per_doc: int | None = Field(None, ge=1, description="For engines that know it.")
+    top_n: int | None = Field(None, ge=1, description="Maximum number of results; default: all documents.")
+    max_tokens_per_doc: int | None = Field(
+        None, ge=1, description="Passed to the engine; ignored by engines that do not support it."
+    )
 
 
 class CohereRerankRequest(_Reranking):
@@ -232,26 +254,33 @@ class RerankRequest(_Reranking):
     """Jina's rerank request, and Cohere's v1. Fields that are not listed reach the engine too."""
 
     documents: list[str | dict[str, Any]] = Field(min_length=1)
-    return_documents: bool | None = Field(None, description="Each result holds its document.")
+    return_documents: bool | None = Field(None, description="Whether each result holds its document.")
     rank_fields: list[str] | None = Field(
-        None, min_length=1, description="Fields of documents that are objects, compared in this order; default: `text`."
+        None,
+        min_length=1,
+        description="Fields, in this order, that are compared with the query if documents are objects; default: "
+        "`text`.",
     )
-    max_chunks_per_doc: int | None = Field(None, ge=1, description="For engines that know it.")
+    max_chunks_per_doc: int | None = Field(
+        None, ge=1, description="Passed to the engine; ignored by engines that do not support it."
+    )
 
 
 class RankedDocument(_Open):
     """A document of the request and its score."""
 
-    index: int = Field(description="Its place in the request's `documents`.")
+    index: int = Field(description="Index of the document in the request's `documents`, from 0.")
     relevance_score: float
-    document: dict[str, Any] | None = Field(None, description='The client\'s own; of a string, `{"text": ...}`.')
+    document: dict[str, Any] | None = Field(
+        None, description='The document as the client sent it; a string becomes `{"text": ...}`.'
+    )
 
 
 class CohereRanking(_Open):
     """Cohere's ranking."""
 
     id: str
-    results: list[RankedDocument] = Field(description="The best first.")
+    results: list[RankedDocument] = Field(description="Results, highest score first.")
     meta: dict[str, Any]
 
 
@@ -269,7 +298,9 @@ class Compaction(_Open):
     id: str
     object: Literal["response.compaction"]
     created_at: int = Field(description="Unix time in seconds.")
-    output: list[dict[str, Any]] = Field(description="Items; the last one is `compaction`.")
+    output: list[dict[str, Any]] = Field(
+        description="Items of the compacted conversation; the last item has the type `compaction`."
+    )
     usage: dict[str, Any]
 
 

@@ -33,7 +33,9 @@ LIST_PATH: Final = "/v1/chat/completions"
 PATH: Final = "/v1/chat/completions/{completion_id}"
 _CODES: Final = ("completion_not_found", *ASKING_CODES)
 _METADATA_PARAMETER: Final[dict[str, Any]] = {
-    **query_parameter("metadata", METADATA_SCHEMA, "Pairs that a completion must have: `metadata[key]=value`."),
+    **query_parameter(
+        "metadata", METADATA_SCHEMA, "Metadata that a listed completion must have, as `metadata[key]=value`."
+    ),
     "style": "deepObject",
     "explode": True,
 }
@@ -61,7 +63,7 @@ class DeletedCompletion(BaseModel):
     deleted: Literal[True]
 
 
-CompletionId = Annotated[str, Path(description="As the completion's `id`.")]
+CompletionId = Annotated[str, Path(description="Id of the chat completion.")]
 
 
 def declare(app: FastAPI, completions: StoredCompletions, max_body_bytes: int) -> None:
@@ -70,15 +72,17 @@ def declare(app: FastAPI, completions: StoredCompletions, max_body_bytes: int) -
     @app.get(
         LIST_PATH,
         summary="Stored chat completions",
-        description="Those that were made with `store: true`, in the order in which they were made.\n\n"
-        + codes_paragraph(ASKING_CODES),
+        description="Lists the completions that were made with `store: true`, in the order in which they were "
+        "made.\n\n" + codes_paragraph(ASKING_CODES),
         tags=["stored"],
         responses=error_responses(*ASKING_CODES) | ANY_OTHER,
         response_model=ItemList,
         openapi_extra={
             "parameters": [
                 *list_parameters("asc"),
-                query_parameter("model", {"type": "string"}, "Name or alias of the model that made them."),
+                query_parameter(
+                    "model", {"type": "string"}, "Name or alias of the model that made the listed completions."
+                ),
                 _METADATA_PARAMETER,
             ]
         },
@@ -105,7 +109,8 @@ def declare(app: FastAPI, completions: StoredCompletions, max_body_bytes: int) -
     @app.post(
         PATH,
         summary="Update a stored chat completion",
-        description="Its `metadata` is replaced, and nothing else.\n\n" + codes_paragraph((*BODY_CODES, *_CODES)),
+        description="Replaces the `metadata` of the completion, and nothing else.\n\n"
+        + codes_paragraph((*BODY_CODES, *_CODES)),
         tags=["stored"],
         responses=error_responses(*BODY_CODES, *_CODES) | ANY_OTHER,
         response_model=StoredChatCompletion,
@@ -131,8 +136,8 @@ def declare(app: FastAPI, completions: StoredCompletions, max_body_bytes: int) -
 
     @app.get(
         f"{PATH}/messages",
-        summary="What a chat completion answers",
-        description="The messages of its request, each with an id.\n\n" + codes_paragraph(_CODES),
+        summary="Messages of a chat completion",
+        description="Lists the messages of the completion's request, each with an id.\n\n" + codes_paragraph(_CODES),
         tags=["stored"],
         responses=error_responses(*_CODES) | ANY_OTHER,
         response_model=ItemList,

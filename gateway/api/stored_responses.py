@@ -29,15 +29,15 @@ _STREAM_PARAMETERS: Final[list[dict[str, Any]]] = [
         "in": "query",
         "required": False,
         "schema": {"type": "boolean", "default": False},
-        "description": "`true`: the events of a response in the background, from the first one, while it is made and "
-        "afterwards.",
+        "description": "true: return the server-sent events of a background response, from the first event on, both "
+        "while the response runs and after its end.",
     },
     {
         "name": "starting_after",
         "in": "query",
         "required": False,
         "schema": {"minimum": 0, "type": "integer"},
-        "description": "With `stream`: only events whose `sequence_number` is greater.",
+        "description": "With `stream`: return only events whose `sequence_number` is greater.",
     },
 ]
 _EVENT_STREAM_HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -53,8 +53,8 @@ class StoredResponseObject(BaseModel):
     created_at: int = Field(description="Unix time in seconds.")
     status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
     model: str
-    output: list[dict[str, Any]] = Field(description="Items; none while it is being made.")
-    error: dict[str, Any] | None = Field(description="Why it failed.")
+    output: list[dict[str, Any]] = Field(description="Output items; empty while the response runs.")
+    error: dict[str, Any] | None = Field(description="Why the response failed; null: it has not failed.")
 
 
 class DeletedResponse(BaseModel):
@@ -65,7 +65,7 @@ class DeletedResponse(BaseModel):
     deleted: Literal[True]
 
 
-ResponseId = Annotated[str, Path(description="As the response's `id`.")]
+ResponseId = Annotated[str, Path(description="Id of the response.")]
 
 
 def declare(app: FastAPI, responses: StoredResponses, streams: ResumableStreams, *, heartbeat_s: float) -> None:
@@ -77,8 +77,8 @@ def declare(app: FastAPI, responses: StoredResponses, streams: ResumableStreams,
     @app.get(
         PATH,
         summary="A response",
-        description="A stored response, or one that is being made, as far as it has come; with `stream=true` the "
-        "server-sent events of one in the background.\n\n" + codes_paragraph(_ASKING),
+        description="Returns a stored response, or the present state of a running one. With `stream=true` it returns "
+        "the server-sent events of a background response.\n\n" + codes_paragraph(_ASKING),
         tags=["responses"],
         responses=error_responses(*_ASKING) | ANY_OTHER,
         response_model=StoredResponseObject,
@@ -102,8 +102,8 @@ def declare(app: FastAPI, responses: StoredResponses, streams: ResumableStreams,
     @app.delete(
         PATH,
         summary="Delete a response",
-        description="What is being made is cancelled first. What continues the response cannot be continued any "
-        "more.\n\n" + codes_paragraph(_CODES),
+        description="Deletes a response. A running response is cancelled first. Responses that continue the deleted "
+        "one can no longer be continued.\n\n" + codes_paragraph(_CODES),
         tags=["responses"],
         responses=error_responses(*_CODES) | ANY_OTHER,
         response_model=DeletedResponse,
@@ -117,8 +117,8 @@ def declare(app: FastAPI, responses: StoredResponses, streams: ResumableStreams,
     @app.post(
         f"{PATH}/cancel",
         summary="Cancel a response",
-        description="Ends one that is being made, in the background or as a stream, and answers what it is then. One "
-        "that is over stays as it is.\n\n" + codes_paragraph(_CODES),
+        description="Cancels a running response, in the background or as a stream, and returns it. A response that "
+        "has ended stays as it is.\n\n" + codes_paragraph(_CODES),
         tags=["responses"],
         responses=error_responses(*_CODES) | ANY_OTHER,
         response_model=StoredResponseObject,
@@ -129,9 +129,9 @@ def declare(app: FastAPI, responses: StoredResponses, streams: ResumableStreams,
 
     @app.get(
         f"{PATH}/input_items",
-        summary="What a response was made of",
-        description="Its own input, and before it the items of the responses that it continues, as far as they are "
-        "still stored.\n\n" + codes_paragraph(_ASKING),
+        summary="Input items of a response",
+        description="Lists the input items of a response, after the items of the responses that it continues, as far "
+        "as these are still stored.\n\n" + codes_paragraph(_ASKING),
         tags=["responses"],
         responses=error_responses(*_ASKING) | ANY_OTHER,
         response_model=ItemList,

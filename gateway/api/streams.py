@@ -35,58 +35,74 @@ class FoundStream(BaseModel):
     """A stream that was asked for, as llama-server tells of it, and more."""
 
     conversation_id: str
-    is_done: bool = Field(description="It has ended, however that was.")
-    total_bytes: int = Field(description="How many bytes it has had.")
-    started_at: int = Field(description="Unix time in seconds.")
-    completed_at: int = Field(description="Unix time in seconds of its end; 0: it is live.")
-    state: StreamState = Field(description="`live`, `done`, `cut` by an error, or `stopped` by a client.")
-    first_offset: int = Field(description="Offset of the first byte that is kept.")
+    is_done: bool = Field(description="Whether the stream has ended, for whatever reason.")
+    total_bytes: int = Field(
+        description="Number of bytes that the stream has had so far, including bytes that are no longer kept."
+    )
+    started_at: int = Field(description="Unix time in seconds at which the stream began.")
+    completed_at: int = Field(description="Unix time in seconds at which the stream ended; 0: the stream is live.")
+    state: StreamState = Field(
+        description="State of the stream: `live`, `done` (complete), `cut` (ended by an error) or `stopped` (by a "
+        "client)."
+    )
+    first_offset: int = Field(description="Offset of the first byte that is still kept.")
     model: str
-    in_file: bool = Field(description="Whether it survives the gateway.")
+    in_file: bool = Field(
+        description="Whether the stream is kept in a file, so that it survives an end of the gateway."
+    )
 
 
 class FoundStreams(RootModel[list[FoundStream]]):
     """Those that the caller has, of the ids that were asked for."""
 
 
-StreamId = Annotated[str, Path(description="As in the `X-Conversation-Id` of the stream's request; it may hold `/`.")]
+StreamId = Annotated[
+    str, Path(description="Value of the header `X-Conversation-Id` of the stream's request; it may contain `/`.")
+]
 _ID_PARAMETER: Final = {
-    **query_parameter("conv_id", {"type": "string"}, "As in the `X-Conversation-Id` of the stream's request."),
+    **query_parameter(
+        "conv_id", {"type": "string"}, "Value of the header `X-Conversation-Id` of the stream's request."
+    ),
     "required": True,
 }
 _READ_PARAMETERS: Final = [
     query_parameter(
-        "from", {"type": "integer", "minimum": 0, "default": 0}, "Offset of the first byte: how many the client has."
+        "from",
+        {"type": "integer", "minimum": 0, "default": 0},
+        "Offset of the first byte to return, which is the number of bytes that the client has received.",
     ),
     query_parameter(
         "ids",
         {"type": "boolean", "default": False},
-        "Give each event an `id:` line: the offset after it. The offsets do not count these lines.",
+        "true: add a line `id:` with the offset after the event to each event. Offsets do not count these lines.",
     ),
     {
         "name": "Last-Event-ID",
         "in": "header",
         "required": False,
         "schema": {"minimum": 0, "type": "integer"},
-        "description": "As `from`, which it goes before: EventSource sends it when it connects again.",
+        "description": "Overrides `from`. A browser's EventSource sends this header when it reconnects.",
     },
 ]
 _READ_ANSWER: Final[dict[int | str, dict[str, Any]]] = {
     200: {
-        "description": "The bytes of the stream, and those that come, to its end.",
+        "description": "The bytes of the stream from the offset on; a live stream is followed to its end.",
         "content": {"text/event-stream": {"schema": {"type": "string"}}},
         "headers": {
             "x-stream-state": {
-                "description": "`live`, `done`, `cut` by an error, or `stopped` by a client.",
+                "description": "State of the stream: `live`, `done`, `cut` (by an error) or `stopped` (by a client).",
                 "schema": {"type": "string", "enum": [state.value for state in StreamState]},
             },
             "x-stream-first-offset": {
-                "description": "Offset of the first byte that is kept.",
+                "description": "Offset of the first byte that is still kept.",
                 "schema": {"type": "integer"},
             },
-            "x-stream-length": {"description": "How many bytes it has had so far.", "schema": {"type": "integer"}},
+            "x-stream-length": {
+                "description": "Number of bytes that the stream has had so far.",
+                "schema": {"type": "integer"},
+            },
             "x-stream-file": {
-                "description": "`kept`: it is in a file, and survives the gateway; `none`: it is not.",
+                "description": "`kept`: in a file, so that it survives an end of the gateway; `none`: in memory only.",
                 "schema": {"type": "string", "enum": ["kept", "none"]},
             },
         },
@@ -109,17 +125,19 @@ def declare(app: FastAPI, streams: ResumableStreams, max_body_bytes: int) -> Non
 
     reading: dict[str, Any] = {
         "summary": "Read a stream again",
-        "description": "The stream of a request with `X-Conversation-Id`, from any byte that is kept; while it is "
-        "live, what comes follows. It ends as it ended for the request's own client. While the request waits for a "
-        "load and nothing was sent of its answer, `model_loading` says to ask again.\n\n" + codes_paragraph(_READING),
+        "description": "Returns the stream of a request with `X-Conversation-Id`, from any byte that is kept, and "
+        "follows a live stream to its end. It ends as it ended for the request's own client. While the request waits "
+        "for a load and nothing of its answer was sent, the error `model_loading` asks the client to try again.\n\n"
+        + codes_paragraph(_READING),
         "tags": ["streams"],
         "responses": error_responses(*_READING) | ANY_OTHER | _READ_ANSWER,
         "response_class": StreamingResponse,
     }
     stopping: dict[str, Any] = {
         "summary": "Stop a stream",
-        "description": "Ends the request of a live stream, in its engine too; what was sent stays readable. A stream "
-        "that has ended otherwise is removed. To ask again changes nothing.\n\n" + codes_paragraph(_STOPPING),
+        "description": "Cancels the request of a live stream, also in its engine; the bytes that were sent stay "
+        "readable. A stream that has ended in another way is removed. Repeating the request changes nothing.\n\n"
+        + codes_paragraph(_STOPPING),
         "tags": ["streams"],
         "responses": error_responses(*_STOPPING) | ANY_OTHER,
         "status_code": 204,
@@ -147,9 +165,10 @@ def declare(app: FastAPI, streams: ResumableStreams, max_body_bytes: int) -> Non
 
     @app.post(
         LOOKUP_PATH,
-        summary="Look streams up",
-        description="Tells of the caller's streams of these ids, and of these ids with a model (`id::model`); of "
-        "others nothing. There is no list of all streams.\n\n" + codes_paragraph(_LOOKING_UP),
+        summary="Look up streams",
+        description="Describes the caller's streams with these ids, and with these ids followed by a model "
+        "(`id::model`). Ids without a stream are left out. There is no list of all streams.\n\n"
+        + codes_paragraph(_LOOKING_UP),
         tags=["streams"],
         responses=error_responses(*_LOOKING_UP) | ANY_OTHER,
         response_model=FoundStreams,

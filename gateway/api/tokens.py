@@ -9,9 +9,9 @@ from gateway.api.schemas import Anything
 from gateway.exchange.api_spec import ApiSpec
 
 _SAID = {
-    "/tokenize": ("Tokens of a text", "The tokens of `content`."),
-    "/detokenize": ("Text of tokens", "The text of `tokens`."),
-    "/apply-template": ("Prompt of messages", "What the model's chat template makes of `messages`."),
+    "/tokenize": ("Tokens of a text", "Returns the tokens of `content`."),
+    "/detokenize": ("Text of tokens", "Returns the text of `tokens`."),
+    "/apply-template": ("Prompt of messages", "Returns the prompt that the model's chat template makes of `messages`."),
 }
 APIS = tuple(ApiSpec(path, takes_slot=False, is_native=True, scope="inference") for path in _SAID)
 

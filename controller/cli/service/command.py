@@ -13,37 +13,48 @@ from controller.cli.output import print_error, print_json, print_line
 if TYPE_CHECKING:
     from controller.cli.service.install import Change
 
-service = typer.Typer(name="service", help="Run Roundhouse as a service of systemd, with engines as processes.")
+service = typer.Typer(name="service", help="Run Roundhouse as a systemd service, with engines as processes.")
 
 System = Annotated[
-    bool, typer.Option("--system", help="A service of the machine, as root writes it. Default: one of this user.")
+    bool,
+    typer.Option(
+        "--system", help="Install or remove a service of the machine instead of a service of this user. Needs root."
+    ),
 ]
 Name = Annotated[
-    str, typer.Option("--name", metavar="NAME", help="Of the unit; for a second installation on one machine.")
+    str, typer.Option("--name", metavar="NAME", help="Name of the unit, for a second installation on one machine.")
 ]
 
 
 @service.callback()
 def _group() -> None:
-    """Run Roundhouse as a service of systemd, with engines as processes."""
+    """Run Roundhouse as a systemd service, with engines as processes."""
 
 
 @service.command()
 def install(
     system: System = False,
     user: Annotated[
-        str | None, typer.Option("--user", metavar="NAME", help="With --system: whom it runs as; never root.")
+        str | None,
+        typer.Option("--user", metavar="NAME", help="User that the service runs as, with --system. Must not be root."),
     ] = None,
-    now: Annotated[bool, typer.Option("--now", help="Start it too, now and with the machine.")] = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="Also enable and start the service, or restart it if its unit changed.")
+    ] = False,
     name: Name = "roundhouse",
     desired: Desired = None,
     state: State = None,
     models: Models = None,
     host: Annotated[
-        str | None, typer.Option("--host", metavar="ADDRESS", help="What the gateway listens on; several with commas.")
+        str | None,
+        typer.Option(
+            "--host",
+            metavar="ADDRESS",
+            help="Address or name that the gateway listens on; several are separated by commas.",
+        ),
     ] = None,
     port: Annotated[
-        int | None, typer.Option("--port", metavar="PORT", min=0, max=65535, help="Port that it listens on.")
+        int | None, typer.Option("--port", metavar="PORT", min=0, max=65535, help="Port that the gateway listens on.")
     ] = None,
     as_json: Json = False,
 ) -> int:
@@ -62,7 +73,9 @@ def install(
 @service.command()
 def remove(
     system: System = False,
-    now: Annotated[bool, typer.Option("--now", help="Stop it first. Engines go on until `roundhouse down`.")] = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="Stop a running service first. Its engines run on until `roundhouse down`.")
+    ] = False,
     name: Name = "roundhouse",
     as_json: Json = False,
 ) -> int:

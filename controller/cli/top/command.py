@@ -23,15 +23,18 @@ if TYPE_CHECKING:
 
 def top(
     interval: Annotated[
-        float, typer.Option("--interval", min=0.1, max=3600, metavar="SECONDS", help="Time between two looks.")
+        float,
+        typer.Option("--interval", min=0.1, max=3600, metavar="SECONDS", help="Time between two updates of the table."),
     ] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Print one table and end; without a terminal always.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one table and exit. Without a terminal this is the default.")
+    ] = False,
     gateway: Annotated[
         str | None,
         typer.Option(
             "--gateway",
             metavar="URL",
-            help="Gateway whose metrics tell tokens/s; default: by the host and port of `up`.",
+            help="URL of the gateway whose metrics show tokens per second; default: host and port of `up`.",
         ),
     ] = None,
     controller: ControllerUrl = None,

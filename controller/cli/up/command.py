@@ -22,12 +22,16 @@ def up(
     host: Annotated[
         str | None,
         typer.Option(
-            "--host", metavar="ADDRESS", help="Address or name that the gateway listens on; several with commas."
+            "--host",
+            metavar="ADDRESS",
+            help="Address or name that the gateway listens on; several are separated by commas.",
         ),
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option("--port", metavar="PORT", min=0, max=65535, help="Port that it listens on; 0 takes a free one."),
+        typer.Option(
+            "--port", metavar="PORT", min=0, max=65535, help="Port that the gateway listens on; 0: any free port."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> int:
