@@ -103,13 +103,19 @@ class _ChainLink(NamedTuple):
 
 
 class StateDatabase:
-    """The opened database. Use it from one thread at a time."""
+    """The opened database of stored objects of all tenants. Use it from one thread at a time, as `StateStore` does.
+
+    Methods do not find objects of other tenants, nor expired ones. All may raise sqlite3.Error.
+    """
 
     def __init__(self, path: Path, *, max_bytes: int, retention_s: float, clock: Callable[[], float]) -> None:
-        """Open the file, or create it. Responses that were running when it was last closed become `failed`.
+        """Open or create the file. Responses that were running when it was last closed become `failed`.
 
-        `max_bytes`: most bytes of the file. `retention_s`: seconds that an object is stored after its last use.
-        `clock`: Unix time in seconds. May raise OSError.
+        `max_bytes`: maximum bytes of the file. `retention_s`: seconds that an object is stored after its last use.
+        `clock`: Unix time in seconds.
+
+        Raises:
+            NewerDatabaseError, sqlite3.Error, OSError: as `open_database` does.
         """
         self._clock = clock
         self._db = open_database(path)
@@ -124,7 +130,7 @@ class StateDatabase:
             raise
 
     def is_in_place(self) -> bool:
-        """Whether the path still leads to the opened file. Raises OSError where that cannot be read."""
+        """Return whether the path still leads to the opened file. Raises OSError if the path cannot be read."""
         return self._db.is_in_place()
 
     def _end_running(self) -> None:
@@ -136,19 +142,20 @@ class StateDatabase:
                 self._db.execute("UPDATE responses SET status = 'failed' WHERE number = ?", (number,))
 
     def transaction(self) -> AbstractContextManager[None]:
-        """Return a context whose changes are all committed at its end, or none if it raises."""
+        """Return a context that commits all changes at its end, or none if it raises. Contexts cannot be nested."""
         return transaction(self._db)
 
     # What requests ask for
 
     def save_objects(self, *objects: StoredObject) -> None:
-        """Write all objects in one transaction, which costs little more for many than for one. Each id may occur once.
+        """Write all objects in one transaction, or none of them. Do not call within a transaction.
 
-        A response replaces the stored one with its id. What the responses continue counts as used now. Objects that
-        were used longest ago are deleted if room is needed.
+        Many objects cost little more than one. No two objects may have the same id. A response replaces the stored one
+        with its id. The responses that it continues count as used now. The least recently used objects are deleted if
+        room is needed.
 
         Raises:
-            DatabaseFullError: the objects are larger than all that may be stored.
+            DatabaseFullError: the objects do not fit, even without all other objects.
         """
         responses = [each for each in objects if isinstance(each, StoredResponse)]
         completions = [each for each in objects if isinstance(each, StoredCompletion)]
@@ -195,7 +202,7 @@ class StateDatabase:
             run_with_rows(_INSERT_EVENTS, events)
 
     def find_response(self, tenant: str, response_id: str) -> FoundResponse | None:
-        """Return a tenant's response; None: there is none with this id."""
+        """Return a tenant's response; None: the tenant has no response with this id. Does not count as a use."""
         row = self._db.execute(_FIND, (response_id, tenant, self._file.cutoff())).fetchone()
         if row is None:
             return None
@@ -269,7 +276,7 @@ class StateDatabase:
         return self.conversations.load_until(tenant, first_link.conversation_id, first_link.conversation_item)
 
     def delete_response(self, tenant: str, response_id: str) -> bool:
-        """Delete a tenant's response. Returns whether there was one."""
+        """Delete a tenant's response, running or not. Returns whether there was one."""
         with transaction(self._db):
             cursor = self._db.execute(
                 "DELETE FROM responses WHERE id = ? AND tenant = ? AND used_at >= ?",
@@ -280,7 +287,10 @@ class StateDatabase:
     # What time asks for
 
     def sweep_expired(self) -> bool:
-        """Delete some expired objects, and shrink the file by some unused pages. Returns whether to call again soon."""
+        """Delete some expired objects, and give some unused pages back to the file system.
+
+        Each call is short. Returns True if there may be more to do, so that the caller should call again soon.
+        """
         with transaction(self._db):
             has_more = self._file.delete_expired()
         return self._shrink_file() or has_more
@@ -297,14 +307,14 @@ class StateDatabase:
         return False
 
     def count_stored(self) -> StoredTotals:
-        """Count the stored objects and their bytes."""
+        """Count the stored objects, including expired ones that are not deleted yet, and the used bytes of the file."""
         responses, completions, conversations = map(
             self._file.count_rows, ("responses", "completions", "conversations")
         )
         return StoredTotals(responses, self._file.count_used_bytes(), completions, conversations)
 
     def close(self) -> None:
-        """Close the database. All that was written is then in the one file, without a write-ahead log."""
+        """Close the database and release the file. The write-ahead log is merged into the file. Call once."""
         self._db.close()
 
     # Parts of these

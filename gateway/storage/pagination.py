@@ -48,7 +48,7 @@ def paginate_items(items: Iterable[Fields], query: ListQuery) -> Fields:
 
 
 def list_object(data: Sequence[Fields], *, has_more: bool) -> Fields:
-    """Make OpenAI's list object of the entries of one page."""
+    """Return OpenAI's list object with the entries of one page. `first_id` and `last_id` are None for an empty page."""
     return {
         "object": "list",
         "data": list(data),
@@ -59,7 +59,7 @@ def list_object(data: Sequence[Fields], *, has_more: bool) -> Fields:
 
 
 def unknown_cursor(after: str) -> RoundhouseError:
-    """Return the error for a page that should begin after an entry that the list does not have."""
+    """Return `invalid_request` for a list query whose `after` is no id of an entry of the list."""
     message = f"`after` must be the id of an entry of the list; it is {after!r:.100}."
     return RoundhouseError("invalid_request", message, param="after")
 

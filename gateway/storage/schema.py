@@ -1,4 +1,4 @@
-"""The SQLite file of stored objects: its tables, and how they come to be."""
+"""Tables of the SQLite file of stored objects, and how they are created and upgraded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from common.sqlite_files import FileConnection, NewerDatabaseError, open_connect
 from common.state_files import RESPONSES_SCHEMA_VERSION
 
 BUSY_S: Final = 2.0
-"""Seconds that the previous gateway may take to give the file back."""
+"""Seconds to wait until a previous gateway has released the file."""
 
 _RESPONSES: Final = """
 CREATE TABLE responses (
@@ -93,8 +93,16 @@ released, because files of its version exist."""
 
 
 def open_database(path: Path) -> FileConnection:
-    """Open the file, and make or migrate its tables. The file is held: one gateway at a time has it, while others may
-    read it (`roundhouse backup` does). Raises sqlite3.Error, NewerDatabaseError among them, and OSError."""
+    """Open the file at `path`, creating it if it is missing, and create or upgrade its tables.
+
+    The connection holds the file until it is closed: only one gateway at a time can open it, while other programs may
+    read it (`roundhouse backup` does). An upgrade that fails leaves the file as it was.
+
+    Raises:
+        NewerDatabaseError: a newer version wrote the file, which is unchanged.
+        sqlite3.OperationalError: with SQLITE_BUSY if another process holds the file for `BUSY_S` seconds.
+        sqlite3.Error, OSError: the file cannot be opened, read or written.
+    """
     db = open_connection(path, busy_s=BUSY_S, is_held=True)
     try:
         version = _version_of(db)

@@ -57,7 +57,7 @@ _KINDS: Final[dict[type, str]] = {
 
 
 class StoreError(Exception):
-    """The database cannot be opened. The text says why."""
+    """The database cannot be opened at the start of the gateway. The text names the file and the reason."""
 
 
 class _DatabaseJob(NamedTuple):
@@ -68,19 +68,22 @@ class _DatabaseJob(NamedTuple):
 
 
 class StateStore:
-    """The store. Call its methods in the event loop.
+    """The store of all tenants: a thread that owns the database, and a queue of jobs for it.
 
-    If the database fails, the futures raise RoundhouseError `response_store_failed`.
+    Call its methods in the event loop; none of them blocks. Futures raise RoundhouseError `response_store_failed` if
+    the database fails or `MOST_WAITING` jobs wait. Objects of other tenants and expired objects are not found. Do not
+    call any method after `close`: its future would never end.
     """
 
     def __init__(self, folder: Path, *, max_bytes: int, retention_s: float, clock: Callable[[], float]) -> None:
         """Open the database in `folder`, which is created if it is missing.
 
-        `max_bytes`, `retention_s`, `clock`: see `StateDatabase`. If the disk is full, the database is opened later, and
-        jobs fail until then; requests without history need none.
+        Blocks, and starts the thread. `max_bytes`, `retention_s`, `clock`: see `StateDatabase`. If the disk is full, no
+        error is raised: the database is opened later, and jobs fail until then; requests without history need none.
 
         Raises:
-            StoreError: the database cannot be opened.
+            StoreError: the database cannot be opened: another gateway uses it, a newer version wrote it, or the file or
+                folder cannot be read or written.
         """
         self._path = folder / FILE_NAME
         self._file = DatabaseFile(
@@ -96,7 +99,7 @@ class StateStore:
         self.totals = StoredTotals()
         """Number and size of the stored objects at the last count, which is made every `SWEEP_EVERY_S`."""
         self.failures = 0
-        """How often the database has failed, or had no room."""
+        """Number of jobs and objects that failed, or were refused because too many waited, since the start."""
         self._unwritten: dict[str, StoredObject] = {}
         """Objects by id that the thread has collected to write together."""
         self._write_at = math.inf
@@ -106,13 +109,15 @@ class StateStore:
 
     @property
     def waiting_count(self) -> int:
-        """Number of jobs that wait for the database."""
+        """Number of jobs that wait for the database or run in it, not counting `save_object`."""
         return self._jobs_asked - self._jobs_done
 
     def save_object(self, each: StoredObject) -> None:
-        """Write a response, a chat completion or a turn of a conversation in the background. A failure is only logged.
+        """Write a response, a chat completion or a turn of a conversation in the background.
 
-        A response replaces the stored one with its id.
+        Never raises: if the object cannot be written, or more than `MOST_UNWRITTEN_BYTES` wait to be written, the
+        object is lost, which is logged. A response replaces the stored response with the same id. Jobs that are
+        submitted later see the object.
         """
         if self._bytes_asked - self._bytes_done + each.size > MOST_UNWRITTEN_BYTES:
             self.failures += 1
@@ -122,11 +127,14 @@ class StateStore:
             self._jobs.put(each)
 
     def save_new_response(self, response: StoredResponse) -> asyncio.Future[None]:
-        """Write a response. The future ends once it is written."""
+        """Write a response, replacing the stored one with its id. The future ends when the response is committed."""
         return self.submit_job(lambda database: database.save_objects(response))
 
     def find_response(self, tenant: str, response_id: str) -> asyncio.Future[FoundResponse | None]:
-        """Find a tenant's response; None: there is none with this id."""
+        """Find a tenant's response; None: the tenant has no response with this id.
+
+        Does not count as a use of the response.
+        """
         return self.submit_job(lambda database: database.find_response(tenant, response_id))
 
     def find_events(self, tenant: str, response_id: str) -> asyncio.Future[bytes]:
@@ -151,18 +159,22 @@ class StateStore:
         )
 
     def delete_response(self, tenant: str, response_id: str) -> asyncio.Future[bool]:
-        """Delete a tenant's response. The result says whether there was one."""
+        """Delete a tenant's response. The result says whether there was one; False is no error."""
         return self.submit_job(lambda database: database.delete_response(tenant, response_id))
 
     async def close(self) -> None:
-        """Finish all jobs and writes, and close the database. Waits for `CLOSE_WITHIN_S` at most."""
+        """Finish all submitted jobs and writes, then close the database and end the thread. Call once.
+
+        Returns after `CLOSE_WITHIN_S` seconds at the latest; if the thread still runs then, an error is logged, and
+        what is not written is lost.
+        """
         self._jobs.put(None)
         await asyncio.to_thread(self._thread.join, CLOSE_WITHIN_S)
         if self._thread.is_alive():
             logger.error("%s hangs: what is not written yet is lost", self._path)
 
     def submit_change(self, work: Callable[[StateDatabase], T]) -> asyncio.Future[T]:
-        """Run `work` in the thread, within one transaction; see `submit_job`."""
+        """Run `work` as `submit_job` does, within one transaction: an exception rolls back all that `work` wrote."""
 
         def work_as_one(database: StateDatabase) -> T:
             with database.transaction():
@@ -171,7 +183,13 @@ class StateStore:
         return self.submit_job(work_as_one)
 
     def submit_job(self, work: Callable[[StateDatabase], T]) -> asyncio.Future[T]:
-        """Run `work` in the thread, after all jobs and writes before it. The future has its result."""
+        """Run `work` in the store's thread, after all jobs and objects that were submitted before it.
+
+        The future has the result of `work`. A RoundhouseError that `work` raises is passed on; any other exception
+        becomes `response_store_failed`. If `MOST_WAITING` jobs wait, `work` is not called and the future fails with
+        `response_store_failed`. `work` must not change objects of the event loop. It may be called a second time, with
+        a new database, if the file proves to be damaged. A cancelled future does not stop `work`.
+        """
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         if self.waiting_count >= MOST_WAITING:
             self.failures += 1

@@ -1,4 +1,4 @@
-"""The opened database file that all tables share: its clock, its room, and the deletion of its oldest rows."""
+"""The opened database file that all tables share: queries, size limit, and deletion of old rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FIND_OLDEST: Final = (
 
 
 class DatabaseFullError(DatabaseError):
-    """An object has no room in the database, even if all others were deleted."""
+    """An object does not fit into the database, even after all objects that may be deleted were deleted."""
 
 
 class TableFile:
@@ -36,8 +36,9 @@ class TableFile:
     def __init__(
         self, db: sqlite3.Connection, *, max_bytes: int, retention_s: float, clock: Callable[[], float]
     ) -> None:
-        """`max_bytes`: most bytes of the file. `retention_s`: seconds that an object is stored after its last use.
-        `clock`: Unix time in seconds."""
+        """`db`: an opened connection, which the caller closes. `max_bytes`: maximum bytes of the file, rounded down to
+        whole pages. `retention_s`: seconds that an object is stored after its last use. `clock`: Unix time in
+        seconds."""
         self.db = db
         self.clock = clock
         self._retention_s = retention_s
@@ -45,20 +46,20 @@ class TableFile:
         self._max_pages = max_bytes // self._page_size
 
     def cutoff(self) -> float:
-        """Return the Unix time in seconds before which the last use of an object means that it has expired."""
+        """Return a Unix time in seconds: objects whose last use (`used_at`) is before it have expired."""
         return self.clock() - self._retention_s
 
     def read_pragma(self, name: str) -> int:
-        """Return the value of a SQLite pragma that is a number."""
+        """Return the value of a SQLite pragma whose value is an integer, such as `page_count`."""
         return int(self.db.execute(f"PRAGMA {name}").fetchone()[0])
 
     def find_next_number(self, table: str) -> int:
-        """Return the next free row number of a table."""
+        """Return the next free `number` of a table: the highest plus one, or 1 for an empty table."""
         [number] = self.db.execute(f"SELECT coalesce(max(number), 0) FROM {table}").fetchone()  # noqa: S608 - ours
         return int(number) + 1
 
     def count_rows(self, table: str) -> int:
-        """Return the number of rows of a table."""
+        """Return the number of rows of a table, including expired rows that are not deleted yet."""
         [count] = self.db.execute(f"SELECT count(*) FROM {table}").fetchone()  # noqa: S608 - ours
         return int(count)
 
@@ -67,18 +68,21 @@ class TableFile:
         return self._used_pages() * self._page_size
 
     def run_with_rows(self, statement: str, rows: Sequence[tuple[Any, ...]], *extra_values: Any) -> None:
-        """Run one statement with many rows: its `{}` becomes their VALUES. `extra_values`: of its further placeholders.
+        """Run one statement for many rows. Its `{}` is replaced by placeholders for the rows' values.
 
-        SQLite releases Python's lock in each statement and waits for it again, so one statement is faster than many.
+        `rows`: at least one row, all of the same length. `extra_values`: values of the placeholders after `{}`. SQLite
+        releases Python's lock in each statement and waits for it again, so that one statement is faster than many.
         """
         values = ", ".join([f"({', '.join('?' * len(rows[0]))})"] * len(rows))
         self.db.execute(statement.format(values), [*itertools.chain.from_iterable(rows), *extra_values])
 
     def make_room(self, size: int, rows: int) -> None:
-        """Delete the objects of any kind that were used longest ago, until `size` bytes in `rows` rows fit.
+        """Delete the least recently used objects of any kind and tenant, until `size` bytes in `rows` rows fit.
+
+        Call within a transaction, so that an error deletes nothing. Running responses are never deleted.
 
         Raises:
-            DatabaseFullError: they do not fit, even if all others were deleted.
+            DatabaseFullError: the rows alone are too large, or only running responses are left to delete.
         """
         pages = size // self._page_size + 8 * rows  # 8 pages per row for indexes and partly filled pages
         if pages > self._max_pages:
@@ -91,7 +95,10 @@ class TableFile:
             self.db.execute(f"DELETE FROM {table} WHERE number = ?", (number,))  # noqa: S608 - ours
 
     def delete_expired(self) -> bool:
-        """Delete some expired objects. Returns whether there may be more."""
+        """Delete up to `SWEPT_AT_ONCE` expired objects of each table, but no running responses.
+
+        Returns True if a table may have more. Call within a transaction.
+        """
         cutoff, has_more = self.cutoff(), False
         for table, condition in _DELETABLE.items():
             expired = f"SELECT number FROM {table} WHERE used_at < ? AND {condition} LIMIT ?"  # noqa: S608 - ours

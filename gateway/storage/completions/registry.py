@@ -29,10 +29,13 @@ class StoredCompletions:
     """All stored chat completions of a gateway. Belongs to the event loop.
 
     A completion belongs to its tenant. A key that is limited to some models sees the completions of these models.
+    Coroutines raise RoundhouseError: `completion_not_found` if the caller may not see a completion with the id, it has
+    expired, or nothing is stored; `response_store_failed` if the database fails.
     """
 
     def __init__(self, store: StateStore | None, live: LiveRoutes, clock: Callable[[], float]) -> None:
-        """`store` None: nothing is stored. `clock`: Unix time in seconds."""
+        """`store` None: nothing is stored, and no completion is found. `live`: the routing table in force. `clock`:
+        Unix time in seconds."""
         self._store = store
         self._live = live
         self._clock = clock
@@ -45,15 +48,19 @@ class StoredCompletions:
         return self._store is not None
 
     def new_id(self) -> str:
-        """Return a new id that cannot be guessed. Ids of engines are not unique: some count, some draw 1 of 1,000."""
+        """Return a new, random id of a completion.
+
+        Ids that engines make are not unique: some count, some draw 1 of 1,000.
+        """
         return _PREFIX + secrets.token_hex(TOKEN_LENGTH // 2)
 
     def save_completion(
         self, tenant: str, model: str, completion: Fields, messages: list[Any], metadata: Mapping[str, str]
     ) -> None:
-        """Store a completion object under its `id`. A failure is only logged.
+        """Store a completion object under its `id`, in the background. A failure is logged, not raised.
 
-        `model`: the model's own name. `messages`: those of the request.
+        Call only if `stores_completions`; otherwise AssertionError is raised. `model`: the model's own name.
+        `completion`: from `describe_completion`. `messages`: the messages of the request.
         """
         assert self._store is not None, "what is not stored is not saved"
         completion_id = completion["id"]
@@ -68,7 +75,13 @@ class StoredCompletions:
     # `response_store_failed`.
 
     async def list_page(self, caller: Caller, wanted: CompletionFilter, query: ListQuery) -> Fields:
-        """Return a page of the completions that the caller may see, as a list object."""
+        """Return a page of the completions that the caller may see, as a list object, in the order of creation.
+
+        `wanted.model` may be an alias. The list is empty if nothing is stored.
+
+        Raises:
+            RoundhouseError: `invalid_request` if `query.after` is not the id of a completion that the caller may see.
+        """
         if self._store is None:
             return list_object([], has_more=False)
         routes = self._live.current
@@ -81,7 +94,7 @@ class StoredCompletions:
         )
 
     async def get(self, caller: Caller, completion_id: str) -> Fields:
-        """Return the completion object."""
+        """Return the completion object, with its metadata. Raises RoundhouseError; see the class."""
         found = await self._store_of(completion_id).submit_job(
             lambda database: database.completions.find(caller.tenant, completion_id)
         )
@@ -90,7 +103,11 @@ class StoredCompletions:
         return found.completion
 
     async def list_messages(self, caller: Caller, completion_id: str, query: ListQuery) -> Fields:
-        """Return a page of the messages of a completion's request, as a list object."""
+        """Return a page of the messages of a completion's request, as a list object. Each message has an `id`.
+
+        Raises:
+            RoundhouseError: see the class; `invalid_request` if no message has the id `query.after`.
+        """
         await self.get(caller, completion_id)
         messages = await self._store_of(completion_id).submit_job(
             lambda database: database.completions.load_messages(caller.tenant, completion_id)
@@ -98,7 +115,13 @@ class StoredCompletions:
         return paginate_items(list_messages(completion_id, messages), query)
 
     async def update(self, caller: Caller, completion_id: str, fields: Fields) -> Fields:
-        """Replace a completion's metadata by that of `fields`, a request's body. Returns the new completion object."""
+        """Replace a completion's metadata by the `metadata` of `fields`, a request's body.
+
+        Returns the new completion object. The completion counts as used now.
+
+        Raises:
+            RoundhouseError: see the class; `invalid_request` if `metadata` is wrong.
+        """
         metadata = read_metadata(fields)
         await self.get(caller, completion_id)
         updated = await self._store_of(completion_id).submit_change(
@@ -109,7 +132,7 @@ class StoredCompletions:
         return updated
 
     async def delete(self, caller: Caller, completion_id: str) -> None:
-        """Delete a chat completion."""
+        """Delete a chat completion. Raises RoundhouseError; see the class."""
         await self.get(caller, completion_id)
         is_deleted = await self._store_of(completion_id).submit_change(
             lambda database: database.completions.delete(caller.tenant, completion_id)
@@ -124,6 +147,6 @@ class StoredCompletions:
 
 
 def completion_not_found(completion_id: str) -> RoundhouseError:
-    """Return the error for a chat completion that the tenant does not have."""
+    """Return `completion_not_found` (404) for a chat completion that the caller cannot see."""
     message = f"Chat completion with id {completion_id!r:.100} not found."
     return RoundhouseError("completion_not_found", message, param="completion_id")

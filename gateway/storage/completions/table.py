@@ -39,7 +39,10 @@ class _Row(NamedTuple):
 
 
 class CompletionTable:
-    """Chat completions of all tenants. Those of other tenants, and expired ones, are not found."""
+    """The chat completions of all tenants in the database. Used in the store's thread.
+
+    Methods do not find completions of other tenants, nor expired ones. All may raise sqlite3.Error.
+    """
 
     def __init__(self, file: TableFile) -> None:
         self._file = file
@@ -47,7 +50,12 @@ class CompletionTable:
         self._next_number = file.find_next_number("completions")
 
     def save(self, completions: Sequence[StoredCompletion]) -> None:
-        """Write completions. Raises DatabaseFullError."""
+        """Write new completions. The least recently used objects are deleted if room is needed.
+
+        Raises:
+            DatabaseFullError: the completions do not fit, even without all other objects.
+            sqlite3.IntegrityError: a completion with one of the ids exists.
+        """
         now = self._file.clock()
         self._file.make_room(sum(each.size for each in completions), len(completions))
         first_number = self._next_number
@@ -62,7 +70,7 @@ class CompletionTable:
             self._file.run_with_rows(_INSERT_METADATA, pairs)
 
     def find(self, tenant: str, completion_id: str) -> FoundCompletion | None:
-        """Return a tenant's completion; None: there is none with this id."""
+        """Return a tenant's completion; None: the tenant has no completion with this id. Does not count as a use."""
         row = self._find_row(tenant, completion_id)
         return None if row is None else FoundCompletion(row.model, _join(row.metadata, row.completion))
 
@@ -74,7 +82,7 @@ class CompletionTable:
         `is_visible`: whether to list completions of a model, by its own name.
 
         Raises:
-            RoundhouseError: `invalid_request` if no completion has the id `query.after`.
+            RoundhouseError: `invalid_request` if the tenant has no visible completion with the id `query.after`.
         """
         statement = _LIST
         values: list[Any] = [tenant, self._file.cutoff()]

@@ -1,4 +1,4 @@
-"""Locks of conversations: one response at a time may write into a conversation. Pure.
+"""Locks of conversations: only one response at a time may add items to a conversation. Pure.
 
 The locks are in memory only: one gateway at a time has the database, and a response that was being made when its
 gateway was killed adds nothing to its conversation.
@@ -12,18 +12,21 @@ from gateway.storage.conversations.errors import conversation_locked
 
 
 class LockHolder(Protocol):
-    """A response that is being made in a conversation."""
+    """A running response that adds its items to a conversation at its end."""
 
     @property
     def response_id(self) -> str:
-        """The response's id."""
+        """Id of the response."""
 
     def store_outcome(self) -> None:
-        """Store the response and release its lock, if it has ended."""
+        """If the response has ended, store it and release its lock; otherwise do nothing."""
 
 
 class ConversationLocks:
-    """The locks, by tenant and conversation id, so that no tenant learns of another's conversations."""
+    """The locks of all conversations of a gateway, by tenant and conversation id. Belongs to the event loop.
+
+    No method waits. A conversation need not exist to be locked.
+    """
 
     def __init__(self) -> None:
         self._holders: dict[tuple[str, str], LockHolder] = {}
@@ -32,13 +35,13 @@ class ConversationLocks:
         """Lock a conversation for the response `holder`.
 
         Raises:
-            RoundhouseError: `conversation_locked` if another response holds the lock.
+            RoundhouseError: `conversation_locked` if a running response holds the lock, even if it is `holder`.
         """
         self.require_free(tenant, conversation_id)
         self._holders[tenant, conversation_id] = holder
 
     def release(self, tenant: str, conversation_id: str, holder: LockHolder) -> None:
-        """Unlock a conversation if `holder` has locked it; otherwise do nothing."""
+        """Unlock a conversation if `holder` holds its lock; otherwise do nothing."""
         if self._holders.get((tenant, conversation_id)) is holder:
             del self._holders[tenant, conversation_id]
 
@@ -48,7 +51,7 @@ class ConversationLocks:
         A holder that has ended is stored first, because its client may know its end already.
 
         Raises:
-            RoundhouseError: `conversation_locked`.
+            RoundhouseError: `conversation_locked` if a response that has not ended holds the lock.
         """
         holder = self._holders.get((tenant, conversation_id))
         if holder is not None:

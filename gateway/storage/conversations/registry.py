@@ -34,14 +34,16 @@ class Conversations:
     """All conversations of a gateway. Belongs to the event loop.
 
     A conversation belongs to its tenant. A key that is limited to some models sees the conversations in which one of
-    these models, or none, answered last. Methods raise RoundhouseError: `conversation_not_found`,
-    `conversation_item_not_found`, `conversation_locked`, `invalid_request` or `response_store_failed`.
+    these models, or none, answered last. Methods raise RoundhouseError: `conversation_not_found` if the caller sees no
+    conversation with the id, or nothing is stored; `conversation_item_not_found`; `conversation_locked` if items are
+    added or deleted while a response is running in the conversation; `invalid_request` for a wrong body or query;
+    `response_store_failed` if the database fails.
     """
 
     def __init__(
         self, store: StateStore | None, responses: StoredResponses, live: LiveRoutes, bounds: HistoryBounds
     ) -> None:
-        """`store` None: nothing is stored."""
+        """`store` None: nothing is stored, and no conversation is found. `bounds`: maximum length of a branch."""
         self._store = store
         self._responses = responses
         self._live = live
@@ -50,7 +52,7 @@ class Conversations:
     async def create(self, caller: Caller, fields: Fields) -> Fields:
         """Create a conversation with the `metadata` and `items` of a request's body. Returns the conversation object.
 
-        Raises RoundhouseError `storage_disabled` if the gateway stores nothing.
+        Raises RoundhouseError: `storage_disabled` if the gateway stores nothing; otherwise see the class.
         """
         if self._store is None:
             raise storage_disabled()
@@ -63,11 +65,14 @@ class Conversations:
         return made.fields
 
     async def get(self, caller: Caller, conversation_id: str) -> Fields:
-        """Return the conversation object."""
+        """Return the conversation object, without its items."""
         return (await self._require(caller, conversation_id)).fields
 
     async def update(self, caller: Caller, conversation_id: str, fields: Fields) -> Fields:
-        """Replace a conversation's metadata by that of a request's body. Returns the new conversation object."""
+        """Replace a conversation's metadata by the `metadata` of `fields`, a request's body.
+
+        Returns the new conversation object.
+        """
         metadata = read_metadata(fields)
         await self._require(caller, conversation_id)
         updated = await self._store_of(conversation_id).submit_change(
@@ -76,7 +81,7 @@ class Conversations:
         return updated.fields
 
     async def delete(self, caller: Caller, conversation_id: str) -> None:
-        """Delete a conversation with its items. A response that is being made in it goes on, and adds no items."""
+        """Delete a conversation with its items, even while a response runs in it; that response then adds no items."""
         await self._require(caller, conversation_id)
         is_deleted = await self._store_of(conversation_id).submit_change(
             lambda database: database.conversations.delete(caller.tenant, conversation_id)
@@ -87,9 +92,10 @@ class Conversations:
     # Items
 
     async def add_items(self, caller: Caller, conversation_id: str, fields: Fields) -> list[Fields]:
-        """Add the `items` of a request's body. Returns them as clients see them.
+        """Add the `items` of `fields`, a request's body. Returns the items as clients see them, with their ids.
 
-        They follow the item `parent_id` of the body, or the active item if the body has no `parent_id`.
+        The items follow the item `parent_id` of the body, or the active item if the body has no `parent_id`. The last
+        one becomes the active item. Either all items are added or none.
         """
         await self._require(caller, conversation_id)
         start = _read_start(conversation_id, fields)
@@ -109,7 +115,7 @@ class Conversations:
         )
 
     async def get_item(self, caller: Caller, conversation_id: str, item_id: str) -> Fields:
-        """Return an item of any branch."""
+        """Return an item of any branch, with its `parent_id`."""
         await self._require(caller, conversation_id)
         _require_item_id(conversation_id, item_id)
         return await self._store_of(conversation_id).submit_job(

@@ -1,7 +1,7 @@
 """Queries of the tables of conversations. Methods wait for the disk, and may raise sqlite3.Error.
 
-Call methods that write within a transaction. `RoundhouseError` means that a conversation or item is not there, unless
-said otherwise.
+Call methods that write within a transaction. `RoundhouseError` without a code means `conversation_not_found` or
+`conversation_item_not_found`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,10 @@ class _Link(NamedTuple):
 
 
 class ConversationTable:
-    """Conversations of all tenants. Those of other tenants, and expired ones, are not found."""
+    """The conversations of all tenants in the database. Used in the store's thread.
+
+    Methods do not find conversations of other tenants, nor expired ones. All may raise sqlite3.Error.
+    """
 
     def __init__(self, file: TableFile) -> None:
         self._file = file
@@ -86,7 +89,12 @@ class ConversationTable:
     def create(
         self, tenant: str, conversation_id: str, metadata: Mapping[str, str], items: Sequence[NewItem]
     ) -> StoredConversation:
-        """Write a new conversation with its first items, of which the last is active. Raises DatabaseFullError."""
+        """Write a new conversation with its first items, of which the last becomes active.
+
+        Raises:
+            DatabaseFullError: there is no room, even without all other objects.
+            sqlite3.IntegrityError: the conversation's id exists, or two items have the same id.
+        """
         now = self._file.clock()
         encoded_metadata = json_bytes(metadata)
         self._file.make_room(size_of(items) + len(encoded_metadata), 1 + len(items))
@@ -96,12 +104,18 @@ class ConversationTable:
         return StoredConversation(conversation_id, now, metadata, None)
 
     def find(self, tenant: str, conversation_id: str) -> StoredConversation | None:
-        """Return a tenant's conversation; None: there is none with this id."""
+        """Return a tenant's conversation; None: the tenant has no conversation with this id.
+
+        Does not count as a use.
+        """
         row = self._find_row(tenant, conversation_id)
         return None if row is None else row.conversation
 
     def update_metadata(self, tenant: str, conversation_id: str, metadata: Mapping[str, str]) -> StoredConversation:
-        """Replace a conversation's metadata. It counts as used now. Raises RoundhouseError."""
+        """Replace a conversation's metadata, and return the conversation, which counts as used now.
+
+        Raises RoundhouseError.
+        """
         row = self._require_row(tenant, conversation_id)
         self._mark_used(row.number)
         self._db.execute("UPDATE conversations SET metadata = ? WHERE number = ?", (json_bytes(metadata), row.number))
@@ -124,14 +138,15 @@ class ConversationTable:
         start: BranchStart | None,
         bounds: HistoryBounds,
     ) -> list[Fields]:
-        """Add items one below the other. The last becomes the active item. Returns them as clients see them.
+        """Add items, each as the child of the one before. The last becomes the active item.
 
-        `start`: where the first is added; None: below the active item. `bounds`: limits of the whole branch.
+        Returns the items as clients see them, with `parent_id`. The conversation counts as used now. `start`: the
+        parent of the first item; None: the active item. `bounds`: limits of the branch including the items.
 
         Raises:
-            RoundhouseError: the conversation or the parent is not there, an item with an id exists already, or the
-                branch would exceed `bounds`.
-            DatabaseFullError: there is no room.
+            RoundhouseError: `conversation_not_found`; `conversation_item_not_found` if the parent does not exist;
+                `invalid_request` if an item's id exists in the conversation, or the branch would exceed `bounds`.
+            DatabaseFullError: there is no room, even without all other objects.
         """
         row = self._require_row(tenant, conversation_id)
         parent_id = row.active_item if start is None else start.parent_id
@@ -149,9 +164,13 @@ class ConversationTable:
         return [_shown_item(*each) for each in zip((item.item for item in items), parent_ids, strict=True)]
 
     def add_turns(self, turns: Sequence[ConversationTurn]) -> None:
-        """Add the items of responses to their conversations, below the active items; skip deleted conversations.
+        """Add the items of responses to their conversations, after the active items. `model` becomes the last model.
 
-        An item whose id exists already gets another. Raises DatabaseFullError.
+        Turns of conversations that do not exist any more are skipped. An item whose id is taken or has a wrong form
+        gets a new id.
+
+        Raises:
+            DatabaseFullError: there is no room, even without all other objects.
         """
         for turn in turns:
             row = self._find_row(turn.tenant, turn.conversation_id)
@@ -164,7 +183,11 @@ class ConversationTable:
             self._insert_items(row.number, items, row.active_item)
 
     def list_items(self, tenant: str, conversation_id: str, query: ListQuery) -> Fields:
-        """Return a page of the items of the active branch, as a list object. Raises RoundhouseError."""
+        """Return a page of the items of the active branch, as a list object.
+
+        Raises:
+            RoundhouseError: `conversation_not_found`; `invalid_request` if `query.after` is no item of the branch.
+        """
         row = self._require_row(tenant, conversation_id)
         links = self._load_links(row.number, row.active_item)
         page = paginate_items([{"id": link.id} for link in links], query)
@@ -172,7 +195,7 @@ class ConversationTable:
         return page
 
     def find_item(self, tenant: str, conversation_id: str, item_id: str) -> Fields:
-        """Return an item of a conversation, of any branch. Raises RoundhouseError."""
+        """Return an item of any branch of a conversation, with `parent_id`. Raises RoundhouseError."""
         row = self._require_row(tenant, conversation_id)
         found = self._find_item(row.number, item_id)
         if found is None:
@@ -205,7 +228,7 @@ class ConversationTable:
         """Load the active branch of a conversation that a response continues. The conversation counts as used now.
 
         Raises:
-            RoundhouseError: the conversation is not there, or the branch exceeds `bounds`.
+            RoundhouseError: `conversation_not_found`; `invalid_request` if the branch exceeds `bounds`.
         """
         row = self._find_row(tenant, conversation_id)
         if row is None:
@@ -228,7 +251,7 @@ class ConversationTable:
         return self._load_items(row.number, links)
 
     def mark_used(self, tenant: str, conversation_id: str) -> None:
-        """Count a conversation as used now, if it is there."""
+        """Count a conversation as used now. Does nothing if the tenant has no such conversation."""
         row = self._find_row(tenant, conversation_id)
         if row is not None:
             self._mark_used(row.number)

@@ -1,3 +1,3 @@
-"""Stored responses, and responses in the background while they are made. `registry` finds them, `event_log` keeps their
-events for readers that come later.
+"""Stored responses, and running responses that can be read by id. `registry` finds them, `event_log` keeps the events
+of background responses for readers.
 """

@@ -11,9 +11,9 @@ _PREVIOUS = "previous_response_id"
 
 
 def previous_not_found(response_id: str, missing_id: str) -> RoundhouseError:
-    """Return the error for a request that continues `response_id`, if that or one before it is not stored.
+    """Return `previous_response_not_found` (400) for a request that continues the response `response_id`.
 
-    `missing_id`: the response that is missing.
+    `missing_id`: the response that is not stored: `response_id` itself, or an earlier one that it continues.
     """
     if missing_id == response_id:
         message = f"Previous response with id {response_id!r:.100} not found."
@@ -23,7 +23,7 @@ def previous_not_found(response_id: str, missing_id: str) -> RoundhouseError:
 
 
 def conversation_gone(response_id: str, conversation_id: str) -> RoundhouseError:
-    """Return the error for a request that continues a response whose conversation, or its items, are not stored."""
+    """Return `previous_response_not_found` (400) for a response whose conversation, or items of it, are not stored."""
     message = (
         f"The conversation {conversation_id!r:.100}, in which {response_id!r:.100} or a response before it was made, "
         "is not stored any more."
@@ -32,20 +32,23 @@ def conversation_gone(response_id: str, conversation_id: str) -> RoundhouseError
 
 
 def responses_not_stored() -> RoundhouseError:
-    """Return the error for a request that continues a response, on a gateway that stores none."""
+    """Return `previous_response_not_found` (400) for a gateway that stores no responses."""
     message = "This gateway stores no responses (ROUNDHOUSE_RESPONSES_RETENTION_H is 0), so none can be continued."
     return RoundhouseError("previous_response_not_found", message, param=_PREVIOUS)
 
 
 def not_continuable(response_id: str, status: str) -> RoundhouseError:
-    """Return the error for a request that continues a response that failed or has no answer yet."""
+    """Return `invalid_request` for a request that continues a response whose `status` is not in `CONTINUABLE`."""
     next_step = "wait until it is complete" if status in RUNNING else "continue the response before it, or begin anew"
     message = f"The response {response_id!r:.100} cannot be continued, because it is {status}: {next_step}."
     return RoundhouseError("invalid_request", message, param=_PREVIOUS)
 
 
 def too_long(bounds: HistoryBounds, param: str) -> RoundhouseError:
-    """Return the error for a request whose history or references exceed `bounds`. `param`: the field that has them."""
+    """Return `invalid_request` for a request whose history or referenced items exceed `bounds`.
+
+    `param`: the field of the request that refers to them.
+    """
     message = (
         f"The stored conversation is longer than what may be continued: {bounds.responses} responses, {bounds.items} "
         f"items, {bounds.bytes} bytes. Begin a new one, with what matters of it in `input`."
@@ -54,13 +57,13 @@ def too_long(bounds: HistoryBounds, param: str) -> RoundhouseError:
 
 
 def too_many_references(ids: Sequence[str], limit: int) -> RoundhouseError:
-    """Return the error for a request that refers to more stored items than `limit`."""
+    """Return `invalid_request` for a request whose input refers to more stored items than `limit`."""
     message = f"`input` refers to {len(ids)} stored items, and {limit} are the most."
     return RoundhouseError("invalid_request", message, param="input")
 
 
 def not_in_background(response_id: str) -> RoundhouseError:
-    """Return the error for reading the events of a response that was not made in the background."""
+    """Return `invalid_request` for reading the events of a response that was not made in the background."""
     message = (
         f"The response {response_id!r:.100} was not made in the background: its events are sent to the request that "
         "makes it alone. Leave `stream` out, or send `background: true` with the request."
@@ -69,6 +72,6 @@ def not_in_background(response_id: str) -> RoundhouseError:
 
 
 def response_not_found(response_id: str) -> RoundhouseError:
-    """Return the error for a response that the tenant does not have."""
+    """Return `response_not_found` (404) for a response that the caller cannot see."""
     message = f"Response with id {response_id!r:.100} not found."
     return RoundhouseError("response_not_found", message, param="response_id")

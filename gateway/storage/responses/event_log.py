@@ -27,20 +27,27 @@ class ResponseEvents(Protocol):
 
     @property
     def is_ended(self) -> bool:
-        """Whether the last event is there."""
+        """Whether the response has ended, so that no more events come."""
 
     def read_block(self, number: int) -> bytes:
-        """Return some events from number `number` on, in order; empty: that event is not there yet."""
+        """Return one or more whole events, the first with number `number`; empty: there is no such event yet."""
 
     async def wait_for_more(self, timeout_s: float) -> bool:
-        """Wait for further events or the end. Returns False if neither comes within `timeout_s` seconds."""
+        """Wait for further events or the end. Returns False if neither comes within `timeout_s` seconds.
+
+        Call only if `is_ended` is False and the last `read_block` was empty, without awaiting in between: events that
+        came before the call do not end the wait.
+        """
 
 
 class EventLog:
-    """`ResponseEvents` that are appended as the response is made. Belongs to the event loop."""
+    """The events of one background response in memory, compressed. Belongs to the event loop.
+
+    The response's exchange appends events and calls `end`; any number of readers read them.
+    """
 
     def __init__(self, first_number: int = 0) -> None:
-        """`first_number`: number of the first event that will be appended."""
+        """`first_number`: number of the first event that will be appended. Do not read events with smaller numbers."""
         self._blocks: list[bytes] = []
         """Compressed events."""
         self._first_numbers: list[int] = []
@@ -50,13 +57,13 @@ class EventLog:
         self._tail_first = first_number
         self._tail_size = 0
         self.next_number = first_number
-        """Number of the next event."""
+        """Number of the next event to be appended."""
         self.is_ended = False
         self._waiters: list[asyncio.Future[None]] = []
 
     @classmethod
     def from_stored(cls, stored: bytes) -> EventLog:
-        """Restore a log from the result of `to_stored`. It has ended."""
+        """Restore a log from the result of `to_stored`; empty bytes give a log without events. The log has ended."""
         log = cls()
         position = 0
         while position < len(stored):
@@ -71,7 +78,7 @@ class EventLog:
         return log
 
     def to_stored(self) -> bytes:
-        """Encode all events to be stored: blocks, each with its header."""
+        """Return all events encoded for `from_stored`. Empty if there are no events."""
         self._seal_tail()
         parts = []
         ends = itertools.pairwise([*self._first_numbers, self.next_number])
@@ -80,7 +87,10 @@ class EventLog:
         return b"".join(parts)
 
     def append_events(self, events: bytes) -> None:
-        """Append whole server-sent events, and wake the readers. A closing `data: [DONE]` is left out."""
+        """Append whole server-sent events, and wake the readers.
+
+        A `data: [DONE]` at the end of `events` is left out.
+        """
         events = events.removesuffix(DONE)
         if not events:
             return
@@ -92,7 +102,7 @@ class EventLog:
         self._wake_readers()
 
     def end(self) -> None:
-        """Mark the log as complete, and wake the readers."""
+        """Mark the log as complete, and wake the readers. Append nothing afterwards."""
         self.is_ended = True
         self._wake_readers()
 
@@ -133,9 +143,11 @@ class EventLog:
 
 
 async def follow_events(events: ResponseEvents, first_number: int, silence_s: float) -> AsyncIterator[bytes]:
-    """Yield the events from number `first_number` on, to the last, then `data: [DONE]`.
+    """Yield the events from number `first_number` on in blocks, wait for new ones until the log has ended, then yield
+    `data: [DONE]`.
 
-    A comment is sent after each `silence_s` seconds without an event.
+    A comment is yielded after each `silence_s` seconds without an event. A `first_number` beyond the last event yields
+    no events.
     """
     number = first_number
     while True:
@@ -151,7 +163,7 @@ async def follow_events(events: ResponseEvents, first_number: int, silence_s: fl
 
 
 def read_all_events(events: ResponseEvents) -> bytes:
-    """Return all events that have come, with the stream's closing `[DONE]`."""
+    """Return all events from number 0 that have come so far, followed by `data: [DONE]`. Does not wait for more."""
     blocks, number = [], 0
     while block := events.read_block(number):
         number += count_events(block)
@@ -160,7 +172,8 @@ def read_all_events(events: ResponseEvents) -> bytes:
 
 
 def count_events(events: bytes) -> int:
-    """Return the number of whole events. JSON holds no line breaks, so each event ends with its first empty line."""
+    """Return the number of whole server-sent events in `events`, which have LF line ends and JSON without line
+    breaks."""
     return events.count(_EVENT_END)
 
 

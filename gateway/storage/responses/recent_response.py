@@ -20,7 +20,10 @@ class _Kept(NamedTuple):
 
 
 class RecentResponse:
-    """The last response of one connection, with all that it continues, within bounds."""
+    """Memory of one WebSocket connection: its last response, with everything that the response continues.
+
+    It lives as long as the connection. A response larger than the bounds is not kept.
+    """
 
     def __init__(self, bounds: HistoryBounds) -> None:
         self._bounds = bounds
@@ -29,10 +32,11 @@ class RecentResponse:
         """Id of the last response, if it was too large to be kept and is not stored; None otherwise."""
 
     def find_history(self, response_id: str) -> History | None:
-        """Return the history for a request that continues this response; None: it is not the connection's last.
+        """Return the history for a request that continues the response; None: the response is not kept.
 
         Raises:
-            RoundhouseError: `invalid_request` if the response and what it continues exceed the bounds.
+            RoundhouseError: `invalid_request` if the response is the connection's last one, is not stored, and was too
+                large to be kept.
         """
         if response_id == self._too_long_id:
             raise too_long(self._bounds, "previous_response_id")
@@ -43,7 +47,11 @@ class RecentResponse:
         return self._kept is None or self._kept.response_id != response_id or self._kept.is_stored
 
     def keep(self, context: ResponseContext, model: str) -> None:
-        """Keep the response of `context`, if it can be continued. `model`: own name of the model that made it."""
+        """Keep the response of `context` in place of the one before. Call when a response has ended.
+
+        A response that cannot be continued (such as a failed one) changes nothing. A response that exceeds the bounds
+        is not kept, and neither is the one before. `model`: own name of the model that made the response.
+        """
         response = context.response
         if response is None or response["status"] not in CONTINUABLE:
             return
@@ -61,6 +69,9 @@ class RecentResponse:
         return len(json_bytes(history)) if history else 0
 
     def forget(self, response_id: str | None) -> None:
-        """Forget a response, if it is kept. Call when a request that continued it has failed."""
+        """Forget a response.
+
+        Does nothing if another or no response is kept. Call when a request that continued it failed.
+        """
         if self._kept is not None and self._kept.response_id == response_id:
             self._kept = None

@@ -60,7 +60,11 @@ class StoredResponse:
         turn: ConversationTurn | None = None,
         events: bytes = b"",
     ) -> StoredResponse:
-        """Encode a response object to be stored. `model`: the model's own name. `input_items`: its own input."""
+        """Encode a response object to be stored. `model`: the model's own name. `input_items`: its own input items.
+
+        Raises:
+            RecursionError: the object or an item is nested too deeply.
+        """
         output = response["output"]
         conversation = response.get("conversation")
         return cls(
@@ -140,20 +144,28 @@ class StoredTotals(NamedTuple):
 
 
 def id_of(token: str) -> str:
-    """Return a response's id. `token`: `TOKEN_LENGTH` random letters, which the ids of its items have, too."""
+    """Return the id of a response.
+
+    `token`: `TOKEN_LENGTH` random hex digits, which the ids of its items contain, too.
+    """
     return f"resp_{token}"
 
 
 def item_ids(token: str) -> Callable[[str], str]:
-    """Return a function that makes ids of a response's items from a prefix. `token`: as in `id_of`.
+    """Return a function that makes a new id of an item of a response from a prefix, such as `msg`.
 
-    Such an id tells which response an item is stored with; see `response_of`.
+    Each call returns another id. `token`: as in `id_of`. The id contains the token, so that `response_of` finds the
+    response that the item is stored with.
     """
     numbers = itertools.count()
     return lambda prefix: f"{prefix}_{token}{next(numbers):04x}"
 
 
 def response_of(item_id: str) -> str | None:
-    """Return the id of the response that an item with this id would belong to; None: of none, by its form."""
+    """Return the id of the response that the item is stored with, if its id is from `item_ids`; None: it has another
+    form.
+
+    The response need not exist.
+    """
     token_and_number = item_id.rpartition("_")[2]
     return id_of(token_and_number[:TOKEN_LENGTH]) if len(token_and_number) > TOKEN_LENGTH else None

@@ -49,7 +49,7 @@ OPEN_RESPONSES: Final = b"openresponses-version"
 
 
 class ResponseRun(Protocol):
-    """A response that is being made, and whose id a client may know."""
+    """A running response whose id a client may know."""
 
     @property
     def context(self) -> ResponseContext:
@@ -57,7 +57,7 @@ class ResponseRun(Protocol):
 
     @property
     def tenant(self) -> str:
-        """The tenant that it belongs to."""
+        """The tenant that the response belongs to."""
 
     @property
     def model(self) -> str:
@@ -65,7 +65,7 @@ class ResponseRun(Protocol):
 
     @property
     def response(self) -> Fields | None:
-        """The response object at present; None: no client knows of the response yet."""
+        """The response object at present; None: no client knows the response's id yet."""
 
     @property
     def response_id(self) -> str:
@@ -73,10 +73,10 @@ class ResponseRun(Protocol):
 
     @property
     def events(self) -> ResponseEvents | None:
-        """The events so far; None: only the client of the request gets them."""
+        """The events so far; None: not a background response, so only the client of the request gets its events."""
 
     def store_outcome(self) -> None:
-        """Store the response, if it has ended."""
+        """If the response has ended, store and unregister it; otherwise do nothing."""
 
     def cancel(self) -> None:
         """Cancel the response. Does nothing if it has ended."""
@@ -86,12 +86,17 @@ class StoredResponses:
     """All stored and running responses of a gateway. Belongs to the event loop.
 
     A response belongs to its tenant. A key that is limited to some models sees the responses of these models.
+    Coroutines for the routes raise RoundhouseError: `response_not_found` if the caller may not see a response with the
+    id, it has expired, or nothing is stored; `response_store_failed` if the database fails.
     """
 
     def __init__(
         self, store: StateStore | None, live: LiveRoutes, bounds: HistoryBounds, clock: Callable[[], float]
     ) -> None:
-        """`store` None: nothing is stored. `bounds`: of what a request may continue. `clock`: Unix time in seconds."""
+        """`store` None: nothing is stored.
+
+        `bounds`: limits of what a request may continue. `clock`: Unix time in seconds.
+        """
         self._store = store
         self._live = live
         self.history_bounds = bounds
@@ -107,7 +112,10 @@ class StoredResponses:
         return self._store is not None
 
     def new_context(self, headers: Sequence[Header]) -> ResponseContext:
-        """Make the context of a new response, with an id that cannot be guessed. `headers`: the request's."""
+        """Return the context of a new response, with a random id.
+
+        `headers`: those of the request, names in lower case.
+        """
         token = secrets.token_hex(TOKEN_LENGTH // 2)
         return ResponseContext(
             id=id_of(token),
@@ -118,9 +126,15 @@ class StoredResponses:
         )
 
     def load_history(self, caller: Caller, options: RequestOptions) -> asyncio.Future[History]:
-        """Load what a request continues and refers to. Call or future raise what `StateDatabase.load_history` raises.
+        """Load what a request continues and refers to.
 
-        Without a store, the history is empty, and a request that continues something is refused.
+        Without a store, the history is empty; a request that continues something is refused. `check_visible` checks
+        whether the caller may see the result.
+
+        Raises:
+            RoundhouseError: at the call or by the future: `previous_response_not_found`, `conversation_not_found`, or
+                `invalid_request` if the response is still running, failed, or exceeds the bounds; by the future:
+                `response_store_failed`.
         """
         if self._store is None:
             if options.previous_id is not None:
@@ -147,7 +161,7 @@ class StoredResponses:
         `history`: what `load_history` returned for `options`.
 
         Raises:
-            RoundhouseError: `previous_response_not_found` or `conversation_not_found`.
+            RoundhouseError: `previous_response_not_found` or `conversation_not_found` if the caller may not.
         """
         if self._may_see(caller, history.model):
             return
@@ -164,19 +178,22 @@ class StoredResponses:
         }
 
     def register_run(self, run: ResponseRun) -> None:
-        """Make a running response readable under its id."""
+        """Make a running response readable by its id. Call `unregister_run` after its end."""
         self._running[run.context.id] = run
 
     def unregister_run(self, run: ResponseRun) -> None:
-        """Stop making a running response readable; once stored, it is read from the store."""
+        """Stop serving a response from its run; if it was stored, it is read from the store. May be called twice."""
         self._running.pop(run.context.id, None)
 
     def get_run(self, response_id: str) -> ResponseRun | None:
-        """Return the response of this id, if it is being made and can be asked for."""
+        """Return the run that is registered with this id, of any tenant; None: there is none."""
         return self._running.get(response_id)
 
     def save_outcome(self, run: ResponseRun, response: Fields, events: bytes) -> None:
-        """Store an ended response with its events, and add its items to its conversation. A failure is only logged.
+        """Store an ended response with its events, and add its items to its conversation, in the background.
+
+        What is stored depends on the request: nothing if `store` is false and there is no conversation; a failed or
+        cancelled response adds nothing to its conversation. A failure is logged, not raised.
 
         `response`: the response object. `events`: from `EventLog.to_stored`; may be empty.
         """
@@ -188,17 +205,20 @@ class StoredResponses:
             logger.error("the response %s is not stored: %s", run.context.id, error)  # noqa: TRY400
 
     def save_new_response(self, run: ResponseRun, response: Fields) -> asyncio.Future[None]:
-        """Store a response at its beginning. The future ends once it is written.
+        """Store a response at its beginning. The future ends when the response is committed.
+
+        Call only if `stores_responses`; otherwise AssertionError is raised.
 
         Raises:
-            RoundhouseError: `invalid_request` if the request is nested too deeply.
+            RoundhouseError: `invalid_request` if the request is nested too deeply; by the future:
+                `response_store_failed`.
         """
         return self._require_store().save_new_response(_stored_response(run, response))
 
     # For the routes of stored responses. Each raises RoundhouseError `response_not_found` or `response_store_failed`.
 
     async def get_response(self, caller: Caller, response_id: str) -> Fields:
-        """Return the response object at present."""
+        """Return the response object at present, of a running or a stored response. Raises RoundhouseError."""
         run = self._find_run(caller, response_id)
         if run is not None and run.response is not None:
             return run.response
@@ -210,12 +230,12 @@ class StoredResponses:
     async def open_events(
         self, caller: Caller, response_id: str, first_number: int, *, is_open_responses: bool
     ) -> ResponseEvents:
-        """Return the events of a background response, from number `first_number` on at least; it may be running.
+        """Return the events of a running or stored background response, from number `first_number` on at least.
 
         Events that are not stored are made from the response object; `is_open_responses`: see `ResponseContext`.
 
         Raises:
-            RoundhouseError: also `invalid_request` if the response was not made in the background.
+            RoundhouseError: see the class; `invalid_request` if the response was not made in the background.
         """
         run = self._find_run(caller, response_id)
         if run is not None and run.response is not None:
@@ -243,20 +263,26 @@ class StoredResponses:
         return self._find_run(caller, response_id) is not None
 
     async def cancel_response(self, caller: Caller, response_id: str) -> Fields:
-        """Cancel a response if it is running. Returns the response object."""
+        """Cancel a response.
+
+        Returns the response object; a response that has ended is unchanged. Raises RoundhouseError.
+        """
         run = self._find_run(caller, response_id)
         if run is not None and run.response is not None:
             run.cancel()
         return await self.get_response(caller, response_id)
 
     async def delete_response(self, caller: Caller, response_id: str) -> None:
-        """Delete a response. A running one is cancelled first."""
+        """Delete a stored response. A running one is cancelled first. Raises RoundhouseError."""
         await self.cancel_response(caller, response_id)
         if not await self._store_of(response_id).delete_response(caller.tenant, response_id):
             raise response_not_found(response_id)
 
     async def list_input_items(self, caller: Caller, response_id: str) -> list[Fields]:
-        """Return all input items of a response, oldest first: those of what it continues, then its own."""
+        """Return all input items of a response, oldest first: the items that it continues, then its own.
+
+        Items that are no longer stored are left out. Raises RoundhouseError.
+        """
         run = self._find_run(caller, response_id)
         if run is not None and run.response is not None:
             return [*run.context.history, *run.context.input_items]

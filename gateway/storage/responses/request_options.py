@@ -40,8 +40,12 @@ class RequestOptions(NamedTuple):
     def of(cls, fields: Fields, *, can_store: bool) -> RequestOptions:
         """Read the options of a request for a response. `can_store`: whether this gateway stores responses.
 
+        Nothing is looked up.
+
         Raises:
-            RoundhouseError: `invalid_request`, `previous_response_not_found` or `conversation_not_found`.
+            RoundhouseError: `invalid_request` if a field has a wrong type, `background` is set without storing, the
+                request continues both a response and a conversation, or refers to more than `MOST_REFERENCES` items;
+                `previous_response_not_found` or `conversation_not_found` if an id has a wrong form.
         """
         options = cls.of_references(fields)
         wants_store = optional_field(fields, "store", bool) is not False
@@ -54,7 +58,7 @@ class RequestOptions(NamedTuple):
 
     @classmethod
     def of_references(cls, fields: Fields) -> RequestOptions:
-        """Read the options of a request that makes no response, such as one that counts tokens. Raises like `of`."""
+        """Read the options of a request that makes no response, such as one that counts tokens. Raises as `of` does."""
         references = tuple(dict.fromkeys(_references(fields.get("input"))))
         if len(references) > MOST_REFERENCES:
             raise too_many_references(references, MOST_REFERENCES)
@@ -69,7 +73,7 @@ class RequestOptions(NamedTuple):
 
 
 def is_id(value: str) -> bool:
-    """Return whether a text has the form of an id."""
+    """Return whether `value` has the form of an id: 1 to 128 letters, digits, `-` and `_` (ASCII)."""
     return _ID.fullmatch(value) is not None
 
 
