@@ -171,9 +171,7 @@ class GatewaySettings(BaseSettings):
         "The oldest events are dropped first.",
     )
     stream_ttl_s: float = Field(300, gt=0, description="Seconds that a resumable stream is kept after its end.")
-    stream_gc_s: float = Field(
-        60, gt=0, description="Seconds between two removals of resumable streams that ended `stream_ttl_s` ago."
-    )
+    stream_gc_s: float = Field(60, gt=0, description="Seconds between two removals of expired resumable streams.")
     streams_max_mib: int = Field(
         256,
         ge=1,

@@ -36,7 +36,7 @@ class RoundCollector(Collector):
         paused_gauge.add_metric([], float(last_round.desired.paused))
         yield paused_gauge
         state_gauge = GaugeMetricFamily(
-            "roundhouse_model_state", "1 for the state a model is in.", labels=["model", "state"]
+            "roundhouse_model_state", "1 for the present state of a model.", labels=["model", "state"]
         )
         wanted_gauge = GaugeMetricFamily("roundhouse_model_replicas_wanted", "Replicas wanted now.", labels=["model"])
         loaded_gauge = GaugeMetricFamily(
@@ -54,7 +54,7 @@ class RoundCollector(Collector):
         blocked_gauge.add_metric([], len(last_round.plan.blocked))
         yield blocked_gauge
         unread_gauge = GaugeMetricFamily(
-            "roundhouse_gpu_unread", "1 for a GPU of which nothing can be read.", labels=["gpu", "uuid"]
+            "roundhouse_gpu_unread", "1 for a GPU that cannot be read.", labels=["gpu", "uuid"]
         )
         for gpu in last_round.observed.unread_gpus:
             unread_gauge.add_metric([gpu.label, gpu.uuid or ""], 1)
@@ -76,11 +76,13 @@ def _gpu_metrics(gpus: Iterable[Gpu], models: Mapping[str, str]) -> Iterator[Met
     used_gauge = GaugeMetricFamily("roundhouse_gpu_used_mib", "GPU memory in use, MiB.", labels=["gpu", "uuid"])
     total_gauge = GaugeMetricFamily("roundhouse_gpu_total_mib", "GPU memory, MiB.", labels=["gpu", "uuid"])
     busy_gauge = GaugeMetricFamily(
-        "roundhouse_gpu_utilization_ratio", "Share of the last moments in which it worked.", labels=["gpu", "uuid"]
+        "roundhouse_gpu_utilization_ratio",
+        "Share of the driver's last sample period in which the GPU was busy.",
+        labels=["gpu", "uuid"],
     )
     held_gauge = GaugeMetricFamily(
         "roundhouse_gpu_model_used_mib",
-        "GPU memory that a model's engines hold, MiB, where the driver tells.",
+        "GPU memory that a model's engines use, MiB, if the driver reports it.",
         labels=["gpu", "uuid", "model"],
     )
     for gpu in gpus:

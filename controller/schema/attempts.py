@@ -31,7 +31,11 @@ class AttemptNumbers(BaseModel):
         return self.highest.get(key, self.dropped)
 
     def with_attempt(self, key: str, attempt: int) -> AttemptNumbers:
-        """Return a copy in which `attempt` is recorded for the replica `key`. A lower number changes nothing."""
+        """Return a copy in which `attempt` is recorded for the replica `key`.
+
+        Returns the object itself if `attempt` is not higher than `highest_of(key)`. If more than `MOST_KEYS` keys are
+        recorded, the key whose last start is longest ago is dropped.
+        """
         if attempt <= self.highest_of(key):
             return self
         highest = {each: number for each, number in self.highest.items() if each != key} | {key: attempt}

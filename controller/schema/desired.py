@@ -164,7 +164,10 @@ class Definition(BaseModel):
 
     @property
     def gpu_count(self) -> int | None:
-        """Number of GPUs of one replica; None: neither `gpus` nor `device` is declared, so the replica gets none."""
+        """Number of GPUs of one replica, from `gpus` or else from `device`; 0: none.
+
+        None: `gpus` is not set, and `device` is neither `cuda` nor `cpu`, so that the replica gets no GPU either.
+        """
         if isinstance(self.gpus, list):
             return len(self.gpus)
         if self.gpus is None and self.device in ("cuda", "cpu"):

@@ -61,7 +61,7 @@ class RoundhouseError(Exception):
         self.retry_after_s = retry_after_s
 
     def build_envelope(self, request_id: str | None = None) -> ErrorEnvelope:
-        """Return the body of the error answer."""
+        """Return the body of the error answer. `request_id` None: the answer has no request id."""
         entry = self.entry
         body = ErrorBody(
             message=self.message,
@@ -76,13 +76,15 @@ class RoundhouseError(Exception):
         return ErrorEnvelope(error=body)
 
     def json_bytes(self, request_id: str | None = None) -> bytes:
-        """Return the body of the error answer as UTF-8 JSON."""
+        """Return the body of the error answer as UTF-8 JSON. Never raises: what UTF-8 cannot encode becomes `?`."""
         # A message may quote half a surrogate pair, which UTF-8 cannot encode.
         return json.dumps(self.build_envelope(request_id).model_dump(), ensure_ascii=False).encode(errors="replace")
 
     def build_headers(self) -> dict[str, str]:
-        """Return the header that tells clients whether to retry: `retry-after` (seconds), `x-should-retry: false`, or
-        none, by the error code.
+        """Return the header that tells clients whether to retry, by the error code; empty if the code says nothing.
+
+        `retry-after` has `retry_after_s`, or `DEFAULT_RETRY_AFTER_S`, in whole seconds, at least 1. Otherwise the
+        header is `x-should-retry: false`. Names are in lower case.
         """
         if self.entry.retry is True:
             seconds = DEFAULT_RETRY_AFTER_S if self.retry_after_s is None else self.retry_after_s

@@ -54,7 +54,9 @@ class Override(BaseModel):
     def from_statement(cls, declared_fields: Mapping[str, Any], **statement: Any) -> Override:
         """Create an override with the fields in `statement`, and with digests of the fields that it replaces.
 
-        `declared_fields` are the fields of the model's definition as the files declare them now.
+        `declared_fields` are the fields of the model's definition as the files declare them now; a field that is not
+        declared counts as None. `statement` has any fields of `Override` but `digests`. Raises pydantic's
+        ValidationError for others.
         """
         digest_names = [*STATEMENT_FIELDS, *statement.get("params", {})]
         return cls(digests={name: field_digest(declared_fields.get(name)) for name in digest_names}, **statement)
@@ -102,5 +104,5 @@ def ended_fields(before: Override, remainder: Override | None) -> list[str]:
 
 
 def is_whole_statement(ended_names: Sequence[str]) -> bool:
-    """Return whether a result of `ended_fields` stands for a whole override."""
+    """Return whether `ended_names`, a result of `ended_fields`, means that the whole override ended."""
     return list(ended_names) in (["load"], ["unload"])

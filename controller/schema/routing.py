@@ -30,7 +30,10 @@ Token = Annotated[SecretStr, PlainSerializer(_reveal_secret, when_used="json")]
 
 
 class Stamp(Wire):
-    """Version of a routing table. A newer controller has a greater `epoch`, its newer table a greater `seq`."""
+    """Version of a routing table, ordered by `epoch`, then `seq`.
+
+    `epoch` increases with each start of a controller, `seq` with each new table of the same controller.
+    """
 
     epoch: int
     seq: int
