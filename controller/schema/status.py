@@ -170,7 +170,7 @@ class Problem(Wire):
 
 
 class ControllerStatus(Wire):
-    """What `roundhouse status` shows."""
+    """State of the controller with its models, GPUs, gateways and keys, as `roundhouse status` shows it."""
 
     schema_version: int = SCHEMA_VERSION
     instance: str
@@ -226,7 +226,7 @@ class BlockedView(Wire):
 
 
 class PlanView(Wire):
-    """What `roundhouse plan` shows: the next actions, and what cannot be done yet."""
+    """The controller's plan, as `roundhouse plan` shows it: the next actions, and changes that cannot be made yet."""
 
     schema_version: int = Field(default=SCHEMA_VERSION, description="Version of the format of this object.")
     generation: int = Field(description="Number of edits of the desired-state files that the controller has applied.")

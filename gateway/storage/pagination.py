@@ -28,7 +28,8 @@ class ListQuery(NamedTuple):
 def paginate_items(items: Iterable[Fields], query: ListQuery) -> Fields:
     """Return a page of items as a list object. `items`: all of them, oldest first.
 
-    An id that occurs several times is listed once, at its first place.
+    The page begins with the newest item unless `query.is_ascending`. An id that occurs several times is listed once, at
+    its first place.
 
     Raises:
         RoundhouseError: `invalid_request` if no item has the id `query.after`.

@@ -75,9 +75,10 @@ class StoredCompletions:
     # `response_store_failed`.
 
     async def list_page(self, caller: Caller, wanted: CompletionFilter, query: ListQuery) -> Fields:
-        """Return a page of the completions that the caller may see, as a list object, in the order of creation.
+        """Return a page of the completions that the caller may see, as a list object.
 
-        `wanted.model` may be an alias. The list is empty if nothing is stored.
+        The newest completion comes first unless `query.is_ascending`. `wanted.model` may be an alias. The list is empty
+        if nothing is stored.
 
         Raises:
             RoundhouseError: `invalid_request` if `query.after` is not the id of a completion that the caller may see.

@@ -77,9 +77,10 @@ class CompletionTable:
     def list_page(
         self, tenant: str, wanted: CompletionFilter, query: ListQuery, is_visible: Callable[[str], bool]
     ) -> Fields:
-        """Return a page of a tenant's completions, in the order in which they were made, as a list object.
+        """Return a page of a tenant's completions, as a list object.
 
-        `is_visible`: whether to list completions of a model, by its own name.
+        The newest completion comes first unless `query.is_ascending`. `is_visible`: whether to list completions of a
+        model, by its own name.
 
         Raises:
             RoundhouseError: `invalid_request` if the tenant has no visible completion with the id `query.after`.

@@ -108,7 +108,10 @@ class Conversations:
         )
 
     async def list_items(self, caller: Caller, conversation_id: str, query: ListQuery) -> Fields:
-        """Return a page of the items of the active branch, as a list object."""
+        """Return a page of the items of the active branch, each with `parent_id`, as a list object.
+
+        The newest item comes first unless `query.is_ascending`. An unknown `query.after` is `invalid_request`.
+        """
         await self._require(caller, conversation_id)
         return await self._store_of(conversation_id).submit_job(
             lambda database: database.conversations.list_items(caller.tenant, conversation_id, query)

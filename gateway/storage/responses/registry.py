@@ -171,7 +171,10 @@ class StoredResponses:
             raise previous_not_found(options.previous_id, options.previous_id)
 
     def visible_items(self, caller: Caller, history: History) -> dict[str, Fields]:
-        """Return the referenced items, by id, that come from models which the caller may use."""
+        """Return the items of `history.referenced_items` that the caller may see, by id.
+
+        Items of models that the caller may not use are left out; items that no model has made are included.
+        """
         models = history.referred_models
         return {
             name: item for name, item in history.referenced_items.items() if self._may_see(caller, models.get(name))
