@@ -163,24 +163,24 @@ class _RequestCollector(Collector):
     def __init__(self) -> None:
         self.requests = FastCounters(
             "roundhouse_gateway_requests",
-            "Requests, by the HTTP status that was sent; 499: the client left before one was.",
+            "Requests, by the HTTP status that was sent; 499: the client disconnected before a status was sent.",
             ("model", "route", "status"),
         )
         self.duration = FastHistograms(
             "roundhouse_gateway_request_duration_seconds",
-            "From a request's headers to its answer's last byte.",
+            "Seconds from a request's headers to the last byte of its answer.",
             ("model", "route"),
             _DURATION_BUCKETS,
         )
         self.first_byte = FastHistograms(
             "roundhouse_gateway_first_byte_seconds",
-            "From a request's headers to its answer's first byte, heartbeats not counted.",
+            "Seconds from a request's headers to the first byte of its answer, not counting heartbeats.",
             ("model", "route"),
             _FIRST_BYTE_BUCKETS,
         )
         self.queue_wait = FastHistograms(
             "roundhouse_gateway_queue_wait_seconds",
-            "From a request's arrival to its slot, of those that had to wait.",
+            "Seconds that requests waited for a slot; requests that did not wait are not counted.",
             ("model",),
             _QUEUE_WAIT_BUCKETS,
         )
@@ -190,11 +190,13 @@ class _RequestCollector(Collector):
             ("model", "direction"),
         )
         self.retries = FastCounters(
-            "roundhouse_gateway_retries", "Further tries after a connection failed or a KV cache was full.", ("model",)
+            "roundhouse_gateway_retries",
+            "Retries after a connection to an engine failed or its KV cache was full.",
+            ("model",),
         )
         self.client_gone = FastCounters(
             "roundhouse_gateway_client_disconnects",
-            "Clients that left before their answer was complete.",
+            "Clients that disconnected before their answer was complete.",
             ("model", "route"),
         )
         self.broken_off = FastCounters(
@@ -203,10 +205,12 @@ class _RequestCollector(Collector):
             ("model", "code"),
         )
         self.refusals = FastCounters(
-            "roundhouse_gateway_refusals", "Errors of the gateway's own that were answered.", ("model", "code")
+            "roundhouse_gateway_refusals",
+            "Requests that the gateway answered with an error of its own.",
+            ("model", "code"),
         )
         self.key_requests = FastCounters(
-            "roundhouse_gateway_key_requests", "Requests that carried a declared key, refused ones too.", ("key",)
+            "roundhouse_gateway_key_requests", "Requests with a declared key, including refused ones.", ("key",)
         )
         self.key_tokens = FastCounters(
             "roundhouse_gateway_key_tokens",
@@ -231,15 +235,17 @@ class _StateCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield each gauge with its present values."""
-        yield _gauge("inflight", "Requests inside engines.", "model", self._ledger.inflight_by_model)
-        yield _gauge("queued", "Requests that wait, for a load or for a slot.", "model", self._ledger.queued)
+        yield _gauge("inflight", "Requests that engines are serving.", "model", self._ledger.inflight_by_model)
+        yield _gauge("queued", "Requests that wait for a load or a slot.", "model", self._ledger.queued)
         routes = self._live.current_or_none
         replicas = {name: len(route.endpoints) for name, route in routes.models.items()} if routes else {}
-        yield _gauge("replicas", "Replicas that take requests.", "model", replicas)
+        yield _gauge("replicas", "Replicas that accept requests.", "model", replicas)
         link = GaugeMetricFamily("roundhouse_gateway_link_up", "1 while the controller is connected.")
         link.add_metric((), float(self._link.is_connected))
         yield link
-        age = GaugeMetricFamily("roundhouse_gateway_table_age_seconds", "Since the last routing table came.")
+        age = GaugeMetricFamily(
+            "roundhouse_gateway_table_age_seconds", "Seconds since the last routing table was received."
+        )
         if self._link.table_at is not None:
             age.add_metric((), self._now() - self._link.table_at)
         yield age
@@ -262,7 +268,7 @@ class _CertificateCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily(
             "roundhouse_gateway_tls_certificate_problem",
-            "1 while the certificate's files cannot be used and the one read before is served.",
+            "1 while the certificate's files cannot be used, so that the previous certificate is served.",
             float(self._has_problem()),
         )
 
@@ -286,7 +292,7 @@ class _StoredResponsesCollector(Collector):
         )
         yield CounterMetricFamily(
             "roundhouse_gateway_store_failures",
-            "How often the database of stored responses failed, or had no room.",
+            "Jobs that failed in the database of stored responses, or were refused because too many waited.",
             self._failures(),
         )
 
