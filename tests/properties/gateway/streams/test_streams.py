@@ -81,10 +81,19 @@ class Reader:
     stream: ResumableStream
     known: Known
     began: int
+    keeps_up: bool
+    """Takes events as they come where it has all before them, as the client of the request does."""
     seen: bytes = b""
     is_awake: bool = True
     is_over: bool = False
     is_lost: bool = False
+
+    def take_events(self, events: bytes, offset: int) -> None:
+        """See StreamReader."""
+        if self.keeps_up and offset == self.began + len(self.seen):
+            self.seen += events
+        else:
+            self.is_awake = True
 
     def wake(self) -> None:
         """See StreamReader."""
@@ -197,13 +206,13 @@ class StreamsMachine(RuleBasedStateMachine):
         known.state, known.ended_at = state, self.now
         self.registry.end_stream(stream, state, self.now)
 
-    @rule(tenant=tenants, name=ids, share=st.floats(0, 1))
-    def open_reader(self, tenant: str, name: str, share: float) -> None:
+    @rule(tenant=tenants, name=ids, share=st.floats(0, 1), keeps_up=st.booleans())
+    def open_reader(self, tenant: str, name: str, share: float, *, keeps_up: bool) -> None:
         """Somebody reads from any byte that is kept."""
         stream, known = self.registry.find_stream(tenant, name), self.model.streams.get((tenant, name))
         if stream is not None and known is not None:
             began = known.kept_at + round(share * (len(known.sent) - known.kept_at))
-            reader = Reader(stream, known, began)
+            reader = Reader(stream, known, began, keeps_up)
             stream.readers.add(reader)
             self.readers.append(reader)
 
