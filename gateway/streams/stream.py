@@ -65,8 +65,9 @@ class StreamFile(Protocol):
         the file is removed then, and must not be used again. Never raises OSError. `ring` holds the stream's earlier
         bytes, from which a new file is written."""
 
-    def end(self, state: StreamState) -> None:
-        """Record the final state. The bytes stay."""
+    def end(self, state: StreamState) -> bool:
+        """Record the final state. The bytes stay. Return False if the state could not be recorded: the file is removed
+        then, and must not be used again."""
 
     def remove(self) -> None:
         """Delete the stored bytes. Harmless if there are none."""
@@ -178,8 +179,8 @@ class ResumableStream:
 
     def close_file(self) -> None:
         """Record the final state in the file, if there is one. Call after `state` is set."""
-        if self._file is not None:
-            self._file.end(self.state)
+        if self._file is not None and not self._file.end(self.state):
+            self._file, self.has_file = None, False
 
     def remove_file(self) -> None:
         """Delete the file, if there is one. Later bytes are kept in memory only."""

@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from pydantic import FiniteFloat, NonNegativeInt, TypeAdapter
+
 from common.sqlite_files import hold_file
 from gateway.streams.disk_pace import SLOW_WRITE_S, DiskPace
 from gateway.streams.ring import ByteRing
@@ -37,9 +39,9 @@ class StreamHeader(NamedTuple):
     request_id: str
     response_id: str | None
     """Id of the background response that the stream belongs to; None: it belongs to none."""
-    began_at: float
+    began_at: FiniteFloat
     """Unix time in seconds."""
-    first_offset: int = 0
+    first_offset: NonNegativeInt = 0
     """Offset in the stream of the first byte after this line; above 0 once old bytes were dropped."""
 
     @classmethod
@@ -48,17 +50,14 @@ class StreamHeader(NamedTuple):
         fields = json.loads(line)
         if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
             raise ValueError
-        try:
-            header = cls(**fields)
-        except TypeError:
-            raise ValueError from None
-        if not all(isinstance(value, str) for value in header[:5]):
-            raise ValueError
-        return header
+        return _HEADER.validate_python(fields, strict=True)
 
     def encode(self) -> bytes:
         """Return the line, with its newline."""
         return json.dumps({"format": FORMAT, **self._asdict()}).encode() + b"\n"
+
+
+_HEADER: Final = TypeAdapter(StreamHeader)
 
 
 class KeptStream(NamedTuple):
@@ -225,15 +224,17 @@ class DiskFile:
             folder.record_slow_write(took_s)
         return True
 
-    def end(self, state: StreamState) -> None:
+    def end(self, state: StreamState) -> bool:
         """See StreamFile."""
         if self._descriptor is None:
-            return
+            return True
         self._close()
         try:
             self._path = self._path.rename(self._path.with_suffix(f".{state}"))
         except OSError as error:
             self._lose(_reason(error))
+            return False
+        return True
 
     def remove(self) -> None:
         """See StreamFile."""

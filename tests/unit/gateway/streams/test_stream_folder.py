@@ -139,6 +139,12 @@ def test_a_file_that_is_none_of_ours_is_removed(tmp_path: Path, caplog: pytest.L
         "c.done": json.dumps(header | rest | {"format": FORMAT + 1}).encode() + b"\n",
         "d.done": json.dumps(header).encode() + b"\n",
         "e.done": json.dumps(header | rest | {"tenant": 7}).encode() + b"\n",
+        "h.done": json.dumps(header | rest | {"began_at": None}).encode() + b"\n",
+        "i.done": json.dumps(header | rest | {"began_at": float("nan")}).encode() + b"\n",
+        "j.done": json.dumps(header | rest | {"first_offset": "x"}).encode() + b"\n",
+        "k.done": json.dumps(header | rest | {"first_offset": -1}).encode() + b"\n",
+        "l.done": json.dumps(header | rest | {"response_id": 7}).encode() + b"\n",
+        "m.done": json.dumps(header | rest | {"surplus": 7}).encode() + b"\n",
         "f.new": json.dumps(header | rest).encode() + b"\n",
         "g.done": json.dumps(header | rest | {"path": "/v1/nothing"}).encode() + b"\n",
     }.items():
@@ -183,6 +189,23 @@ def test_an_end_that_cannot_be_written_is_told_all_the_same(tmp_path: Path) -> N
         [recovered] = recover_streams(StreamFolder(tmp_path, RING_BYTES), _registry(), 3.0)
     assert recovered.stream.state is StreamState.CUT
     assert b"gateway_restarted" in recovered.stream.ring.read_all()
+
+
+def test_a_stream_whose_end_cannot_be_recorded_is_no_longer_kept_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, registry = StreamFolder(tmp_path, RING_BYTES), _registry()
+    stream = _open(folder, registry)
+    stream.append(EVENT % 1)
+
+    def refuse(*_: object) -> Path:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    registry.end_stream(stream, StreamState.DONE, 2.0)
+    assert (stream.has_file, folder.lost_count, _files(tmp_path)) == (False, 1, [])
+    assert stream.ring.read_all() == EVENT % 1
+    folder.close()
 
 
 def test_a_folder_that_cannot_be_made_keeps_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
