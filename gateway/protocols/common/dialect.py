@@ -13,50 +13,55 @@ from controller.schema.routing import ModelRoute
 from gateway.protocols.common.request import InferenceRequest
 
 HOLD_LIMIT = 4 * 1024 * 1024
-"""Maximum bytes of an unfinished event that are held. Only whole events are passed on."""
+"""Maximum bytes that are held of an event whose end has not come. Only whole events are passed on."""
 
 
 class EventTooLongError(ValueError):
-    """A stream sent an event of more than `HOLD_LIMIT` bytes."""
+    """A stream sent more than `HOLD_LIMIT` bytes of an event without its end."""
 
 
 class Usage(NamedTuple):
-    """Token counts that an engine reported."""
+    """Token counts that an engine reported. `prompt` includes cached tokens, `completion` includes reasoning tokens."""
 
     prompt: int = 0
     completion: int = 0
 
 
 class EventStream(Protocol):
-    """A stream from engine to client. Passes on whole events only, notes the usage, and knows whether the stream is
-    complete."""
+    """Turns the bytes of one engine's stream into the events that the client gets, and notes the usage.
+
+    The caller passes each chunk to `feed_data` and calls `finish_stream` once at the end of the engine's stream. If
+    `is_complete` is false then, or if the stream fails before, it sends what `fail_stream` returns.
+    """
 
     @property
     def usage(self) -> Usage | None:
         """Token counts reported so far; None: none yet."""
 
     def feed_data(self, chunk: bytes) -> bytes:
-        """Return what to send to the client now: the whole events that `chunk` completes. May be empty.
+        """Return what to send to the client now: the whole events that `chunk`, cut anywhere, completes. May be empty.
 
         Raises:
-            EventTooLongError: an event does not end within `HOLD_LIMIT` bytes.
+            EventTooLongError: more than `HOLD_LIMIT` bytes of an event came without its end.
         """
 
     def finish_stream(self) -> bytes:
         """Return what is left to send when the engine's stream is over. May be empty. Includes the closing event where
-        the family demands one after an error."""
+        the family demands one after an error. An event that was cut off is dropped, which raises nothing; see
+        `is_complete`."""
 
     @property
     def is_complete(self) -> bool:
         """Whether the stream ended as the family demands: with its last event, or with an error."""
 
     def fail_stream(self, error: RoundhouseError, request_id: str) -> bytes:
-        """Return the last events of a stream that ends here with `error`, in the family's form. May be empty if the
-        stream is complete."""
+        """Return the last events of a stream that ends here with `error`, in the family's form. If the stream is
+        complete, no error follows: the result is empty, or the closing event that is still missing."""
 
 
 class StreamCollector(Protocol):
-    """Builds a blocking answer from the events of a stream."""
+    """Builds one blocking answer from the events of an engine's stream. The caller passes each chunk to `feed_data`,
+    and calls `build_result` once at the end of the stream."""
 
     @property
     def usage(self) -> Usage | None:
@@ -66,17 +71,26 @@ class StreamCollector(Protocol):
         """Add bytes of the stream, cut anywhere.
 
         Raises:
-            EventTooLongError: an event does not end within `HOLD_LIMIT` bytes.
+            EventTooLongError: more than `HOLD_LIMIT` bytes of an event came without its end.
         """
 
     def build_result(self) -> tuple[int, bytes] | None:
-        """Return status and body of the blocking answer; None if the stream broke off before its end. After an error
-        event, return the error's status (500 if it has none) and the body with which the engine would have answered a
-        blocking request."""
+        """Return status and body of the blocking answer; None if the stream broke off before its end.
+
+        After an error event, return the error's status (500 if it has none) and the body with which the engine would
+        have answered a blocking request; the caller passes that to `Dialect.engine_error_body`.
+
+        Raises:
+            RoundhouseError: the answer cannot be translated into the client's family.
+        """
 
 
 class Dialect(Protocol):
-    """One API family as an engine serves it. Instances hold no state."""
+    """One way to serve an API family: how requests, answers, streams and errors pass between client and engine.
+
+    Instances hold no state and serve all requests. For each request, the caller calls `can_serve`, `check_request`,
+    then `engine_body` and the others.
+    """
 
     heartbeat: bytes
     """Bytes sent between events to keep a silent stream's connection alive."""
@@ -91,42 +105,47 @@ class Dialect(Protocol):
         considered (`api_matrix.SERVING_OPTIONS`)."""
 
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
-        """Refuse what the model does not support. Call before the methods below, once for each version of the route.
+        """Refuse what the model does not support. Call before the methods below, and again for each new version of the
+        route. A dialect may keep what it read of the request in `request.prompt` and `request.state`.
 
         Raises:
             RoundhouseError: `invalid_request`, or the code of what the model does not support.
         """
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
-        """Return the body to send to an engine of the model; the original bytes if nothing must change.
+        """Return the JSON to send to an engine of the model; the original bytes if nothing must change.
 
-        `as_stream`: ask the engine for a stream, although the client asked for a blocking answer.
+        For a large body, this is made of its outline: the caller sends `request.fill` of it. `as_stream`: ask the
+        engine for a stream, although the client asked for a blocking answer. May raise RoundhouseError if the request
+        cannot be translated.
         """
 
     def open_stream(self, request: InferenceRequest) -> EventStream:
-        """Return the handler of a stream that the client asked for."""
+        """Return a new `EventStream` for an answer that the client asked for as a stream."""
 
     def open_collector(self, request: InferenceRequest) -> StreamCollector | None:
-        """Return the builder of a blocking answer from a stream; None if a stream cannot answer this request, which
-        must then be sent as a blocking one."""
+        """Return a new `StreamCollector` for a blocking request; None if a stream cannot give the same answer. The
+        request must then be sent as a blocking one (`as_stream=False`)."""
 
     def get_body_converter(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
         """Return the function that converts an engine's blocking answer into the client's body; None: the body passes
         unchanged. It is not called for errors. It may raise RoundhouseError, which becomes the answer."""
 
     def find_usage(self, body: bytes) -> Usage | None:
-        """Return the token counts of a blocking answer, without decoding all of it; None if it has none."""
+        """Return the token counts in the body of an engine's blocking answer, or in its first part, without decoding
+        all of it; None if it has none."""
 
     def error_body(self, error: RoundhouseError, request_id: str) -> bytes:
-        """Return an error of Roundhouse as JSON in the family's form."""
+        """Return an error of Roundhouse as JSON in the family's form, with `request_id` in it."""
 
     def engine_error_body(self, status: int, body: bytes, request_id: str) -> bytes:
-        """Return an engine's error answer as JSON in the family's form; unchanged if it has that form already. Where
-        the form is OpenAI's, the answer has every field of our envelope (see `errors`)."""
+        """Return an engine's error answer (its HTTP status and body) as JSON in the family's form, without network
+        addresses; unchanged if it has that form already. Where the form is OpenAI's, the result has every field of
+        Roundhouse's error envelope (see `errors`). `body` need not be JSON. `errors.answer_status` has the status."""
 
     def error_as_events(self, body: bytes, request: InferenceRequest | None = None) -> bytes:
-        """Return the JSON of `error_body` or `engine_error_body` as the last events of a stream whose headers were
-        sent, and after them heartbeats only. `request` is None if it could not be read."""
+        """Return the JSON of `error_body` or `engine_error_body` as the only events of a stream: its headers were
+        sent, and after them nothing but heartbeats. `request` is None if it could not be read."""
 
     def is_told_by_events(self, error: bytes) -> bool:
         """Return whether the JSON of `error_body` or `engine_error_body` is sent as a stream with status 200 to a

@@ -46,13 +46,19 @@ RERANK_FIELDS: Final = frozenset(
 
 
 def drop_foreign_fields(fields: Fields, known_fields: Collection[str], route: ModelRoute) -> Fields:
-    """Return the fields that the model's engine gets; the same object if all of them pass."""
+    """Return the fields of a request that the model's engine gets; the same object if all of them pass.
+
+    `known_fields`: names that the path's API family defines, such as `CHAT_FIELDS`. All fields pass if
+    `route.extra_fields` is None, which is so for engines that Roundhouse runs itself.
+    """
     foreign_names = _foreign_names(fields, known_fields, route)
     return {name: fields[name] for name in fields if name not in foreign_names} if foreign_names else fields
 
 
 def check_foreign_fields(fields: Fields, known_fields: Collection[str], route: ModelRoute) -> None:
-    """Refuse a field that constrains the answer's form if the model's engine would not get it.
+    """Refuse a field that constrains the answer's form if `drop_foreign_fields` would drop it.
+
+    Such a field may be present if it is null, false or an empty string.
 
     Raises:
         RoundhouseError: `structured_output_unsupported`; `param` is the field.

@@ -19,8 +19,10 @@ _ERROR_LINE: Final = b"error:"
 
 
 class OpenAIStream(PassthroughStream):
-    """An OpenAI stream, passed through. `strip_usage` removes usage events without choices; events with choices always
-    pass."""
+    """`EventStream` for OpenAI's `data:` events, one for each answer. Events pass unchanged, except that error events
+    get the fields of Roundhouse's error envelope (see `errors`) and that `strip_usage` removes usage events whose list
+    of choices is empty.
+    """
 
     __slots__ = ("_request_id", "_strip", "_tally")
 
@@ -34,12 +36,14 @@ class OpenAIStream(PassthroughStream):
         self._tally = usage.UsageTally()
 
     def finish_stream(self) -> bytes:
-        """Return what is left to send, and `[DONE]` if the stream ended with an error."""
+        """Return the event that no blank line closed, if it is `[DONE]` or an error, and `[DONE]` if the stream ended
+        with an error. Empty otherwise. See `EventStream`."""
         rest = super().finish_stream()
         return rest + DONE if self._is_error(last_event(self._last)) else rest
 
     def fail_stream(self, error: RoundhouseError, request_id: str) -> bytes:
-        """Return the error as an event and `[DONE]`; no error if the stream is already complete."""
+        """Return the error as an event and `[DONE]`. If the stream is complete, return `[DONE]` alone where it ended
+        with an error, and nothing where it ended with `[DONE]`. See `EventStream`."""
         if self.is_complete:
             return b"" if self._is_last(last_event(self._last)) else DONE
         return as_events(errors.own_body(error, request_id))
@@ -63,13 +67,16 @@ class OpenAIStream(PassthroughStream):
 
 
 def as_events(body: bytes) -> bytes:
-    """Return the JSON of an error as an event, followed by `[DONE]`."""
+    """Return the JSON of an error as a `data:` event, followed by `data: [DONE]`."""
     return errors.as_event(body) + DONE
 
 
 def error_event(event: bytes, error: dict[str, Any], request_id: str) -> bytes:
-    """Return the event of an engine's error with every field of our envelope; unchanged if it has them and holds no
-    address."""
+    """Return the `data:` event to send in place of an engine's error event.
+
+    `error` is the event's error object, from `find_error`. The result has every field of Roundhouse's error envelope
+    and no network address. An event that has these fields and no address is returned unchanged.
+    """
     if event.startswith(b"data:") and errors.is_envelope({"error": error}) and not errors.tells_address(error):
         return event
     body = errors.engine_body(errors.status_of(error), errors.encode_json({"error": error}), request_id)
@@ -77,8 +84,11 @@ def error_event(event: bytes, error: dict[str, Any], request_id: str) -> bytes:
 
 
 def find_error(event: bytes) -> dict[str, Any] | None:
-    """Return the error object of an event: in its data, by its name `error`, or in the form of older llama-servers.
-    None if the event is no error."""
+    """Return the error object of an event; None if the event is no error.
+
+    An error is an object with the field `error`, an event named `error`, or an event that starts with `error:` (older
+    llama-servers). An error that is not an object is returned as `{"message": ...}`.
+    """
     if b"error" not in event:
         return None
     stripped = event.lstrip()

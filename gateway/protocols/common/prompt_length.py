@@ -30,10 +30,14 @@ _PLACES: Final = ("messages", "input", "prompt")
 
 
 def check_length(request: InferenceRequest, route: ModelRoute) -> None:
-    """Refuse a request whose prompt certainly has more tokens than the model's context.
+    """Refuse a request if a prompt in it certainly has more tokens than the model's context.
+
+    Checks nothing if `route.context_length` or `route.longest_token` is not known, or if the request asks the engine to
+    truncate the prompt or replaces the chat template.
 
     Raises:
-        RoundhouseError: `context_length_exceeded`.
+        RoundhouseError: `context_length_exceeded`; `param` is the field that holds the prompt, such as `messages`. Or
+            `invalid_json`: a long string of a large body is not valid JSON.
     """
     limit, longest_token, fields = route.context_length, route.longest_token, request.outline_fields
     if limit is None or not longest_token or request.size <= limit:

@@ -13,10 +13,11 @@ _COMMENT = 0x3A  # ":" starts a comment; a field's name starts with a letter, wh
 
 
 class PassthroughStream(EventCutter, ABC):
-    """Passes whole events on. Decodes only events that contain a mark, and keeps the last ones to know how the stream
-    ended.
+    """Base of the `EventStream`s that send an engine's events as they are; a subclass may rewrite or drop some.
 
-    A mark in quotes never matches text of the model: inside a JSON string, a quote follows a backslash.
+    One instance serves one stream. It decodes only events that contain a mark (`_usage_mark`, `_error_mark`), and keeps
+    the last events to know how the stream ended. A mark in quotes never matches text of the model: inside a JSON
+    string, a quote follows a backslash.
     """
 
     __slots__ = ("_last", "usage")
@@ -44,8 +45,8 @@ class PassthroughStream(EventCutter, ABC):
         return events
 
     def finish_stream(self) -> bytes:
-        """Return the held event if it is the last one or an error; drop any other, which is incomplete. See
-        `EventStream`."""
+        """Return the event that no blank line closed, if it is the stream's last event or an error; drop any other,
+        because it may be incomplete. See `EventStream`."""
         held_event = self._take_held()
         if held_event and (self._is_last(held_event) or self._is_error(held_event)):
             held_event = self._filter_event(held_event)
@@ -70,7 +71,7 @@ class PassthroughStream(EventCutter, ABC):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the stream ended with its last event or with an error."""
+        """Whether the latest event is the family's last event or an error; comments do not count."""
         last = last_event(self._last)
         return self._is_last(last) or self._is_error(last)
 

@@ -16,8 +16,10 @@ _DECODER = json.JSONDecoder()
 
 
 def usage_in(body: bytes) -> Usage | None:
-    """Return the usage of a blocking answer without decoding the rest of it; None if it has none. The last object
-    counts."""
+    """Return the token counts in the last `usage` object of a blocking answer, without decoding the rest of the body.
+
+    None if the body has no such object, or if the last one is damaged or longer than 4096 bytes.
+    """
     end = len(body)
     while (start := body.rfind(b'"usage"', 0, end)) >= 0:
         key = OBJECT.match(body, start)
@@ -32,8 +34,12 @@ def usage_in(body: bytes) -> Usage | None:
 
 
 def usage_of(value: Any) -> Usage | None:
-    """Return the counts of a usage object, under OpenAI's names or those of responses and messages; None if `value` is
-    no object. Cached input tokens are part of the prompt."""
+    """Return the counts of a decoded usage object, under the names of chat completions or of responses and messages;
+    None if `value` is no object.
+
+    Anthropic's cached input tokens are added to the prompt. A count that is missing or no whole number from 0 is 0,
+    except that `total_tokens` stands for a missing `prompt_tokens`, as in rankings.
+    """
     if not isinstance(value, dict):
         return None
     if "input_tokens" in value or "output_tokens" in value:
@@ -44,15 +50,16 @@ def usage_of(value: Any) -> Usage | None:
 
 
 def add_usage(sum_: Usage | None, usage: Usage) -> Usage:
-    """Return the usage of several answers to one prompt after one more: completions are added up, the prompt counts
-    once."""
+    """Return the usage of several answers to one prompt after one more answer. `sum_` is the usage of those before;
+    None: there are none. Completion tokens are added up; the prompt counts once, with the larger of the two counts."""
     if sum_ is None:
         return usage
     return Usage(max(sum_.prompt, usage.prompt), sum_.completion + usage.completion)
 
 
 class UsageTally:
-    """Adds up the usage of an OpenAI stream, event by event.
+    """Adds up the usage of one OpenAI stream, event by event. `usage` is the usage of all answers so far; None: no
+    event reported any.
 
     An event without choices reports the whole stream, once, or once per choice (llama-server). An event with choices
     reports its own choice's usage, which grows until that choice ends (vLLM's continuous usage).
@@ -66,7 +73,10 @@ class UsageTally:
         self.usage: Usage | None = None
 
     def note_usage(self, value: Any, choices: Any) -> None:
-        """Add the `usage` of an event. `choices` are those of the same event."""
+        """Add the decoded `usage` of an event; `choices` are those of the same event, which may be missing or empty.
+
+        Ignores a value that is no object, and events with choices after one without.
+        """
         usage = usage_of(value)
         if usage is None:
             return
