@@ -28,10 +28,13 @@ class UnreadableFileError(Exception):
 
 
 def extract_text(data: bytes) -> str:
-    """Return the text of a PDF, its pages separated by blank lines.
+    """Return the text of a PDF, its pages separated by blank lines, without pages that have none.
+
+    Sets no limits itself (`limit_resources`).
 
     Raises:
-        UnreadableFileError: the file is damaged or encrypted, or holds no text or too much.
+        UnreadableFileError: pypdf refuses the file, it needs a password, or it holds no text or more than
+            `MOST_TEXT_BYTES`. A damaged file may make pypdf raise any other exception too.
     """
     from pypdf import PdfReader
     from pypdf.errors import PyPdfError
@@ -61,7 +64,11 @@ def _take_within_limit(texts: Iterable[str]) -> list[str]:
 
 
 def main() -> None:
-    """Read the file from standard input and write its text, or what is wrong with it, to standard output."""
+    """Read the file's base64 from standard input and write a JSON object to standard output: `text`, or `problem` with
+    what is wrong with the file.
+
+    Limits the resources of the process first. Writes nothing if the limit of processor time ends it.
+    """
     logging.disable()
     limit_resources()
     try:
@@ -79,7 +86,8 @@ def main() -> None:
 
 
 def limit_resources() -> None:
-    """Limit the memory, processor time and files of this process until it ends."""
+    """Limit this process, until it ends, to `MEMORY_BYTES` of address space, `CPU_S` seconds of processor time, no
+    bytes written to files and no core dump. A lower limit that is in force already stays."""
     for name, limit in (
         (resource.RLIMIT_AS, MEMORY_BYTES),
         (resource.RLIMIT_CPU, CPU_S),

@@ -29,7 +29,8 @@ _PASSED_VARIABLES: Final = ("PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LD
 
 
 class DocumentReader:
-    """Extracts the texts of files, a few at a time. One serves all requests."""
+    """Extracts the texts of PDFs, each in a process of its own, `AT_ONCE` at a time. One serves all requests of the
+    gateway, on its event loop."""
 
     def __init__(self, program: Sequence[str] = _PROGRAM, within_s: float = WITHIN_S) -> None:
         """`program`: command line of a process like `extract_text`. `within_s`: seconds that one file may take."""
@@ -39,11 +40,13 @@ class DocumentReader:
         self._places = asyncio.Semaphore(AT_ONCE)
 
     async def read_texts(self, parts: Sequence[FilePart]) -> list[str]:
-        """Return the texts of the files of one request, in order. Cancelling the call ends the running process.
+        """Return the texts of the files of one request, in order. The files are read one after the other; waits while
+        `AT_ONCE` processes run. Cancelling the call ends the running process.
 
         Raises:
-            RoundhouseError: `file_unreadable`, with the file's place in the request as `param`; `queue_full` if too
-                many requests wait.
+            RoundhouseError: `file_unreadable` for the first file without a text that can be read, with its place in
+                the request as `param`; `queue_full` at once if `MOST_WAITING` requests are in this method.
+            OSError: the process cannot be started.
         """
         if self._waiting_count >= MOST_WAITING:
             raise RoundhouseError("queue_full", f"The files of {MOST_WAITING} other requests wait to be read.")

@@ -29,7 +29,8 @@ _REMOTE: Final = "openai_remote"
 
 @dataclass(frozen=True, slots=True)
 class ServingOption:
-    """One way to serve a path of the gateway."""
+    """One way to serve a path of the gateway: an API of the engine, and the dialect that passes requests through to it
+    or translates them. A constant entry of `SERVING_OPTIONS`."""
 
     required_api: str
     """API that the engine must offer, as named in `ModelRoute.apis`."""
@@ -98,13 +99,15 @@ form."""
 
 
 def serving_option(path: str, request: InferenceRequest, route: ModelRoute) -> ServingOption:
-    """Return the first option for `path` that the model's engine offers and that supports the whole request.
+    """Return the first option for `path`, a key of `SERVING_OPTIONS`, that the model's engine offers, that supports the
+    whole request, and whose implementation in the engine is not flawed (`flawed_backends`).
 
-    An engine that lists no APIs is assumed to offer all. If no option supports the whole request, the last one that the
-    engine offers is returned; its checks refuse the request.
+    If there is none, return the last option that the engine offers: it is served though flawed, and its dialect's
+    checks refuse what it does not support. An engine that lists no APIs is assumed to offer all.
 
     Raises:
         RoundhouseError: `not_supported`: the engine offers none of the options.
+        KeyError: `path` is no path of `SERVING_OPTIONS`.
     """
     apis = route.apis
     selected_option = None
@@ -121,10 +124,12 @@ def serving_option(path: str, request: InferenceRequest, route: ModelRoute) -> S
 
 
 def offers_path(path: str, route: ModelRoute) -> bool:
-    """Whether the engine lists an API that can serve `path`. False for an engine that lists none."""
+    """Whether the engine lists an API that can serve `path`. False for an engine that lists none. Raises KeyError if
+    `path` is no key of `SERVING_OPTIONS`."""
     return any(option.required_api in route.apis for option in SERVING_OPTIONS[path])
 
 
 def offered_paths(route: ModelRoute) -> list[str]:
-    """Return the paths that the gateway serves for the model; empty if the engine lists no APIs."""
+    """Return the paths that the gateway serves for the model, in the order of `SERVING_OPTIONS`; empty if the engine
+    lists no APIs, although requests are tried then (`serving_option`)."""
     return [path for path in SERVING_OPTIONS if offers_path(path, route)]

@@ -52,7 +52,7 @@ _PRIVATE_NAME: Final = re.compile(
 
 
 def hide_addresses(text: str) -> str:
-    """Return the text with each address replaced by `HIDDEN`."""
+    """Return the text with each network address replaced by `HIDDEN`; the module lists what counts as one."""
     text = _URL.sub(_hide_url, text)
     text = _BRACKETED.sub(_hide_bracketed, text)
     text = _COLONS.sub(_hide_colons, text)
@@ -63,7 +63,7 @@ def hide_addresses(text: str) -> str:
 
 
 def hide_in_json(value: Any) -> Any:
-    """Return decoded JSON with each address in its strings and keys replaced by `HIDDEN`.
+    """Return a copy of decoded JSON with each network address in its strings and keys replaced by `HIDDEN`.
 
     Raises:
         RecursionError: the value is nested too deeply.

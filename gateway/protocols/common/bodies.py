@@ -26,7 +26,8 @@ _ESCAPED_LETTER: Final = b"\\u00"
 def without_foreign_fields(
     request: InferenceRequest, known_fields: Collection[str], route: ModelRoute
 ) -> InferenceRequest:
-    """Return the request without fields that the model's engine must not get; the same object if all of them pass."""
+    """Return the request without fields that the model's engine must not get (see `drop_foreign_fields`); the same
+    object if all of them pass. Otherwise a copy, and `request` stays as it is."""
     fields = drop_foreign_fields(request.outline_fields, known_fields, route)
     if fields is request.outline_fields:
         return request
@@ -34,8 +35,10 @@ def without_foreign_fields(
 
 
 def as_named(request: InferenceRequest, served_name: str) -> bytes:
-    """Return the body with `served_name`, the engine's name for the model; the original bytes if the client used that
-    name."""
+    """Return the body, or the outline of a large one, with `served_name`, the engine's name for the model.
+
+    The original bytes if the body has that name already or names no model.
+    """
     if request.model == served_name or not request.names_model:
         return request.outline
     new_body = _replace_field(request.outline, b'"model"', _MODEL, b'"model":' + json.dumps(served_name).encode())
@@ -43,15 +46,16 @@ def as_named(request: InferenceRequest, served_name: str) -> bytes:
 
 
 def with_usage(request: InferenceRequest, served_name: str) -> bytes:
-    """Return the body with `served_name` and `stream_options.include_usage`."""
+    """Return the body, or the outline of a large one, with `served_name` and with `stream_options.include_usage` set
+    to true. Other stream options stay."""
     if "stream_options" not in request.outline_fields:
         return _insert_fields(as_named(request, served_name), b'"stream_options":{"include_usage":true},')
     return json_bytes(_renamed_fields(request, served_name) | {"stream_options": _options(request)})
 
 
 def as_stream(request: InferenceRequest, served_name: str, *, ask_for_usage: bool) -> bytes:
-    """Return the body of a blocking request as that of a stream, with `served_name`. `ask_for_usage`: also with
-    `stream_options.include_usage`."""
+    """Return the body of a blocking request, or the outline of a large one, with `"stream": true` and `served_name`.
+    `ask_for_usage`: also with `stream_options.include_usage` set to true."""
     fields = request.outline_fields
     if ask_for_usage and "stream_options" in fields:
         new_fields = {"stream": True, "stream_options": _options(request)}

@@ -38,8 +38,8 @@ _ASKING: Final = frozenset({"user", "tool", "function"})
 
 
 def check_capabilities(fields: dict[str, Any], capabilities: Capabilities, model: str) -> None:
-    """Refuse a decoded request that asks for what `model` does not support. Looks at fields only, whichever API was
-    asked.
+    """Refuse a decoded request that asks for what `model` does not support, for requests that are passed through. Looks
+    at the fields of all API families, whichever API was asked. A field of an unexpected shape is not refused.
 
     Raises:
         RoundhouseError: `invalid_request`, `thinking_unsupported`, `tools_unsupported`,
@@ -63,10 +63,12 @@ def check_capabilities(fields: dict[str, Any], capabilities: Capabilities, model
 
 
 def check_prompt(prompt: Prompt, capabilities: Capabilities, model: str) -> None:
-    """Refuse a translated request that asks for what `model` does not support.
+    """Refuse a request that is to be translated and asks for what `model` does not support.
 
     Raises:
-        RoundhouseError: as `check_capabilities`; its `param` is the place in the client's own request.
+        RoundhouseError: `thinking_unsupported`, `tools_unsupported`, `structured_output_unsupported`,
+            `logprobs_unsupported`, `modality_unsupported` or `multi_turn_unsupported`; its `param` is the place in the
+            client's own request.
     """
     if prompt.thinking is not None and prompt.thinking not in capabilities.thinking_modes:
         raise _no_thinking(prompt.thinking, capabilities, model)

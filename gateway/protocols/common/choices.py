@@ -31,8 +31,11 @@ def check_choices(fields: Mapping[str, Any], route: ModelRoute) -> None:
 
 
 def count_slots(fields: Mapping[str, Any], route: ModelRoute) -> int:
-    """Return how many of a replica's slots a request takes: one for each answer to each of its prompts, at most all
-    that the replica has, because further answers wait inside the engine. 1 if `route.choices_take_slots` is false."""
+    """Return how many of a replica's slots a request takes: one for each answer to each of its prompts.
+
+    From 1 to `route.target_inflight`, because further answers wait inside the engine. 1 if `route.choices_take_slots`
+    is false. Values of the wrong type count as 1; the engine refuses them.
+    """
     if not route.choices_take_slots:
         return 1
     count = 1

@@ -23,14 +23,15 @@ _LLAMA_SERVERS_TYPE: Final = "exceed_context_size_error"
 
 @dataclass(frozen=True, slots=True)
 class ContextOverflow:
-    """What an engine reported about a prompt that is too long."""
+    """What an engine reported about a prompt that exceeds the model's context. Writes the error message for clients of
+    each API family."""
 
     limit: int | None = None
     """Length of the context in tokens; None: not reported."""
     prompt_tokens: int | None = None
     """Tokens of the prompt; None: not reported."""
     is_at_least: bool = False
-    """Whether the prompt may have more tokens, because the count was broken off."""
+    """Whether the prompt may have more than `prompt_tokens`, because the count was broken off."""
     output_tokens: int | None = None
     """Tokens of the answer that the request asked for, if prompt and answer together exceed the limit; None: the prompt
     alone exceeds it."""
@@ -38,7 +39,8 @@ class ContextOverflow:
     """The engine's message, shown where a number is missing."""
 
     def describe_for_openai(self) -> str:
-        """Return the error message in the words that OpenAI's clients look for."""
+        """Return the error message in the words that OpenAI's clients look for. If `limit` or `prompt_tokens` is None,
+        the engine's own message takes the place of the numbers."""
         if self.limit is None or self.prompt_tokens is None:
             return self._describe_without_numbers(f"The prompt exceeds the context window ({CODE})")
         limit_text = f"This model's maximum context length is {self.limit} tokens. However,"
@@ -56,8 +58,8 @@ class ContextOverflow:
         )
 
     def describe_for_anthropic(self) -> str:
-        """Return the error message in the words that Anthropic's clients look for. They cannot express
-        `is_at_least`."""
+        """Return the error message in the words that Anthropic's clients look for. They cannot express `is_at_least`.
+        If `limit` or `prompt_tokens` is None, the engine's own message takes the place of the numbers."""
         if self.limit is None or self.prompt_tokens is None:
             return self._describe_without_numbers("prompt is too long")
         if self.output_tokens is not None:
@@ -130,7 +132,9 @@ _WORDINGS: Final = tuple(
 
 
 def find_overflow(error: Mapping[str, Any]) -> ContextOverflow | None:
-    """Return what an engine's error object reports about a prompt that is too long; None if it is another error."""
+    """Return what an engine's decoded error object reports about a prompt that is too long; None if it is another
+    error. Recognises the messages of known engines, OpenAI's code and llama-server's type; without a known message the
+    numbers may be None."""
     message = error.get("message")
     message = message if isinstance(message, str) else ""
     for wording in _WORDINGS:

@@ -17,28 +17,30 @@ Finish = Literal["stop", "length", "tool_calls", "content_filter"]
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text in a message or in a tool's result."""
+    """A text in a message or in a tool's result. May be empty."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image by its URL, which may be a `data:` URL."""
+    """An image by its URL, which may be a `data:` URL. The gateway does not fetch it."""
 
     url: str
     detail: str | None = None
+    """OpenAI's `detail`, passed on unchecked; None: the request gives none."""
     place: str = field(default="", compare=False)
     """Place in the client's request, such as `messages[1].content[0]`; for errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Audio:
-    """Audio data in base64."""
+    """Audio data in base64, not decoded or checked here. `format` is the client's word, such as `wav`."""
 
     data: str
     format: str
     place: str = field(default="", compare=False)
+    """Place in the client's request, such as `input[0].content[1]`; for errors."""
 
 
 Part = Text | Image | Audio
@@ -46,7 +48,8 @@ Part = Text | Image | Audio
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool call of the model. `arguments` is JSON, unless the model made a mistake."""
+    """A tool call of the model. `arguments` is the text of a JSON object, unless the model made a mistake; nothing
+    checks it."""
 
     id: str
     name: str
@@ -68,11 +71,13 @@ class User:
 
     parts: tuple[Part, ...]
     place: str = field(default="", compare=False)
+    """Place in the client's request, such as `messages[1]`; for errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assistant:
-    """An earlier answer of the model: text, thoughts, tool calls and refusal."""
+    """An earlier answer of the model: text, thoughts, tool calls and refusal. As the last turn, it is the start of the
+    answer that the model continues."""
 
     text: str = ""
     thought: str = ""
@@ -83,7 +88,7 @@ class Assistant:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The result of a tool call."""
+    """The result of the tool call with the id `call_id`, in an earlier turn of the model."""
 
     call_id: str
     parts: tuple[Part, ...]
@@ -114,7 +119,7 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """The format that the answer's text must have. `schema` is a JSON Schema; None: any JSON object."""
+    """The JSON format that the answer's text must have. `schema` is a JSON Schema; None: any JSON object."""
 
     schema: Mapping[str, Any] | None = None
     name: str = "answer"
@@ -126,7 +131,8 @@ class OutputFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A request for the answer to a conversation."""
+    """What a client's request asks for: the answer to a conversation, and how to make it. Dialects that translate read
+    it once per request and write it as a chat completion."""
 
     turns: tuple[Turn, ...]
     tools: tuple[Tool, ...] = ()
@@ -149,7 +155,8 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Token counts. `cached` tokens are part of the prompt, `reasoning` tokens part of the completion."""
+    """Token counts of one answer; 0 where the engine reports none. `cached` tokens are part of the prompt, `reasoning`
+    tokens part of the completion."""
 
     prompt: int = 0
     completion: int = 0
@@ -159,7 +166,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A complete answer."""
+    """A complete answer, read from an engine's blocking chat completion."""
 
     id: str = ""
     """The engine's id of the answer; empty if it gave none."""
@@ -177,32 +184,40 @@ class Answer:
 
 
 class AnswerWriter(Protocol):
-    """Writes one answer in the client's API family, as a stream of events or whole. Holds the state of its stream."""
+    """Writes one answer in the client's API family: as a stream of events, or whole by `build_answer`.
+
+    One instance serves one answer and holds the state of its stream. The caller calls `begin_answer` once, then the
+    methods that write parts as the parts come, then either `end_answer` or `fail_answer` once. What each returns must
+    be sent at once, in the order of the calls.
+    """
 
     def begin_answer(self, answer_id: str, tokens: Tokens | None = None) -> bytes:
-        """Return the first events. Call once, when the engine's first event has come. `answer_id` is the engine's id
-        (`Answer.id`). `tokens` are the prompt's counts; None: the engine has not reported them yet."""
+        """Return the first events; may be empty. Call once, when the engine's first event has come. `answer_id` is the
+        engine's id (`Answer.id`). `tokens` are the prompt's counts; None: the engine has not reported them yet."""
 
     def write_text(self, text: str, logprobs: list[Fields] | None) -> bytes:
-        """Return the events for a part of the text, which is not empty. `logprobs` are those of its tokens; None: none
-        came."""
+        """Return the events for a part of the text, which is not empty. May be empty if the family has no place for it
+        yet. `logprobs` are those of its tokens, in the form of chat completions; None: none came."""
 
     def write_reasoning(self, text: str) -> bytes:
-        """Return the events for a part of the thoughts, which is not empty."""
+        """Return the events for a part of the thoughts, which is not empty. Empty if the family has no thoughts."""
 
     def write_refusal(self, text: str) -> bytes:
         """Return the events for a part of a refusal, which is not empty."""
 
     def write_tool_call(self, index: int, call_id: str | None, name: str | None, arguments: str) -> bytes:
-        """Return the events for a part of a tool call. `call_id` and `name` come with the first part, parts of
-        `arguments` with any. `index` counts the answer's calls from 0."""
+        """Return the events for a part of a tool call; may be empty. `call_id` and `name` come with the first part and
+        are None if the engine gave none; parts of `arguments` come with any. `index` counts the answer's calls from
+        0."""
 
     def end_answer(self, finish: Finish, stop_sequence: str | None, tokens: Tokens | None) -> bytes:
-        """Return the last events. `stop_sequence` is as in `Answer`. `tokens` None: the engine reported no counts."""
+        """Return the last events of a stream that ended properly, the family's closing event included.
+        `stop_sequence` is as in `Answer`. `tokens` None: the engine reported no counts."""
 
     def fail_answer(self, error: Fields) -> bytes:
         """Return the last events of a stream that fails, even before it began. `error` has every field of our error
         envelope."""
 
     def build_answer(self, answer: Answer) -> Fields:
-        """Return the body of a blocking answer. Uses `answer` alone; what this writer has streamed does not matter."""
+        """Return the body of a blocking answer, to be encoded as JSON. Uses `answer` alone; what this writer has
+        streamed does not matter. May raise RoundhouseError if the family cannot express the answer."""

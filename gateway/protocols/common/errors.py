@@ -45,19 +45,22 @@ _UNSEEN: Final = re.compile(r"(?is)<(script|style|head)\b.*?</\1>|<[^>]*>")
 
 
 def client_status(engine_status: int) -> int:
-    """Return the status that the client gets. A redirect becomes an engine error: following it would send the prompt
-    elsewhere."""
+    """Return the HTTP status that the client gets for an engine's status: 2xx, 4xx and 5xx as they are, and that of
+    `engine_error` for any other. Redirects are not followed, because that would send the prompt elsewhere."""
     return engine_status if engine_status >= 400 or 200 <= engine_status < 300 else ENGINE_ERROR.status
 
 
 def own_body(error: RoundhouseError, request_id: str) -> bytes:
-    """Return an error of Roundhouse as the JSON of our envelope, which is OpenAI's form."""
+    """Return an error of Roundhouse, with `request_id`, as the JSON of our envelope, which is OpenAI's form."""
     return encode_json(error.build_envelope(request_id).model_dump())
 
 
 def engine_body(status: int, body: bytes, request_id: str | None) -> bytes:
-    """Return an engine's error answer as the JSON of our envelope; unchanged if it is one already and holds no
-    address."""
+    """Return an engine's error answer (its HTTP status and body) as the JSON of our envelope, see `complete_error`.
+
+    A body that is our envelope already passes unchanged if it states the same status, holds no network address and
+    reports no context overflow. A body that is no JSON, or is nested too deeply, becomes the message.
+    """
     fields = _decode_shallow(body)
     if (
         is_envelope(fields)
@@ -70,7 +73,8 @@ def engine_body(status: int, body: bytes, request_id: str | None) -> bytes:
 
 
 def answer_status(status: int, body: bytes) -> int:
-    """Return the status to send to a client when an engine answered with this error."""
+    """Return the HTTP status to send to a client when an engine answered with this status and error body: that of a
+    context overflow or of an exhausted KV cache if the body reports one, else `client_status`."""
     fields = _decode_shallow(body)
     if isinstance(fields, dict) and _find_overflow(fields, body) is not None:
         return context_overflow.STATUS
@@ -82,9 +86,10 @@ def answer_status(status: int, body: bytes) -> int:
 def complete_error(status: int, fields: Fields, body: bytes, request_id: str | None) -> Fields:
     """Return an engine's error with every field of our envelope, as `{"error": ...}`.
 
-    Further fields of the engine stay, and so does its code if that is a string; addresses are removed. A context
-    overflow gets the code, type and message that clients look for. A KV cache that all running requests have filled
-    together gets a code of ours (`kv_cache_exhausted`).
+    `fields` is the decoded `body`; empty: it is no JSON object, and the message is taken from `body`. Further fields of
+    the engine's error stay, and so does its code if that is a string; network addresses are removed. A context overflow
+    gets the code, type and message that clients look for. A KV cache that all running requests have filled together
+    gets a code of ours (`kv_cache_exhausted`). These two set the error's `status` too; otherwise it is `client_status`.
     """
     overflow = _find_overflow(fields, body)
     error = fields.get("error")
@@ -125,8 +130,8 @@ def _is_exhausted(error: Any) -> bool:
 
 
 def tells_address(error: Fields) -> bool:
-    """Whether an error object holds an address. Next steps of our own do not count. True for one that is nested too
-    deeply to be searched."""
+    """Whether an error object holds a network address (see `addresses`). The `next_steps` that belong to one of our
+    codes do not count. True for an object that is nested too deeply to be searched."""
     code, next_steps = error.get("code"), error.get("next_steps")
     entry = ERROR_CODES.get(code) if isinstance(code, str) else None
     if entry is not None and next_steps == list(entry.next_steps):
@@ -154,7 +159,10 @@ def _place(param: Any) -> Any:
 
 
 def anthropic_body(envelope: bytes, request_id: str | None) -> bytes:
-    """Return the JSON of `own_body` or `engine_body` in Anthropic's form, with the further fields of our envelope."""
+    """Return the JSON of `own_body` or `engine_body` in Anthropic's form, with the further fields of our envelope.
+
+    `request_id` None: the one in the envelope stays. `envelope` must have every field of our envelope.
+    """
     error: Fields = json.loads(envelope)["error"]
     own_request_id = error.pop("request_id", None)
     status = error["status"]
@@ -180,7 +188,8 @@ def is_envelope(fields: Any) -> bool:
 
 
 def status_of(error: Any) -> int:
-    """Return the HTTP status that an error object states as a number or by Anthropic's type; 500 if it states none."""
+    """Return the HTTP status, 400 to 599, that a decoded error object states in `status` or `code` as a number, or by
+    Anthropic's `type`; 500 if it states none or is no object."""
     if not isinstance(error, Mapping):
         return 500
     for name in ("status", "code"):
@@ -198,17 +207,17 @@ def one_line(body: bytes) -> bytes:
 
 
 def as_event(body: bytes) -> bytes:
-    """Return the JSON of an error as an event without a name."""
+    """Return the JSON of an error as a server-sent event without a name (`data: ...`)."""
     return b"data: " + one_line(body) + b"\n\n"
 
 
 def as_text(error: Any) -> str:
-    """Return an error that is not an object as text."""
+    """Return a decoded error as text: a string as it is, any other value as JSON."""
     return error if isinstance(error, str) else encode_json(error).decode()
 
 
 def decode_json(body: bytes) -> Any:
-    """Return decoded JSON; None if `body` is no JSON."""
+    """Return decoded JSON; None if `body` is no JSON, or is nested too deeply for Python's decoder, or is `null`."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
@@ -216,7 +225,7 @@ def decode_json(body: bytes) -> Any:
 
 
 def encode_json(value: Any) -> bytes:
-    """Return a value as JSON; the JSON of an error if the value is nested too deeply."""
+    """Return a value as JSON; `{"error": {"message": ...}}` if the value is nested too deeply, which raises nothing."""
     try:
         return json_bytes(value)
     except RecursionError:

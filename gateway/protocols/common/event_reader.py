@@ -17,8 +17,11 @@ _ERROR_STARTS: Final = ("event: error", "event:error", "error:")
 
 
 class EventReader(EventCutter, ABC):
-    """Decodes each event once, when it is whole, and skips data that is no JSON object. Subclasses say what an event
-    does."""
+    """Base of classes that decode an engine's stream; subclasses say what an event does. One instance serves one
+    stream. Each event is decoded once, when it is whole; data that is no JSON object is skipped without an error.
+
+    `usage` holds the token counts reported so far; None: none yet.
+    """
 
     __slots__ = ("_is_done", "usage")
 
@@ -30,7 +33,7 @@ class EventReader(EventCutter, ABC):
 
     @property
     def is_done(self) -> bool:
-        """Whether `[DONE]` has come."""
+        """Whether the event `data: [DONE]` has come, with which OpenAI's streams end."""
         return self._is_done
 
     @abstractmethod
@@ -84,7 +87,8 @@ class EventReader(EventCutter, ABC):
 
 
 class EventCollector(EventReader):
-    """Builds a blocking answer from the events of a stream."""
+    """Base of the `StreamCollector`s: builds one blocking answer from the events of one stream. Subclasses take the
+    events and build the body."""
 
     __slots__ = ("_failure",)
 
@@ -93,12 +97,13 @@ class EventCollector(EventReader):
         self._failure: tuple[int, bytes] | None = None
 
     def feed_data(self, chunk: bytes) -> None:
-        """Add bytes of the stream. See `StreamCollector`."""
+        """Add bytes of the stream, cut anywhere. See `StreamCollector`."""
         if events := self._cut_events(chunk):
             self._read_events(events)
 
     def build_result(self) -> tuple[int, bytes] | None:
-        """Return status and body of the blocking answer, or None. See `StreamCollector`."""
+        """Return status and body of the blocking answer: 200 and the answer, or those of the first error event. None if
+        the stream broke off. Call once, at the end of the stream. See `StreamCollector`."""
         if held_events := self._take_held():
             self._read_events(held_events)
         if self._failure is not None:

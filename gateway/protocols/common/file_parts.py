@@ -31,7 +31,8 @@ _INNER: Final = ("content", "output")
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """A PDF in a request."""
+    """A PDF in a decoded request, found by `find_files`. Refers into the request's fields, so it is valid as long as
+    these are not rebuilt."""
 
     place: str
     """Place of its data, such as `input[0].content[1].file_data`; for errors."""
@@ -45,7 +46,8 @@ class FilePart:
     """Position of the PDF in `parts`."""
 
     def put_text(self, text: str) -> None:
-        """Replace the PDF in the request by `text`, a part of the same API family."""
+        """Replace the PDF by a part of the same API family that holds `text`, in place in the request's decoded fields.
+        Call once; the caller must encode the request again."""
         part = self.parts[self.index]
         kind = part["type"]
         if kind == "document":  # a document keeps its title, so the text needs no heading
@@ -56,7 +58,8 @@ class FilePart:
 
 
 def holds_files(fields: Fields) -> bool:
-    """Whether a decoded request holds files. Runs for every request; costs one look at each message and part."""
+    """Whether a decoded request has content parts of a file type, whatever their form. Runs for every request; costs
+    one look at each message and part. False if the first message or item is no object."""
     for name in _HOLDERS:
         items = fields.get(name)
         if type(items) is list and items and type(items[0]) is dict:  # else texts or tokens to embed
@@ -81,7 +84,7 @@ def _has_file(parts: list[Any]) -> bool:
 
 
 class FoundFiles(NamedTuple):
-    """The files of a request."""
+    """What `find_files` found in a request and did to it."""
 
     pdfs: list[FilePart]
     has_changed: bool
@@ -89,11 +92,14 @@ class FoundFiles(NamedTuple):
 
 
 def find_files(fields: Fields) -> FoundFiles:
-    """Return the PDFs of a decoded request. Text files in chat completions are replaced by their text, in `fields`.
+    """Return the PDFs of a decoded request, in order, and leave them in place. Text files in chat completions are
+    replaced by their text, in `fields`; those of other API families are left for their dialects.
+
+    `fields` must be those of the whole body, not of an outline.
 
     Raises:
-        RoundhouseError: `invalid_request` or `modality_unsupported`: a file of chat completions is neither PDF nor
-            text.
+        RoundhouseError: a file of chat completions is neither PDF nor text (`modality_unsupported`), or is no base64
+            or named by an id alone (`invalid_request`). `param` is the place.
     """
     pdfs: list[FilePart] = []
     has_changed = False
@@ -152,10 +158,11 @@ def _chat_text(file: Fields, place: str) -> str:
 
 
 def decode_text(data: str, place: str) -> str:
-    """Return the text of a text file, from base64 or a `data:` URL.
+    """Return the text of a text file from its base64, which may stand in a `data:` URL. `place` is for errors.
 
     Raises:
-        RoundhouseError: `invalid_request` or `modality_unsupported`: the data is something else.
+        RoundhouseError: `modality_unsupported`: the URL's media type is no text, or the data is not UTF-8.
+            `invalid_request`: the data is no base64.
     """
     head = _TEXT_URL.match(data)
     if head is None and data.startswith("data:"):
@@ -169,8 +176,8 @@ def decode_text(data: str, place: str) -> str:
 
 
 def no_files(place: str, alternative: str) -> RoundhouseError:
-    """Return the error for a file that is only named by an id or a URL: the gateway neither stores nor fetches
-    files."""
+    """Return, and do not raise, the RoundhouseError `invalid_request` for a file that is only named by an id or a URL:
+    the gateway neither stores nor fetches files. `alternative` is what to send instead, such as "`file_data`"."""
     return field_error(
         place, f"names a file that is kept or fetched elsewhere, which is not done here: send {alternative}"
     )

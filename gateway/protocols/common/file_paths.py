@@ -31,7 +31,8 @@ _AFTER: Final = ".,:;!?)\\"
 
 
 def hide_paths(text: str) -> str:
-    """Return the text with each path replaced by `HIDDEN_PATH`."""
+    """Return the text with each absolute path replaced by `HIDDEN_PATH`. Relative paths and the gateway's own routes
+    (`/v1/...`, `/health`) stay."""
     text = _QUOTED.sub(rf"\g<mark>{HIDDEN_PATH}\g<mark>", text)
     for pattern in (_IN_ANGLES, _BARE):
         text = pattern.sub(_hide_path, text)

@@ -10,7 +10,8 @@ import orjson
 
 
 def json_bytes(value: Any) -> bytes:
-    """Return JSON in UTF-8, or in ASCII if a string holds half a surrogate pair, which only an escape can express.
+    """Return compact JSON in UTF-8. A value that orjson refuses, such as half a surrogate pair or an integer of more
+    than 64 bits, gives ASCII with escapes. NaN and infinite numbers become `null`; in ASCII, `NaN` and `Infinity`.
 
     Raises:
         RecursionError: the value is nested too deeply.
@@ -23,8 +24,8 @@ def json_bytes(value: Any) -> bytes:
 
 
 def quote_text(text: str) -> bytes:
-    """Return a string as JSON: in UTF-8, or in ASCII if it holds half a surrogate pair, which only an escape can
-    express."""
+    """Return a string as a JSON string with its quotes: in UTF-8, or in ASCII if it holds half a surrogate pair, which
+    only an escape can express."""
     try:
         return encode_basestring(text).encode()
     except UnicodeEncodeError:

@@ -13,10 +13,11 @@ from gateway.protocols.common.request import InferenceRequest
 
 
 class JsonDialect(EnvelopeDialect):
-    """Dialect of APIs with one JSON body for the request and one for the answer."""
+    """Dialect of APIs with one JSON body for the request and one for the answer, both passed through. The base of
+    embeddings and rankings; serves the other such APIs itself (`JSON_DIALECT`)."""
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
-        """Return the body under the engine's name for the model."""
+        """Return the body under the engine's name for the model. `as_stream` is ignored. See `Dialect`."""
         return bodies.as_named(request, route.served_name)
 
     def open_stream(self, request: InferenceRequest) -> EventStream:
@@ -28,7 +29,7 @@ class JsonDialect(EnvelopeDialect):
         return None
 
     def error_as_events(self, body: bytes, request: InferenceRequest | None = None) -> bytes:
-        """Return the error as a `data:` event and `[DONE]`."""
+        """Return the error, whose JSON is `body`, as a `data:` event and `[DONE]`. See `Dialect`."""
         return as_events(body)
 
 

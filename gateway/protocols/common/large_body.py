@@ -51,8 +51,10 @@ _BASE64: Final = re.compile(rb"[A-Za-z0-9+/=_-]{64}")
 
 
 class LargeBody:
-    """A large body and its outline. Add all parts, then call `finish`; only then are the outline and the other results
-    valid."""
+    """The body of one request that is larger than `LARGE_BYTES`, and its outline. The caller adds all parts, then calls
+    `finish`; only then are the outline and the other results valid. `free` must be called when no engine can need the
+    body any more.
+    """
 
     __slots__ = (
         "_blocks",
@@ -67,7 +69,7 @@ class LargeBody:
     )
 
     def __init__(self, on_freed: Callable[[], None] | None = None) -> None:
-        """`on_freed` is called once, by the first call of `free`."""
+        """`on_freed` is called once, by the first call of `free`; None: nobody is told."""
         self._on_freed = on_freed
         self._is_freed = False
         self._blocks: list[bytes] = []
@@ -84,7 +86,7 @@ class LargeBody:
         """Bytes of base64 that the outline lacks."""
 
     def add_part(self, part: bytes | bytearray) -> None:
-        """Add the next bytes of the body."""
+        """Add the next bytes of the body, cut anywhere. Call before `finish` only."""
         self.size += len(part)
         self._pending += part
         while len(self._pending) >= BLOCK_BYTES:
@@ -94,7 +96,8 @@ class LargeBody:
             self._add_block(block)
 
     def finish(self) -> None:
-        """Complete the outline. Call once, after the last part."""
+        """Complete the outline. Call once, after the last part. Raises nothing if the body is no JSON: errors show when
+        the outline is decoded."""
         if self._pending:
             self._add_block(bytes(self._pending))
             self._pending = bytearray()
@@ -108,7 +111,8 @@ class LargeBody:
             self._blocks.clear()  # the outline is the body
 
     def free(self) -> None:
-        """Release the body's memory; the outline stays. Afterwards, methods that need the body raise RuntimeError."""
+        """Release the body's memory; the outline stays. May be called repeatedly. Afterwards `join` raises
+        RuntimeError; so do `fill`, `fill_text`, `split_text` and `fill_fields` for a part that the outline lacks."""
         self._is_freed = True
         self._blocks.clear()
         self._pending = bytearray()
@@ -130,17 +134,18 @@ class LargeBody:
 
     @property
     def text_bytes(self) -> int:
-        """Bytes of the whole body without `media_bytes`."""
+        """Bytes of the whole body without `media_bytes`, the base64 that the outline lacks."""
         return self.size - self.media_bytes
 
     def join(self) -> bytes:
-        """Return the whole body in one piece. This copies it."""
+        """Return the whole body in one piece. This copies it. Raises RuntimeError after `free`."""
         self._check_kept()
         return b"".join(self._blocks) if self._blocks else self.outline
 
     def fill(self, encoded: bytes) -> list[bytes | memoryview]:
-        """Return JSON that was made of the outline with the parts put back that the outline lacks, as a list of pieces.
-        `encoded` may hold each mark anywhere and any number of times, also in JSON that is itself a string of JSON."""
+        """Return JSON that was made of the outline with the parts put back that the outline lacks, as a list of pieces,
+        some of them views of the body. `encoded` may hold each mark in any string and any number of times, also in JSON
+        that is itself a string of JSON. Raises RuntimeError if a part is needed after `free`."""
         parts: list[bytes | memoryview] = []
         view, filled = memoryview(encoded), 0
         for start, index in self._find_marks(encoded):
@@ -154,7 +159,8 @@ class LargeBody:
         """Return a decoded string of the outline as it is in the body.
 
         Raises:
-            RoundhouseError: `invalid_json`: a part that was left out is not valid inside a JSON string.
+            RoundhouseError: `invalid_json`: a part that was left out is not UTF-8, or not valid inside a JSON string.
+            RuntimeError: a part is needed after `free`.
         """
         return _MARK_CHARACTERS.sub(self._decode_mark, text)
 
@@ -175,8 +181,8 @@ class LargeBody:
         yield text[end:]
 
     def fill_fields(self, fields: dict[str, Any], *, kept_names: Collection[str]) -> None:
-        """Replace each string in a decoded outline by what it is in the body, except in fields with these names. Use it
-        before texts are interpreted or stored.
+        """Replace, in place, each string value in a decoded outline by what it is in the body. Use it before texts are
+        interpreted or stored. Values of fields in `kept_names`, at any depth, and keys of objects stay as they are.
 
         Raises:
             RoundhouseError: as `fill_text`.
@@ -191,7 +197,8 @@ class LargeBody:
                     container[key] = self.fill_text(value)
 
     def place_in_body(self, position: int) -> int:
-        """Return the offset in the body of the byte at this offset of the outline."""
+        """Return the offset in the body of the byte at this offset of the outline, which must not lie inside a mark.
+        Works after `free`, too."""
         shift = 0
         for start, index in self._find_marks(self.outline):
             if start >= position:
@@ -242,8 +249,12 @@ class LargeBody:
 
 
 def find_insides(block: bytes, *, follows_backslash: bool) -> Iterator[tuple[int, int]]:
-    """Yield start and end of each range of a block that certainly lies inside a string and is long enough to leave out.
-    The block is a part of valid JSON. `follows_backslash`: the byte before the block is a backslash."""
+    """Yield start (inclusive) and end (exclusive) of each range of a block that certainly lies inside a string and is
+    long enough to leave out, in order. Each is cut between characters.
+
+    The block must be a part of valid JSON; for anything else the ranges mean nothing. `follows_backslash`: the byte
+    before the block is a backslash.
+    """
     run_start, is_inside = -1, False
     at = 0
     while at < len(block):

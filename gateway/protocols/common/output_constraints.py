@@ -49,12 +49,15 @@ class _Constraint(NamedTuple):
 
 
 def adapt_constraints(fields: Fields, route: ModelRoute, *, is_chat: bool) -> Fields:
-    """Return the fields of a chat completion or a completion with the output constraint as the model's engine
-    understands it; the same object if nothing must change. Fields for engines other than llama.cpp and vLLM pass
-    unchanged.
+    """Return the fields of a chat completion (`is_chat`) or a completion with the output constraint as the model's
+    engine understands it; the same object if nothing must change. Fields for engines other than llama.cpp and vLLM pass
+    unchanged and unchecked.
+
+    The text of constraints is interpreted, so `fields` must be the whole body if it has any of `CONSTRAINT_FIELDS`.
 
     Raises:
-        RoundhouseError: `structured_output_unsupported`: the engine has no such constraint; or `invalid_request`.
+        RoundhouseError: `structured_output_unsupported`: llama.cpp has no such constraint (a regular expression or
+            structural tags). `invalid_request`: the request has two constraints, or one of the wrong form.
     """
     if route.backend in _LLAMA:
         return _adapt_for_llama(fields, route.name, is_chat=is_chat)

@@ -14,7 +14,8 @@ from gateway.protocols.common.request import InferenceRequest
 
 
 class PassthroughDialect:
-    """Default methods of a `Dialect` that passes requests and answers through."""
+    """Base of each `Dialect` that passes requests and answers through. Has the methods that do nothing to them; a
+    subclass adds bodies, streams and errors."""
 
     id_header: bytes | None = None
 
@@ -25,7 +26,11 @@ class PassthroughDialect:
         return True
 
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
-        """Refuse what the model's capabilities do not include."""
+        """Refuse what the model's capabilities do not include.
+
+        Raises:
+            RoundhouseError: as `check_capabilities`.
+        """
         check_capabilities(request.outline_fields, route.capabilities, route.name)
 
     def get_body_converter(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:

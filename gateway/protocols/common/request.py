@@ -19,8 +19,8 @@ BodyKind = Literal["object", "any", "none"]
 
 @dataclass(slots=True)
 class InferenceRequest:
-    """A request's body and what routing needs of it. Do not change one after it is made (frozen would cost a
-    microsecond).
+    """The decoded body of one request and what routing needs of it. After it is made, `target` and what dialects and
+    hooks keep (`prompt`, `repeated_turn`, `state`) may be set; change nothing else (frozen would cost a microsecond).
 
     For a small body, `outline` and `outline_fields` are the body itself. For a large one, they lack the inside of long
     strings; they suffice to inspect the request and for changes that move strings as a whole. `raw` and `fields` are
@@ -34,7 +34,7 @@ class InferenceRequest:
     model: str
     stream: bool
     wants_usage: bool
-    """Whether the client asked for the usage event of a stream."""
+    """Whether the client asked for the usage event of a stream (`stream_options.include_usage`)."""
     target: str = ""
     """Path and query for the engine."""
     prompt: Prompt | None = None
@@ -56,12 +56,17 @@ class InferenceRequest:
 
     @property
     def raw(self) -> bytes:
-        """The whole body."""
+        """The whole body as JSON. For a large one this copies it, and raises RuntimeError once the body is freed."""
         return self.outline if self.large_body is None else self.large_body.join()
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The whole body, decoded; empty if it is not an object."""
+        """The whole body, decoded; empty if it is not an object. A large body is decoded at the first use.
+
+        Raises:
+            RoundhouseError: `invalid_json`: a string of a large body is not valid.
+            RuntimeError: the large body was freed before the first use.
+        """
         if self.large_body is None:
             return self.outline_fields
         if self._whole_fields is None:
@@ -70,8 +75,8 @@ class InferenceRequest:
         return self._whole_fields
 
     def whole_where_any(self, names: Collection[str]) -> dict[str, Any]:
-        """Return the whole body's fields if it has one of these names, for callers that interpret their text; else
-        `outline_fields`."""
+        """Return `fields` if the request has a field of one of these names, for callers that interpret its text; else
+        `outline_fields`. Raises as `fields`."""
         return self.outline_fields if self.outline_fields.keys().isdisjoint(names) else self.fields
 
     @property
@@ -81,16 +86,17 @@ class InferenceRequest:
 
     @property
     def text_bytes(self) -> int:
-        """Bytes of the body. Long strings of base64 in a large body do not count."""
+        """Bytes of the whole body. Long strings of base64 in a large body do not count; in a small one they do."""
         return len(self.outline) if self.large_body is None else self.large_body.text_bytes
 
     def fill(self, encoded: bytes) -> bytes | list[bytes | memoryview]:
         """Return JSON that was made of the outline or of the whole body with the parts put back that the outline lacks;
-        as a list of pieces if the body is large."""
+        as a list of pieces if the body is large. Raises RuntimeError if a part is needed after the body was freed."""
         return encoded if self.large_body is None else self.large_body.fill(encoded)
 
     def with_fields(self, fields: dict[str, Any]) -> InferenceRequest:
-        """Return a copy of the request with another body. What was read of the old body is dropped."""
+        """Return a copy of the request whose body is `fields`, not a large one. `prompt` and `repeated_turn` of the old
+        body are dropped; `model`, `stream` and `state` stay."""
         return replace(
             self,
             outline=json_bytes(fields),
@@ -103,10 +109,13 @@ class InferenceRequest:
 
 
 def parse_request(body: bytes | LargeBody, *, may_stream: bool, usual_model: str | None = None) -> InferenceRequest:
-    """Decode a request whose body names its model. One that names none is for `usual_model`, if there is one.
+    """Decode a request whose body names its model. One that names none gets the field `model` with `usual_model`;
+    None: it is refused. `may_stream` False: `stream` and `stream_options` are neither read nor checked.
 
     Raises:
-        RoundhouseError: `invalid_json`, with the position, or `invalid_request`, with the field.
+        RoundhouseError: `invalid_json`: the body is no JSON object in UTF-8; the message has the position.
+            `invalid_request`: `model`, `stream` or `stream_options` is wrong (it is the `param`), or a number is too
+            large for a float.
     """
     raw, large_body = split_body(body)
     fields = _decode(raw, large_body)
@@ -136,11 +145,13 @@ def parse_native(
     all.
 
     `sole_model` serves a request that names none; None: several models have the route, or no model has. `body` says
-    what JSON the route needs. `model` is removed from the query that the engine gets.
+    what JSON the route needs; where that is no object, the body may be empty. The result's `target` is `path` and
+    `query` without `model`.
 
     Raises:
-        RoundhouseError: `invalid_json` or `invalid_request`, also if query and body name different models, since the
-            engine would see only one of them.
+        RoundhouseError: `invalid_json`: the body is not the JSON that the route needs. `invalid_request`: no model is
+            named and there is no `sole_model`; or query and body name different models, of which the engine would see
+            only one; or a number is too large.
     """
     pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
     names = {value for name, value in pairs if name == "model" and value}
@@ -177,12 +188,17 @@ def parse_native(
 
 
 def split_body(body: bytes | LargeBody) -> tuple[bytes, LargeBody | None]:
-    """Return the JSON to decode, and the large body that it is the outline of; None for a small body."""
+    """Return the JSON to decode, and the large body that it is the outline of; None for a small body. A large body must
+    be finished (`LargeBody.finish`)."""
     return (body.outline, body) if isinstance(body, LargeBody) else (body, None)
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
-    """Return the fields of a body that names no model; none if it is empty. Raises RoundhouseError `invalid_json`."""
+    """Return the fields of a body that names no model; an empty dict if the body is empty.
+
+    Raises:
+        RoundhouseError: `invalid_json`: the body is no JSON object. `invalid_request`: a number in it is too large.
+    """
     fields = _decode(raw) if raw else {}
     if not isinstance(fields, dict):
         raise RoundhouseError("invalid_json", "The body must be a JSON object: it starts with '{'.")

@@ -10,7 +10,8 @@ _BLANK_LINE = re.compile(rb"\r?\n\r?\n")
 
 
 class EventCutter:
-    """Cuts a byte stream into whole events, wherever its chunks are cut. Line ends are LF or CRLF."""
+    """Base of classes that cut a byte stream into whole events, wherever its chunks are cut. Line ends are LF or CRLF.
+    One instance serves one stream and holds the bytes of the event that is not whole yet."""
 
     __slots__ = ("_held",)
 
@@ -43,14 +44,16 @@ class EventCutter:
 
 
 def split_events(events: bytes) -> list[bytes]:
-    """Cut after each blank line. The parts joined are `events` again."""
+    """Return the events, each with the blank line that ends it; the last one may lack it. The parts joined are
+    `events` again; empty bytes give an empty list."""
     ends = [match.end() for match in _BLANK_LINE.finditer(events)]
     starts = [0, *ends]
     return [part for start, end in zip(starts, [*ends, len(events)], strict=True) if (part := events[start:end])]
 
 
 def last_event(events: bytes) -> bytes:
-    """Return the last event that is neither empty nor comments alone; empty if there is none."""
+    """Return the last event that is neither empty nor comments alone, with its blank line if it has one; empty bytes
+    if there is none."""
     end = len(events)
     while end:
         start = end_of_events(events[:end].rstrip())
@@ -62,13 +65,15 @@ def last_event(events: bytes) -> bytes:
 
 
 def data_of(event: bytes) -> bytes:
-    """Return the data of an event, its lines joined as the specification demands."""
+    """Return the data of an event: the values of its `data:` lines, joined by LF. Empty if it has none."""
     return b"\n".join(line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:"))
 
 
 def end_of_events(buffer: bytes, start: int = 0) -> int:
-    """Return the offset after the last blank line at or behind `start`, where the last whole event ends; 0 if there is
-    none."""
+    """Return the offset behind the last blank line in `buffer`, where the last whole event ends; 0 if there is none.
+
+    Only line ends at or behind the offset `start` are searched.
+    """
     # The line before the blank one ends with "\n" in both styles, so these two cover them.
     after_lf = buffer.rfind(b"\n\n", start) + 2
     after_crlf = buffer.rfind(b"\n\r\n", start) + 3

@@ -11,8 +11,8 @@ _LIMITS: Final = ("max_tokens", "max_completion_tokens", "n_predict")
 
 
 def differs_as_stream(fields: dict[str, Any]) -> bool:
-    """Return whether a stream of llama-server would leave out or change a part of the blocking answer, in any API
-    family.
+    """Return whether a stream of llama-server would leave out or change a part of the blocking answer to a request
+    with these decoded fields, in any API family. Then the request must not be sent as a stream. True for:
 
     - Stop strings with a token limit: text that could start a stop string is held back, and lost if the limit falls
       there.
