@@ -49,7 +49,8 @@ class _Block:
 
 
 class MessagesWriter:
-    """`AnswerWriter` for one Anthropic message."""
+    """`AnswerWriter` for one Anthropic message. Content blocks do not overlap in a stream: what comes while a tool call
+    is incomplete waits, in order, and is sent once the call's arguments are a JSON object or the answer ends."""
 
     __slots__ = ("_call", "_calls", "_delta_start", "_index", "_is_refused", "_kind", "_model", "_waiting")
 
@@ -91,13 +92,13 @@ class MessagesWriter:
         return b"" if opening_events is None else opening_events + self._delta_start + quote_text(text) + _DELTA_END
 
     def write_refusal(self, text: str) -> bytes:
-        """Write the refusal as text, and make `refusal` the stop reason of the message."""
+        """Return the events of `write_text` for the refusal, and make `refusal` the stop reason of the message."""
         self._is_refused = True
         return self.write_text(text, None)
 
     def write_tool_call(self, index: int, call_id: str | None, name: str | None, arguments: str) -> bytes:
-        """Return events that start a tool call or add to its arguments. Empty while the call waits for an earlier one
-        that is incomplete."""
+        """Return events that start a tool call or add to its arguments, and those of waiting blocks once it is
+        complete. Empty while the call waits for an earlier one that is incomplete. See `AnswerWriter`."""
         call = self._calls.get(index)
         out = b""
         if call is None:
@@ -115,17 +116,20 @@ class MessagesWriter:
         return out + self._release_blocks() if self._waiting and call.is_whole else out
 
     def end_answer(self, finish: Finish, stop_sequence: str | None, tokens: Tokens | None) -> bytes:
-        """Return the events that send waiting blocks, stop the open block and end the message."""
+        """Return the events that send waiting blocks, stop the open block and end the message with `message_stop`. If
+        `tokens` is None, the counts are 0, because Anthropic's form requires them."""
         delta = {"stop_reason": self._stop_reason(finish, stop_sequence), "stop_sequence": stop_sequence}
         last = _event("message_delta", {"delta": delta, "usage": _usage(tokens)}) + _event("message_stop", {})
         return self._release_blocks(is_end=True) + self._close_block() + last
 
     def fail_answer(self, error: Fields) -> bytes:
-        """Return an `error` event in Anthropic's form."""
+        """Return an `error` event in Anthropic's form. `error` has every field of our envelope. Blocks that wait are
+        not sent."""
         return b"event: error\n" + errors.as_event(errors.anthropic_body(errors.encode_json({"error": error}), None))
 
     def build_answer(self, answer: Answer) -> Fields:
-        """Return the whole message, its blocks in the order thinking, text, tool calls."""
+        """Return the whole message, its blocks in the order thinking, text, tool calls. A refusal is text. Arguments of
+        a call that are no JSON object become an empty object."""
         self._is_refused = bool(answer.refusal)
         blocks: list[Fields] = []
         if answer.thought:

@@ -27,8 +27,8 @@ _NO_THREADS: Final = {"error_code": "thread_unsupported_request"}
 
 
 class MessagesStream(PassthroughStream):
-    """A stream of Anthropic events, passed through. Its first events report input tokens, its last ones output
-    tokens."""
+    """`EventStream` of Anthropic's typed events, passed through; error events get Anthropic's form and a request id. It
+    is complete after `message_stop` or an error. `message_start` reports input tokens, later events output tokens."""
 
     __slots__ = ("_request_id", "_told")
 
@@ -41,7 +41,7 @@ class MessagesStream(PassthroughStream):
         self._told: Fields = {}
 
     def fail_stream(self, error: RoundhouseError, request_id: str) -> bytes:
-        """Return an `error` event; empty if the stream is already complete."""
+        """Return an `error` event; empty if the stream is already complete. See `EventStream`."""
         return b"" if self.is_complete else as_error_event(own_body(error, request_id))
 
     def _filter_event(self, event: bytes) -> bytes:
@@ -62,7 +62,8 @@ class MessagesStream(PassthroughStream):
 
 
 class MessagesDialect(PassthroughDialect):
-    """Dialect of `/v1/messages` and of its token count, for engines that serve them."""
+    """Dialect of `/v1/messages` and `/v1/messages/count_tokens`, for engines that serve them: both are passed
+    through."""
 
     id_header: bytes | None = b"request-id"
     heartbeat: bytes = b'event: ping\ndata: {"type": "ping"}\n\n'
@@ -72,41 +73,43 @@ class MessagesDialect(PassthroughDialect):
         return not isinstance(request.outline_fields.get("thinking"), str)
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
-        """Return the body under the engine's name for the model, without fields that the engine must not get."""
+        """Return the body under the engine's name for the model, without fields that the engine must not get. See
+        `Dialect`."""
         request = bodies.without_foreign_fields(request, MESSAGE_FIELDS, route)
         if as_stream:
             return bodies.as_stream(request, route.served_name, ask_for_usage=False)
         return bodies.as_named(request, route.served_name)
 
     def open_stream(self, request: InferenceRequest) -> EventStream:
-        """Return a `MessagesStream`."""
+        """Return a new `MessagesStream` for one answer."""
         return MessagesStream(request.id)
 
     def open_collector(self, request: InferenceRequest) -> StreamCollector | None:
-        """Return a `MessagesCollector`; None if a stream cannot answer this request (see `stream_compat`)."""
+        """Return a new `MessagesCollector`; None if a stream cannot give the same answer to the request
+        (`differs_as_stream`), or if it asks for log probabilities."""
         fields = request.outline_fields
         if differs_as_stream(fields) or wants_probabilities(fields):
             return None
         return MessagesCollector(request.model)
 
     def find_usage(self, body: bytes) -> Usage | None:
-        """Return the token counts in a blocking answer. See `Dialect`."""
+        """Return the token counts in a blocking answer; None if it has none. See `usage_in`."""
         return usage.usage_in(body)
 
     def error_body(self, error: RoundhouseError, request_id: str) -> bytes:
-        """Return an error of Roundhouse in Anthropic's form."""
+        """Return an error of Roundhouse as JSON in Anthropic's form, with `request_id`."""
         return own_body(error, request_id)
 
     def engine_error_body(self, status: int, body: bytes, request_id: str) -> bytes:
-        """Return an engine's error in Anthropic's form. An error that has that form passes unchanged, unless it holds
-        an address or reports a context overflow in other words than Anthropic's."""
+        """Return an engine's error as JSON in Anthropic's form. An error that has that form passes unchanged, unless it
+        holds a network address or reports a context overflow in other words than Anthropic's. See `Dialect`."""
         fields = errors.decode_json(body)
         if errors.is_anthropic(fields) and _may_pass(fields["error"]):
             return body
         return errors.anthropic_body(errors.engine_body(status, body, request_id), request_id)
 
     def error_as_events(self, body: bytes, request: InferenceRequest | None = None) -> bytes:
-        """Return the error as an event named `error`."""
+        """Return the error, whose JSON is `body`, as an event named `error`. See `Dialect`."""
         return as_error_event(body)
 
 
@@ -114,7 +117,8 @@ MESSAGES: Final = MessagesDialect()
 
 
 def own_body(error: RoundhouseError, request_id: str | None) -> bytes:
-    """Return an error of Roundhouse as JSON in Anthropic's form."""
+    """Return an error of Roundhouse as JSON in Anthropic's form, with the further fields of our envelope and, for a
+    refused `thread`, the details by which Anthropic's agents send the whole conversation instead."""
     envelope = error.build_envelope(request_id).model_dump()
     if error.param == "thread":
         envelope["error"]["details"] = _NO_THREADS
@@ -122,13 +126,13 @@ def own_body(error: RoundhouseError, request_id: str | None) -> bytes:
 
 
 def as_error_event(body: bytes) -> bytes:
-    """Return the JSON of an error as an event named `error`."""
+    """Return the JSON of an error in Anthropic's form as an event named `error`."""
     return b"event: error\n" + errors.as_event(body)
 
 
 def usage_fields(fields: Fields) -> Fields | None:
-    """Return the token counts of an event without those that are null; None if it has none. `message_start` holds them
-    inside its `message`."""
+    """Return the `usage` object of a decoded event without counts that are null; None if it has none. `message_start`
+    holds it inside its `message`."""
     message = fields.get("message")
     counts = (message if isinstance(message, dict) else fields).get("usage")
     return {name: value for name, value in counts.items() if value is not None} if isinstance(counts, dict) else None

@@ -51,8 +51,8 @@ def read_prompt(fields: Fields, *, needs_limit: bool = True) -> Prompt:
     """Return what a decoded request asks for. `needs_limit`: refuse a request without `max_tokens`, as Anthropic does.
 
     Raises:
-        RoundhouseError: `invalid_request`, or `modality_unsupported` for a document that is not text; `param` is the
-            place.
+        RoundhouseError: `invalid_request`: a field is wrong, or needs Anthropic's servers (`container`, `mcp_servers`,
+            `thread`, tools of Anthropic's own). `modality_unsupported`: a document is not text. `param` is the place.
     """
     for name, why in _REFUSED.items():
         if fields.get(name):

@@ -15,7 +15,8 @@ _PARTS: Final = {"text_delta": "text", "thinking_delta": "thinking", "input_json
 
 
 class MessagesCollector(EventCollector):
-    """Collects a stream of Anthropic events into one message. Content blocks are kept by their index."""
+    """`StreamCollector` of one Anthropic message, from typed events. Content blocks are ordered by their index. The
+    stream is complete once `message_stop` has come."""
 
     __slots__ = ("_blocks", "_is_stopped", "_message", "_model", "_usage")
 

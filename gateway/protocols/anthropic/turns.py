@@ -39,11 +39,13 @@ that no engine could reuse its prefix cache."""
 
 
 def read_turns(fields: Fields) -> tuple[Turn, ...]:
-    """Return the turns in `system` and `messages` of a request. Messages of one role in a row become one turn, as in
-    Anthropic's API. The tool results of a message precede its text.
+    """Return the turns in `system` and `messages` of a request, in order, those of `system` first. User or assistant
+    messages in a row become one turn, as in Anthropic's API. The tool results of a message precede its text. An empty
+    assistant message at the end is dropped.
 
     Raises:
-        RoundhouseError: `invalid_request`, or `modality_unsupported` for a document that is not text.
+        RoundhouseError: `invalid_request`, or `modality_unsupported` for a document that is not text; `param` is the
+            place, such as `messages[1].content[0].type`.
     """
     turns: list[Turn] = list(_system(fields.get("system"), "system"))
     messages = require_value(fields.get("messages"), list, "messages")

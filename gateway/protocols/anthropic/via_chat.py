@@ -19,9 +19,14 @@ class _MessagesBase(ViaChatBase):
     """The check that messages and their token count share."""
 
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
-        """Refuse what the model does not support. A `thinking` object is dropped where the model does not support it,
-        because Anthropic's clients send one to any model. A `thinking` string is refused then, as in chat
-        completions."""
+        """Refuse what the model does not support. See `ViaChatBase`.
+
+        A `thinking` object is dropped where the model does not support it, because Anthropic's clients send one to any
+        model. A `thinking` string is refused then, as in chat completions.
+
+        Raises:
+            RoundhouseError: `invalid_request`, or the code of what the model does not support.
+        """
         if request.prompt is None:
             request.prompt = self.read_request(request)
         thinking = request.prompt.thinking
@@ -32,16 +37,17 @@ class _MessagesBase(ViaChatBase):
 
 
 class MessagesViaChat(_MessagesBase, ViaChatDialect, MessagesDialect):
-    """Dialect of `/v1/messages`, translated into chat completions."""
+    """Dialect of `/v1/messages` for engines that serve chat completions: translates requests, answers and streams."""
 
     tells_prompt_first = True
 
     def read_request(self, request: InferenceRequest) -> Prompt:
-        """Return what the request asks for. `max_tokens` is required."""
+        """Return what the request asks for. `max_tokens` is required. Raises RoundhouseError as
+        `request.read_prompt`."""
         return messages.read_prompt(request.outline_fields)
 
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:
-        """Return a `MessagesWriter` for one answer."""
+        """Return a new `MessagesWriter` for one answer."""
         return MessagesWriter(request.model)
 
 
@@ -49,11 +55,12 @@ class MessagesTokenCount(_MessagesBase, TokenCountDialect, MessagesDialect):
     """Dialect of `/v1/messages/count_tokens`, answered by the engine's token count of chat completions."""
 
     def read_request(self, request: InferenceRequest) -> Prompt:
-        """Return what the request asks for. `max_tokens` may be missing."""
+        """Return what the request asks for. `max_tokens` may be missing. Raises RoundhouseError as
+        `request.read_prompt`."""
         return messages.read_prompt(request.outline_fields, needs_limit=False)
 
     def build_count(self, tokens: int) -> Fields:
-        """Return the body of Anthropic's token count."""
+        """Return the body of Anthropic's token count, `{"input_tokens": tokens}`."""
         return {"input_tokens": tokens}
 
 

@@ -36,8 +36,11 @@ _FINISHES: dict[str, Finish] = {
 
 
 def write_request(prompt: Prompt) -> Fields:
-    """Return the fields of a chat completion request, without `model` and `stream`. Thinking is left out, because each
-    engine has its own switch for it (`apply_thinking`)."""
+    """Return the fields of a chat completion request, without `model` and `stream`.
+
+    `thinking` and `thinking_tokens` are left out, because each engine has its own switch for them (`adapt_thinking`,
+    `llama_server.fields_for`). Leading system turns become one message.
+    """
     fields: Fields = {**prompt.passed_fields, "messages": _messages(prompt.turns)}
     if prompt.tools:
         fields["tools"] = [_tool(tool) for tool in prompt.tools]
@@ -57,7 +60,8 @@ def write_request(prompt: Prompt) -> Fields:
 
 
 def answer_of(fields: Fields) -> Answer:
-    """Return the first choice of a blocking chat completion. Fields that the engine leaves out count as empty."""
+    """Return the first choice of a decoded blocking chat completion. Fields that the engine leaves out or gives in
+    another type count as empty, which raises nothing; no choice at all gives an empty answer."""
     choices = fields.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
     message = choice.get("message")
@@ -83,38 +87,43 @@ def id_of(fields: Fields) -> str:
 
 
 def has_text(chunk: Fields) -> bool:
-    """Whether a chunk of a stream holds a part of the answer's text."""
+    """Whether the first choice in a chunk of a stream holds a part of the answer's text. Thoughts and tool calls are
+    no text."""
     choices = chunk.get("choices")
     delta = choices[0].get("delta") if isinstance(choices, list) and choices and isinstance(choices[0], dict) else None
     return isinstance(delta, dict) and bool(delta.get("content"))
 
 
 def thought_in(message: Fields) -> str:
-    """Return the thoughts in a message or a delta, from either field name that engines use; empty if there are none."""
+    """Return the thoughts in a message or a delta, from `reasoning_content` or else `reasoning`; empty if there are
+    none."""
     return _text(message.get("reasoning_content")) or _text(message.get("reasoning"))
 
 
 def finish_of(choice: Fields) -> Finish:
-    """Return why a choice ended. An unknown reason counts as `stop`."""
+    """Return why a choice ended. An unknown or missing reason counts as `stop`; the caller checks whether the choice
+    has ended."""
     return _FINISHES.get(str(choice.get("finish_reason")), "stop")
 
 
 def stop_sequence_of(choice: Fields) -> str | None:
-    """Return the stop string that ended a choice, as vLLM and our worker report it (`stop_reason`); None: not
-    reported."""
+    """Return the stop string that ended a choice, as vLLM and our worker report it (`stop_reason`); None: no stop
+    string did, or it is not reported."""
     reason = choice.get("stop_reason")
     return reason if isinstance(reason, str) else None
 
 
 def logprobs_of(choice: Fields) -> list[Fields] | None:
-    """Return the log probabilities of a choice or of a part of one; None if it has none."""
+    """Return the log probabilities of a choice or of a part of one, an object for each token in order; None if it has
+    none."""
     logprobs = choice.get("logprobs")
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
     return [each for each in content if isinstance(each, dict)] if isinstance(content, list) else None
 
 
 def tokens_of(usage: Any) -> Tokens | None:
-    """Return the counts of a usage object; None if it is empty or not an object."""
+    """Return the counts of a chat completion's usage object; None if it is empty or not an object. Counts that are
+    missing are 0."""
     if not usage or not isinstance(usage, dict):
         return None
     return Tokens(

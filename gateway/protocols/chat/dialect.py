@@ -26,29 +26,33 @@ from gateway.protocols.common.stream_compat import differs_as_stream, wants_prob
 
 
 class ChatStream(OpenAIStream):
-    """A stream of chat completion events, passed through. Thoughts are sent under both of their field names."""
+    """`EventStream` of chat completion events, passed through. Thoughts are sent under both of their field names,
+    `reasoning_content` and `reasoning`."""
 
     __slots__ = ()
 
     def feed_data(self, chunk: bytes) -> bytes:
-        """Return the whole events that `chunk` completes, with thoughts under both names."""
+        """Return the whole events that `chunk` completes, with thoughts under both names. See `EventStream`."""
         events = super().feed_data(chunk)
         return reasoning.alias_in_events(events) if reasoning.MARK in events else events
 
 
 class ChatCollector(OpenAICollector):
-    """Builds a blocking chat completion from a stream. Thoughts are sent under both of their field names."""
+    """`StreamCollector` of a blocking chat completion. Thoughts are sent under both of their field names,
+    `reasoning_content` and `reasoning`."""
 
     __slots__ = ()
 
     def build_result(self) -> tuple[int, bytes] | None:
-        """Return status and body with thoughts under both names. See `StreamCollector`."""
+        """Return status and body with thoughts under both names; None if the stream broke off. See
+        `StreamCollector`."""
         result = super().build_result()
         return result if result is None else (result[0], reasoning.alias_in_body(result[1]))
 
 
 class OpenAIDialect(EnvelopeDialect):
-    """Dialect of chat completions (`is_chat`) or of completions, for engines that serve them."""
+    """Dialect of chat completions (`is_chat`) or of completions, for engines that serve them: both are passed
+    through."""
 
     may_flow: bool = True
 
@@ -58,7 +62,11 @@ class OpenAIDialect(EnvelopeDialect):
 
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
         """Refuse what the model does not support: capabilities, fields that a remote model must not get, too many
-        answers, output constraints, and completion options that llama-server ignores."""
+        answers, output constraints, and completion options that llama-server ignores.
+
+        Raises:
+            RoundhouseError: `invalid_request`, or the code of what the model does not support; `param` is the field.
+        """
         super().check_request(request, route)
         fields = request.outline_fields
         check_foreign_fields(fields, self._known_fields, route)
@@ -69,7 +77,11 @@ class OpenAIDialect(EnvelopeDialect):
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
         """Return the body as the engine understands it: output constraints and, for chat, thinking, tools and system
-        messages in the engine's terms, without fields that it must not get, and asking for usage in each stream."""
+        messages in the engine's terms, without fields that it must not get, and asking for usage in each stream.
+
+        Raises:
+            RoundhouseError: `invalid_request`: `tool_choice` names a tool that is not among `tools`.
+        """
         asked_fields = request.whole_where_any(CONSTRAINT_FIELDS)
         fields = adapt_constraints(asked_fields, route, is_chat=self._is_chat)
         if fields is not asked_fields:
@@ -84,14 +96,18 @@ class OpenAIDialect(EnvelopeDialect):
         return bodies.as_named(request, route.served_name)
 
     def open_stream(self, request: InferenceRequest) -> EventStream:
-        """Return a stream that removes the usage event unless the client asked for it."""
+        """Return a `ChatStream`, or for completions an `OpenAIStream`, that removes the usage event unless the client
+        asked for it."""
         stream_class = ChatStream if self._is_chat else OpenAIStream
         return stream_class(request.id, strip_usage=not request.wants_usage)
 
     def open_collector(self, request: InferenceRequest) -> StreamCollector | None:
-        """Return a collector; None if a stream cannot give the same answer. That is so where `differs_as_stream` says
-        so, and for log probabilities: chat streams of llama-server lack those of tokens without text, such as the last
-        one; its completion streams include those of a stop string, which a blocking answer leaves out."""
+        """Return a collector; None if a stream cannot give the same answer.
+
+        That is so where `differs_as_stream` says so, for log probabilities in a chat, and for log probabilities with
+        stop strings in a completion. Chat streams of llama-server lack those of tokens without text, such as the last
+        one; its completion streams include those of a stop string, which a blocking answer leaves out.
+        """
         fields = request.outline_fields
         if differs_as_stream(fields) or (wants_probabilities(fields) and (self._is_chat or fields.get("stop"))):
             return None
@@ -102,7 +118,7 @@ class OpenAIDialect(EnvelopeDialect):
         return reasoning.alias_in_body if self._is_chat else None
 
     def error_as_events(self, body: bytes, request: InferenceRequest | None = None) -> bytes:
-        """Return the error as a `data:` event and `[DONE]`."""
+        """Return the error, whose JSON is `body`, as a `data:` event and `[DONE]`. See `Dialect`."""
         return as_events(body)
 
 

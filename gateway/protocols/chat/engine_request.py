@@ -20,7 +20,8 @@ _REMOTE: Final = "openai_remote"
 
 
 def adapt_request(request: InferenceRequest, route: ModelRoute) -> InferenceRequest:
-    """Return the request as the model's engine understands it; the same object if nothing must change.
+    """Return a chat completion request as the model's engine understands it; the same object if nothing must change,
+    else a copy.
 
     - `thinking` and `reasoning_effort: none` become the field that `route.thinking_control` names.
     - Thoughts of earlier answers get both of their field names, because engines read one or the other. Not for remotes.
@@ -56,7 +57,8 @@ def adapt_request(request: InferenceRequest, route: ModelRoute) -> InferenceRequ
 
 
 def adapt_fields(fields: Fields, route: ModelRoute) -> Fields:
-    """Return the fields of a translated chat completion as the model's engine understands them.
+    """Return the fields of a translated chat completion as the model's engine understands them. `fields` must have
+    `messages` in the form of `codec.write_request`.
 
     - The token limit gets the name in `route.max_tokens_field`.
     - Thoughts of earlier answers keep one name for a remote, which may refuse the other. This changes the messages in
@@ -75,8 +77,8 @@ def adapt_fields(fields: Fields, route: ModelRoute) -> Fields:
 
 def ask_for_prompt_tokens(fields: Fields, route: ModelRoute) -> Fields:
     """Return the fields of a stream so that the engine reports the prompt's tokens before its first token: llama-server
-    in progress events, vLLM and our worker in the usage of each event. `fields` must have `stream_options`. A remote is
-    not asked, because it may refuse the field."""
+    in progress events, vLLM and our worker in the usage of each event. The same object for a remote model, which may
+    refuse such a field. Raises KeyError if `fields` lacks `stream_options`."""
     if route.backend == _REMOTE:
         return fields
     if route.backend == llama_server.BACKEND:
@@ -85,8 +87,12 @@ def ask_for_prompt_tokens(fields: Fields, route: ModelRoute) -> Fields:
 
 
 def adapt_thinking(fields: Fields, route: ModelRoute) -> Fields:
-    """Return the fields with `thinking` and `reasoning_effort: none` as the model's engine understands them; the same
-    object if nothing must change."""
+    """Return the fields with `thinking` and `reasoning_effort: none` as the model's engine understands them (see
+    `apply_thinking`); the same object if nothing must change.
+
+    `thinking` is read if it is a string: `default`, `enabled` or `disabled`, which the caller has checked. It wins over
+    `reasoning_effort: none`, and is dropped if the engine has no switch.
+    """
     control, word, effort = route.thinking_control, fields.get("thinking"), fields.get("reasoning_effort")
     mode = cast("Asked", word) if isinstance(word, str) and word != "default" else None
     dropped_names = {"thinking"} if isinstance(word, str) else set()

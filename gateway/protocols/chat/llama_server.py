@@ -11,11 +11,11 @@ BACKEND: Final = "llama_server"
 
 
 def fields_for(prompt: Prompt) -> Fields:
-    """Return the fields that a translated request to llama-server needs in addition.
+    """Return the fields that a translated request to llama-server needs in addition; empty if it needs none.
 
     `verbose`: llama-server reports the stop string that ended an answer only in verbose answers. `echo`: a blocking
-    answer always repeats the assistant turn that it continues; whether a stream does depends on the version, unless it
-    is told to.
+    answer always repeats the assistant turn that it continues; whether a stream does depends on the version, unless
+    the request says so. `thinking_budget_tokens`: the maximum tokens for thoughts.
     """
     fields: Fields = {}
     if repeated_turn(prompt) is not None:
@@ -28,8 +28,8 @@ def fields_for(prompt: Prompt) -> Fields:
 
 
 def repeated_turn(prompt: Prompt) -> Assistant | None:
-    """Return the assistant turn that the answer continues, and that llama-server repeats first; None if the answer
-    starts a turn of its own."""
+    """Return the last turn if it is an assistant turn without tool calls: the answer continues it, and llama-server
+    repeats it first. None if the answer starts a turn of its own."""
     last = prompt.turns[-1] if prompt.turns else None
     return last if isinstance(last, Assistant) and not last.calls else None
 
@@ -52,8 +52,8 @@ def check_completion(fields: Fields) -> None:
 
 
 def prompt_tokens_in(fields: Fields) -> Tokens | None:
-    """Return the prompt's tokens from a `return_progress` event; None for any other event. The first such event comes
-    before the prompt is processed."""
+    """Return the prompt's token counts from a `return_progress` event, `completion` 0; None for any other event. The
+    first such event comes before the prompt is processed."""
     progress: Any = fields.get("prompt_progress")
     if not isinstance(progress, dict):
         return None
@@ -65,7 +65,8 @@ def prompt_tokens_in(fields: Fields) -> Tokens | None:
 
 
 def stop_sequence_in(fields: Fields) -> str | None:
-    """Return the stop string that ended an answer, from a verbose answer or event; None: not reported."""
+    """Return the stop string that ended an answer, from a blocking answer or an event of a request with `verbose`
+    (`fields_for`); None: no stop string did, or it is not reported."""
     details: Any = fields.get("__verbose")
     word = details.get("stopping_word") if isinstance(details, dict) else None
     return word if isinstance(word, str) and word else None

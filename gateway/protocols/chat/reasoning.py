@@ -20,21 +20,24 @@ _NULL: Final = re.compile(rb'("(reasoning(?:_content)?)"\s*:\s*)null')
 
 
 def alias_in_events(events: bytes) -> bytes:
-    """Return whole events of a stream with each thought under both names."""
+    """Return whole events of a stream with each thought under both names, `reasoning_content` and `reasoning`. Events
+    that have both already, or no thought, pass unchanged."""
     if _has_one_name(events):
         return _THOUGHT.sub(_add_alias, events)
     return b"".join([_event(event) for event in split_events(events)])
 
 
 def alias_in_body(body: bytes) -> bytes:
-    """Return the body of a blocking answer with each thought under both names."""
+    """Return the body of a blocking answer with each thought under both names, `reasoning_content` and `reasoning`; the
+    same object if it has no thought, or both names already. A body that is no JSON passes."""
     if MARK not in body:
         return body
     return _THOUGHT.sub(_add_alias, body) if _has_one_name(body) else _json(body)
 
 
 def alias_in_message(message: Any) -> Any:
-    """Return a message or a delta with its thoughts under both names; the same object if nothing is missing."""
+    """Return a message or a delta with its thoughts under both names; the same object if it has none, has both names,
+    or is no object. Otherwise a copy."""
     if not isinstance(message, dict):
         return message
     reasoning_content, reasoning = message.get("reasoning_content"), message.get("reasoning")

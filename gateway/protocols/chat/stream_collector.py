@@ -12,7 +12,8 @@ _STREAMS_ONLY = ("prompt_progress", "obfuscation")
 
 
 class OpenAICollector(EventCollector):
-    """Collects choices by their index. Of each field beside the choices, the last value counts."""
+    """`StreamCollector` of a chat completion (`is_chat`) or a completion. Collects choices by their index; of each
+    field beside the choices, the last value counts. The stream is complete once `[DONE]` has come."""
 
     __slots__ = ("_choices", "_ended_last", "_is_chat", "_tally", "_top", "_usages")
 
@@ -133,8 +134,9 @@ class _Choice:
 
 
 class CallNumbers:
-    """Numbers the tool calls of a stream from 0, in the order in which they start. Some engines give all calls the same
-    index, or none, and tell them apart by id: a part with a new id and a function name starts another call."""
+    """Numbers the tool calls of one choice of a stream from 0, in the order in which they start. Some engines give all
+    calls the same index, or none, and tell them apart by id: a part with a new id and a function name starts another
+    call."""
 
     __slots__ = ("_count", "_open")
 
@@ -144,7 +146,8 @@ class CallNumbers:
         """Index in the stream to the number and the id of the call that uses the index now."""
 
     def number_of(self, call: Fields) -> int:
-        """Return the number of the call that `call`, an event's part of it, belongs to."""
+        """Return the number of the tool call to which `call` belongs, an element of a delta's `tool_calls`. Call once
+        for each such element, in the order of the stream."""
         index, call_id = _index_of(call), call.get("id")
         open_call = self._open.get(index)
         if open_call is None or (call_id and open_call[1] and call_id != open_call[1] and _has_name(call)):
@@ -196,8 +199,9 @@ def _append(texts: dict[str, list[str]], name: str, value: str) -> None:
 
 
 def merge_values(old: Any, new: Any) -> Any:
-    """Return a field's value after one more part. Strings and lists are joined, objects are merged field by field; of
-    any other value the last one counts, None excepted. `old` may be changed in place."""
+    """Return a field's value after one more part of it. Strings and lists are joined, objects are merged field by
+    field; of any other value, or of two types, the last one counts. `new` None changes nothing. `old` may be changed in
+    place."""
     if new is None:
         return old
     if isinstance(old, dict) and isinstance(new, dict):

@@ -18,7 +18,8 @@ _REMINDER: Final = "<system-reminder>\n{}\n</system-reminder>"
 
 
 def fold_system_messages(messages: list[Any]) -> list[Any]:
-    """Return the messages with a system message at the start only; the same list if nothing must change.
+    """Return the messages with a system message at the start only; the same list if nothing must change. The given
+    list and its messages are not changed. System messages that hold more than text stay where they are.
 
     Leading system and developer messages become one. A later one is appended to the message before it, if that is the
     user's or a tool result. Otherwise its text goes to the start of the next message if that is one of those, else into

@@ -10,7 +10,7 @@ from gateway.protocols.common.conversation import Fields
 
 def narrow_tools(fields: Fields, *, names_one: bool) -> Fields:
     """Return chat completion fields that offer only the tools that `tool_choice` permits; the same object if it permits
-    all.
+    all, is no object, or `tools` is no array.
 
     - `{"type": "allowed_tools"}`, which only OpenAI knows: `tools` keeps those, and the choice becomes their mode.
     - `{"type": "function"}`, if `names_one` (llama-server ignores it): `tools` keeps that one, and the choice becomes

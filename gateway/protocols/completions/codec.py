@@ -28,7 +28,8 @@ def read_prompt(fields: Fields) -> Prompt:
     """Return what a request for a completion asks for, as a conversation of one user message.
 
     Raises:
-        RoundhouseError: `invalid_request`, also for what a chat completion cannot answer; `param` is the field.
+        RoundhouseError: `invalid_request`; `param` is the field. Also for what a chat completion cannot answer: several
+            prompts, an empty one or one of tokens, and `echo`, `suffix`, `logprobs`, `best_of` and `n`.
     """
     for name in _NEVER:
         if _is_unsupported(name, fields.get(name)):
@@ -75,12 +76,14 @@ def _stop(value: Any) -> tuple[str, ...]:
 
 
 class CompletionWriter:
-    """`AnswerWriter` for `text_completion` objects. Thoughts and tool calls are dropped."""
+    """`AnswerWriter` for one answer as OpenAI's `text_completion` object or chunks. Thoughts, tool calls and log
+    probabilities are dropped."""
 
     __slots__ = ("_after", "_before", "_top", "_wants_usage")
 
     def __init__(self, completion_id: str, created: int, model: str, *, wants_usage: bool) -> None:
-        """`created` is in Unix seconds. `wants_usage`: the client asked for the usage event of a stream."""
+        """`completion_id` is the answer's id for the client. `created` is in Unix seconds. `model` is the name that the
+        client used. `wants_usage`: the client asked for the usage event of a stream."""
         self._top: Fields = {"id": completion_id, "object": "text_completion", "created": created, "model": model}
         self._wants_usage = wants_usage
         envelope = json_bytes({**self._top, "choices": []})
@@ -92,7 +95,7 @@ class CompletionWriter:
         return b""
 
     def write_text(self, text: str, logprobs: list[Fields] | None) -> bytes:
-        """Return a chunk with the text. `logprobs` are dropped."""
+        """Return a chunk with the text. `logprobs` are dropped. See `AnswerWriter`."""
         return self._before + quote_text(text) + b',"logprobs":null,"finish_reason":null' + self._after
 
     def write_reasoning(self, text: str) -> bytes:
@@ -108,7 +111,8 @@ class CompletionWriter:
         return b""
 
     def end_answer(self, finish: Finish, stop_sequence: str | None, tokens: Tokens | None) -> bytes:
-        """Return the chunk with the finish reason, the usage event if the client asked for it, and `[DONE]`."""
+        """Return the chunk with the finish reason, the usage event if the client asked for it and `tokens` is not None,
+        and `[DONE]`. `stop_sequence` is dropped."""
         last = b'"","logprobs":null,"finish_reason":' + quote_text(_finish(finish))
         usage = b""
         if self._wants_usage and tokens is not None:
@@ -116,11 +120,12 @@ class CompletionWriter:
         return self._before + last + self._after + usage + _DONE
 
     def fail_answer(self, error: Fields) -> bytes:
-        """Return the error as an event and `[DONE]`."""
+        """Return `error`, which has every field of our envelope, as a `data:` event and `[DONE]`."""
         return b"data: " + json_bytes({"error": error}) + b"\n\n" + _DONE
 
     def build_answer(self, answer: Answer) -> Fields:
-        """Return the whole `text_completion` object."""
+        """Return the whole `text_completion` object, with `usage` if the engine reported it. A refusal is its text if
+        the answer has no other."""
         text = answer.text or answer.refusal
         choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": _finish(answer.finish)}
         usage = {"usage": _usage(answer.tokens)} if answer.tokens is not None else {}

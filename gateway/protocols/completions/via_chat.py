@@ -13,14 +13,15 @@ from gateway.protocols.via_chat.dialect import ViaChatDialect
 
 
 class CompletionsViaChat(ViaChatDialect, OpenAIDialect):
-    """Dialect of `/v1/completions`, translated into chat completions: the prompt becomes a user message."""
+    """Dialect of `/v1/completions` for engines that serve chat completions alone: the prompt becomes a user message."""
 
     def read_request(self, request: InferenceRequest) -> Prompt:
-        """Return what the request asks for, as a conversation of one user message."""
+        """Return what the request asks for, as a conversation of one user message. Raises RoundhouseError as
+        `codec.read_prompt`."""
         return codec.read_prompt(request.outline_fields)
 
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:
-        """Return a `CompletionWriter` for one answer."""
+        """Return a new `CompletionWriter` for one answer, whose id is made of the request's id."""
         completion_id = f"cmpl-{request.id.removeprefix('req-')}"
         return CompletionWriter(completion_id, int(request.received_at), request.model, wants_usage=request.wants_usage)
 

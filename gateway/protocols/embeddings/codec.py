@@ -25,20 +25,22 @@ _NUMBERS: Final = frozenset({float, int})
 
 @dataclass(frozen=True, slots=True)
 class Shortening:
-    """How to shorten an engine's embeddings."""
+    """How the gateway shortens an engine's embeddings to the `dimensions` that a request asks for."""
 
     dimensions: int
-    """Length that the client asked for."""
+    """Numbers in each embedding that the client asked for; at least 1."""
     is_declared: bool
-    """Whether the model was trained so that the start of an embedding is an embedding itself."""
+    """Whether the model was trained so that the start of an embedding is an embedding itself. False: embeddings of
+    another length are refused."""
     model: str
     """The model's name, for errors."""
     is_unpacked: bool = False
-    """Whether the engine was asked for base64 although the client gets numbers."""
+    """Whether the engine was asked for base64 although the client gets numbers, so that vectors must be decoded."""
 
 
 def check_fields(fields: Fields) -> None:
-    """Refuse a request for embeddings that no engine could answer.
+    """Refuse a request for embeddings that no engine could answer: an `input` that is missing, empty or of a wrong type
+    (unless an engine's own field stands for it), or a wrong `encoding_format` or `dimensions`.
 
     Raises:
         RoundhouseError: `invalid_request`; `param` is the place, such as `input[2]`.
@@ -51,10 +53,12 @@ def check_fields(fields: Fields) -> None:
 
 
 def shorten_vectors(answer: Any, asked: Shortening) -> Fields | None:
-    """Return an engine's answer with vectors of `asked.dimensions`, scaled to length 1; None if nothing must change.
+    """Return a copy of an engine's decoded answer with vectors of `asked.dimensions` numbers; None if nothing must
+    change. A vector that is cut is scaled to Euclidean length 1; one that has this size already keeps its numbers.
 
     Raises:
-        RoundhouseError: `dimensions_unsupported`, or `engine_disconnected`: the answer holds no embeddings.
+        RoundhouseError: `dimensions_unsupported`: the vectors are shorter, or the model is not declared to permit the
+            cut. `engine_disconnected`: the answer holds no embeddings.
     """
     data = answer.get("data") if isinstance(answer, dict) else None
     if not isinstance(data, list) or not data:
@@ -64,8 +68,8 @@ def shorten_vectors(answer: Any, asked: Shortening) -> Fields | None:
 
 
 def normalize_vector(vector: Sequence[float]) -> list[float]:
-    """Return the vector scaled to Euclidean length 1; a vector of zeros unchanged. Raises RoundhouseError if the length
-    is not finite."""
+    """Return the vector scaled to Euclidean length 1; a vector of zeros keeps its numbers. Raises RoundhouseError
+    `engine_disconnected` if the length is not finite."""
     length = math.hypot(*vector) or 1.0
     if not math.isfinite(length):
         raise _no_embeddings()  # JSON cannot express such numbers

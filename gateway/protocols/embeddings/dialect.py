@@ -17,10 +17,16 @@ from gateway.protocols.embeddings.codec import Shortening
 
 
 class EmbeddingsDialect(JsonDialect):
-    """Dialect of `/v1/embeddings`. A request's `state` is the `Shortening` that the gateway must do, or None."""
+    """Dialect of `/v1/embeddings`, passed through, except that the gateway shortens vectors where the engine does not.
+    `check_request` sets a request's `state` to the `Shortening` to do, or None; the other methods need it."""
 
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
-        """Refuse invalid input, and set `request.state` to a `Shortening`, or None if the vectors pass as they are."""
+        """Refuse invalid input, and set `request.state` to a `Shortening`, or None if the vectors pass as they are.
+
+        Raises:
+            RoundhouseError: `invalid_request`, or the code of a capability that the model lacks. Whether the model has
+                embeddings of this size shows in its answer only.
+        """
         super().check_request(request, route)
         codec.check_fields(request.outline_fields)
         dimensions = request.outline_fields.get("dimensions")
@@ -49,7 +55,8 @@ class EmbeddingsDialect(JsonDialect):
         return json_bytes(kept_fields)
 
     def get_body_converter(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
-        """Return the function that shortens the vectors; None if nothing is to be shortened."""
+        """Return the function that shortens the vectors; None if nothing is to be shortened. The function raises
+        RoundhouseError as `shorten_vectors`."""
         shortening: Shortening | None = request.state
         return None if shortening is None else lambda body: _shorten_body(body, shortening)
 

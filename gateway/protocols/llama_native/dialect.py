@@ -28,7 +28,8 @@ _DONE: Final = re.compile(rb"(?:^|\n)data:\s*\[DONE\]\s*\Z")
 
 
 class NativeStream(PassthroughStream):
-    """A stream of llama.cpp's own events, passed through. It ends when `answers` answers have ended."""
+    """`EventStream` of llama.cpp's own events, passed through; error events get Roundhouse's error envelope. It is
+    complete when `answers` answers have ended, or an error or `[DONE]` has come."""
 
     __slots__ = ("_expected", "_request_id", "_stops")
 
@@ -43,7 +44,7 @@ class NativeStream(PassthroughStream):
         self._stops = 0
 
     def fail_stream(self, error: RoundhouseError, request_id: str) -> bytes:
-        """Return the error as an event; empty if the stream is already complete."""
+        """Return the error as a `data:` event; empty if the stream is already complete. See `EventStream`."""
         return b"" if self.is_complete else errors.as_event(errors.own_body(error, request_id))
 
     def _filter_event(self, event: bytes) -> bytes:
@@ -56,7 +57,7 @@ class NativeStream(PassthroughStream):
 
     @property
     def is_complete(self) -> bool:
-        """Whether all answers that the request asked for have ended, or an error came."""
+        """Whether all answers that the request asked for have ended, or an error or `[DONE]` was the last event."""
         last = last_event(self._last)
         if _DONE.search(last) or self._is_error(last):
             return True
@@ -74,7 +75,8 @@ class NativeStream(PassthroughStream):
 
 
 class NativeCollector(EventCollector):
-    """Builds the blocking answer: one object, or an array if the request asked for several answers."""
+    """`StreamCollector` of llama.cpp's own events. The blocking answer is one object, or an array of objects, by their
+    `index`, if several answers came. It is None until `answers` answers have ended."""
 
     __slots__ = ("_answers", "_expected")
 
@@ -141,7 +143,7 @@ class _Answer:
 
 
 class NativeDialect(EnvelopeDialect):
-    """Dialect of `/infill` and `/completion`."""
+    """Dialect of llama.cpp's own generation APIs, `/infill` and `/completion`: requests and answers pass through."""
 
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
         """Refuse what the model does not support, and more answers (`n_cmpl` or `n`) than its engine generates for one
@@ -160,12 +162,12 @@ class NativeDialect(EnvelopeDialect):
         return bodies.as_named(request, route.served_name)
 
     def open_stream(self, request: InferenceRequest) -> EventStream:
-        """Return a `NativeStream` for as many answers as the request asks for."""
+        """Return a new `NativeStream` for as many answers as the request asks for: `n_cmpl` or `n` for each prompt."""
         return NativeStream(_answers_asked(request.outline_fields), request.id)
 
     def open_collector(self, request: InferenceRequest) -> StreamCollector | None:
-        """Return a `NativeCollector`; None if a stream cannot give the same answer. Beside what `differs_as_stream`
-        says, these are:
+        """Return a new `NativeCollector`; None if a stream cannot give the same answer to the request. That is so where
+        `differs_as_stream` says so, and for:
 
         - `return_tokens`: tokens inside a character are in no event.
         - `response_fields`: they may leave out the field that ends the stream.
@@ -179,7 +181,7 @@ class NativeDialect(EnvelopeDialect):
         return NativeCollector(_answers_asked(fields))
 
     def find_usage(self, body: bytes) -> Usage | None:
-        """Return the token counts of all answers in a blocking answer. See `Dialect`."""
+        """Return the token counts of all answers in a blocking answer; None if it has none. See `usage_in`."""
         return usage_in(body)
 
     def error_as_events(self, body: bytes, request: InferenceRequest | None = None) -> bytes:
@@ -191,8 +193,11 @@ NATIVE: Final = NativeDialect()
 
 
 def usage_in(body: bytes) -> Usage | None:
-    """Return the token counts of all answers in a body; None if it has none. The names searched for cannot occur inside
-    JSON strings, where a quote follows a backslash."""
+    """Return the token counts in a body or an event; None if it has no `tokens_predicted`. The completion is the sum
+    over all answers; the prompt is that of the first answer alone, also where the answers have different prompts.
+
+    The names searched for cannot occur inside JSON strings, where a quote follows a backslash.
+    """
     predicted_counts = _PREDICTED.findall(body)
     if not predicted_counts:
         return None

@@ -27,7 +27,8 @@ _OURS: Final = ("model", "query", "documents", "top_n", "return_documents", "ran
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """A request to rank documents by their relevance to a query."""
+    """What a request asks for: to rank documents by their relevance to a query. Read once per request by
+    `read_ranking`."""
 
     query: str
     documents: tuple[str | Fields, ...]
@@ -42,7 +43,8 @@ class Ranking:
 
 
 def read_ranking(fields: Fields, version: Version) -> Ranking:
-    """Return what a request for a ranking asks for.
+    """Return what the decoded fields of a request for a ranking ask for. Version 2 takes strings alone as documents,
+    and never returns them.
 
     Raises:
         RoundhouseError: `invalid_request`; `param` is the place, such as `documents[1].text`.
@@ -65,19 +67,20 @@ def read_ranking(fields: Fields, version: Version) -> Ranking:
 
 
 def write_request(ranking: Ranking) -> Fields:
-    """Return the fields of the engine's request, without `model`. `top_n` is left out because some engines fail on
-    values above the number of documents; `build_answer` applies it."""
+    """Return the fields of the engine's request, without `model`: the documents' texts, the query, and the fields that
+    are passed on. `top_n` is left out because some engines fail on values above the number of documents;
+    `build_answer` applies it."""
     return {**ranking.passed_fields, "query": ranking.query, "documents": list(ranking.texts)}
 
 
 def build_answer(ranking: Ranking, answer: Any, request_id: str, model: str, version: Version) -> Fields:
-    """Return the client's answer: best document first, documents of equal score in the client's order.
+    """Return the client's answer: best document first, documents of equal score in the client's order, `top_n` at most.
 
-    `answer` is the decoded answer of an engine; its scores are not changed. `model` is the name to report if the engine
-    names none.
+    `answer` is the decoded answer of an engine; its scores are not changed, and documents that it leaves out are left
+    out. `request_id` becomes the answer's id. `model` is the name to report if the engine names none.
 
     Raises:
-        RoundhouseError: `engine_disconnected`: the answer is no ranking of these documents.
+        RoundhouseError: `engine_disconnected`: the answer is no ranking of these documents, or ranks none.
     """
     scores = _scores(answer, len(ranking.documents))
     best_indexes = sorted(scores, key=lambda index: (-scores[index], index))[: ranking.top_n]

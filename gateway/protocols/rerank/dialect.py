@@ -17,24 +17,30 @@ from gateway.protocols.rerank.codec import Ranking, Version
 
 
 class RerankDialect(JsonDialect):
-    """Dialect of the rerank paths. A request's `state` is the `Ranking` that it asks for."""
+    """Dialect of the rerank paths, in one of the two forms of the API (`Version`). Requests and answers are written
+    anew. `check_request` sets a request's `state` to the `Ranking` that it asks for; the other methods need it."""
 
     def __init__(self, version: Version) -> None:
         self._version = version
 
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
-        """Refuse an invalid request, and set `request.state` to its `Ranking`."""
+        """Refuse an invalid request, and set `request.state` to its `Ranking` unless it is set. See `Dialect`.
+
+        Raises:
+            RoundhouseError: `invalid_request`, or the code of a capability that the model lacks.
+        """
         super().check_request(request, route)
         if request.state is None:
             request.state = codec.read_ranking(request.fields, self._version)
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
-        """Return the engine's request, without fields that it must not get."""
+        """Return the engine's request, made of `request.state`, without fields that it must not get. See `Dialect`."""
         fields = drop_foreign_fields(codec.write_request(request.state), RERANK_FIELDS, route)
         return json_bytes(fields | {"model": route.served_name})
 
     def get_body_converter(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
-        """Return the function that writes the engine's ranking in the client's form."""
+        """Return the function that writes the engine's ranking in the client's form; never None. The function raises
+        RoundhouseError `engine_disconnected` if the engine's answer is no ranking."""
         ranking: Ranking = request.state
         return lambda body: errors.encode_json(
             codec.build_answer(ranking, errors.decode_json(body), request.id, request.model, self._version)

@@ -30,9 +30,13 @@ DONE: Final = b"data: [DONE]\n\n"
 
 
 class ResponseWriter:
-    """`AnswerWriter` for one response. `fields` are those of the request; `context.response` is kept up to date."""
+    """`AnswerWriter` for one response of OpenAI's Responses API.
+
+    Sets `context.response` when the response begins and again when it ends, and `context.cancel` when a stream begins.
+    """
 
     def __init__(self, fields: Fields, context: ResponseContext) -> None:
+        """`fields` are those of the request, which a dialect has read. `context` supplies ids and the time."""
         self._fields = fields
         self._context = context
         self._response: Fields | None = None
@@ -49,28 +53,32 @@ class ResponseWriter:
         """Tool calls by the index that the engine gave them."""
 
     def begin_answer(self, answer_id: str, tokens: Tokens | None = None) -> bytes:
-        """Return `response.created` and `response.in_progress`. The response has an id of its own, so `answer_id` is
-        ignored."""
+        """Return the events `response.created` and `response.in_progress`, and set `context.cancel`. `answer_id` is
+        ignored, because the response has an id of its own, and so is `tokens`."""
         response = self._ensure_response()
         self._context.cancel = self._cancel_answer
         encoded_response = encode_json(response)
         return self._state_event("created", encoded_response) + self._state_event("in_progress", encoded_response)
 
     def write_text(self, text: str, logprobs: list[Fields] | None) -> bytes:
-        """Return events that add text to the open part or to a new one."""
+        """Return events that add text to the open text part, or complete what is open and start a new part. See
+        `AnswerWriter`."""
         return self._grow_part(TEXT, text, logprobs)
 
     def write_reasoning(self, text: str) -> bytes:
-        """Return events that add thoughts to the open part or to a new one."""
+        """Return events that add thoughts to the open reasoning part, or complete what is open and start a new part.
+        See `AnswerWriter`."""
         return self._grow_part(THOUGHT, text, None)
 
     def write_refusal(self, text: str) -> bytes:
-        """Return events that add to a refusal."""
+        """Return events that add to the open refusal, or complete what is open and start a new part. See
+        `AnswerWriter`."""
         return self._grow_part(REFUSAL, text, None)
 
     def write_tool_call(self, index: int, call_id: str | None, name: str | None, arguments: str) -> bytes:
         """Return events that start a tool call or add to its arguments. A custom tool's input is part of its JSON
-        arguments, so it is sent in one piece when they end."""
+        arguments, so it is sent in one piece when they end. Arguments that come after the call was completed are
+        dropped. See `AnswerWriter`."""
         out = b""
         item = self._calls.get(index)
         if item is None:
@@ -88,8 +96,9 @@ class ResponseWriter:
         return out if item.is_custom else out + self._delta_event(item.start, arguments, b"")
 
     def end_answer(self, finish: Finish, stop_sequence: str | None, tokens: Tokens | None) -> bytes:
-        """Return the events that complete all open items and the response, and `[DONE]`. If the answer was cut short,
-        its last item is `incomplete`."""
+        """Return the events that complete all open items and the response, and `[DONE]`. If the answer was cut short by
+        the token limit or a content filter, its last item and the response are `incomplete`. `stop_sequence` is
+        dropped."""
         last = self._items[-1] if made.is_cut(finish) and self._items else None
         out = [self._close_item(item, "incomplete" if item is last else "completed") for item in self._items]
         output = [item.item for item in self._items]
@@ -99,7 +108,8 @@ class ResponseWriter:
         return b"".join(out) + DONE
 
     def fail_answer(self, error: Fields) -> bytes:
-        """Return an `error` event, `response.failed` with the output so far, and `[DONE]`."""
+        """Return an `error` event, `response.failed` with the output so far, and `[DONE]`; before these the first
+        events if the stream has not begun. `error` has every field of our envelope."""
         out = b"" if self._response is not None else self.begin_answer("")
         response = made.fail_response(self._ensure_response(), self._cut_output(), error)
         self._context.response = response
@@ -108,7 +118,7 @@ class ResponseWriter:
         return out + self._state_event("failed", encode_json(response)) + DONE
 
     def build_answer(self, answer: Answer) -> Fields:
-        """Return the whole response object."""
+        """Return the whole response object, and set `context.response` to it."""
         response = self._ensure_response()
         output = self._build_output(answer)
         if output and made.is_cut(answer.finish):
@@ -255,8 +265,9 @@ class ResponseWriter:
 
 
 def error_event(error: Fields, number: int) -> bytes:
-    """Return an `error` event with the fields at its top level, as OpenAI has them, and in `error`, as Open Responses
-    has them. `error` has the fields of our envelope; `number` is the event's sequence number."""
+    """Return an `error` event with `code`, `message` and `param` at its top level, as OpenAI has them, and the whole
+    error in `error`, as Open Responses has it. `error` has the fields of our envelope; `number` is the event's sequence
+    number."""
     own_fields = {name: error.get(name) for name in ("code", "message", "param")}
     data = encode_json({"type": "error", "sequence_number": number, **own_fields, "error": error})
     return b"event: error\ndata: %b\n\n" % data

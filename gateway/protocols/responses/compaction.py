@@ -30,10 +30,12 @@ _KEPT_ROLES: Final = ("user", "system", "developer")
 
 
 def read_compaction(fields: Fields, context: ResponseContext) -> Prompt:
-    """Return the prompt that asks the model to summarise the conversation of a request. Sets `context.input_items`.
+    """Return the prompt that asks the model to summarise the conversation of a request. Sets `context.keeps_items` and
+    `context.input_items`.
 
     Raises:
-        RoundhouseError: `invalid_request` or `modality_unsupported`; its `param` is the place.
+        RoundhouseError: `invalid_request`, also if `stream` is true, or `modality_unsupported`; its `param` is the
+            place.
     """
     if fields.get("stream"):
         raise field_error("stream", "must be false: a compaction is answered whole")
@@ -50,10 +52,12 @@ def read_compaction(fields: Fields, context: ResponseContext) -> Prompt:
 
 
 class CompactionWriter(ResponseWriter):
-    """Writes a compaction from the model's summary. Only whole: compactions are not streamed."""
+    """`AnswerWriter` that writes a compaction from the model's summary. Only `build_answer` is used, because
+    compactions are not streamed."""
 
     def build_answer(self, answer: Answer) -> Fields:
-        """Return the compaction object. Raises RoundhouseError `engine_error` if the model wrote no summary."""
+        """Return the compaction object: the user, system and developer messages, then one item with the summary.
+        Raises RoundhouseError `engine_error` if the model wrote no summary. Thoughts do not count as one."""
         summary = answer.text.strip()
         if not summary:
             raise RoundhouseError("engine_error", "The model wrote no summary of the conversation.")

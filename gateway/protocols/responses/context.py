@@ -10,8 +10,12 @@ from gateway.protocols.common.conversation import Fields
 
 @dataclass(slots=True)
 class ResponseContext:
-    """Context of one response (`InferenceRequest.state`). Supplies the ids and the time, which pure code cannot
-    make."""
+    """What one response is made from beside its request, and what has become of it (`InferenceRequest.state`).
+
+    The registry of responses (`gateway/storage/responses/registry.py`) makes one for each request. The last three
+    fields are set by the dialect and the `ResponseWriter`, and read by the response hooks. It supplies the ids and the
+    time, which pure code cannot make.
+    """
 
     id: str
     """Id of the response."""
@@ -27,7 +31,7 @@ class ResponseContext:
     conversation_id: str | None = None
     """Id of the conversation that the response continues; None: it continues none."""
     conversation_item: str | None = None
-    """Id of the last item in `history`, if that is a conversation's."""
+    """Id of the last item in `history`, if that is a conversation's; None: it is not, or the conversation is empty."""
     referenced_items: Mapping[str, Fields] = field(default_factory=dict)
     """Stored items that the input refers to (`item_reference`), by their id."""
     stores: bool = False
@@ -42,8 +46,11 @@ class ResponseContext:
     """Whether the client asked for Open Responses (header `OpenResponses-Version`), where a text format's schema is
     null in responses."""
     response: Fields | None = None
-    """The response object as the client knows it now, set by the writer; None before the answer begins."""
+    """The response object as at its begin or, once it has ended, at its end; the writer sets it. None before the answer
+    begins. While it is in progress, `output` is empty."""
     input_items: tuple[Fields, ...] = ()
-    """The request's own input as items, each with an id. Set when the request is read."""
+    """The request's own input as items, each with an id. Set when the request is read, if they are to be kept (see
+    `request.read_prompt`); else empty."""
     cancel: Callable[[], bytes] | None = None
-    """Ends the stream early and returns its last events. Set by the writer when the stream begins; None before."""
+    """Ends the stream early: sets `response` to the cancelled response and returns the last events, which the caller
+    sends. Call once. Set by the writer when the stream begins; None before, and for an answer without a stream."""

@@ -15,10 +15,15 @@ MOST_ADDED: Final = 20
 
 
 def read_added_items(values: Any, referenced_items: Mapping[str, Fields], new_id: Callable[[str], str]) -> list[Fields]:
-    """Return the `items` of a request as they are stored: each with an id, references replaced by the items they name.
+    """Return the `items` of a request as they are stored, in order: each with an id, references replaced by the items
+    they name. May be empty.
+
+    `values` is the decoded field. `referenced_items`: stored items by their id. `new_id` returns a fresh id with the
+    given prefix.
 
     Raises:
-        RoundhouseError: `invalid_request` or `modality_unsupported`; its `param` is the place.
+        RoundhouseError: `invalid_request`, also for more than `MOST_ADDED` items, an unknown reference or an id that
+            occurs twice; or `modality_unsupported`. Its `param` is the place.
     """
     items = require_value(values, list, "items")
     if len(items) > MOST_ADDED:

@@ -12,7 +12,8 @@ from gateway.protocols.responses.items import custom_input
 
 
 class PartKind(NamedTuple):
-    """A kind of content part."""
+    """A kind of content part: where it stands in a response, and the names of its events. One of `TEXT`, `REFUSAL` and
+    `THOUGHT`."""
 
     item: str
     """Type of the item that holds the part."""
@@ -29,12 +30,13 @@ THOUGHT: Final = PartKind("reasoning", "response.reasoning", "text")
 
 
 class ContentPart:
-    """A content part that grows."""
+    """A content part of a message or reasoning item while its text grows. `ResponseWriter` holds the open one."""
 
     __slots__ = ("_texts", "kind", "logprobs", "place", "start", "tail")
 
     def __init__(self, kind: PartKind, place: Fields) -> None:
-        """`place` holds the fields that say where the part is; each of its events repeats them."""
+        """`place` holds the fields that say where the part is (`item_id`, `output_index`, `content_index`); each of its
+        events repeats them."""
         self.kind = kind
         self.place = place
         self.start = _delta_start(kind.event, place)
@@ -53,14 +55,15 @@ class ContentPart:
 
     @property
     def part(self) -> Fields:
-        """The part as the item's content holds it."""
+        """The part, with the text so far, as the item's content holds it. A new object at each call."""
         if self.kind is TEXT:
             return made.text_part(self.text, self.logprobs)
         return made.refusal_part(self.text) if self.kind is REFUSAL else made.reasoning_part(self.text)
 
 
 class ContentItem:
-    """A message or reasoning item: a list of content parts."""
+    """A message or reasoning item while it grows: its complete content parts, without the open one. `name` is its id,
+    `index` its position in the output."""
 
     __slots__ = ("index", "kind", "name", "parts", "status")
 
@@ -73,13 +76,14 @@ class ContentItem:
 
     @property
     def item(self) -> Fields:
-        """The item as events and responses hold it."""
+        """The item, with its complete parts, as events and responses hold it. A new object at each call."""
         make = made.message_item if self.kind == "message" else made.reasoning_item
         return make(self.name, list(self.parts), self.status)
 
 
 class CallItem:
-    """A call of a function or of a custom tool."""
+    """A call of a function or of a custom tool while its arguments grow. `name` is the item's id, `index` its position
+    in the output."""
 
     __slots__ = ("_arguments", "_call_id", "_tool", "index", "is_custom", "name", "place", "start", "status")
 
@@ -95,12 +99,13 @@ class CallItem:
         self._arguments: list[str] = []
 
     def append_arguments(self, arguments: str) -> None:
-        """Add a part of the arguments' JSON."""
+        """Add a part of the JSON arguments, cut anywhere; for a custom tool, those of the function that stands for
+        it."""
         self._arguments.append(arguments)
 
     @property
     def input_text(self) -> str:
-        """The arguments so far; for a custom tool, its input."""
+        """The JSON arguments so far. For a custom tool, its input; while the arguments are not whole, their JSON."""
         arguments = "".join(self._arguments)
         return custom_input(arguments) if self.is_custom else arguments
 
@@ -114,7 +119,7 @@ class CallItem:
 
     @property
     def item(self) -> Fields:
-        """The item as events and responses hold it."""
+        """The item, with the arguments so far, as events and responses hold it. A new object at each call."""
         make = made.custom_call_item if self.is_custom else made.function_call_item
         return make(self.name, self._call_id, self._tool, self.input_text, self.status)
 

@@ -18,14 +18,19 @@ _CREATED: Final = b"event: response.created\n"
 
 
 def read_number(event: bytes) -> int | None:
-    """Return the `sequence_number` of an event; None: it has none, as comments."""
+    """Return the `sequence_number` of an event of a response's stream; None if it has none, such as a comment or
+    `[DONE]`."""
     match = _NUMBER.search(event)
     return None if match is None else int(match.group(1))
 
 
 def end_interrupted(events: bytes, error: Fields) -> bytes:
-    """Return the last events of a stream that has had `events`, perhaps without the first of them. `error` has every
-    field of our envelope."""
+    """Return the events that end the stream of a response whose writer is gone: `error`, `response.failed`, `[DONE]`.
+
+    `events` are the whole events that were sent before, perhaps without the first of them; their numbers go on. Without
+    the event `response.created` in their first 64 KiB, `response.failed` is left out. `error` has every field of our
+    envelope.
+    """
     last_number = read_number(last_event(events))
     number = 0 if last_number is None else last_number + 1
     out = error_event(error, number)

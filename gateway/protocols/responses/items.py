@@ -46,11 +46,12 @@ _MARK: Final = "roundhouse-summary-1:"
 
 
 def read_turns(items: Iterable[tuple[Fields, str]]) -> list[Turn]:
-    """Return the turns that the items make up. Each item comes with its place in the request, references already
-    resolved (`resolve_item`).
+    """Return the turns that the items make up, in order. Each item comes with its place in the request, references
+    already resolved (`resolve_item`).
 
     Raises:
-        RoundhouseError: `invalid_request` or `modality_unsupported`; its `param` is the place.
+        RoundhouseError: `invalid_request`: an item is wrong, or is the result of a call that does not come before it.
+            `modality_unsupported`: a file is not text. Its `param` is the place.
     """
     reader = _TurnReader()
     for item, place in items:
@@ -60,8 +61,8 @@ def read_turns(items: Iterable[tuple[Fields, str]]) -> list[Turn]:
 
 
 def check_items(items: Iterable[tuple[Fields, str]]) -> None:
-    """Refuse items that a conversation cannot hold. Each item comes with its place. A call result is accepted without
-    its call.
+    """Refuse items that a conversation cannot hold, by the rules of `read_turns`. Each item comes with its place,
+    references already resolved. A call result is accepted without its call, which may be stored already.
 
     Raises:
         RoundhouseError: `invalid_request` or `modality_unsupported`; its `param` is the place.
@@ -75,8 +76,8 @@ def check_items(items: Iterable[tuple[Fields, str]]) -> None:
 
 
 def resolve_item(item: Fields, referenced_items: Mapping[str, Fields], place: str) -> Fields:
-    """Return the stored item that an `item_reference` names; any other item unchanged. Raises RoundhouseError
-    `invalid_request` if there is no such item."""
+    """Return the stored item that an `item_reference` names; any other item unchanged. `referenced_items` are stored
+    items by their id. Raises RoundhouseError `invalid_request` if the id is not among them, or as `kind_of`."""
     if kind_of(item, place) != "item_reference":
         return item
     item_id = require_text(item.get("id"), f"{place}.id")
@@ -86,7 +87,9 @@ def resolve_item(item: Fields, referenced_items: Mapping[str, Fields], place: st
 
 
 def kind_of(item: Fields, place: str) -> str:
-    """Return the item's type, which messages and references may leave out."""
+    """Return the item's type, which messages and references may leave out: with a `role` it is `message`, with nothing
+    but an `id` `item_reference`. A type that is given is returned unchecked. Raises RoundhouseError `invalid_request`
+    if the type is neither given nor clear."""
     kind = item.get("type")
     if isinstance(kind, str):
         return kind
@@ -98,13 +101,14 @@ def kind_of(item: Fields, place: str) -> str:
 
 
 def custom_arguments(input_text: str) -> str:
-    """Return a custom tool's input as JSON arguments of the function that stands for the tool."""
+    """Return a custom tool's input, a plain text, as JSON arguments of the function that stands for the tool in chat
+    completions. `custom_input` reverses it."""
     return json.dumps({_CUSTOM_INPUT: input_text}, ensure_ascii=False)
 
 
 def custom_input(arguments: str) -> str:
-    """Return the custom tool's input in the arguments of its function; the arguments themselves if they do not have the
-    function's form."""
+    """Return the custom tool's input, a plain text, from the JSON arguments of the function that stands for the tool;
+    the arguments themselves, without an error, if they do not have the function's form."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):

@@ -31,7 +31,11 @@ _AT_BEGIN: Fields = {
 
 
 def replay_events(response: Fields, *, is_open_responses: bool) -> bytes:
-    """Return all events of a finished response, without `[DONE]`. `is_open_responses` is as in `ResponseContext`."""
+    """Return all events of a finished response, without `[DONE]`, numbered from 0 (`sequence_number`).
+
+    `response` is a whole response object of this gateway, with a final status. `is_open_responses` is as in
+    `ResponseContext`. Raises KeyError if the object lacks a field.
+    """
     writer = _replaying_writer(response, is_open_responses=is_open_responses)
     try:
         return writer.write_events()
@@ -40,7 +44,8 @@ def replay_events(response: Fields, *, is_open_responses: bool) -> bytes:
 
 
 def replay_end(response: Fields, number: int) -> bytes:
-    """Return the last event of a finished response, with the sequence number `number`."""
+    """Return the last event of a finished response, such as `response.failed`, with the sequence number `number` and
+    the whole response object, without `[DONE]`. `response.incomplete` if it was cancelled."""
     writer = _replaying_writer(response, is_open_responses=False)
     try:
         return writer.write_end(number)

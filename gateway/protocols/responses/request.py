@@ -59,7 +59,8 @@ def read_prompt(fields: Fields, context: ResponseContext) -> Prompt:
     response is stored, belongs to a conversation or `context.keeps_items`.
 
     Raises:
-        RoundhouseError: `invalid_request` or `modality_unsupported`; its `param` is the place.
+        RoundhouseError: `invalid_request`: a field is wrong, or is not supported here (`prompt`, `n` above 1,
+            `truncation` other than `disabled`). `modality_unsupported`: a file is not text. Its `param` is the place.
     """
     _check_fields(fields)
     own_items = _own_items(fields, context)
@@ -81,15 +82,22 @@ def read_prompt(fields: Fields, context: ResponseContext) -> Prompt:
 
 
 def output_format_of(fields: Fields) -> Fields:
-    """Return `text.format` of a request; the format of plain text if it has none."""
+    """Return `text.format` of a request, its content unchecked; `{"type": "text"}` if it has none. Raises
+    RoundhouseError `invalid_request` if `text` or the format is no object."""
     text_fields = optional_field(fields, "text", dict) or {}
     output_format = optional_field(text_fields, "format", dict, "text.")
     return {"type": "text"} if output_format is None else output_format
 
 
 def describe_items(items: Iterable[tuple[Fields, str]], new_id: Callable[[str], str]) -> Iterator[Fields]:
-    """Yield the items as lists of items show them: each with an id, a type and a status, messages in parts. Each item
-    comes with its place."""
+    """Yield copies of the items as lists of items show them, in order: each with an id, a type and a status, messages
+    in parts. An item without an id gets one from `new_id`, which takes a prefix such as `msg`.
+
+    Each item comes with its place, and must have been checked (`read_turns` or `check_items`).
+
+    Raises:
+        RoundhouseError: `invalid_request`, when the item's turn comes: its `id` or `status` is no string.
+    """
     for item, place in items:
         kind = kind_of(item, place)
         item_id = optional_field(item, "id", str, f"{place}.") or new_id(_PREFIXES[kind])

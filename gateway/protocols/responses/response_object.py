@@ -23,7 +23,8 @@ _TIERS: Final = ("default", "flex", "priority")
 
 
 def begin_response(fields: Fields, context: ResponseContext) -> Fields:
-    """Return a response in progress. `fields` are those of a request that was read."""
+    """Return the response object of a response in progress, with no output. `fields` are those of a request that was
+    read without an error (`request.read_prompt`), because they are not checked again."""
     tools, choice = responses_tools.echo_tools(fields)
     conversation = {} if context.conversation_id is None else {"conversation": {"id": context.conversation_id}}
     return {
@@ -66,8 +67,9 @@ def begin_response(fields: Fields, context: ResponseContext) -> Fields:
 def end_response(
     response: Fields, output: list[Fields], finish: Finish, tokens: Tokens | None, context: ResponseContext
 ) -> Fields:
-    """Return the completed response, or the incomplete one if `finish` cut the answer short. The caller marks the last
-    item of `output` then."""
+    """Return a copy of `response` that is `completed`, or `incomplete` if `finish` cut the answer short; the caller
+    marks the last item of `output` then. `completed_at` is Unix time in seconds by `context.clock`. `tokens` None: the
+    usage is null."""
     reason = _REASONS.get(finish)
     if reason is None:
         end_fields: Fields = {"status": "completed", "completed_at": int(context.clock())}
@@ -77,7 +79,8 @@ def end_response(
 
 
 def fail_response(response: Fields, output: list[Fields], error: Fields) -> Fields:
-    """Return the failed response with the output so far. `error` has every field of our envelope."""
+    """Return a copy of `response` that is `failed`, with the output so far. `error` has every field of our envelope;
+    its code becomes one of OpenAI's, and stays in `reason`."""
     status = error["status"]
     code = "rate_limit_exceeded" if status == 429 else "server_error" if status >= 500 else "invalid_prompt"
     if error["code"] == context_overflow.CODE:
@@ -92,17 +95,18 @@ def fail_response(response: Fields, output: list[Fields], error: Fields) -> Fiel
 
 
 def is_cut(finish: Finish) -> bool:
-    """Whether an answer that ends for this reason is incomplete."""
+    """Whether an answer that ends for this reason is incomplete: at the token limit, or by a content filter."""
     return finish in _REASONS
 
 
 def message_item(name: str, parts: list[Fields], status: str) -> Fields:
-    """Return a message item of the assistant. `name` is the item's id."""
+    """Return a message item of the assistant. `name` is the item's id; `status` is `in_progress`, `completed` or
+    `incomplete`, as for all items."""
     return {"id": name, "type": "message", "status": status, "role": "assistant", "content": parts}
 
 
 def text_part(text: str, logprobs: list[Fields]) -> Fields:
-    """Return a text part of a message."""
+    """Return a text part of a message, without annotations. `logprobs` are in the form of `logprobs_of`."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
@@ -117,18 +121,20 @@ def reasoning_item(name: str, parts: list[Fields], status: str) -> Fields:
 
 
 def reasoning_part(text: str) -> Fields:
-    """Return a part of a reasoning item."""
+    """Return a part of a reasoning item, with the model's thoughts in plain text."""
     return {"type": "reasoning_text", "text": text}
 
 
 def function_call_item(name: str, call_id: str, function: str, arguments: str, status: str) -> Fields:
-    """Return a function call item. `name` is the item's id, `function` the function's name."""
+    """Return a function call item. `name` is the item's id, `call_id` the id that the call's result refers to,
+    `function` the function's name, and `arguments` their JSON."""
     call_fields = {"call_id": call_id, "name": function, "arguments": arguments}
     return {"id": name, "type": "function_call", "status": status, **call_fields}
 
 
 def custom_call_item(name: str, call_id: str, tool: str, input_text: str, status: str) -> Fields:
-    """Return an item for the call of a custom tool. `name` is the item's id, `tool` the tool's name."""
+    """Return an item for the call of a custom tool. `name` is the item's id, `call_id` the id that the call's result
+    refers to, `tool` the tool's name, and `input_text` its input in plain text."""
     return {
         "id": name,
         "type": "custom_tool_call",
@@ -140,8 +146,8 @@ def custom_call_item(name: str, call_id: str, tool: str, input_text: str, status
 
 
 def logprobs_of(logprobs: Iterable[Fields]) -> list[Fields]:
-    """Return log probabilities in the form of responses. `logprobs` has the form of chat completions; fields that an
-    engine adds are dropped."""
+    """Return log probabilities in the form of responses, an object for each token in order. `logprobs` has the form of
+    chat completions; fields that an engine adds are dropped, and a missing `logprob` is -9999."""
     return [
         {
             **_probability(each),

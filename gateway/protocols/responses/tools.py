@@ -37,10 +37,12 @@ _CUSTOM_PARAMETERS: Final[Fields] = {
 
 
 def tools_of(fields: Fields) -> tuple[Tool, ...]:
-    """Return the tools that the model may call: those that are declared and, if the request restricts them, allowed.
+    """Return the tools that the model may call, in the order of `tools`: those that are declared and, if `tool_choice`
+    lists allowed tools, are among these. Tools that OpenAI runs itself are left out if there are others.
 
     Raises:
-        RoundhouseError: `invalid_request`; its `param` is the place.
+        RoundhouseError: `invalid_request`, also for a name that occurs twice, an allowed tool that is not declared, or
+            tools that OpenAI runs itself alone; its `param` is the place.
     """
     tools: dict[str, Tool] = {}
     declared_tools = optional_field(fields, "tools", list) or []
@@ -62,7 +64,12 @@ def tools_of(fields: Fields) -> tuple[Tool, ...]:
 
 
 def choice_of(fields: Fields, tools: tuple[Tool, ...]) -> ToolChoice | None:
-    """Return the tool choice for `tools`; None if the request has none. Raises as `tools_of`."""
+    """Return the tool choice of a request; None if it has none. `tools` are those of `tools_of`.
+
+    Raises:
+        RoundhouseError: `invalid_request`: the choice is of no known form, names a tool that is not in `tools`, or is
+            `required` without any tool. Its `param` is the place.
+    """
     choice = fields.get("tool_choice")
     if choice is None:
         return None
@@ -82,12 +89,14 @@ def choice_of(fields: Fields, tools: tuple[Tool, ...]) -> ToolChoice | None:
 
 
 def custom_names(fields: Fields) -> frozenset[str]:
-    """Return the names of the custom tools that a request declares. The request must have been read."""
+    """Return the names of the custom tools that a request declares, also of those that it does not allow. The request
+    must have been read without an error (`tools_of`), because the fields are not checked again."""
     return frozenset([tool["name"] for tool in fields.get("tools") or () if tool.get("type") == "custom"])
 
 
 def echo_tools(fields: Fields) -> tuple[list[Fields], Any]:
-    """Return `tools` and `tool_choice` as the response repeats them. The request must have been read."""
+    """Return `tools` and `tool_choice` as the response repeats them: functions and custom tools alone, and `auto` for
+    no choice. The request must have been read without an error (`tools_of`, `choice_of`)."""
     tools = [_echo_tool(tool) for tool in fields.get("tools") or () if _is_own(tool)]
     choice = fields.get("tool_choice")
     if not isinstance(choice, dict):

@@ -18,55 +18,62 @@ from gateway.protocols.via_chat.token_count import TokenCountDialect
 
 
 class ResponsesDialect(EnvelopeDialect):
-    """The part of the dialects of responses that answers errors."""
+    """The part that the dialects of `/v1/responses` and `/v1/responses/compact` share: how errors are sent."""
 
     def error_as_events(self, body: bytes, request: InferenceRequest | None = None) -> bytes:
-        """Return the error as an event and `[DONE]`; for a request that was read, as the whole stream of a failed
-        response."""
+        """Return the error, whose JSON is `body`, as an event and `[DONE]`; for a request that was read, as the whole
+        stream of a failed response. See `Dialect`."""
         error = errors.decode_json(body)["error"]
         if request is None or request.prompt is None:
             return error_event(error, 0) + DONE
         return ResponseWriter(request.outline_fields, request.state).fail_answer(error)
 
     def is_told_by_events(self, error: bytes) -> bool:
-        """Return True for a context overflow. OpenAI counts a prompt only after it began the response, so Codex looks
-        for this code in `response.failed` alone and takes status 400 for any other error."""
+        """Return True for a context overflow (`context_length_exceeded`), False for any other error. OpenAI counts a
+        prompt only after it began the response, so Codex looks for this code in `response.failed` alone and takes
+        status 400 for any other error."""
         return bool(errors.decode_json(error)["error"]["code"] == context_overflow.CODE)
 
 
 class ResponsesViaChat(ViaChatDialect, ResponsesDialect):
-    """Dialect of `/v1/responses`. A request's `state` is its `ResponseContext`."""
+    """Dialect of `/v1/responses`, translated into chat completions. The caller must set a request's `state` to its
+    `ResponseContext` before `check_request`."""
 
     def read_request(self, request: InferenceRequest) -> Prompt:
-        """Return what the request asks for, with the history in its context."""
+        """Return what the request asks for, after the history in its `ResponseContext`. Raises RoundhouseError as
+        `request.read_prompt`."""
         return _read_prompt(request)
 
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:
-        """Return a `ResponseWriter` for one answer."""
+        """Return a new `ResponseWriter` for one answer."""
         return ResponseWriter(request.outline_fields, request.state)
 
 
 class CompactionViaChat(ViaChatDialect, ResponsesDialect):
-    """Dialect of `/v1/responses/compact`. A request's `state` is its `ResponseContext`."""
+    """Dialect of `/v1/responses/compact`: asks an engine for a summary by a chat completion. The caller must set a
+    request's `state` to its `ResponseContext` before `check_request`."""
 
     def read_request(self, request: InferenceRequest) -> Prompt:
-        """Return the prompt that asks the model for a summary."""
+        """Return the prompt that asks the model for a summary of the conversation. Raises RoundhouseError as
+        `read_compaction`."""
         return read_compaction(request.fields, request.state)
 
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:
-        """Return a `CompactionWriter` for one answer."""
+        """Return a new `CompactionWriter` for one answer."""
         return CompactionWriter(request.fields, request.state)
 
 
 class ResponsesTokenCount(TokenCountDialect, JsonDialect):
-    """Dialect of `/v1/responses/input_tokens`."""
+    """Dialect of `/v1/responses/input_tokens`, answered by the engine's token count of chat completions. The caller
+    must set a request's `state` to its `ResponseContext` before `check_request`."""
 
     def read_request(self, request: InferenceRequest) -> Prompt:
-        """Return what the request asks for, with the history in its context."""
+        """Return what the request asks for, after the history in its `ResponseContext`. Raises RoundhouseError as
+        `request.read_prompt`."""
         return _read_prompt(request)
 
     def build_count(self, tokens: int) -> Fields:
-        """Return the body of OpenAI's token count."""
+        """Return the body of OpenAI's token count of a prompt."""
         return {"object": "response.input_tokens", "input_tokens": tokens}
 
 

@@ -27,21 +27,31 @@ from gateway.protocols.common.usage import usage_of
 
 
 class ViaChatBase(ABC):
-    """Reads a request once, checks it, and writes it as a chat completion. The base of answers and of token counts."""
+    """The part of a `Dialect` that reads a request, checks it, and writes it as a chat completion. The base of
+    `ViaChatDialect` for answers and of `TokenCountDialect`."""
 
     may_flow: bool = False
 
     @abstractmethod
     def read_request(self, request: InferenceRequest) -> Prompt:
-        """Return what the request asks for. Raises RoundhouseError, such as `invalid_request`; its `param` is the
-        place."""
+        """Return what the request asks for. Called once for each request, by `check_request`.
+
+        Raises:
+            RoundhouseError: `invalid_request`, or another code for what cannot be translated, such as
+                `modality_unsupported`; its `param` is the place in the request.
+        """
 
     def can_serve(self, request: InferenceRequest) -> bool:
         """Return True: what cannot be translated is refused when the request is read."""
         return True
 
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
-        """Refuse what the model does not support. Sets `request.prompt`, once, and `request.repeated_turn`."""
+        """Refuse what cannot be read or what the model does not support. Sets `request.prompt` at the first call, and
+        `request.repeated_turn` at each. See `Dialect`.
+
+        Raises:
+            RoundhouseError: as `read_request`, or the code of what the model does not support.
+        """
         if request.prompt is None:
             request.prompt = self.read_request(request)
         check_prompt(request.prompt, route.capabilities, route.name)
@@ -74,10 +84,16 @@ class ViaChatDialect(ViaChatBase):
 
     @abstractmethod
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:
-        """Return a writer for one answer in the client's family."""
+        """Return a new writer for one answer in the client's family. Call after `check_request`."""
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
-        """Return the request as a chat completion."""
+        """Return the request as a chat completion, which asks for a stream with usage if the client did or `as_stream`
+        is set. Call after `check_request`.
+
+        Raises:
+            RoundhouseError: `invalid_request`: the tool that must be called is not among the tools, or the request has
+                two constraints on the answer's form.
+        """
         fields = self._chat_fields(request, route)
         if as_stream or request.stream:
             fields |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -86,12 +102,12 @@ class ViaChatDialect(ViaChatBase):
         return json_bytes(fields)
 
     def open_stream(self, request: InferenceRequest) -> EventStream:
-        """Return a stream that translates the engine's chunks."""
+        """Return a new `TranslatedStream` for the answer."""
         return TranslatedStream(self.open_writer(request), request.id, request.repeated_turn)
 
     def open_collector(self, request: InferenceRequest) -> StreamCollector | None:
-        """Return a collector; None if a stream cannot give the same answer (`stream_compat`). Then the blocking answer
-        is translated."""
+        """Return a new `TranslatedCollector`; None if a stream cannot give the same answer (`stream_compat`), so that
+        a blocking chat completion must be asked for and translated."""
         prompt = request.prompt
         assert prompt is not None, "checked before"
         outline = _chat_outline(prompt)
@@ -100,7 +116,8 @@ class ViaChatDialect(ViaChatBase):
         return TranslatedCollector(self.open_writer(request), request.repeated_turn)
 
     def get_body_converter(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
-        """Return the function that translates a blocking chat completion."""
+        """Return the function that translates a blocking chat completion; never None. See `translate_body` for the
+        errors that it raises."""
         writer, repeated_turn = self.open_writer(request), request.repeated_turn
         return lambda body: translate_body(body, writer, repeated_turn)
 
@@ -123,7 +140,8 @@ def _chat_outline(prompt: Prompt) -> Fields:
 
 
 class TranslatedStream(EventReader):
-    """Translates a stream of chat completion chunks into events of the client's family."""
+    """`EventStream` that translates chat completion chunks into events of the client's family. Of several choices, the
+    first alone is translated."""
 
     __slots__ = (
         "_calls",
@@ -140,8 +158,8 @@ class TranslatedStream(EventReader):
     )
 
     def __init__(self, writer: AnswerWriter, request_id: str, repeated: Assistant | None) -> None:
-        """`repeated` is `InferenceRequest.repeated_turn`: what the engine repeats first, and the client does not
-        get."""
+        """`writer` must be a new one. `repeated` is `InferenceRequest.repeated_turn`: the turn that the engine repeats
+        first, and that is removed from the answer; None: nothing is repeated."""
         super().__init__()
         self._writer = writer
         self._request_id = request_id
@@ -155,18 +173,20 @@ class TranslatedStream(EventReader):
         self._tokens: Tokens | None = None
 
     def feed_data(self, chunk: bytes) -> bytes:
-        """Return the translated events that `chunk` completes. May be empty."""
+        """Return the translation of the events that `chunk` completes. May be empty. Events after the stream's end are
+        dropped. See `EventStream`."""
         events = self._cut_events(chunk)
         return self._write_events(events) if events else b""
 
     def finish_stream(self) -> bytes:
-        """Return the translation of the last event, if the stream did not close it with a blank line."""
+        """Return the translation of the last event, if no blank line closed it; else empty. See `EventStream`."""
         held_events = self._take_held()
         return self._write_events(held_events) if held_events else b""
 
     @property
     def is_complete(self) -> bool:
-        """Whether the family's last event or an error was written."""
+        """Whether the family's last event or an error was written. The last event is written when `[DONE]` has come
+        after a finish reason."""
         return self._is_over
 
     def fail_stream(self, error: RoundhouseError, request_id: str) -> bytes:
@@ -261,7 +281,7 @@ class TranslatedStream(EventReader):
 
 
 class TranslatedCollector:
-    """Builds a blocking answer of the client's family from a stream of chat completion chunks."""
+    """`StreamCollector` that builds a blocking answer of the client's family from chat completion chunks."""
 
     def __init__(self, writer: AnswerWriter, repeated_turn: Assistant | None) -> None:
         self._writer = writer
@@ -274,11 +294,12 @@ class TranslatedCollector:
         return self._chat.usage
 
     def feed_data(self, chunk: bytes) -> None:
-        """Add bytes of the stream. See `StreamCollector`."""
+        """Add bytes of the stream, cut anywhere. See `StreamCollector`."""
         self._chat.feed_data(chunk)
 
     def build_result(self) -> tuple[int, bytes] | None:
-        """Return status and translated body, or None. See `StreamCollector`."""
+        """Return status and translated body; None if the stream broke off. The body of an error is not translated.
+        Raises RoundhouseError as `translate_body`. See `StreamCollector`."""
         result = self._chat.build_result()
         if result is None or result[0] >= 400:
             return result
@@ -286,8 +307,13 @@ class TranslatedCollector:
 
 
 def translate_body(body: bytes, writer: AnswerWriter, repeated: Assistant | None) -> bytes:
-    """Return a blocking chat completion as the writer's family answers it, without the turn that the engine repeated.
-    Raises RoundhouseError if the body is no chat completion."""
+    """Return a blocking chat completion as the writer's family answers it, without the turn `repeated` that the engine
+    repeats first (None: nothing is repeated).
+
+    Raises:
+        RoundhouseError: `engine_disconnected`: the body is no chat completion. `engine_error`: it is an error, or the
+            writer cannot make an answer of it.
+    """
     fields = errors.decode_json(body)
     if isinstance(fields, dict) and fields.get("error") is not None:
         error = errors.complete_error(500, fields, b"", None)["error"]

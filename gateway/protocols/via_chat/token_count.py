@@ -15,7 +15,8 @@ from gateway.protocols.via_chat.dialect import ViaChatBase
 
 
 class TokenCountDialect(ViaChatBase):
-    """The part of a `Dialect` that counts tokens, by the engine's `/v1/chat/completions/input_tokens`.
+    """The part of a `Dialect` that answers with the number of a prompt's tokens, by the engine's
+    `/v1/chat/completions/input_tokens`.
 
     A subclass adds `read_request` and `build_count`; the rest comes from the family's own dialect, which it inherits
     too.
@@ -23,17 +24,19 @@ class TokenCountDialect(ViaChatBase):
 
     @abstractmethod
     def build_count(self, tokens: int) -> Fields:
-        """Return the client's answer."""
+        """Return the client's answer, to be encoded as JSON. `tokens`: the tokens of the prompt, from the engine."""
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
-        """Return the request as a chat completion."""
+        """Return the request as a blocking chat completion; `as_stream` is ignored. Call after `check_request`. Raises
+        RoundhouseError as `ViaChatDialect.engine_body`."""
         return json_bytes(self._chat_fields(request, route))
 
     def open_collector(self, request: InferenceRequest) -> None:
         """Return None: token counts are never streamed."""
 
     def get_body_converter(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
-        """Return the function that turns the engine's count into the client's answer."""
+        """Return the function that turns the engine's count into the client's answer; never None. The function raises
+        RoundhouseError `engine_disconnected` if the engine's answer counts no tokens."""
         return self._translate_body
 
     def _translate_body(self, body: bytes) -> bytes:
