@@ -44,7 +44,7 @@ class DocumentReader:
         `AT_ONCE` processes run. Cancelling the call ends the running process.
 
         Raises:
-            RoundhouseError: `file_unreadable` for the first file without a text that can be read, with its place in
+            RoundhouseError: `file_unreadable` for the first file without a text that can be read, with its path in
                 the request as `param`; `queue_full` at once if `MOST_WAITING` requests are in this method.
             OSError: the process cannot be started.
         """

@@ -123,8 +123,8 @@ class MessagesWriter:
         return self._release_blocks(is_end=True) + self._close_block() + last
 
     def fail_answer(self, error: Fields) -> bytes:
-        """Return an `error` event in Anthropic's form. `error` has every field of our envelope. Blocks that wait are
-        not sent."""
+        """Return an `error` event in Anthropic's form. `error` has every field of our error envelope. Blocks that wait
+        are not sent."""
         return b"event: error\n" + errors.as_event(errors.anthropic_body(errors.encode_json({"error": error}), None))
 
     def build_answer(self, answer: Answer) -> Fields:

@@ -117,8 +117,8 @@ MESSAGES: Final = MessagesDialect()
 
 
 def own_body(error: RoundhouseError, request_id: str | None) -> bytes:
-    """Return an error of Roundhouse as JSON in Anthropic's form, with the further fields of our envelope and, for a
-    refused `thread`, the details by which Anthropic's agents send the whole conversation instead."""
+    """Return an error of Roundhouse as JSON in Anthropic's form, with the further fields of our error envelope and, for
+    a refused `thread`, the details by which Anthropic's agents send the whole conversation instead."""
     envelope = error.build_envelope(request_id).model_dump()
     if error.param == "thread":
         envelope["error"]["details"] = _NO_THREADS

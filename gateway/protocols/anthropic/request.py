@@ -52,7 +52,8 @@ def read_prompt(fields: Fields, *, needs_limit: bool = True) -> Prompt:
 
     Raises:
         RoundhouseError: `invalid_request`: a field is wrong, or needs Anthropic's servers (`container`, `mcp_servers`,
-            `thread`, tools of Anthropic's own). `modality_unsupported`: a document is not text. `param` is the place.
+            `thread`, tools of Anthropic's own). `modality_unsupported`: a document is not text. `param` is the
+            path to the value, such as `messages[1].content[0].type`.
     """
     for name, why in _REFUSED.items():
         if fields.get(name):

@@ -45,7 +45,7 @@ def read_turns(fields: Fields) -> tuple[Turn, ...]:
 
     Raises:
         RoundhouseError: `invalid_request`, or `modality_unsupported` for a document that is not text; `param` is the
-            place, such as `messages[1].content[0].type`.
+            path to the value, such as `messages[1].content[0].type`.
     """
     turns: list[Turn] = list(_system(fields.get("system"), "system"))
     messages = require_value(fields.get("messages"), list, "messages")

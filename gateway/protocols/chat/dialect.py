@@ -102,7 +102,7 @@ class OpenAIDialect(EnvelopeDialect):
         return stream_class(request.id, strip_usage=not request.wants_usage)
 
     def open_collector(self, request: InferenceRequest) -> StreamCollector | None:
-        """Return a collector; None if a stream cannot give the same answer.
+        """Return a new collector for a blocking answer; None if a stream cannot give the same answer.
 
         That is so where `differs_as_stream` says so, for log probabilities in a chat, and for log probabilities with
         stop strings in a completion. Chat streams of llama-server lack those of tokens without text, such as the last
@@ -114,7 +114,8 @@ class OpenAIDialect(EnvelopeDialect):
         return ChatCollector(is_chat=True) if self._is_chat else OpenAICollector(is_chat=False)
 
     def get_body_converter(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
-        """Return a function that puts a chat answer's thoughts under both names; None for completions."""
+        """Return a function that puts a chat answer's thoughts under both names, `reasoning_content` and `reasoning`;
+        None for completions, which pass unchanged."""
         return reasoning.alias_in_body if self._is_chat else None
 
     def error_as_events(self, body: bytes, request: InferenceRequest | None = None) -> bytes:

@@ -24,7 +24,8 @@ def adapt_request(request: InferenceRequest, route: ModelRoute) -> InferenceRequ
     else a copy.
 
     - `thinking` and `reasoning_effort: none` become the field that `route.thinking_control` names.
-    - Thoughts of earlier answers get both of their field names, because engines read one or the other. Not for remotes.
+    - Thoughts of earlier answers get both of their field names, because engines read one or the other. Not for remote
+      models.
     - A `tool_choice` that the engine does not support becomes a shorter list of `tools`.
     - System messages move to where the model's chat template takes them (`route.system_first`).
 

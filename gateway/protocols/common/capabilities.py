@@ -44,7 +44,7 @@ def check_capabilities(fields: dict[str, Any], capabilities: Capabilities, model
     Raises:
         RoundhouseError: `invalid_request`, `thinking_unsupported`, `tools_unsupported`,
             `structured_output_unsupported`, `logprobs_unsupported`, `modality_unsupported` or `multi_turn_unsupported`;
-            its `param` is the field, or the place (`messages[1].content[0]`).
+            its `param` is the field, or the path to the value (`messages[1].content[0]`).
     """
     if "thinking" in fields:
         _check_thinking(fields["thinking"], capabilities, model)
@@ -67,8 +67,8 @@ def check_prompt(prompt: Prompt, capabilities: Capabilities, model: str) -> None
 
     Raises:
         RoundhouseError: `thinking_unsupported`, `tools_unsupported`, `structured_output_unsupported`,
-            `logprobs_unsupported`, `modality_unsupported` or `multi_turn_unsupported`; its `param` is the place in the
-            client's own request.
+            `logprobs_unsupported`, `modality_unsupported` or `multi_turn_unsupported`; its `param` is the path in
+            the client's own request, such as `input[1].content[0]`.
     """
     if prompt.thinking is not None and prompt.thinking not in capabilities.thinking_modes:
         raise _no_thinking(prompt.thinking, capabilities, model)

@@ -13,7 +13,8 @@ _NAMES: Final = ("n_cmpl", "n")
 
 
 def check_choices(fields: Mapping[str, Any], route: ModelRoute) -> None:
-    """Refuse a request for more answers than the model's engine generates per request (`route.max_choices`).
+    """Refuse a request for more answers (`n_cmpl` or `n`) than the model's engine generates per request
+    (`route.max_choices`; None: no limit). Values that are no whole numbers pass; the engine refuses them.
 
     Raises:
         RoundhouseError: `invalid_request`; its `param` is the field.

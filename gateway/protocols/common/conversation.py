@@ -196,8 +196,8 @@ class AnswerWriter(Protocol):
         engine's id (`Answer.id`). `tokens` are the prompt's counts; None: the engine has not reported them yet."""
 
     def write_text(self, text: str, logprobs: list[Fields] | None) -> bytes:
-        """Return the events for a part of the text, which is not empty. May be empty if the family has no place for it
-        yet. `logprobs` are those of its tokens, in the form of chat completions; None: none came."""
+        """Return the events for a part of the text, which is not empty. May be empty if the writer must hold it
+        back. `logprobs` are those of its tokens, in the form of chat completions; None: none came."""
 
     def write_reasoning(self, text: str) -> bytes:
         """Return the events for a part of the thoughts, which is not empty. Empty if the family has no thoughts."""

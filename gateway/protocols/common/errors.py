@@ -51,14 +51,14 @@ def client_status(engine_status: int) -> int:
 
 
 def own_body(error: RoundhouseError, request_id: str) -> bytes:
-    """Return an error of Roundhouse, with `request_id`, as the JSON of our envelope, which is OpenAI's form."""
+    """Return an error of Roundhouse, with `request_id`, as the JSON of our error envelope, which is OpenAI's form."""
     return encode_json(error.build_envelope(request_id).model_dump())
 
 
 def engine_body(status: int, body: bytes, request_id: str | None) -> bytes:
-    """Return an engine's error answer (its HTTP status and body) as the JSON of our envelope, see `complete_error`.
+    """Return an engine's error answer (its HTTP status and body) as the JSON of our error envelope (`complete_error`).
 
-    A body that is our envelope already passes unchanged if it states the same status, holds no network address and
+    A body that is this envelope already passes unchanged if it states the same status, holds no network address and
     reports no context overflow. A body that is no JSON, or is nested too deeply, becomes the message.
     """
     fields = _decode_shallow(body)
@@ -84,7 +84,7 @@ def answer_status(status: int, body: bytes) -> int:
 
 
 def complete_error(status: int, fields: Fields, body: bytes, request_id: str | None) -> Fields:
-    """Return an engine's error with every field of our envelope, as `{"error": ...}`.
+    """Return an engine's error with every field of our error envelope, as `{"error": ...}`.
 
     `fields` is the decoded `body`; empty: it is no JSON object, and the message is taken from `body`. Further fields of
     the engine's error stay, and so does its code if that is a string; network addresses are removed. A context overflow
@@ -161,7 +161,7 @@ def _place(param: Any) -> Any:
 def anthropic_body(envelope: bytes, request_id: str | None) -> bytes:
     """Return the JSON of `own_body` or `engine_body` in Anthropic's form, with the further fields of our envelope.
 
-    `request_id` None: the one in the envelope stays. `envelope` must have every field of our envelope.
+    `request_id` None: the one in the envelope stays. `envelope` must have every field of our error envelope.
     """
     error: Fields = json.loads(envelope)["error"]
     own_request_id = error.pop("request_id", None)
@@ -182,7 +182,7 @@ def is_anthropic(fields: Any) -> bool:
 
 
 def is_envelope(fields: Any) -> bool:
-    """Whether a decoded body is an error with every field of our envelope, each of the right type."""
+    """Whether a decoded body is an error with every field of our error envelope, each of the right type."""
     error = fields.get("error") if isinstance(fields, dict) else None
     return isinstance(error, dict) and all(type(error.get(name)) is kind for name, kind in _OWN_FIELDS.items())
 

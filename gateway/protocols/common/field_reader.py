@@ -23,8 +23,8 @@ _KINDS: Final[dict[type, str]] = {
 
 
 def field_error(place: str, rule: str) -> RoundhouseError:
-    """Return, and do not raise, the RoundhouseError `invalid_request` for the value at `place`. `rule` completes the
-    sentence, as in `must be a string`."""
+    """Return, and do not raise, the RoundhouseError `invalid_request` for the value at `place`, which is its path in
+    the request, such as `input[2].role`. `rule` completes the sentence, as in `must be a string`."""
     return RoundhouseError("invalid_request", f"`{place}` {rule}.", param=place)
 
 
@@ -38,7 +38,8 @@ def require_value(value: Any, kind: type[_T], place: str) -> _T:
     """Return the value if it has exactly this type: true is no int.
 
     Raises:
-        RoundhouseError: `invalid_request` with `place` as `param`, if the type is another one, also for None.
+        RoundhouseError: `invalid_request` with `place`, the value's path in the request, as `param`, if the type is
+            another one, also for None.
     """
     if type(value) is not kind:
         raise field_error(place, f"must be {_KINDS[kind]}; {describe_value(value)}")
@@ -46,7 +47,8 @@ def require_value(value: Any, kind: type[_T], place: str) -> _T:
 
 
 def require_field(fields: Fields, name: str, kind: type[_T], place: str) -> _T:
-    """Return the field `name` of the object `fields` if it has exactly this type. `place`: that of the object.
+    """Return the field `name` of the object `fields` if it has exactly this type. `place` is the object's path in the
+    request, such as `input[2]`.
 
     Raises:
         RoundhouseError: `invalid_request` with `{place}.{name}` as `param`, if the type is another one or the field is
@@ -57,33 +59,35 @@ def require_field(fields: Fields, name: str, kind: type[_T], place: str) -> _T:
 
 
 def optional_field(fields: Fields, name: str, kind: type[_T], at: str = "") -> _T | None:
-    """Return the field `name`; None if it is missing or null. `at` is the place of `fields`, followed by a dot; empty
-    for the request itself.
+    """Return the field `name`; None if it is missing or null. `at` is the path of the object `fields` in the request,
+    followed by a dot, such as `reasoning.`; empty for the request itself.
 
     Raises:
-        RoundhouseError: `invalid_request` if the value has not exactly this type.
+        RoundhouseError: `invalid_request`, with the value's path as `param`, if it has not exactly this type.
     """
     value = fields.get(name)
     return value if value is None or type(value) is kind else require_value(value, kind, at + name)
 
 
 def require_text(value: Any, place: str) -> str:
-    """Return the value if it is a string that is not empty. Raises RoundhouseError `invalid_request` if not."""
+    """Return the value if it is a string that is not empty. Raises RoundhouseError `invalid_request` if not, with
+    `place`, the value's path in the request, as `param`."""
     if type(value) is not str or not value:
         raise field_error(place, f"must be a string that is not empty; {describe_value(value)}")
     return value
 
 
 def require_choice(value: Any, choices: Collection[str], place: str) -> str:
-    """Return the value if it is one of these strings. Raises RoundhouseError `invalid_request` if not, also for
-    None."""
+    """Return the value if it is one of these strings. Raises RoundhouseError `invalid_request` if not, also for None,
+    with `place`, the value's path in the request, as `param`."""
     if type(value) is not str or value not in choices:
         raise choice_error(value, choices, place)
     return value
 
 
 def choice_error(value: Any, choices: Iterable[str], place: str) -> RoundhouseError:
-    """Return, and do not raise, the RoundhouseError `invalid_request` for a value that is not among the choices."""
+    """Return, and do not raise, the RoundhouseError `invalid_request` for a value that is not among the choices.
+    `place`, the value's path in the request, is its `param`."""
     return field_error(place, f"must be one of {', '.join(choices)}; {describe_value(value)}")
 
 

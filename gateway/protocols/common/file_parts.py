@@ -99,7 +99,7 @@ def find_files(fields: Fields) -> FoundFiles:
 
     Raises:
         RoundhouseError: a file of chat completions is neither PDF nor text (`modality_unsupported`), or is no base64
-            or named by an id alone (`invalid_request`). `param` is the place.
+            or named by an id alone (`invalid_request`). `param` is its path, such as `messages[0].content[1].file`.
     """
     pdfs: list[FilePart] = []
     has_changed = False
@@ -158,7 +158,8 @@ def _chat_text(file: Fields, place: str) -> str:
 
 
 def decode_text(data: str, place: str) -> str:
-    """Return the text of a text file from its base64, which may stand in a `data:` URL. `place` is for errors.
+    """Return the text of a text file from its base64, which may stand in a `data:` URL. `place` is its path in
+    the request, for errors.
 
     Raises:
         RoundhouseError: `modality_unsupported`: the URL's media type is no text, or the data is not UTF-8.
@@ -177,7 +178,8 @@ def decode_text(data: str, place: str) -> str:
 
 def no_files(place: str, alternative: str) -> RoundhouseError:
     """Return, and do not raise, the RoundhouseError `invalid_request` for a file that is only named by an id or a URL:
-    the gateway neither stores nor fetches files. `alternative` is what to send instead, such as "`file_data`"."""
+    the gateway neither stores nor fetches files. `place` is the path to that id or URL in the request; `alternative` is
+    what to send instead, such as "`file_data`"."""
     return field_error(
         place, f"names a file that is kept or fetched elsewhere, which is not done here: send {alternative}"
     )

@@ -48,13 +48,13 @@ class EnvelopeDialect(PassthroughDialect):
     heartbeat: bytes = b": ka\n\n"
 
     def find_usage(self, body: bytes) -> Usage | None:
-        """Return the token counts in a blocking answer; None if it has none."""
+        """Return the token counts in a blocking answer; None if it has none. See `usage_in`."""
         return usage.usage_in(body)
 
     def error_body(self, error: RoundhouseError, request_id: str) -> bytes:
-        """Return an error of Roundhouse as the JSON of our envelope."""
+        """Return an error of Roundhouse, with `request_id`, as the JSON of our error envelope (OpenAI's form)."""
         return errors.own_body(error, request_id)
 
     def engine_error_body(self, status: int, body: bytes, request_id: str) -> bytes:
-        """Return an engine's error as the JSON of our envelope."""
+        """Return an engine's error (its HTTP status and body) as the JSON of our error envelope. See `Dialect`."""
         return errors.engine_body(status, body, request_id)

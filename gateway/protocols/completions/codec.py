@@ -120,7 +120,7 @@ class CompletionWriter:
         return self._before + last + self._after + usage + _DONE
 
     def fail_answer(self, error: Fields) -> bytes:
-        """Return `error`, which has every field of our envelope, as a `data:` event and `[DONE]`."""
+        """Return `error`, which has every field of our error envelope, as a `data:` event and `[DONE]`."""
         return b"data: " + json_bytes({"error": error}) + b"\n\n" + _DONE
 
     def build_answer(self, answer: Answer) -> Fields:

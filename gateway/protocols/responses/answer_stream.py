@@ -109,7 +109,7 @@ class ResponseWriter:
 
     def fail_answer(self, error: Fields) -> bytes:
         """Return an `error` event, `response.failed` with the output so far, and `[DONE]`; before these the first
-        events if the stream has not begun. `error` has every field of our envelope."""
+        events if the stream has not begun. `error` has every field of our error envelope."""
         out = b"" if self._response is not None else self.begin_answer("")
         response = made.fail_response(self._ensure_response(), self._cut_output(), error)
         self._context.response = response
@@ -266,8 +266,8 @@ class ResponseWriter:
 
 def error_event(error: Fields, number: int) -> bytes:
     """Return an `error` event with `code`, `message` and `param` at its top level, as OpenAI has them, and the whole
-    error in `error`, as Open Responses has it. `error` has the fields of our envelope; `number` is the event's sequence
-    number."""
+    error in `error`, as Open Responses has it. `error` has the fields of our error envelope; `number` is the event's
+    sequence number."""
     own_fields = {name: error.get(name) for name in ("code", "message", "param")}
     data = encode_json({"type": "error", "sequence_number": number, **own_fields, "error": error})
     return b"event: error\ndata: %b\n\n" % data

@@ -35,7 +35,7 @@ def read_compaction(fields: Fields, context: ResponseContext) -> Prompt:
 
     Raises:
         RoundhouseError: `invalid_request`, also if `stream` is true, or `modality_unsupported`; its `param` is the
-            place.
+            path to the value, such as `input[0].role`.
     """
     if fields.get("stream"):
         raise field_error("stream", "must be false: a compaction is answered whole")

@@ -23,7 +23,7 @@ def read_added_items(values: Any, referenced_items: Mapping[str, Fields], new_id
 
     Raises:
         RoundhouseError: `invalid_request`, also for more than `MOST_ADDED` items, an unknown reference or an id that
-            occurs twice; or `modality_unsupported`. Its `param` is the place.
+            occurs twice; or `modality_unsupported`. Its `param` is the path, such as `items[1].id`.
     """
     items = require_value(values, list, "items")
     if len(items) > MOST_ADDED:

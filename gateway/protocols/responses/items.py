@@ -46,12 +46,12 @@ _MARK: Final = "roundhouse-summary-1:"
 
 
 def read_turns(items: Iterable[tuple[Fields, str]]) -> list[Turn]:
-    """Return the turns that the items make up, in order. Each item comes with its place in the request, references
-    already resolved (`resolve_item`).
+    """Return the turns that the items make up, in order. Each item comes with its path in the request, such as
+    `input[0]`, for errors; references must be resolved already (`resolve_item`).
 
     Raises:
         RoundhouseError: `invalid_request`: an item is wrong, or is the result of a call that does not come before it.
-            `modality_unsupported`: a file is not text. Its `param` is the place.
+            `modality_unsupported`: a file is not text. Its `param` is the path to the value.
     """
     reader = _TurnReader()
     for item, place in items:
@@ -61,11 +61,11 @@ def read_turns(items: Iterable[tuple[Fields, str]]) -> list[Turn]:
 
 
 def check_items(items: Iterable[tuple[Fields, str]]) -> None:
-    """Refuse items that a conversation cannot hold, by the rules of `read_turns`. Each item comes with its place,
-    references already resolved. A call result is accepted without its call, which may be stored already.
+    """Refuse items that a conversation cannot hold, by the rules of `read_turns`. Each item comes with its path in
+    the request, references already resolved. A call result is accepted without its call, which may be stored already.
 
     Raises:
-        RoundhouseError: `invalid_request` or `modality_unsupported`; its `param` is the place.
+        RoundhouseError: `invalid_request` or `modality_unsupported`; its `param` is the path to the value.
     """
     reader = _TurnReader()
     for item, place in items:

@@ -60,7 +60,8 @@ def read_prompt(fields: Fields, context: ResponseContext) -> Prompt:
 
     Raises:
         RoundhouseError: `invalid_request`: a field is wrong, or is not supported here (`prompt`, `n` above 1,
-            `truncation` other than `disabled`). `modality_unsupported`: a file is not text. Its `param` is the place.
+            `truncation` other than `disabled`). `modality_unsupported`: a file is not text. Its `param` is the
+            path to the value, such as `input[0].role`.
     """
     _check_fields(fields)
     own_items = _own_items(fields, context)
@@ -93,7 +94,8 @@ def describe_items(items: Iterable[tuple[Fields, str]], new_id: Callable[[str], 
     """Yield copies of the items as lists of items show them, in order: each with an id, a type and a status, messages
     in parts. An item without an id gets one from `new_id`, which takes a prefix such as `msg`.
 
-    Each item comes with its place, and must have been checked (`read_turns` or `check_items`).
+    Each item comes with its path in the request, such as `input[0]`, and must have been checked (`read_turns` or
+    `check_items`).
 
     Raises:
         RoundhouseError: `invalid_request`, when the item's turn comes: its `id` or `status` is no string.

@@ -79,8 +79,8 @@ def end_response(
 
 
 def fail_response(response: Fields, output: list[Fields], error: Fields) -> Fields:
-    """Return a copy of `response` that is `failed`, with the output so far. `error` has every field of our envelope;
-    its code becomes one of OpenAI's, and stays in `reason`."""
+    """Return a copy of `response` that is `failed`, with the output so far. `error` has every field of our error
+    envelope; its code becomes one of OpenAI's, and stays in `reason`."""
     status = error["status"]
     code = "rate_limit_exceeded" if status == 429 else "server_error" if status >= 500 else "invalid_prompt"
     if error["code"] == context_overflow.CODE:

@@ -42,7 +42,7 @@ def tools_of(fields: Fields) -> tuple[Tool, ...]:
 
     Raises:
         RoundhouseError: `invalid_request`, also for a name that occurs twice, an allowed tool that is not declared, or
-            tools that OpenAI runs itself alone; its `param` is the place.
+            tools that OpenAI runs itself alone; its `param` is the path to the value, such as `tools[1].name`.
     """
     tools: dict[str, Tool] = {}
     declared_tools = optional_field(fields, "tools", list) or []
@@ -68,7 +68,7 @@ def choice_of(fields: Fields, tools: tuple[Tool, ...]) -> ToolChoice | None:
 
     Raises:
         RoundhouseError: `invalid_request`: the choice is of no known form, names a tool that is not in `tools`, or is
-            `required` without any tool. Its `param` is the place.
+            `required` without any tool. Its `param` is the path to the value, such as `tool_choice.name`.
     """
     choice = fields.get("tool_choice")
     if choice is None:

@@ -38,7 +38,7 @@ class ViaChatBase(ABC):
 
         Raises:
             RoundhouseError: `invalid_request`, or another code for what cannot be translated, such as
-                `modality_unsupported`; its `param` is the place in the request.
+                `modality_unsupported`; its `param` is the path to the value in it.
         """
 
     def can_serve(self, request: InferenceRequest) -> bool:
