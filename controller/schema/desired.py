@@ -74,6 +74,13 @@ class Definition(BaseModel):
         description="Requests that may wait in the gateway for each replica; default: ROUNDHOUSE_QUEUE_LIMIT, else "
         "8 for each slot (`target_inflight`).",
     )
+    session_cache: int | None = Field(
+        default=None,
+        ge=0,
+        le=4096,
+        description="Sessions of which each replica keeps what it has computed, at most what the engine can hold; "
+        "default: 4, or `target_inflight` where that is more. 0: requests belong to no sessions.",
+    )
     aliases: list[ModelName] = Field(default_factory=list, description="Other names that clients may use.")
     gpus: Gpus | None = Field(
         default=None, description="GPUs of one replica: how many, or a list of their uuids or indices. 0: none."
