@@ -188,6 +188,8 @@ class Engine(Generic[DefinitionT]):
     """Driver capabilities of a container with a GPU, in the words of `NVIDIA_DRIVER_CAPABILITIES`."""
     renders_inflight: ClassVar[bool] = False
     """Whether the command line contains `target_inflight`, which makes it part of the spec hash."""
+    renders_sessions: ClassVar[bool] = False
+    """Whether the command line contains a declared `session_cache`, which makes it part of the spec hash."""
     most_inflight: ClassVar[int | None] = None
     """Requests that one engine can serve in parallel, whatever is configured; None: no limit."""
     computes: ClassVar[bool] = True

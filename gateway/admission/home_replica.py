@@ -46,8 +46,8 @@ def leaves_home(
         return not home.has_room
     home_s = mean_s * home.slots_taken / slots + waited_s
     other_s = mean_s * other.slots_taken / slots
-    again_tokens = max(0, home.cached_tokens - other.cached_tokens)
-    return home_s > other_s + again_tokens * (token_s or 0.0)
+    again_s = max(0, home.cached_tokens - other.cached_tokens) * (token_s or 0.0)
+    return home_s > other_s + again_s if home.has_room else home_s >= other_s + again_s
 
 
 class PrefillPace:
