@@ -136,7 +136,9 @@ class SessionMachine(RuleBasedStateMachine):
             if placement.slots is None:
                 assert all(each.engine_slot is None for each in inside)
                 continue
-            assert placement.slots.unplaced_count == sum(each.engine_slot is None for each in inside)
+            placed = placement._slots_by_ticket
+            assert placement.slots.unplaced_count == sum(each not in placed for each in inside)
+            assert all(each.engine_slot == slot for each, slot in placed.items())
             held = {}
             for key in placement.sessions:
                 session = placement.sessions.find_session(key)
