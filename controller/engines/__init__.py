@@ -65,8 +65,8 @@ def spec_hash(definition: Definition, image: str | None, served_name: str, *, re
 
     An engine whose hash differs from that of its definition is replaced. Covered are `model_path`, `env`, `extra_args`,
     `memory_mib`, the number of GPUs, `image` (the reference in force), the options as `Hashed` says, and
-    `target_inflight`, `vram_mib` and `session_cache` where the command line contains them. Never aliases, scheduling fields, the choice
-    of GPUs, ports or secrets.
+    `target_inflight`, `vram_mib` and `session_cache` where the command line contains them. Never aliases, scheduling
+    fields, the choice of GPUs, ports or secrets.
 
     `render_version` None: this version's. Another one gives the hash of an engine that an earlier version started.
     """

@@ -95,6 +95,7 @@ class ModelSessions:
         return stays
 
     def _lose(self, placement: SessionPlacement) -> None:
+        placement.abandon()
         for key in placement.sessions:
             self._lost_keys[key] = None
         while len(self._lost_keys) > _MOST_LOST:

@@ -72,6 +72,12 @@ class SessionPlacement:
             if dropped is not None:
                 self._give_up_slot(dropped)
 
+    def abandon(self) -> None:
+        """Forget the slots of the requests inside: the replica leaves the table, or its slots change."""
+        for ticket in self._slots_by_ticket:
+            ticket.engine_slot = None
+        self._slots_by_ticket.clear()
+
     def _place_stranger(self, ticket: Ticket, now: float) -> None:
         if self.slots is None:
             return
