@@ -34,20 +34,24 @@ class ReplicaLoad(NamedTuple):
 def leaves_home(
     home: ReplicaLoad, other: ReplicaLoad, slots: int, mean_s: float | None, token_s: float | None, waited_s: float
 ) -> bool:
-    """Return whether a turn goes to `other`, which has room, because at home it would wait longer than it takes to
-    compute the cached tokens again.
+    """Return whether a turn goes to `other`, which has room, because the turn is expected to be answered sooner there.
 
     A replica of `slots` slots whose answers take `mean_s` seconds delays a turn by that for each round of its slots:
-    while it shares the engine with those inside, or waits for one of them to leave. `mean_s` None: no answer has come
-    yet, so a home with room is never left, and one without always. `token_s`: seconds to compute one token of a prompt;
-    None: not known, and taken for nothing. `waited_s`: since the turn began to wait for its home.
+    while the turn shares the engine with those inside, or waits for one of them to leave. To this comes `token_s`
+    seconds for each token that only the other of the two replicas has in its cache. `waited_s`: seconds since the turn
+    began to wait for its home.
+
+    `mean_s` None: no answer has come yet; a home with room is never left, and a full one always. `token_s` None: not
+    known; a home that has more cached tokens is left only when it is full, and one that has fewer is left at once.
     """
     if mean_s is None:
         return not home.has_room
+    again_tokens = home.cached_tokens - other.cached_tokens
+    if token_s is None and again_tokens:
+        return again_tokens < 0 or not home.has_room
     home_s = mean_s * home.slots_taken / slots + waited_s
     other_s = mean_s * other.slots_taken / slots
-    again_s = max(0, home.cached_tokens - other.cached_tokens) * (token_s or 0.0)
-    return home_s > other_s + again_s if home.has_room else home_s >= other_s + again_s
+    return home_s > other_s + again_tokens * (token_s or 0.0)
 
 
 class PrefillPace:

@@ -307,13 +307,31 @@ class ModelQueue:
         now: float,
         kept_replica: ReplicaSlots | None,
     ) -> ReplicaSlots | None:
-        """Return the home of the ticket's session, or `best`, which has room; None: the ticket waits for its home."""
+        """Return the replica that a turn enters: the home of its session, the replica that has most of the session in
+        its cache, or `best`, which has room; None: the ticket waits for its home."""
         home = self.sessions.find_home(claim, replicas, now)
-        if home is None or home is best:
+        if home is None:
             return best
-        has_room = home.slots_taken <= self._most_taken(ticket) and home.has_tokens(ticket) and home is not kept_replica
-        stays = self.sessions.stays_home(claim, home, best, self.target, self.mean_s, now, has_room=has_room)
-        return best if not stays else home if has_room else None
+
+        def has_room(replica: ReplicaSlots) -> bool:
+            is_free = replica.slots_taken <= self._most_taken(ticket) and replica.has_tokens(ticket)
+            return is_free and replica.admits_request(now) and replica is not kept_replica
+
+        def stays(replica: ReplicaSlots, other: ReplicaSlots) -> bool:
+            return self.sessions.stays_home(
+                claim, replica, other, self.target, self.mean_s, now, has_room=has_room(replica)
+            )
+
+        holder = self.sessions.find_holder(claim, replicas, now)
+        if holder is not None and holder is not home and not stays(home, holder):
+            home = holder  # the last turn left home, and took the cache along
+        if home is best or not stays(home, best):
+            return best
+        if has_room(home):
+            return home
+        if claim.waits_since is None:
+            claim.waits_since = now
+        return None
 
     def _enter(self, ticket: Ticket, replica: ReplicaSlots, now: float) -> Endpoint:
         replica.admit(ticket, self.target)

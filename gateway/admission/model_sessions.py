@@ -69,6 +69,16 @@ class ModelSessions:
             well_replicas, key=lambda replica: rendezvous_score(claim.key, replica.endpoint.replica), default=None
         )
 
+    def find_holder(self, claim: SessionClaim, replicas: Iterable[ReplicaSlots], now: float) -> ReplicaSlots | None:
+        """Return the replica that has most of a session in its cache; None: none of `replicas` that is not left out
+        after failures has any."""
+        holder, most_tokens = None, 0
+        for replica in replicas:
+            tokens = 0 if replica.placement is None else _cached_tokens(replica, claim)
+            if tokens > most_tokens and replica.admits_request(now):
+                holder, most_tokens = replica, tokens
+        return holder
+
     def stays_home(
         self,
         claim: SessionClaim,
@@ -80,19 +90,15 @@ class ModelSessions:
         *,
         has_room: bool,
     ) -> bool:
-        """Return whether a turn goes to its home although `other` has room, and waits for it unless `has_room`."""
-        waited_s = 0.0 if claim.waits_since is None else now - claim.waits_since
-        stays = not leaves_home(
+        """Return whether a turn goes to `home` rather than to `other`, and waits for it unless `has_room`."""
+        return not leaves_home(
             ReplicaLoad(home.slots_taken, has_room, _cached_tokens(home, claim)),
             ReplicaLoad(other.slots_taken, True, _cached_tokens(other, claim)),
             max(1, slots),
             mean_s,
             self.prefill_pace.token_s,
-            waited_s,
+            0.0 if claim.waits_since is None else now - claim.waits_since,
         )
-        if stays and not has_room and claim.waits_since is None:
-            claim.waits_since = now
-        return stays
 
     def _lose(self, placement: SessionPlacement) -> None:
         placement.abandon()

@@ -40,7 +40,9 @@ SLOTS, MEAN_S, TOKEN_S = 4, 8.0, 0.001
         (1, 0, 2_100, 0, 0.0, False),
         (1, 0, 2_100, 200, 0.0, True),  # the other has a part of it
         (1, 0, 0, 9_000, 0.0, True),  # the other has more than home
-        (0, 0, 0, 9_000, 0.0, False),
+        (0, 0, 0, 9_000, 0.0, True),
+        (2, 3, 0, 2_100, 0.0, True),  # the cache is elsewhere, and worth a busier replica
+        (2, 3, 0, 1_900, 0.0, False),
         (4, 3, 2_100, 0, 0.0, False),  # home is full, and worth the wait
         (4, 3, 2_100, 0, 0.2, True),  # which has been long enough
         (4, 0, 7_900, 0, 0.0, True),
@@ -60,7 +62,10 @@ def test_what_is_not_known_keeps_a_turn_at_a_home_with_room() -> None:
     other = ReplicaLoad(0, True, 0)
     assert not leaves_home(ReplicaLoad(3, True, 0), other, SLOTS, None, None, 0.0)
     assert leaves_home(ReplicaLoad(4, False, 99_999), other, SLOTS, None, TOKEN_S, 0.0)
-    assert leaves_home(ReplicaLoad(1, True, 99_999), other, SLOTS, MEAN_S, None, 0.0)
+    assert not leaves_home(ReplicaLoad(3, True, 1), other, SLOTS, MEAN_S, None, 0.0)
+    assert leaves_home(ReplicaLoad(4, False, 1), other, SLOTS, MEAN_S, None, 0.0)
+    assert leaves_home(ReplicaLoad(1, True, 0), other, SLOTS, MEAN_S, None, 0.0), "a new session loses nothing"
+    assert leaves_home(ReplicaLoad(0, True, 0), ReplicaLoad(1, True, 1), SLOTS, MEAN_S, None, 0.0)
 
 
 def test_the_pace_of_prompts_is_learned_from_long_ones() -> None:

@@ -147,7 +147,19 @@ def test_sessions_of_a_replica_that_goes_are_rebuilt_elsewhere() -> None:
     assert turn(here, name, "x", "y") == ("m-0", "rebuilt")
     assert turn(here, name, "x", "y", "z") == ("m-0", "reused")
     here.table(route_with_sessions(["m-0", "m-1"]))
-    assert turn(here, name, "x", "y", "z") == ("m-1", "rebuilt")
+    assert turn(here, name, "x", "y", "z") == ("m-0", "reused"), "a new replica takes no cache away"
+
+
+def test_a_session_stays_where_its_last_turn_took_it() -> None:
+    here = harness("m-0", "m-1", "m-2", session_binding=None)
+    name = next(each for each in map(str, range(100)) if home_of(each, ("m-0", "m-1", "m-2")) == "m-1")
+    assert turn(here, name, "x") == ("m-1", "new")
+    strangers = fill(here, "m-1")
+    elsewhere, decision = turn(here, name, "x", "y", tokens=2_000)
+    assert (elsewhere != "m-1", decision) == (True, "rebuilt")
+    for stranger in strangers:
+        here.leave(stranger)
+    assert turn(here, name, "x", "y", "z", tokens=3_000) == (elsewhere, "reused")
 
 
 def test_an_unload_drops_sessions_and_a_crash_does_not() -> None:
