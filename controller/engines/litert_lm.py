@@ -72,8 +72,8 @@ class LiteRTLM(Engine[LiteRTLMDefinition]):
         return self.configured_sessions(definition)
 
     def session_binding(self, definition: LiteRTLMDefinition) -> SessionBinding | None:
-        """Return `name`."""
-        return "name"
+        """Return `conversation`."""
+        return "conversation"
 
     def derive_capabilities(self, definition: LiteRTLMDefinition) -> Capabilities:
         """Return conversations, and images where a vision backend is declared. Answers cannot be held to a schema."""

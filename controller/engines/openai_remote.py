@@ -98,8 +98,8 @@ class OpenAIRemote(Engine[OpenAIRemoteDefinition]):
         return self.configured_sessions(definition) if self.session_binding(definition) else 0
 
     def session_binding(self, definition: OpenAIRemoteDefinition) -> SessionBinding | None:
-        """Return `name` if `remote_fields` lists `session_id`."""
-        return "name" if "session_id" in definition.remote_fields else None
+        """Return `conversation` if `remote_fields` lists `session_id`: the server may be a LiteRT-LM."""
+        return "conversation" if "session_id" in definition.remote_fields else None
 
     def derive_capabilities(self, definition: OpenAIRemoteDefinition) -> Capabilities:
         """Return the declared capabilities; else text, conversations, tools and JSON, without thinking modes."""

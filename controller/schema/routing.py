@@ -18,9 +18,10 @@ ThinkingControl = Literal["chat_template_kwargs", "thinking", "reasoning_effort"
 """The field of a chat completion request that switches an engine's thinking on or off."""
 MaxTokensField = Literal["max_tokens", "max_completion_tokens"]
 """The field of a chat completion request that limits the tokens of the answer."""
-SessionBinding = Literal["slot", "name"]
+SessionBinding = Literal["slot", "name", "conversation"]
 """How a request tells its engine which session it belongs to. `slot`: by `id_slot`, one of `target_inflight` slots.
-`name`: by `session_id`; the engine computes a session anew when its sampling changes."""
+`name`: by `session_id`. `conversation`: by `session_id`, too, and the engine computes a session anew when its sampling
+changes."""
 
 
 def _reveal_secret(secret: SecretStr) -> str:

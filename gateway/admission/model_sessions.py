@@ -109,5 +109,5 @@ class ModelSessions:
 
 
 def _cached_tokens(replica: ReplicaSlots, claim: SessionClaim) -> int:
-    session = None if replica.placement is None else replica.placement.sessions.find_session(claim.key)
-    return 0 if session is None else session.tokens
+    """Return how many tokens of the turn's prompt the replica is expected to have in its cache."""
+    return 0 if replica.placement is None else replica.placement.sessions.count_cached(claim)

@@ -27,7 +27,7 @@ class SessionTerms(NamedTuple):
             return None
         slot_count = route.target_inflight if route.session_binding == "slot" else None
         capacity = route.session_cache if slot_count is None else min(route.session_cache, slot_count)
-        return cls(capacity, slot_count, binds_sampling=route.session_binding == "name")
+        return cls(capacity, slot_count, binds_sampling=route.session_binding == "conversation")
 
 
 class SessionPlacement:

@@ -165,7 +165,7 @@ def _name_session(body: bytes, ticket: Ticket, route: ModelRoute, request: Infer
     field = b""
     if ticket.engine_slot is not None and "id_slot" not in request.outline_fields:
         field = b'"id_slot":%d,' % ticket.engine_slot
-    elif ticket.session is not None and route.session_binding == "name":
+    elif ticket.session is not None and route.session_binding in ("name", "conversation"):
         field = b'"%b":"%b",' % (SESSION_FIELD.encode(), ticket.session.key.hex().encode())
     return body.replace(b"{", b"{" + field, 1) if field else body
 

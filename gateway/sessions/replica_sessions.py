@@ -93,9 +93,12 @@ class ReplicaSessions:
         session = self._sessions.get(claim.key)
         if session is None:
             return "rebuilt" if is_known_elsewhere else "new"
-        if session.turns_inside or session.seen is None or not claim.transcript.begins_with(session.seen):
-            return "rebuilt"
-        return "rebuilt" if self._binds_sampling and claim.sampling != session.sampling else "reused"
+        return "reused" if self._continues(session, claim) else "rebuilt"
+
+    def count_cached(self, claim: SessionClaim) -> int:
+        """Return how many tokens of a turn's prompt are in the cache, as far as engines have counted them."""
+        session = self._sessions.get(claim.key)
+        return session.tokens if session is not None and self._continues(session, claim) else 0
 
     def begin_turn(self, key: bytes, now: float) -> Session:
         """Note that a turn of the session is inside, and return the session, which is now the last to be dropped."""
@@ -136,3 +139,8 @@ class ReplicaSessions:
         elif session.seen is None and not session.turns_inside:
             return self._sessions.pop(claim.key)
         return None
+
+    def _continues(self, session: Session, claim: SessionClaim) -> bool:
+        if session.turns_inside or session.seen is None or not claim.transcript.begins_with(session.seen):
+            return False
+        return not self._binds_sampling or claim.sampling == session.sampling

@@ -25,11 +25,13 @@ class Beginning(NamedTuple):
 class Transcript:
     """The conversation that a request brings: its messages, or the text of its prompt."""
 
-    __slots__ = ("_parts",)
+    __slots__ = ("_beginnings", "_parts")
 
     def __init__(self, parts: Sequence[object]) -> None:
         """`parts`: messages as JSON values, or a text, whose parts are its characters."""
         self._parts = parts
+        self._beginnings: dict[int, Beginning] = {}
+        """Beginnings that were asked for, by length: a turn that waits is looked at again and again."""
 
     @classmethod
     def of(cls, request: InferenceRequest) -> Transcript:
@@ -50,6 +52,12 @@ class Transcript:
         return beginning.length <= len(self._parts) and self._digest(beginning.length) == beginning
 
     def _digest(self, length: int) -> Beginning:
+        beginning = self._beginnings.get(length)
+        if beginning is None:
+            beginning = self._beginnings[length] = self._compute_digest(length)
+        return beginning
+
+    def _compute_digest(self, length: int) -> Beginning:
         parts = self._parts[:length]
         digest = blake2b(digest_size=_DIGEST_BYTES)
         if isinstance(parts, str):

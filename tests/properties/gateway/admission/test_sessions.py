@@ -34,7 +34,7 @@ tables = st.builds(
     ),
     st.sets(st.integers(0, 2), min_size=1),
     st.integers(1, 3),
-    st.sampled_from(("slot", "slot", "slot", "name", None)),
+    st.sampled_from(("slot", "slot", "slot", "name", "conversation", None)),
     st.sampled_from((ModelState.LOADED,) * 4 + (ModelState.LOADING, ModelState.UNLOADED)),
 )
 claims = st.none() | st.builds(
