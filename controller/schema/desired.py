@@ -79,7 +79,7 @@ class Definition(BaseModel):
         ge=0,
         le=4096,
         description="Sessions of which each replica keeps what it has computed, at most what the engine can hold; "
-        "default: 4, or `target_inflight` where that is more. 0: requests belong to no sessions.",
+        "default: 4, or `target_inflight` where that is more (`llama_cpp`: 0). 0: requests belong to no sessions.",
     )
     aliases: list[ModelName] = Field(default_factory=list, description="Other names that clients may use.")
     gpus: Gpus | None = Field(

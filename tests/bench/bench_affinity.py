@@ -76,7 +76,8 @@ async def _converse(
 async def _ask(here: GatewayHarness, said: list[dict[str, str]], fields: dict[str, str], seen: Seen) -> bool:
     """Have one turn answered; False: the time is over."""
     body = {"messages": said, "max_tokens": ANSWER_TOKENS, "stream": True, **fields}
-    asked_at, first_at, text, usage = time.perf_counter(), 0.0, "", {}
+    usage: dict[str, Any] = {}
+    asked_at, first_at, text = time.perf_counter(), 0.0, ""
     async with here.post("/v1/chat/completions", model="m", stream_options={"include_usage": True}, **body) as answer:
         assert answer.status == 200, await answer.text()
         async for line in answer.content:
