@@ -71,8 +71,8 @@ class SessionStates:
         self._make_room(most - bool(tokens), self._llama.n_ctx() - len(tokens))
         if self._present is None or not tokens or not most:
             return
-        size = self._library.llama_state_seq_get_size(self._llama.ctx, _SEQUENCE)
         try:
+            size = self._library.llama_state_seq_get_size(self._llama.ctx, _SEQUENCE)
             data = (ctypes.c_uint8 * size)()
         except MemoryError:
             return

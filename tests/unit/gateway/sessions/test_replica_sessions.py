@@ -104,3 +104,14 @@ def test_a_turn_of_a_session_that_is_gone_ends_unnoticed() -> None:
     sessions.drop_session(claim.key)
     assert sessions.end_turn(claim, 2.0) is None
     assert len(sessions) == 0
+
+
+def test_a_cache_counts_for_a_turn_that_goes_on_with_it() -> None:
+    sessions = ReplicaSessions(4, binds_sampling=True)
+    assert sessions.count_cached(claim_of("a", "x")) == 0
+    turn(sessions, claim_of("a", "x"), tokens=70)
+    assert sessions.count_cached(claim_of("a", "x", "y")) == 70
+    assert sessions.count_cached(claim_of("a", "z", "y")) == 0
+    assert sessions.count_cached(claim_of("a", "x", "y", temperature=0.5)) == 0
+    sessions.begin_turn(b"a", 3.0)
+    assert sessions.count_cached(claim_of("a", "x", "y")) == 0, "another turn has it"
