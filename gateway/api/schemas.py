@@ -9,6 +9,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+_SESSION = Field(
+    None, description="Requests with the same one are a session: the next one goes where its cache is (`X-Session`)."
+)
+
 
 class _Open(BaseModel):
     model_config = ConfigDict(extra="allow")
@@ -32,6 +36,7 @@ class _Generation(_Inference):
     top_p: float | None = None
     stop: str | list[str] | None = None
     seed: int | None = None
+    session_id: str | None = _SESSION
 
 
 class ChatMessage(_Open):
@@ -68,7 +73,7 @@ class ChatCompletionRequest(_Generation):
         None, description="`priority`, `default` or `flex`: the place in the queue among those of the key's tenant."
     )
     prompt_cache_key: str | None = Field(
-        None, description="Requests with the same one go to the same replica, where its load allows."
+        None, description="Requests with the same one go to the same replica, where its load allows, and are a session."
     )
 
 
@@ -96,6 +101,9 @@ class TokenUsage(_Open):
     prompt_tokens: int
     completion_tokens: int | None = None
     total_tokens: int
+    prompt_tokens_details: dict[str, Any] | None = Field(
+        None, description="`cached_tokens`: how many of the prompt came from the engine's cache, where it tells."
+    )
 
 
 class ChatChoice(_Open):
@@ -160,6 +168,7 @@ class ResponsesRequest(_Inference):
     instructions: str | None = None
     stream: bool | None = None
     max_output_tokens: int | None = None
+    session_id: str | None = _SESSION
 
 
 class MessagesTokensRequest(_Inference):
@@ -187,6 +196,7 @@ class MessagesRequest(MessagesTokensRequest):
     top_k: int | None = None
     stream: bool | None = None
     metadata: dict[str, Any] | None = None
+    session_id: str | None = _SESSION
 
 
 class MessageUsage(_Open):
