@@ -122,13 +122,16 @@ class ModelQueue:
             replica = self._room_for(ticket, now)
         else:  # waiting tickets come first
             replica = self._room_past_others(ticket, now)
+        is_full = fair_queue.waiting_count >= self.limit
+        if replica is None and is_full and ticket.session is not None and ticket.session.waits_since is not None:
+            replica = self._least_busy(self.replicas, ticket, now)  # nobody is refused who fits elsewhere than home
         if replica is not None:
             ticket.place = AT_ONCE if not fair_queue.waiting_count else QueuePlace(1, 1 + fair_queue.waiting_count, 0)
             fair_queue.charge_entry(ticket, self.mean_s or _UNKNOWN_COST)
             return self._enter(ticket, replica, now)
         if self.is_loaded and not self.replicas_left(NO_RETRIES, now):
             raise self.explain_unreachable(NO_RETRIES, now)
-        if fair_queue.waiting_count >= self.limit:
+        if is_full:
             position = 2 + fair_queue.waiting_count
             ticket.place = QueuePlace(position, position, self._wait_ms(position))
             raise self._queue_full_error(ticket.place)

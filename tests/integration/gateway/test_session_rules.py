@@ -78,8 +78,8 @@ async def test_engines_are_told_by_their_binding(binding: str | None, rebuilds: 
         assert (name is None) == (binding is None)
         assert name != "s"
         for field, value in (("temperature", 0.6), ("top_k", 3)):
-            decision = "rebuilt" if rebuilds else "reused"
-            assert await ask(here, session_id="s", **{"temperature": 0.6, field: value}) == (200, decision)
+            fields: dict[str, Any] = {"temperature": 0.6, field: value}
+            assert await ask(here, session_id="s", **fields) == (200, "rebuilt" if rebuilds else "reused")
         assert told(engine).get("session_id") == name
 
 

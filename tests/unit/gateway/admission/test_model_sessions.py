@@ -229,6 +229,15 @@ def test_a_turn_that_has_waited_as_long_as_computing_takes_goes_elsewhere() -> N
     assert who(list(here.admission.admit_trials(here.now))) == [(ticket, "m-0")]
 
 
+def test_nobody_is_refused_who_could_go_elsewhere_than_home() -> None:
+    here = harness(session_binding=None, queue_limit=0)
+    (name,) = at_home_in("m-1")
+    turn(here, name, "x", tokens=20_000)
+    learned(here, mean_s=8.0, token_s=0.001)
+    fill(here, "m-1")
+    assert turn(here, name, "x", "y") == ("m-0", "rebuilt")
+
+
 def test_no_replica_is_kept_for_a_turn_that_waits_for_its_home() -> None:
     here = harness(session_binding=None)
     (name,) = at_home_in("m-1")
