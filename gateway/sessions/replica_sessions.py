@@ -58,7 +58,7 @@ class Session:
     """When its last turn began or ended."""
     sampling: Sampling | None = None
     seen: Beginning | None = None
-    """What its last turn asked with; None: no turn has come to an answer yet."""
+    """What its last turn asked with; None: no turn has come to an answer yet, or one that computed it anew has not."""
     tokens: int = 0
     """Tokens of its last turn, prompt and answer; 0: the engine counted none."""
     turns_inside: int = 0
@@ -138,6 +138,8 @@ class ReplicaSessions:
             session.tokens = claim.held_tokens or session.tokens
         elif session.seen is None and not session.turns_inside:
             return self._sessions.pop(claim.key)
+        elif claim.decision == "rebuilt":
+            session.seen, session.tokens = None, 0  # what it began to compute took the place of what was there
         return None
 
     def _continues(self, session: Session, claim: SessionClaim) -> bool:

@@ -115,3 +115,15 @@ def test_a_cache_counts_for_a_turn_that_goes_on_with_it() -> None:
     assert sessions.count_cached(claim_of("a", "x", "y", temperature=0.5)) == 0
     sessions.begin_turn(b"a", 3.0)
     assert sessions.count_cached(claim_of("a", "x", "y")) == 0, "another turn has it"
+
+
+def test_a_turn_that_fails_after_it_began_anew_leaves_no_cache() -> None:
+    sessions = ReplicaSessions(4)
+    turn(sessions, claim_of("a", "x"), tokens=70)
+    for messages, decision, after in ((("x", "y"), "reused", "reused"), (("z",), "rebuilt", "rebuilt")):
+        failing = claim_of("a", *messages)
+        failing.decision = sessions.decide(failing, is_known_elsewhere=False)
+        assert failing.decision == decision
+        turn(sessions, failing, tokens=None)
+        assert sessions.decide(claim_of("a", "x", "y"), is_known_elsewhere=False) == after
+    assert sessions.count_cached(claim_of("a", "x", "y")) == 0
