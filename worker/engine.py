@@ -53,6 +53,9 @@ class Job:
     def __init__(self, counters: Counters) -> None:
         self.prompt_tokens = 0
         self.completion_tokens = 0
+        self.cached_tokens: int | None = None
+        """Tokens of the prompt that the engine had in its cache. Set by the engine before it counts them; None: it does
+        not tell."""
         self._counters = counters
         self._cancelled = threading.Event()
 

@@ -58,6 +58,8 @@ class GenerationRequest(BaseModel):
     guided_json_object: Literal[False] | None = None
     structured_outputs: None = None
     prompt_logprobs: None = None
+    session_id: str | None = None
+    """The session that the request belongs to; None or empty: none."""
 
     @property
     def stops(self) -> list[str]:

@@ -67,8 +67,8 @@ def spec_hash(definition: Definition, image: str | None, served_name: str, *, re
 
     An engine whose hash differs from that of its definition is replaced. Covered are `model_path`, `env`, `extra_args`,
     `memory_mib`, the number of GPUs, `image` (the reference in force), the options as `Hashed` says, and
-    `target_inflight` and `vram_mib` where the command line contains them. Never aliases, scheduling fields, the choice
-    of GPUs, ports or secrets.
+    `target_inflight`, `vram_mib` and `session_cache` where the command line contains them. Never aliases, scheduling
+    fields, the choice of GPUs, ports or secrets.
 
     `render_version` None: this version's. Another one gives the hash of an engine that an earlier version started.
     """
@@ -85,5 +85,7 @@ def spec_hash(definition: Definition, image: str | None, served_name: str, *, re
     }
     if (vram_mib := engine.rendered_vram_mib(definition)) is not None:
         content["vram_mib"] = vram_mib
+    if engine.renders_sessions and definition.session_cache is not None:
+        content["session_cache"] = definition.session_cache
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

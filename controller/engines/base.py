@@ -18,10 +18,12 @@ from controller.engines.memory import Forecast
 from controller.engines.options import FileKind, list_load_fields, list_paths, split_paths
 from controller.schema.admin import Capabilities, PairPresets
 from controller.schema.desired import Definition
-from controller.schema.routing import MaxTokensField, ThinkingControl
+from controller.schema.routing import MaxTokensField, SessionBinding, ThinkingControl
 
 DefinitionT = TypeVar("DefinitionT", bound=Definition)
 RuntimeKind = Literal["docker", "process"]
+LEAST_SESSIONS: Final = 4
+"""Sessions of a replica whose definition does not say how many."""
 SHM_BYTES: Final = 10 * 2**30
 """Size of a container's shared memory, through which tensor parallel workers pass data. An upper bound: memory is taken
 only as it is used."""
@@ -193,6 +195,8 @@ class Engine(Generic[DefinitionT]):
     """Driver capabilities of a container with a GPU, in the words of `NVIDIA_DRIVER_CAPABILITIES`."""
     renders_inflight: ClassVar[bool] = False
     """Whether the command line contains `target_inflight`, which makes it part of the spec hash."""
+    renders_sessions: ClassVar[bool] = False
+    """Whether the command line contains a declared `session_cache`, which makes it part of the spec hash."""
     most_inflight: ClassVar[int | None] = None
     """Requests that one engine can serve in parallel, whatever is configured; None: no limit."""
     computes: ClassVar[bool] = True
@@ -229,6 +233,20 @@ class Engine(Generic[DefinitionT]):
         no more than `most_inflight`."""
         configured_count = self.configured_inflight(definition)
         return configured_count if self.most_inflight is None else min(configured_count, self.most_inflight)
+
+    def configured_sessions(self, definition: DefinitionT) -> int:
+        """Return how many sessions one replica is meant to keep."""
+        if definition.session_cache is not None:
+            return definition.session_cache
+        return max(LEAST_SESSIONS, self.target_inflight(definition))
+
+    def session_cache(self, definition: DefinitionT) -> int:
+        """Return how many sessions one replica keeps; 0: the engine computes every prompt from its beginning."""
+        return 0
+
+    def session_binding(self, definition: DefinitionT) -> SessionBinding | None:
+        """Return how requests name their session; None: the engine finds what it has computed by itself."""
+        return None
 
     def max_choices(self, definition: DefinitionT) -> int | None:
         """Return the highest `n` (answers to one request) that the engine takes; None: no limit of its own. Here 1,

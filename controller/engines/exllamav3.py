@@ -175,6 +175,10 @@ class ExLlamaV3(Engine[ExLlamaV3Definition]):
             override[_QUANT] = None if k_bits is None else f"{k_bits},{v_bits}"
         return override
 
+    def session_cache(self, definition: ExLlamaV3Definition) -> int:
+        """Return the configured number: ExLlamaV3's page cache finds what it has computed, while there is room."""
+        return self.configured_sessions(definition)
+
     def derive_capabilities(self, definition: ExLlamaV3Definition) -> Capabilities:
         """Return which requests the model takes: text, and conversations only where `prompt_format` is declared,
         without tools, JSON schemas or log probabilities. What the definition declares takes precedence.

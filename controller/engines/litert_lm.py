@@ -15,7 +15,7 @@ from controller.engines.options import Flag, Hashed, render_options
 from controller.engines.worker import WORKER_TOKEN_ENV, worker_chat_probe, worker_program
 from controller.schema.admin import Capabilities, Modality
 from controller.schema.desired import Definition
-from controller.schema.routing import ThinkingControl
+from controller.schema.routing import SessionBinding, ThinkingControl
 
 
 class LiteRTLMDefinition(Definition):
@@ -66,7 +66,16 @@ class LiteRTLM(Engine[LiteRTLMDefinition]):
     gpu_capabilities: ClassVar[tuple[str, ...]] = ("compute", "utility", "graphics")
     thinking_switch: ClassVar[ThinkingControl] = "thinking"
     most_inflight: ClassVar[int | None] = 1
+    renders_sessions: ClassVar[bool] = True
     verdicts: ClassVar[tuple[tuple[str, Verdict], ...]] = _VERDICTS
+
+    def session_cache(self, definition: LiteRTLMDefinition) -> int:
+        """Return the configured number: each session is a `Conversation` of the library, with its own KV cache."""
+        return self.configured_sessions(definition)
+
+    def session_binding(self, definition: LiteRTLMDefinition) -> SessionBinding | None:
+        """Return `conversation`."""
+        return "conversation"
 
     def derive_capabilities(self, definition: LiteRTLMDefinition) -> Capabilities:
         """Return which requests the model takes: conversations with tools, and images where a vision backend is
@@ -90,6 +99,8 @@ class LiteRTLM(Engine[LiteRTLMDefinition]):
         args = [*worker_program(self.name, ctx), "--model", ctx.resolve_path(definition.model_path)]
         device = "gpu" if definition.gpu_count else "cpu"
         args += render_options(definition, Flag, fallbacks={"litert_lm_backend": device})
+        if definition.session_cache is not None:
+            args += ("--session-cache", str(definition.session_cache))
         args += ("--cache-dir", str(ctx.cache_dir / "litert-lm"), *definition.extra_args)
         return Launch(tuple(args), dict(definition.env), self.resolve_image(definition, ctx.images), WORKER_TOKEN_ENV)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Final, Literal, Self
 
@@ -15,13 +16,13 @@ from controller.engines.families import PromptFormat, family_of, thinking_modes
 from controller.engines.llama_log import GPU_VERDICTS, MISSING_GPU_VERDICTS, dots_progress, memory_verdicts
 from controller.engines.llama_server import tensor_split_args
 from controller.engines.llama_server_fields import GgmlType
-from controller.engines.memory import WORKER_OVERHEAD, Forecast
+from controller.engines.memory import WORKER_OVERHEAD, Forecast, Unpredicted
 from controller.engines.memory_llama import LlamaLoad, predict_gguf
 from controller.engines.options import Flag, Hashed, Loadable, Switch, render_options
 from controller.engines.worker import WORKER_CHAT_APIS, WORKER_TOKEN_ENV, worker_probe, worker_program
 from controller.schema.admin import Capabilities, PairPresets
 from controller.schema.desired import Definition
-from controller.schema.routing import ThinkingControl
+from controller.schema.routing import SessionBinding, ThinkingControl
 
 _LOADABLE_TYPE: Final = Loadable(
     {"kind": "string_or_null", "format": "ggml_type_name", "default": "f16", "examples": ["f16", "q8_0", "q4_0"]},
@@ -123,7 +124,17 @@ class LlamaCpp(Engine[LlamaCppDefinition]):
     most_inflight: ClassVar[int | None] = 1
     thinking_switch: ClassVar[ThinkingControl] = "thinking"
     load_recommendations: ClassVar[Mapping[str, PairPresets]] = MappingProxyType({"gguf_cache_type_pairs": _PAIRS})
+    renders_sessions: ClassVar[bool] = True
     verdicts: ClassVar[tuple[tuple[str, Verdict], ...]] = _VERDICTS
+
+    def session_cache(self, definition: LlamaCppDefinition) -> int:
+        """Return the declared number, else 0: what a session has computed is kept in main memory, which nobody takes
+        without being asked."""
+        return 0 if definition.gguf_embedding else definition.session_cache or 0
+
+    def session_binding(self, definition: LlamaCppDefinition) -> SessionBinding | None:
+        """Return `name` where sessions are kept."""
+        return "name" if self.session_cache(definition) else None
 
     def derive_capabilities(self, definition: LlamaCppDefinition) -> Capabilities:
         """Return which requests the model takes: embeddings alone with `gguf_embedding`; else text, without log
@@ -175,7 +186,11 @@ class LlamaCpp(Engine[LlamaCppDefinition]):
             full_window=True,  # the default of llama.cpp's library, though not of its server
             host_overhead=WORKER_OVERHEAD,
         )
-        return predict_gguf(definition.model_path, artifacts, load)
+        forecast = predict_gguf(definition.model_path, artifacts, load)
+        if isinstance(forecast, Unpredicted) or not self.session_cache(definition):
+            return forecast
+        kept = forecast.host.kv_cache + forecast.gpu.kv_cache * forecast.gpus  # states of a whole context at most
+        return replace(forecast, host=replace(forecast.host, kv_cache=forecast.host.kv_cache + kept), host_grows=True)
 
     def render_command(self, definition: LlamaCppDefinition, ctx: RenderContext) -> Launch:
         """Return the command line `python -m worker llama_cpp ...` and the definition's environment. As a process,
@@ -184,6 +199,8 @@ class LlamaCpp(Engine[LlamaCppDefinition]):
         args += render_options(definition, Flag)
         args += render_options(definition, Switch)
         args += tensor_split_args(ctx.gpus)
+        if definition.session_cache is not None:
+            args += ("--session-cache", str(self.session_cache(definition)))
         if definition.gpu_count:
             args += ("--gpu-count", str(definition.gpu_count))
         args += definition.extra_args

@@ -15,6 +15,7 @@ from controller.engines.llama_server_memory import SIZE_FLAGS, predict_llama_ser
 from controller.engines.memory import Forecast
 from controller.engines.options import Flag, JsonFlag, PathFlag, Switch, render_options
 from controller.schema.admin import Capabilities
+from controller.schema.routing import SessionBinding
 
 __all__ = ["LlamaServer", "LlamaServerDefinition", "tensor_split_args"]
 
@@ -25,6 +26,10 @@ _DECIMALS: Final = 6
 _CHANGES_PROMPTS: Final = frozenset({"--context-shift", "LLAMA_ARG_CONTEXT_SHIFT", "--override-kv"})
 _SPLIT_CACHE: Final = frozenset({"-no-kvu", "--no-kv-unified", "--kv-unified-per-slot"})
 """Arguments after which each slot has a cache of its own, or all slots share a cache of another size."""
+_OWN_SLOTS: Final = frozenset(
+    {"-cram", "--cache-ram", "LLAMA_ARG_CACHE_RAM", "-np", "--parallel", "LLAMA_ARG_N_PARALLEL"}
+)
+"""Arguments and variables after which the slots, or who is in them, are not what the definition says."""
 
 _GENERATING = (
     "/v1/chat/completions",
@@ -177,6 +182,19 @@ class LlamaServer(Engine[LlamaServerDefinition]):
         """Return the number of slots (`target_inflight`): llama-server starts all answers to a request at once. Never
         None."""
         return self.target_inflight(definition)
+
+    def session_cache(self, definition: LlamaServerDefinition) -> int:
+        """Return the configured number. Where sessions are in slots, the gateway keeps at most as many as there are."""
+        if definition.llama_server_embedding or definition.llama_server_reranking:
+            return 0
+        return self.configured_sessions(definition)
+
+    def session_binding(self, definition: LlamaServerDefinition) -> SessionBinding | None:
+        """Return `slot`; None with `--cache-ram`: llama-server then moves prompts between slots and main memory by
+        itself, and a request that names a slot does not get its prompt back from there."""
+        has_cache_ram = bool(definition.llama_server_cache_ram_mib)
+        finds_itself = has_cache_ram or not _OWN_SLOTS.isdisjoint((*definition.extra_args, *definition.env))
+        return None if finds_itself else "slot"
 
     def context_length(self, definition: LlamaServerDefinition) -> int | None:
         """Return the declared size of the KV cache in tokens, which slots share, so that one request alone may fill it;

@@ -11,7 +11,7 @@ from controller.engines.capabilities import apply_declared
 from controller.engines.options import Hashed
 from controller.schema.admin import Capabilities
 from controller.schema.desired import Definition
-from controller.schema.routing import MaxTokensField, ThinkingControl
+from controller.schema.routing import MaxTokensField, SessionBinding, ThinkingControl
 
 
 class OpenAIRemoteDefinition(Definition):
@@ -96,6 +96,14 @@ class OpenAIRemote(Engine[OpenAIRemoteDefinition]):
     def list_extra_fields(self, definition: OpenAIRemoteDefinition) -> tuple[str, ...] | None:
         """Return the declared names of further request fields (`remote_fields`), none by default. Never None."""
         return tuple(definition.remote_fields)
+
+    def session_cache(self, definition: OpenAIRemoteDefinition) -> int:
+        """Return the configured number for a server that is declared to take `session_id`, else 0."""
+        return self.configured_sessions(definition) if self.session_binding(definition) else 0
+
+    def session_binding(self, definition: OpenAIRemoteDefinition) -> SessionBinding | None:
+        """Return `conversation` if `remote_fields` lists `session_id`: the server may be a LiteRT-LM."""
+        return "conversation" if "session_id" in definition.remote_fields else None
 
     def derive_capabilities(self, definition: OpenAIRemoteDefinition) -> Capabilities:
         """Return which requests the model takes: what the definition declares, else text, conversations, tools, JSON

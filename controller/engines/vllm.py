@@ -81,6 +81,10 @@ class VllmEngine(Engine[VllmFieldsT]):
         """Return `vram_mib` (MiB on each GPU) where it sets the share of each GPU that vLLM takes; else None."""
         return definition.vram_mib if definition.share_follows_vram else None
 
+    def session_cache(self, definition: VllmFieldsT) -> int:
+        """Return the configured number: vLLM's prefix cache finds what it has computed, while there is room."""
+        return self.configured_sessions(definition)
+
     def derive_capabilities(self, definition: VllmFieldsT) -> Capabilities:
         """Return which requests the model takes: embeddings alone with `vllm_embedding`; else text, images where an
         option speaks of images, tools where `vllm_tool_call_parser` is set, and all thinking modes for a known family.

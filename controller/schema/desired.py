@@ -86,6 +86,13 @@ class Definition(BaseModel):
         description="Maximum number of requests that wait in the gateway, per replica; default: "
         "ROUNDHOUSE_QUEUE_LIMIT, else 8 times `target_inflight`.",
     )
+    session_cache: int | None = Field(
+        default=None,
+        ge=0,
+        le=4096,
+        description="Number of sessions whose computed state each replica keeps, at most what its engine can hold; "
+        "default: 4, or `target_inflight` where that is greater (`llama_cpp`: 0). 0: requests belong to no session.",
+    )
     aliases: list[ModelName] = Field(
         default_factory=list, description="Other names that clients may use for the model."
     )

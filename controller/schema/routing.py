@@ -18,6 +18,10 @@ ThinkingControl = Literal["chat_template_kwargs", "thinking", "reasoning_effort"
 """The field of a chat completion request that switches an engine's thinking on or off."""
 MaxTokensField = Literal["max_tokens", "max_completion_tokens"]
 """The field of a chat completion request that limits the tokens of the answer."""
+SessionBinding = Literal["slot", "name", "conversation"]
+"""How a request tells its engine which session it belongs to. `slot`: by `id_slot`, one of `target_inflight` slots.
+`name`: by `session_id`. `conversation`: by `session_id`, too, and the engine computes a session anew when its sampling
+changes."""
 
 
 def _reveal_secret(secret: SecretStr) -> str:
@@ -174,6 +178,13 @@ class ModelRoute(Wire):
     )
     shortens_embeddings: bool = Field(
         default=False, description="Whether the gateway may truncate embeddings to the `dimensions` of a request."
+    )
+    session_cache: int = Field(
+        default=0, description="Sessions of which each replica keeps what it has computed; 0: sessions mean nothing."
+    )
+    session_binding: SessionBinding | None = Field(
+        default=None,
+        description="How the engine is told a request's session; null: it finds what it has computed by itself.",
     )
 
 

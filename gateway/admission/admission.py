@@ -176,6 +176,11 @@ class Admission:
         if ticket.claim is not None and ticket.replica.token_pool is not None:
             ticket.queue.token_estimator.record_usage(ticket.claim.demand, prompt_tokens, answer_tokens)
 
+    def record_prompt(self, ticket: Ticket, tokens: int, seconds: float) -> None:
+        """Record that the engine took `seconds` to the first token of a session's turn, which is inside. `tokens`: of
+        its prompt, without those that were cached."""
+        ticket.queue.sessions.prefill_pace.record_prompt(tokens, seconds)
+
     def record_overrun(self, ticket: Ticket, now: float) -> None:
         """Raise the token estimates of the ticket's model, because the engine reported a full KV cache.
 

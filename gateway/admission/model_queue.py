@@ -10,11 +10,13 @@ from controller.schema.errors import DEFAULT_RETRY_AFTER_S, RoundhouseError
 from controller.schema.routing import Endpoint, ModelRoute
 from controller.schema.status import ModelState
 from gateway.admission.fair_queue import FairQueue
+from gateway.admission.model_sessions import ModelSessions
 from gateway.admission.prefix_affinity import PrefixAffinity
 from gateway.admission.replica_slots import ReplicaSlots
 from gateway.admission.retry_state import NO_RETRIES, RetryState
 from gateway.admission.ticket import AT_ONCE, Grant, QueuePlace, Ticket
 from gateway.admission.token_estimator import TokenEstimator
+from gateway.sessions.replica_sessions import SessionClaim
 
 QUEUE_LIMIT_PER_SLOT: Final = 8
 """Requests that may wait per slot where neither the model's definition nor the gateway's settings set a limit."""
@@ -56,6 +58,7 @@ class ModelQueue:
         "model",
         "replicas",
         "retrying_count",
+        "sessions",
         "target",
         "token_estimator",
     )
@@ -93,6 +96,7 @@ class ModelQueue:
         self._context_length = 0
         """Tokens that one request may take, where tokens are counted."""
         self._affinity: PrefixAffinity[ReplicaSlots] = PrefixAffinity(PREFIXES_KEPT)
+        self.sessions = ModelSessions()
 
     def apply_route(self, route: ModelRoute | None, replicas: Sequence[ReplicaSlots], queue_limit: int | None) -> None:
         """Adopt the model's route of a new table. `route` None: the model is not in the table.
@@ -101,6 +105,7 @@ class ModelQueue:
         afterwards.
         """
         self.is_routed = route is not None
+        self.sessions.apply_route(route, self.replicas, replicas)
         self.replicas = replicas
         self.is_loaded = route is not None and route.state is ModelState.LOADED
         self.target = route.target_inflight if route else 0
@@ -129,13 +134,16 @@ class ModelQueue:
             replica = self._room_for(ticket, now)
         else:  # waiting tickets come first
             replica = self._room_past_others(ticket, now)
+        is_full = fair_queue.waiting_count >= self.limit
+        if replica is None and is_full and ticket.session is not None and ticket.session.waits_since is not None:
+            replica = self._least_busy(self.replicas, ticket, now)  # nobody is refused who fits elsewhere than home
         if replica is not None:
             ticket.place = AT_ONCE if not fair_queue.waiting_count else QueuePlace(1, 1 + fair_queue.waiting_count, 0)
             fair_queue.charge_entry(ticket, self.mean_s or _UNKNOWN_COST)
             return self._enter(ticket, replica, now)
         if self.is_loaded and not self.replicas_left(NO_RETRIES, now):
             raise self.explain_unreachable(NO_RETRIES, now)
-        if fair_queue.waiting_count >= self.limit:
+        if is_full:
             position = 2 + fair_queue.waiting_count
             ticket.place = QueuePlace(position, position, self._wait_ms(position))
             raise self._queue_full_error(ticket.place)
@@ -154,6 +162,8 @@ class ModelQueue:
         """
         replica = ticket.replica
         replica.release(ticket)
+        if replica.placement is not None:
+            replica.placement.release(ticket, now)
         self.inflight -= 1
         seconds = now - ticket.entered_at
         self.fair_queue.settle_slot_time(ticket, seconds)
@@ -288,9 +298,7 @@ class ModelQueue:
         Among equally busy replicas, one that probably has the prompt's beginning in its cache is preferred.
         """
         best: ReplicaSlots | None = None
-        most_taken = self.target - ticket.slots
-        if most_taken < 0:
-            most_taken = min(0, self.target - 1)
+        most_taken = self._most_taken(ticket)
         for replica in replicas:
             taken = replica.slots_taken
             if (
@@ -315,8 +323,50 @@ class ModelQueue:
                     return replica
         return best
 
+    def _most_taken(self, ticket: Ticket) -> int:
+        """How many slots of a replica may be taken where `ticket` goes in; negative: none has slots at all."""
+        most_taken = self.target - ticket.slots
+        return most_taken if most_taken >= 0 else min(0, self.target - 1)
+
+    def _room_at_home(
+        self,
+        claim: SessionClaim,
+        replicas: Sequence[ReplicaSlots],
+        best: ReplicaSlots,
+        ticket: Ticket,
+        now: float,
+        kept_replica: ReplicaSlots | None,
+    ) -> ReplicaSlots | None:
+        """Return the replica that a turn enters: the home of its session, the replica that has most of the session in
+        its cache, or `best`, which has room; None: the ticket waits for its home."""
+        home = self.sessions.find_home(claim, replicas, now)
+        if home is None:
+            return best
+
+        def has_room(replica: ReplicaSlots) -> bool:
+            is_free = replica.slots_taken <= self._most_taken(ticket) and replica.has_tokens(ticket)
+            return is_free and replica.admits_request(now) and replica is not kept_replica
+
+        def stays(replica: ReplicaSlots, other: ReplicaSlots) -> bool:
+            return self.sessions.stays_home(
+                claim, replica, other, self.target, self.mean_s, now, has_room=has_room(replica)
+            )
+
+        holder = self.sessions.find_holder(claim, replicas, now)
+        if holder is not None and holder is not home and not stays(home, holder):
+            home = holder  # the last turn left home, and took the cache along
+        if home is best or not stays(home, best):
+            return best
+        if has_room(home):
+            return home
+        if claim.waits_since is None:
+            claim.waits_since = now
+        return None
+
     def _enter(self, ticket: Ticket, replica: ReplicaSlots, now: float) -> Endpoint:
         replica.admit(ticket, self.target)
+        if ticket.session is not None or replica.placement is not None:
+            self.sessions.admit(ticket, replica, self.replicas, now)
         self.inflight += 1
         self._entered_count += 1
         self._turn = replica.turn = self._turn + 1
@@ -340,7 +390,11 @@ class ModelQueue:
     def _room_for(self, ticket: Ticket, now: float, kept_replica: ReplicaSlots | None = None) -> ReplicaSlots | None:
         if self._token_share is not None and ticket.claim is not None:
             ticket.claim.estimate_tokens(self.token_estimator, self._context_length, self._token_share)
-        return self._least_busy(self._allowed_replicas(ticket, now), ticket, now, kept_replica)
+        replicas = self._allowed_replicas(ticket, now)
+        best = self._least_busy(replicas, ticket, now, kept_replica)
+        if ticket.session is None or best is None or len(replicas) == 1:
+            return best
+        return self._room_at_home(ticket.session, replicas, best, ticket, now, kept_replica)
 
     def _allowed_replicas(self, ticket: Ticket, now: float) -> Sequence[ReplicaSlots]:
         return self.replicas if ticket.retries is NO_RETRIES else self.replicas_left(ticket.retries, now)
@@ -374,6 +428,8 @@ class ModelQueue:
             if not has_spare_slot:
                 if ticket.retries is NO_RETRIES:
                     break  # no replica has room for any ticket
+            elif ticket.session is not None and self._least_busy(self._allowed_replicas(ticket, now), ticket, now):
+                continue  # the ticket waits for its home, and fits elsewhere
             elif is_first_too_large and self._has_spare_slot(self._allowed_replicas(ticket, now), now):
                 is_first_too_large = False
                 kept_replica = self._replica_to_keep(ticket, now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from controller.schema.routing import Endpoint
 from gateway.admission.circuit_breaker import CircuitBreaker
+from gateway.admission.session_placement import SessionPlacement
 from gateway.admission.ticket import Queue, Ticket
 from gateway.admission.token_pool import TokenPool
 
@@ -14,7 +15,17 @@ class ReplicaSlots:
     Lives from the first table that has the replica until it has left the table and no request is inside.
     """
 
-    __slots__ = ("breaker", "endpoint", "inflight", "is_routed", "queue", "slots_taken", "token_pool", "turn")
+    __slots__ = (
+        "breaker",
+        "endpoint",
+        "inflight",
+        "is_routed",
+        "placement",
+        "queue",
+        "slots_taken",
+        "token_pool",
+        "turn",
+    )
 
     def __init__(self, endpoint: Endpoint, queue: Queue) -> None:
         self.queue = queue
@@ -30,6 +41,8 @@ class ReplicaSlots:
         """Whether the replica is in the table in force."""
         self.token_pool: TokenPool | None = None
         """Tokens of the replica's KV cache; None: they are not counted; see `Endpoint.kv_cache_tokens`."""
+        self.placement: SessionPlacement | None = None
+        """The sessions that the replica keeps; None: no turn of a session has entered it."""
         self.apply_endpoint(endpoint)
 
     def apply_endpoint(self, endpoint: Endpoint) -> None:

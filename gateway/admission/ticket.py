@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import Endpoint
@@ -12,6 +12,11 @@ from gateway.admission.circuit_breaker import CircuitBreaker
 from gateway.admission.retry_state import NO_RETRIES, RetryState
 from gateway.admission.token_estimator import TokenEstimator
 from gateway.admission.token_pool import TokenClaim, TokenPool
+from gateway.sessions.replica_sessions import SessionClaim
+
+if TYPE_CHECKING:
+    from gateway.admission.model_sessions import ModelSessions
+    from gateway.admission.session_placement import SessionPlacement
 
 _RANKS: Final = 3
 
@@ -28,6 +33,7 @@ class Slots(Protocol):
     token_pool: TokenPool | None
     is_routed: bool
     breaker: CircuitBreaker | None
+    placement: SessionPlacement | None
 
     def release(self, ticket: Ticket) -> None:
         """Give back the slots and KV cache tokens of `ticket`. Call once for a ticket that is inside this replica."""
@@ -50,6 +56,7 @@ class Queue(Protocol):
     is_routed: bool
     is_loaded: bool
     token_estimator: TokenEstimator
+    sessions: ModelSessions
 
     @property
     def fair_queue(self) -> QueueLength:
@@ -109,6 +116,7 @@ class Ticket:
         "account",
         "blocked_at",
         "claim",
+        "engine_slot",
         "entered_at",
         "expected_s",
         "held_slots",
@@ -121,6 +129,7 @@ class Ticket:
         "rank",
         "replica",
         "retries",
+        "session",
         "slots",
         "state",
         "tenant",
@@ -151,12 +160,14 @@ class Ticket:
         prefix: Sequence[int] = (),
         slots: int = 1,
         claim: TokenClaim | None = None,
+        session: SessionClaim | None = None,
     ) -> None:
         """`owner`: any object of the caller, to find it again in a `Grant`. `model`: the model's own name, no alias.
 
         `weight`: the tenant's share, above 0. `rank`: 0 priority, 1 default, 2 flex. `prefix`: see
         `prefix_affinity.prefix_keys`. `slots`: slots to take of one replica; one that has fewer gives all of them.
         `claim`: KV cache tokens to take; None: the request's tokens are not counted.
+        `session`: the request's turn in a session; None: it belongs to none.
         """
         self.owner = owner
         self.model = model
@@ -166,6 +177,9 @@ class Ticket:
         self.prefix = prefix
         self.slots = slots
         self.claim = claim
+        self.session = session
+        self.engine_slot: int | None = None
+        """Inside: the slot of the engine to name in the request; None: the engine chooses."""
         self.blocked_at: int | None = None
         """How many requests of the model had entered when this one first needed more of a replica than was free; None:
         that has not happened."""

@@ -123,7 +123,15 @@ _OTHERS: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 _STREAM: Final[dict[int | str, dict[str, Any]]] = {
-    200: {"content": {"text/event-stream": {"schema": {"type": "string", "description": "With `stream: true`."}}}}
+    200: {
+        "content": {"text/event-stream": {"schema": {"type": "string", "description": "With `stream: true`."}}},
+        "headers": {
+            "x-session": {
+                "description": "What the turn of a session finds in its replica; without a session there is none.",
+                "schema": {"type": "string", "enum": ["new", "reused", "rebuilt"]},
+            }
+        },
+    }
 }
 
 ANY_OTHER: Final[dict[int | str, dict[str, Any]]] = {

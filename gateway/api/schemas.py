@@ -9,6 +9,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+_SESSION = Field(
+    None, description="Requests with the same one are a session: the next one goes where its cache is (`X-Session`)."
+)
+
 
 class _Open(BaseModel):
     model_config = ConfigDict(extra="allow")
@@ -36,6 +40,7 @@ class _Generation(_Inference):
     top_p: float | None = None
     stop: str | list[str] | None = None
     seed: int | None = None
+    session_id: str | None = _SESSION
 
 
 class ChatMessage(_Open):
@@ -84,7 +89,9 @@ class ChatCompletionRequest(_Generation):
         "key's tenant.",
     )
     prompt_cache_key: str | None = Field(
-        None, description="Requests with the same value go to the same replica if its load allows it."
+        None,
+        description="Requests with the same value belong to one session, and go to the same replica if its load "
+        "allows it.",
     )
 
 
@@ -112,6 +119,9 @@ class TokenUsage(_Open):
     prompt_tokens: int
     completion_tokens: int | None = None
     total_tokens: int
+    prompt_tokens_details: dict[str, Any] | None = Field(
+        None, description="`cached_tokens`: how many of the prompt came from the engine's cache, where it tells."
+    )
 
 
 class ChatChoice(_Open):
@@ -176,6 +186,7 @@ class ResponsesRequest(_Inference):
     instructions: str | None = None
     stream: bool | None = None
     max_output_tokens: int | None = None
+    session_id: str | None = _SESSION
 
 
 class MessagesTokensRequest(_Inference):
@@ -207,6 +218,7 @@ class MessagesRequest(MessagesTokensRequest):
     top_k: int | None = None
     stream: bool | None = None
     metadata: dict[str, Any] | None = None
+    session_id: str | None = _SESSION
 
 
 class MessageUsage(_Open):

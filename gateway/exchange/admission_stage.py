@@ -22,6 +22,7 @@ from gateway.protocols.api_matrix import ServingOption, serving_option
 from gateway.protocols.common.choices import count_slots
 from gateway.protocols.common.prompt_length import check_length
 from gateway.routing.availability import refusal_of
+from gateway.sessions.replica_sessions import SessionClaim
 
 if TYPE_CHECKING:
     from gateway.exchange.exchange import Exchange
@@ -108,7 +109,7 @@ class AdmissionStage:
         rank = caller.tier_rank(fields.get("service_tier"))
         slots = count_slots(fields, route)
         claim = TokenClaim(read_demand(request.size, request.text_bytes + exchange.extra_text_bytes, fields, slots))
-        return Ticket(self, route.name, caller.tenant, caller.weight, rank, prefix, slots, claim)
+        return Ticket(self, route.name, caller.tenant, caller.weight, rank, prefix, slots, claim, exchange.session)
 
     def _wait_in_queue(self, route: ModelRoute, now: float) -> None:
         """Note that admission has put the ticket into the queue."""
@@ -298,6 +299,20 @@ class AdmissionStage:
         usage = self._exchange.account.usage
         if usage is not None:
             services.admission.record_usage(ticket, usage.prompt, usage.completion)
+        if ticket.session is not None and attempt is not None and not attempt.is_refused:
+            self._record_turn(ticket.session, ticket, attempt)
         grants = services.admission.release_ticket(ticket, now)
         if grants:
             services.turns.grant_slots(grants)
+
+    def _record_turn(self, claim: SessionClaim, ticket: Ticket, attempt: Attempt) -> None:
+        """Note what the engine holds of a session after an answer, or a part of one."""
+        exchange = self._exchange
+        first_byte_at, usage = exchange.answer.first_byte_at, exchange.account.usage
+        if first_byte_at is None:
+            return
+        claim.held_tokens = 0 if usage is None else usage.prompt + usage.completion
+        if usage is not None and exchange.is_stream:
+            cached_tokens = usage.cached if usage.cached is not None else claim.cached_tokens
+            prompt_s = first_byte_at - attempt.sent_at
+            exchange.services.admission.record_prompt(ticket, usage.prompt - cached_tokens, prompt_s)

@@ -21,6 +21,7 @@ from gateway.exchange.response_hooks import RESPONSE_HOOKS, open_turn_hooks
 from gateway.exchange.response_session import PATH as RESPONSES_PATH
 from gateway.exchange.response_session import ResponseSession, SocketTurn
 from gateway.exchange.services import Services
+from gateway.exchange.session_hooks import SESSION_HOOKS
 from gateway.exchange.stream_hooks import STREAM_HOOKS
 from gateway.ingress.authenticator import Authenticator, KeylessWarning
 from gateway.routing.table import Routes
@@ -66,7 +67,7 @@ class InferenceDispatcher:
         self.body_budget = BodyBudget(services.settings.body_memory_bytes)
         """See InferenceRoutes."""
         named_apis = {(api.method.encode(), api.path.encode()): api for api in apis}
-        self._openers = {name: partial(self._open_exchange, api, _HOOKS[api.state]) for name, api in named_apis.items()}
+        self._openers = {name: partial(self._open_exchange, api, _hooks_of(api)) for name, api in named_apis.items()}
         self._responses_api = named_apis[b"POST", RESPONSES_PATH]
         self._keyless_warning = KeylessWarning(
             services.settings.host, serves_everybody=services.settings.serves_everybody
@@ -172,7 +173,7 @@ class InferenceDispatcher:
         return lambda connection: ResponseSession(connection, headers, self._open_turn, bounds)
 
     def _open_turn(self, call: ClientCall, turn: SocketTurn) -> Handler:
-        return self._open_exchange(self._responses_api, FILE_HOOKS + open_turn_hooks(turn), call)
+        return self._open_exchange(self._responses_api, FILE_HOOKS + open_turn_hooks(turn) + SESSION_HOOKS, call)
 
     def _check_running(self) -> None:
         if self._is_stopping:
@@ -193,6 +194,10 @@ class InferenceDispatcher:
         for model in list(services.admission.depths):
             for ticket in services.admission.waiting_tickets(model):
                 ticket.owner.follow_table()
+
+
+def _hooks_of(api: ApiSpec) -> ExchangeHooks:
+    return _HOOKS[api.state] + SESSION_HOOKS if api.streams else _HOOKS[api.state]
 
 
 def _stopped_error() -> RoundhouseError:

@@ -11,6 +11,8 @@ from gateway.admission.admission import Ticket, cache_exhausted_error
 from gateway.exchange.attempt import AnswerForm, Attempt
 from gateway.exchange.exchange_state import ExchangeState
 from gateway.exchange.gathering import learn_pace, should_gather
+from gateway.protocols.common.request import InferenceRequest
+from gateway.sessions.session_name import SESSION_FIELD
 from gateway.upstream.client import EngineBrokenError, EngineFailureError, EngineRefusedError
 
 if TYPE_CHECKING:
@@ -53,7 +55,10 @@ class EngineStage:
         may_gather = (api.streams or api.gathers) and not exchange.is_stream
         is_gathered = may_gather and should_gather(services, route, request)
         collector = dialect.open_collector(request) if is_gathered else None
-        body = request.fill(dialect.engine_body(request, route, as_stream=collector is not None))
+        encoded = dialect.engine_body(request, route, as_stream=collector is not None)
+        if ticket is not None and (ticket.engine_slot is not None or ticket.session is not None):
+            encoded = _name_session(encoded, ticket, route, request)
+        body = request.fill(encoded)
         headers = services.lines.engine_headers(exchange.answer.request_id, exchange.client.headers)
         # A kept connection that broke may merely have been stale; a second one would prove nothing.
         fresh = exchange.account.attempts > 0
@@ -167,6 +172,16 @@ class EngineStage:
         exchange, attempt = self._exchange, self._attempt
         is_unanswered = exchange.answer.first_byte_at is None and exchange.has_body
         return attempt is not None and attempt.asks_for_stream and is_unanswered
+
+
+def _name_session(body: bytes, ticket: Ticket, route: ModelRoute, request: InferenceRequest) -> bytes:
+    """Return the engine's body with the field that names the request's session or slot there, if it is to have one."""
+    field = b""
+    if ticket.engine_slot is not None and "id_slot" not in request.outline_fields:
+        field = b'"id_slot":%d,' % ticket.engine_slot
+    elif ticket.session is not None and route.session_binding in ("name", "conversation"):
+        field = b'"%b":"%b",' % (SESSION_FIELD.encode(), ticket.session.key.hex().encode())
+    return body.replace(b"{", b"{" + field, 1) if field else body
 
 
 def _may_be_resent(ticket: Ticket) -> bool:

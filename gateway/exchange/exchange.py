@@ -35,6 +35,7 @@ from gateway.protocols.common.request import InferenceRequest
 from gateway.routing.availability import find_model, not_loaded_in_time
 from gateway.server.call import ClientCall, Handler
 from gateway.server.request_head import explain_unread_body
+from gateway.sessions.replica_sessions import SessionClaim
 from gateway.tenancy.api_keys import ANONYMOUS, Caller
 from gateway.tenancy.rate_limits import estimated_tokens
 
@@ -71,6 +72,7 @@ class Exchange:
         "outlives_client",
         "request",
         "services",
+        "session",
         "state",
     )
 
@@ -104,6 +106,8 @@ class Exchange:
         """Set by hooks: the request goes on when its client leaves."""
         self.hides_paths = False
         """Set by hooks: others than the caller may read the answer, so its errors must not name files of the server."""
+        self.session: SessionClaim | None = None
+        """Set by hooks before admission: the request's turn in a session; None: it belongs to none."""
         self.extra_text_bytes = 0
         """For hooks to set before admission: bytes of text in the engine's prompt that the request does not have."""
         self.ending_requests = 0

@@ -29,7 +29,8 @@ def learn_pace(services: Services, route: ModelRoute, attempt: Attempt) -> None:
     """
     usage = attempt.usage
     if usage is not None:
-        services.paces.of(route.name).record_answer(*usage, services.now() - attempt.sent_at)
+        pace = services.paces.of(route.name)
+        pace.record_answer(usage.prompt, usage.completion, services.now() - attempt.sent_at)
 
 
 def _ends_soon(services: Services, model: str, request: InferenceRequest) -> bool:

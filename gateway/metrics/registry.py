@@ -58,6 +58,14 @@ class RequestSeries:
             prompt, completion = self._tokens or self._token_counters()
             prompt.value += usage.prompt
             completion.value += usage.completion
+            if usage.cached:
+                self._requests.cached_tokens.counter_of(self._labels[0]).value += usage.cached
+
+    def count_turn(self, decision: str, usage: Usage | None) -> None:
+        """Count a turn of a session. `decision`: what the answer's `X-Session` says."""
+        self._requests.session_turns.counter_of(self._labels[0], decision).value += 1
+        if decision == "reused" and usage is not None and usage.cached == 0:
+            self._requests.session_misses.counter_of(self._labels[0]).value += 1
 
     def count_waited(self, seconds: float) -> None:
         """Count a request that had to wait for its slot. Call when it has the slot."""
@@ -188,6 +196,21 @@ class _RequestCollector(Collector):
             "roundhouse_gateway_tokens",
             "Tokens as engines counted them; direction is `in` (prompt) or `out` (completion).",
             ("model", "direction"),
+        )
+        self.cached_tokens = FastCounters(
+            "roundhouse_gateway_cached_tokens",
+            "Tokens of prompts that engines had in their cache, where they tell; they count in `in`, too.",
+            ("model",),
+        )
+        self.session_turns = FastCounters(
+            "roundhouse_gateway_session_turns",
+            "Turns of sessions, by what `X-Session` says: `new`, `reused` or `rebuilt`.",
+            ("model", "decision"),
+        )
+        self.session_misses = FastCounters(
+            "roundhouse_gateway_session_misses",
+            "Turns said to be `reused` of which the engine had nothing in its cache.",
+            ("model",),
         )
         self.retries = FastCounters(
             "roundhouse_gateway_retries",

@@ -7,8 +7,20 @@ from importlib import import_module
 
 from tests.bench.report import show
 
-BENCHES = ("plan", "reaction", "size", "gateway", "translation", "admin", "swap", "engine", "tokens", "streams")
-WITH_OPTIONS = ("gateway", "engine", "tokens", "streams")
+BENCHES = (
+    "plan",
+    "reaction",
+    "size",
+    "gateway",
+    "translation",
+    "admin",
+    "swap",
+    "engine",
+    "tokens",
+    "streams",
+    "affinity",
+)
+WITH_OPTIONS = ("gateway", "engine", "tokens", "streams", "affinity")
 """Take options of their own, after their name: `ARGS="gateway --rounds 2 --without litellm"`."""
 
 
@@ -18,7 +30,7 @@ def main() -> None:
         prog="make bench ARGS=",
         epilog="Of gateway alone: --rounds N, --without nginx|litellm, --profile. "
         "Of engine alone: --rounds N, --without llama-server|vllm|fake, --only WORDS. Of tokens alone: --rounds N. "
-        "Of streams alone: --rounds N, --against CHECKOUT.",
+        "Of streams alone: --rounds N, --against CHECKOUT. Of affinity alone: --rounds N.",
     )
     parser.add_argument("benches", nargs="*", metavar="BENCH", help=f"any of {', '.join(BENCHES)}; default: all")
     parser.add_argument("--json", action="store_true", help="one JSON object per figure")

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from controller.schema.routing import Endpoint, ModelRoute, RoutingTable, Stamp
+from controller.schema.routing import Endpoint, ModelRoute, RoutingTable, SessionBinding, Stamp
 from controller.schema.status import ModelState
 from gateway.admission.admission import Admission, Grant, Ticket
 from gateway.admission.token_pool import TokenClaim
 from gateway.routing.table import Routes
+from gateway.sessions.replica_sessions import Sampling, SessionClaim
+from gateway.sessions.transcript import Transcript
 
 
 def route_of(
@@ -19,6 +21,8 @@ def route_of(
     target: int = 1,
     queue_limit: int | None = None,
     state: ModelState = ModelState.LOADED,
+    session_cache: int = 0,
+    session_binding: SessionBinding | None = None,
 ) -> ModelRoute:
     """A model with these replicas."""
     return ModelRoute(
@@ -30,7 +34,19 @@ def route_of(
         endpoints=tuple(Endpoint(replica=each, base_url=f"http://{each}") for each in replicas),
         target_inflight=target,
         queue_limit=queue_limit,
+        session_cache=session_cache,
+        session_binding=session_binding,
     )
+
+
+def claim_of(
+    name: str, messages: Sequence[str] = (), *, temperature: float | None = None, tokens: int | None = 1_000
+) -> SessionClaim:
+    """A turn of a session that asks with these messages, after which the engine holds `tokens`; None: the turn comes to
+    no answer."""
+    claim = SessionClaim(name.encode().ljust(16), Transcript(messages), Sampling(temperature=temperature))
+    claim.held_tokens = tokens
+    return claim
 
 
 def routes_of(*models: ModelRoute) -> Routes:
@@ -61,9 +77,10 @@ class AdmissionHarness:
         prefix: Sequence[int] = (),
         slots: int = 1,
         claim: TokenClaim | None = None,
+        session: SessionClaim | None = None,
     ) -> Ticket:
         """A new ticket, inside or waiting."""
-        ticket = Ticket(None, model, tenant, weight, rank, prefix, slots, claim)
+        ticket = Ticket(None, model, tenant, weight, rank, prefix, slots, claim, session)
         endpoint = self.admission.admit_ticket(ticket, self.routes.models[model], self.now)
         assert (endpoint is None) == (ticket.state == "waiting")
         if endpoint is not None:

@@ -1,4 +1,4 @@
-"""LiteRT-LM: serves a `.litertlm` model in this process, one request at a time. The last conversation is kept."""
+"""LiteRT-LM: serves a `.litertlm` model in this process, one request at a time. Each session keeps its conversation."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import random
 from argparse import ArgumentParser, Namespace
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from worker.bindings import litert_messages
+from worker.bindings.litert_conversations import HeldConversation, HeldConversations
 from worker.engine import Api, FinishReason, Job, Piece
 from worker.errors import LoadError, RequestError
 from worker.partial_engine import PartialEngine
@@ -28,6 +28,7 @@ BACKENDS: Final = ("cpu", "gpu")
 TOP_K, TOP_P, TEMPERATURE = 40, 0.95, 1.0
 """Sampling values if neither request nor file sets them. LiteRT-LM's own default takes the most probable token at any
 temperature."""
+SESSIONS: Final = 4
 ANY_TOP_K: Final = 1 << 20
 """A `top_k` beyond the size of any vocabulary."""
 
@@ -54,6 +55,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--max-tokens", type=int, metavar="N", help="tokens of a conversation; default: the file's")
     parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="for compiled weights; default: beside the model")
+    parser.add_argument(
+        "--session-cache", type=int, default=SESSIONS, metavar="N", help=f"sessions to keep; default: {SESSIONS}"
+    )
 
 
 def create(args: Namespace) -> LiteRTLM:
@@ -61,20 +65,10 @@ def create(args: Namespace) -> LiteRTLM:
     return LiteRTLM(args)
 
 
-@dataclass(slots=True)
-class _HeldConversation:
-    """A conversation whose last answer is complete, kept for a request that continues it."""
-
-    conversation: Any
-    key: str
-    """Sampling, tools and template variables, which must be the same in that request."""
-    messages: list[dict[str, Any]]
-    """All messages so far, the last answer included."""
-
-
 class LiteRTLM(PartialEngine):
     """The engine `litert_lm`: serves chats of one model by a `litert_lm.Engine`, one at a time. A request that
-    continues the conversation of the one before sends its last message alone, because the cache holds the rest."""
+    continues the conversation of its session, or without a session that of the request before, sends its last message
+    alone, because the cache holds the rest."""
 
     slots = 1
     context_length: int | None = None
@@ -88,7 +82,7 @@ class LiteRTLM(PartialEngine):
         self._sampler: Any = None
         """Sampling settings of the file; None: it has none."""
         self._tells_tools = False
-        self._held: _HeldConversation | None = None
+        self._held = HeldConversations(args.session_cache)
 
     def load_model(self) -> None:
         """Load the file, and read whether its chat template takes tools. Raises LoadError if the package is missing, or
@@ -161,12 +155,14 @@ class LiteRTLM(PartialEngine):
             raise RequestError("The last message must be the user's, or a tool's result.", param=place)
         penalties = self._penalties(request)
         key = json.dumps([self._sampling(request), request.offered_tools, build_variables(request)], sort_keys=True)
-        previous, self._held = self._held, None
-        if previous is not None and not (previous.key == key and previous.messages == messages[:-1]):
-            previous.conversation.close()
-            previous = None
-        conversation = previous.conversation if previous else self._conversation(request, messages[:-1])
+        session_id = request.session_id or None
+        conversation = self._held.take(session_id, key, messages[:-1])
+        job.cached_tokens = 0 if conversation is None else conversation.token_count
+        if conversation is None:
+            self._held.make_room(session_id)
+            conversation = self._conversation(request, messages[:-1])
         before = conversation.token_count
+        is_held = False
         stream = conversation.send_message_async(
             messages[-1], max_output_tokens=request.token_limit, repetition_penalty_config=penalties
         )
@@ -181,9 +177,11 @@ class LiteRTLM(PartialEngine):
             )
             # The cache holds thoughts, which the template would leave out, and lacks the end of a cut answer.
             if is_complete and not any(piece.thought or _may_lack_calls(piece, request) for piece in pieces):
-                self._held = _HeldConversation(conversation, key, [*messages, litert_messages.answer_of(pieces)])
+                held = HeldConversation(conversation, key, [*messages, litert_messages.answer_of(pieces)])
+                self._held.keep(session_id, held)
+                is_held = True
         finally:
-            if self._held is None:
+            if not is_held:
                 _close_conversation(conversation, stream)
 
     def _stream_answer(
@@ -242,6 +240,18 @@ class LiteRTLM(PartialEngine):
         return "stop" if text and len(self._engine.tokenize(text)) == token_count - 1 else "length"
 
     def _conversation(self, request: ChatRequest, earlier: list[dict[str, Any]]) -> Any:
+        try:
+            return self._create_conversation(request, earlier)
+        except RuntimeError as error:
+            if not self._held.drop_all():  # they take memory, of which there may not be enough
+                raise _conversation_error(error) from None
+        try:
+            return self._create_conversation(request, earlier)
+        except RuntimeError as error:
+            raise _conversation_error(error) from None
+
+    def _create_conversation(self, request: ChatRequest, earlier: list[dict[str, Any]]) -> Any:
+        """Return a new conversation with these messages. Raises RuntimeError."""
         library = self._library
         sampling = self._sampling(request)
         seed = random.randrange(1 << 31) if sampling["seed"] is None else sampling["seed"]  # noqa: S311 - no secret
@@ -251,17 +261,14 @@ class LiteRTLM(PartialEngine):
         )
         context = build_variables(request)
         thinking = context.get("enable_thinking")
-        try:
-            return self._engine.create_conversation(
-                messages=earlier,
-                tools=self._describe_tools(request.offered_tools),
-                automatic_tool_calling=False,
-                extra_context=context,
-                thinking_config=None if thinking is None else library.ThinkingConfig(enable_thinking=bool(thinking)),
-                sampler_config=sampler,
-            )
-        except RuntimeError as error:
-            raise _conversation_error(error) from None
+        return self._engine.create_conversation(
+            messages=earlier,
+            tools=self._describe_tools(request.offered_tools),
+            automatic_tool_calling=False,
+            extra_context=context,
+            thinking_config=None if thinking is None else library.ThinkingConfig(enable_thinking=bool(thinking)),
+            sampler_config=sampler,
+        )
 
     def _sampling(self, request: ChatRequest) -> dict[str, Any]:
         sampling = request.model_dump(include={"temperature", "top_p", "top_k", "seed"})

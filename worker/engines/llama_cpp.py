@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from worker.bindings.llama_devices import check_gpus
 from worker.bindings.llama_prompts import Forms
+from worker.bindings.llama_states import SessionStates
 from worker.bindings.llama_vocabulary import LlamaVocabulary
 from worker.engine import Api, FinishReason, Job, Piece, call_id
 from worker.errors import LoadError, RequestError
@@ -61,6 +62,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--type-k", choices=KV_CACHE_TYPES, default="f16", help="type of the K cache")
     parser.add_argument("--type-v", choices=KV_CACHE_TYPES, default="f16", help="type of the V cache")
     parser.add_argument("--embedding", action="store_true", help="serve embeddings, and nothing else")
+    parser.add_argument(
+        "--session-cache", type=int, default=0, metavar="N", help="sessions to keep in main memory; default: 0"
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--chat-format", metavar="F", help="a chat format of llama-cpp-python's; default: the model's")
     form.add_argument("--prompt-format", choices=PROMPT_FORMATS, help="what the chat template in the file is")
@@ -105,6 +109,7 @@ class LlamaCpp:
         self._log: _Log
         self._vocabulary: LlamaVocabulary
         self._forms: Forms
+        self._states: SessionStates
 
     def load_model(self) -> None:
         """Load the file. llama.cpp's log goes to stderr; after the load, only its warnings and errors do. Raises
@@ -142,6 +147,7 @@ class LlamaCpp:
         if not args.embedding:
             formats = {"chat_format": args.chat_format, "prompt_format": args.prompt_format}
             self._forms = Forms(llama_cpp, self._llama, self._vocabulary, **formats)
+            self._states = SessionStates(llama_cpp, self._llama, args.session_cache)
         self._log.hide_info()
         self._llama.verbose = False
 
@@ -263,6 +269,7 @@ class LlamaCpp:
                 "An answer that is held to a form ends with it: leave `ignore_eos` out.", param="ignore_eos"
             )
         job.check_cancelled()
+        self._states.enter(request.session_id or None, tokens)
         self._llama.set_seed(self._llama_cpp.LLAMA_DEFAULT_SEED if request.seed is None else request.seed)
         generated_tokens = self._llama.generate(
             tokens,
@@ -276,6 +283,7 @@ class LlamaCpp:
         with closing(generated_tokens):
             for number, token in enumerate(generated_tokens, 1):
                 if number == 1:
+                    job.cached_tokens = self._states.count_cached(tokens)
                     job.count_prompt_tokens(len(tokens))
                 job.count_token()
                 if self._vocabulary.is_end_token(token):

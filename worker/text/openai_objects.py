@@ -30,7 +30,10 @@ def usage_object(job: Job) -> Object:
     """Return the token counts of a job, as far as it has come, as OpenAI's `usage`: of the prompt, of the answer, and
     their sum."""
     total = job.prompt_tokens + job.completion_tokens
-    return {"prompt_tokens": job.prompt_tokens, "completion_tokens": job.completion_tokens, "total_tokens": total}
+    usage = {"prompt_tokens": job.prompt_tokens, "completion_tokens": job.completion_tokens, "total_tokens": total}
+    return (
+        usage if job.cached_tokens is None else usage | {"prompt_tokens_details": {"cached_tokens": job.cached_tokens}}
+    )
 
 
 def error_object(message: str, code: str, status: int, param: str | None = None) -> Object:

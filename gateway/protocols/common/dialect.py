@@ -25,6 +25,8 @@ class Usage(NamedTuple):
 
     prompt: int = 0
     completion: int = 0
+    cached: int | None = None
+    """Tokens of the prompt that the engine had in its cache; None: it does not tell."""
 
 
 class EventStream(Protocol):

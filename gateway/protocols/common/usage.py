@@ -43,10 +43,13 @@ def usage_of(value: Any) -> Usage | None:
     if not isinstance(value, dict):
         return None
     if "input_tokens" in value or "output_tokens" in value:
-        cached_tokens = _count(value.get("cache_read_input_tokens")) + _count(value.get("cache_creation_input_tokens"))
-        return Usage(_count(value.get("input_tokens")) + cached_tokens, _count(value.get("output_tokens")))
-    prompt_tokens = value["prompt_tokens"] if "prompt_tokens" in value else value.get("total_tokens")
-    return Usage(_count(prompt_tokens), _count(value.get("completion_tokens")))
+        read_tokens = _count(value.get("cache_read_input_tokens"))
+        written_tokens = _count(value.get("cache_creation_input_tokens"))
+        prompt_tokens = _count(value.get("input_tokens")) + read_tokens + written_tokens
+        cached_tokens = read_tokens if "cache_read_input_tokens" in value else _cached_tokens(value, "input")
+        return Usage(prompt_tokens, _count(value.get("output_tokens")), cached_tokens)
+    prompt_tokens = _count(value["prompt_tokens"] if "prompt_tokens" in value else value.get("total_tokens"))
+    return Usage(prompt_tokens, _count(value.get("completion_tokens")), _cached_tokens(value, "prompt"))
 
 
 def add_usage(sum_: Usage | None, usage: Usage) -> Usage:
@@ -54,7 +57,8 @@ def add_usage(sum_: Usage | None, usage: Usage) -> Usage:
     None: there are none. Completion tokens are added up; the prompt counts once, with the larger of the two counts."""
     if sum_ is None:
         return usage
-    return Usage(max(sum_.prompt, usage.prompt), sum_.completion + usage.completion)
+    cached_tokens = usage.cached if sum_.cached is None else sum_.cached
+    return Usage(max(sum_.prompt, usage.prompt), sum_.completion + usage.completion, cached_tokens)
 
 
 class UsageTally:
@@ -86,6 +90,12 @@ class UsageTally:
             self.usage = add_usage(self._ended, usage)
             if isinstance(choices, list) and isinstance(choices[0], dict) and choices[0].get("finish_reason"):
                 self._ended = self.usage
+
+
+def _cached_tokens(usage: dict[str, Any], kind: str) -> int | None:
+    details = usage.get(f"{kind}_tokens_details")
+    tokens = details.get("cached_tokens") if isinstance(details, dict) else None
+    return None if tokens is None else _count(tokens)
 
 
 def _count(value: Any) -> int:

@@ -21,6 +21,7 @@ SCHEDULING: Final[dict[str, Any]] = {
     "replica_max": 3,
     "target_inflight": 2,
     "queue_limit": 5,
+    "session_cache": 6,
     "aliases": ["org/other:name", "other"],
     "vram_mib": 8000,
     "memory_mib": 2048,

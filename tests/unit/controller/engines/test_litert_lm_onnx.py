@@ -52,6 +52,7 @@ LITERT_LM: dict[str, Any] = {
     "vision_backend": None,
     "max_tokens": None,
     "cache_dir": Path("/cache/litert-lm"),
+    "session_cache": 4,
 }
 ONNX: dict[str, Any] = {"tokenizer": None, "max_tokens": None, "pooling": "mean", "no_normalize": False, "threads": 0}
 
@@ -65,6 +66,7 @@ ONNX: dict[str, Any] = {"tokenizer": None, "max_tokens": None, "pooling": "mean"
         ("litert_lm", {"device": "cuda", "litert_lm_backend": "gpu"}, {"backend": "gpu"}),
         ("litert_lm", {"litert_lm_vision_backend": "cpu"}, {"vision_backend": "cpu"}),
         ("litert_lm", {"litert_lm_max_tokens": 100}, {"max_tokens": 100}),
+        ("litert_lm", {"session_cache": 7}, {"session_cache": 7}),
         ("litert_lm", {"extra_args": ["--max-tokens", "7"]}, {"max_tokens": 7}),
         ("onnx", {}, {}),
         ("onnx", {"onnx_tokenizer": "b/t.json"}, {"tokenizer": Path("/models/b/t.json")}),

@@ -177,14 +177,14 @@ def test_usage_of_the_other_families() -> None:
     events = stream_of(MESSAGES)
     start = {"usage": {"input_tokens": 4, "cache_read_input_tokens": 3, "output_tokens": 0}}
     events.feed_data(typed("message_start", message=start))
-    assert events.usage == Usage(7, 0)
+    assert events.usage == Usage(7, 0, 3)
     passed(
         events,
         typed("message_delta", delta={}, usage={"output_tokens": 9, "input_tokens": None}),
         typed("message_delta", delta={}, usage=None),
         typed("message_stop"),
     )
-    assert events.usage == Usage(7, 9)
+    assert events.usage == Usage(7, 9, 3)
     events = stream_of(NATIVE, n=2)
     end = data(stop=True, stop_type="eos", tokens_evaluated=5, tokens_predicted=4)
     ended = [(events.feed_data(end), events.is_complete)[1] for _ in range(2)]

@@ -1,0 +1,99 @@
+"""Which slot of an engine a request is sent to, so that sessions keep what their slots have computed. Pure.
+
+For engines whose requests may name their slot (llama-server's `id_slot`). Left to itself, the engine gives a request
+the slot that was used longest ago, and so the cache of a session that pauses to the next stranger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from gateway.admission.prefix_affinity import PrefixAffinity
+
+PROTECTED_S: Final = 900.0
+"""A slot that a session holds counts as used this much later than it was, when a stranger needs one."""
+_PREFIXES_PER_SLOT: Final = 64
+_NEVER: Final = float("-inf")
+
+
+class Placement(NamedTuple):
+    """Where a request goes."""
+
+    slot: int
+    evicted_session: bytes | None
+    """The other session that held the slot before; None: none did."""
+
+
+class EngineSlots:
+    """The slots of one replica. A slot is busy, or idle with the cache of whoever used it last."""
+
+    __slots__ = ("_affinity", "_busy", "_holders", "_used_at", "unplaced_count")
+
+    def __init__(self, count: int, unplaced_count: int) -> None:
+        """`unplaced_count`: requests inside whose slots are not known."""
+        self._busy = [False] * count
+        self._holders: list[bytes | None] = [None] * count
+        """The session whose cache the slot has; None: no session's."""
+        self._used_at = [_NEVER] * count
+        self._affinity: PrefixAffinity[int] = PrefixAffinity(_PREFIXES_PER_SLOT * count)
+        """Slots by the beginnings of requests without a session."""
+        self.unplaced_count = unplaced_count
+        """Requests inside whose slots are not known. While there are any, no slot is known to be idle."""
+
+    def place_session(self, key: bytes, held_slot: int | None, now: float) -> Placement | None:
+        """Place a turn of the session `key`, which holds the slot from now on; None: no slot is known to be idle.
+
+        `held_slot`: the one that the session holds so far.
+        """
+        if self.unplaced_count:
+            return None
+        slot = held_slot if held_slot is not None and not self._busy[held_slot] else self._find_session_slot()
+        return None if slot is None else self._occupy(slot, key, now)
+
+    def place_stranger(self, prefix: Sequence[int], now: float) -> Placement | None:
+        """Place a request without a session; None: no slot is known to be idle. No session holds the slot from now on.
+
+        `prefix`: see `prefix_affinity.prefix_keys`.
+        """
+        slot = None if self.unplaced_count else self._find_stranger_slot(prefix)
+        if slot is None:
+            return None
+        self._affinity.record_request(prefix, slot)
+        return self._occupy(slot, None, now)
+
+    def release(self, slot: int, now: float) -> None:
+        """Note that the slot is idle again."""
+        self._busy[slot] = False
+        self._used_at[slot] = now
+
+    def give_up(self, slot: int) -> None:
+        """Note that no session holds the slot."""
+        self._holders[slot] = None
+
+    def _occupy(self, slot: int, key: bytes | None, now: float) -> Placement:
+        earlier_key = self._holders[slot]
+        self._busy[slot] = True
+        self._used_at[slot] = now
+        self._holders[slot] = key
+        return Placement(slot, earlier_key if earlier_key != key else None)
+
+    def _idle_slots(self) -> list[int]:
+        return [slot for slot, is_busy in enumerate(self._busy) if not is_busy]
+
+    def _find_session_slot(self) -> int | None:
+        """Return the last slot that no session holds, because llama-server clears the first idle ones when its cache is
+        full; else the one whose session has paused for longest."""
+        idle_slots = self._idle_slots()
+        free_slots = [slot for slot in idle_slots if self._holders[slot] is None]
+        return max(free_slots) if free_slots else min(idle_slots, key=self._used_at.__getitem__, default=None)
+
+    def _find_stranger_slot(self, prefix: Sequence[int]) -> int | None:
+        idle_slots = self._idle_slots()
+        for slot in self._affinity.matching_replicas(prefix):
+            if slot in idle_slots and self._holders[slot] is None:
+                return slot
+        return min(idle_slots, key=self._keep_until, default=None)
+
+    def _keep_until(self, slot: int) -> float:
+        return self._used_at[slot] + (0.0 if self._holders[slot] is None else PROTECTED_S)

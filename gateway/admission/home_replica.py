@@ -1,0 +1,75 @@
+"""The replica that a session calls home, and when a turn goes elsewhere. Pure.
+
+Gateways that know the same replicas find the same home without asking each other.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Final, NamedTuple
+
+_KEPT: Final = 0.9
+"""Share of what was learned that the next sample leaves in force."""
+_LEAST_SAMPLE: Final = 128
+"""Tokens below which what an engine does beside computing the prompt counts for too much."""
+
+
+def rendezvous_score(key: bytes, replica: str) -> int:
+    """Return the score of a replica for a session. The replica with the highest score is the session's home: another
+    one that comes or goes takes or leaves its own sessions alone (highest random weight, Thaler and Ravishankar)."""
+    digest = blake2b(replica.encode(), digest_size=8, key=key)
+    return int.from_bytes(digest.digest(), "big")
+
+
+class ReplicaLoad(NamedTuple):
+    """A replica as a turn of a session finds it."""
+
+    slots_taken: int
+    has_room: bool
+    """The turn can enter the replica now."""
+    cached_tokens: int
+    """Tokens of the session's last turn there; 0: the replica does not keep the session."""
+
+
+def leaves_home(
+    home: ReplicaLoad, other: ReplicaLoad, slots: int, mean_s: float | None, token_s: float | None, waited_s: float
+) -> bool:
+    """Return whether a turn goes to `other`, which has room, because the turn is expected to be answered sooner there.
+
+    A replica of `slots` slots whose answers take `mean_s` seconds delays a turn by that for each round of its slots:
+    while the turn shares the engine with those inside, or waits for one of them to leave. To this comes `token_s`
+    seconds for each token that only the other of the two replicas has in its cache. `waited_s`: seconds since the turn
+    began to wait for its home.
+
+    `mean_s` None: no answer has come yet; a home with room is never left, and a full one always. `token_s` None: not
+    known; a home that has more cached tokens is left only when it is full, and one that has fewer is left at once.
+    """
+    if mean_s is None:
+        return not home.has_room
+    again_tokens = home.cached_tokens - other.cached_tokens
+    if token_s is None and again_tokens:
+        return again_tokens < 0 or not home.has_room
+    home_s = mean_s * home.slots_taken / slots + waited_s
+    other_s = mean_s * other.slots_taken / slots
+    return home_s > other_s + again_tokens * (token_s or 0.0)
+
+
+class PrefillPace:
+    """How long a model's engines take for a token of a prompt, learned from turns of sessions."""
+
+    __slots__ = ("_seconds", "_tokens")
+
+    def __init__(self) -> None:
+        self._seconds = self._tokens = 0.0
+
+    @property
+    def token_s(self) -> float | None:
+        """Seconds for one token; None: not known."""
+        return self._seconds / self._tokens if self._tokens else None
+
+    def record_prompt(self, tokens: int, seconds: float) -> None:
+        """Record that the first token came `seconds` after the request was sent. `tokens`: of the prompt, without those
+        that were cached."""
+        if tokens >= _LEAST_SAMPLE:
+            self._seconds = self._seconds * _KEPT + seconds
+            self._tokens = self._tokens * _KEPT + tokens

@@ -1,0 +1,112 @@
+"""The sessions of one replica and the slots of its engine, kept in step. Pure: `now` is monotonic seconds."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from controller.schema.routing import ModelRoute
+from gateway.admission.engine_slots import EngineSlots
+from gateway.admission.ticket import Ticket
+from gateway.sessions.replica_sessions import ReplicaSessions, Session, SessionClaim
+
+
+class SessionTerms(NamedTuple):
+    """What a model's replicas do for sessions."""
+
+    capacity: int
+    """Sessions that a replica keeps."""
+    slot_count: int | None
+    """Slots of its engine, which requests name; None: requests name none."""
+    binds_sampling: bool
+    """See `ReplicaSessions`."""
+
+    @classmethod
+    def of(cls, route: ModelRoute) -> SessionTerms | None:
+        """Return a model's terms; None: its replicas keep no sessions."""
+        if not route.session_cache:
+            return None
+        slot_count = route.target_inflight if route.session_binding == "slot" else None
+        capacity = route.session_cache if slot_count is None else min(route.session_cache, slot_count)
+        return cls(capacity, slot_count, binds_sampling=route.session_binding == "conversation")
+
+
+class SessionPlacement:
+    """One replica's sessions, from when the first turn of one enters the replica."""
+
+    __slots__ = ("_slots_by_ticket", "sessions", "slots")
+
+    def __init__(self, terms: SessionTerms, inside_count: int) -> None:
+        """`inside_count`: requests inside already."""
+        self.sessions = ReplicaSessions(terms.capacity, binds_sampling=terms.binds_sampling)
+        self.slots = None if terms.slot_count is None else EngineSlots(terms.slot_count, inside_count)
+        """None: requests name no slot."""
+        self._slots_by_ticket: dict[Ticket, int] = {}
+
+    def admit(self, ticket: Ticket, now: float, *, is_known_elsewhere: bool) -> None:
+        """Note that a request enters the replica: choose its slot, and decide what it finds if it is a session's turn.
+
+        `is_known_elsewhere`: see `ReplicaSessions.decide`.
+        """
+        claim = ticket.session
+        if claim is None:
+            self._place_stranger(ticket, now)
+            return
+        claim.decision = self.sessions.decide(claim, is_known_elsewhere=is_known_elsewhere)
+        session = self.sessions.begin_turn(claim.key, now)
+        while (dropped := self.sessions.drop_oldest()) is not None:
+            self._give_up_slot(dropped)
+        self._place_turn(ticket, claim, session, now)
+        claim.cached_tokens = session.tokens if claim.decision == "reused" else 0
+
+    def release(self, ticket: Ticket, now: float) -> None:
+        """Note that a request is out of the replica."""
+        if self.slots is not None:
+            slot = self._slots_by_ticket.pop(ticket, None)
+            if slot is None:
+                self.slots.unplaced_count -= 1
+            else:
+                self.slots.release(slot, now)
+        ticket.engine_slot = None
+        if ticket.session is not None:
+            dropped = self.sessions.end_turn(ticket.session, now)
+            if dropped is not None:
+                self._give_up_slot(dropped)
+
+    def abandon(self) -> None:
+        """Forget the slots of the requests inside: the replica leaves the table, or its slots change."""
+        for ticket in self._slots_by_ticket:
+            ticket.engine_slot = None
+        self._slots_by_ticket.clear()
+
+    def _place_stranger(self, ticket: Ticket, now: float) -> None:
+        if self.slots is None:
+            return
+        placement = self.slots.place_stranger(ticket.prefix, now) if ticket.slots == 1 else None
+        if placement is None:
+            self.slots.unplaced_count += 1
+            return
+        ticket.engine_slot = self._slots_by_ticket[ticket] = placement.slot
+        if placement.evicted_session is not None:
+            self.sessions.drop_session(placement.evicted_session)
+
+    def _place_turn(self, ticket: Ticket, claim: SessionClaim, session: Session, now: float) -> None:
+        if self.slots is None:
+            return
+        placement = self.slots.place_session(claim.key, session.slot, now) if ticket.slots == 1 else None
+        if placement is None:
+            # The engine chooses the slot, as a rule the one whose cache is most like the prompt.
+            self.slots.unplaced_count += 1
+            return
+        ticket.engine_slot = self._slots_by_ticket[ticket] = placement.slot
+        if placement.slot == session.slot:
+            return
+        self._give_up_slot(session)
+        session.slot = placement.slot
+        if claim.decision == "reused":
+            claim.decision = "rebuilt"
+        if placement.evicted_session is not None:
+            self.sessions.drop_session(placement.evicted_session)
+
+    def _give_up_slot(self, session: Session) -> None:
+        if self.slots is not None and session.slot is not None:
+            self.slots.give_up(session.slot)

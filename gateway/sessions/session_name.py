@@ -1,0 +1,64 @@
+"""Which session a request belongs to. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Final
+
+from gateway.protocols.common.conversation import Fields
+from gateway.protocols.common.field_reader import optional_field
+from gateway.protocols.responses.context import ResponseContext
+from gateway.server.asgi import Header
+
+SESSION_FIELD: Final = "session_id"
+CONVERSATION_HEADER: Final = b"x-conversation-id"
+_MODEL_MARK: Final = "::"
+"""Separates a conversation's id from the model's name in `CONVERSATION_HEADER`."""
+_KEY_BYTES: Final = 16
+
+
+def find_session_name(fields: Fields, headers: Sequence[Header], context: ResponseContext | None) -> str | None:
+    """Return the client's name for the session of a request; None: the request belongs to none.
+
+    The first of these that is there and not empty: `session_id`, the header `X-Conversation-Id` (up to `::`), the
+    conversation that a response continues, the first item of what `previous_response_id` leads to, and
+    `prompt_cache_key`. `context`: of a request for a response, with its history loaded; None: it is no such request.
+
+    Raises:
+        RoundhouseError: `invalid_request`: `session_id` is not a string.
+    """
+    name = optional_field(fields, SESSION_FIELD, str) if SESSION_FIELD in fields else None
+    if not name:
+        name = _header_name(headers)
+    if not name and context is not None:
+        name = context.conversation_id or _first_item_id(context)
+    if not name:
+        cache_key = fields.get("prompt_cache_key")
+        name = cache_key if isinstance(cache_key, str) else None
+    return name or None
+
+
+def derive_session_key(tenant: str, model: str, name: str) -> bytes:
+    """Return the key of a tenant's session of a model: 16 bytes, the same in every gateway.
+
+    Engines and stores see the key alone, so that equal names of two tenants are two sessions.
+    """
+    digest = blake2b(digest_size=_KEY_BYTES)
+    for part in (tenant, model, name):
+        encoded = part.encode(errors="surrogatepass")
+        digest.update(len(encoded).to_bytes(8, "big") + encoded)
+    return digest.digest()
+
+
+def _header_name(headers: Sequence[Header]) -> str:
+    for name, value in headers:
+        if name == CONVERSATION_HEADER:
+            return value.decode("latin-1").partition(_MODEL_MARK)[0]
+    return ""
+
+
+def _first_item_id(context: ResponseContext) -> str | None:
+    """Return the id of the oldest item before the request's own, which all responses of a chain share."""
+    item_id = context.history[0].get("id") if context.history else None
+    return item_id if isinstance(item_id, str) else None

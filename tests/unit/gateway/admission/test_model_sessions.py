@@ -1,0 +1,261 @@
+"""Which replica a turn goes to, what it finds there, and who waits for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from controller.schema.routing import ModelRoute
+from controller.schema.status import ModelState
+from gateway.admission.admission import Ticket
+from gateway.admission.home_replica import rendezvous_score
+from tests.support.admission import AdmissionHarness, claim_of, route_of, where, who
+
+TWO = ("m-0", "m-1")
+
+
+def route_with_sessions(replicas: Sequence[str] = TWO, **fields: Any) -> ModelRoute:
+    """`m`: replicas of two slots, which requests name, for four sessions."""
+    return route_of("m", replicas, **{"target": 2, "session_cache": 4, "session_binding": "slot", **fields})
+
+
+def harness(*replicas: str, **fields: Any) -> AdmissionHarness:
+    made = AdmissionHarness()
+    made.table(route_with_sessions(replicas or TWO, **fields))
+    return made
+
+
+def home_of(name: str, replicas: Sequence[str] = TWO) -> str:
+    key = claim_of(name).key
+    return max(replicas, key=lambda replica: rendezvous_score(key, replica))
+
+
+def at_home_in(replica: str, count: int = 1) -> list[str]:
+    """Sessions whose home is `replica`, of `TWO`."""
+    return [name for name in map(str, range(100)) if home_of(name) == replica][:count]
+
+
+def turn(here: AdmissionHarness, name: str, *messages: str, tokens: int | None = 1_000) -> tuple[str, str | None]:
+    """A whole turn: its replica, and what it found."""
+    here.now += 1
+    ticket = here.come(session=claim_of(name, messages, tokens=tokens))
+    assert ticket.session is not None
+    replica, decision = where(ticket), ticket.session.decision
+    here.leave(ticket)
+    return replica, decision
+
+
+def fill(here: AdmissionHarness, replica: str, slots: int = 2) -> list[Ticket]:
+    """Strangers until so many slots of `replica` are taken, and no other's."""
+    inside: list[Ticket] = []
+    while sum(where(ticket) == replica for ticket in inside) < slots:
+        inside.append(here.come())
+    for ticket in inside:
+        if where(ticket) != replica:
+            here.leave(ticket)
+    return [ticket for ticket in inside if ticket.state == "inside"]
+
+
+def test_turns_go_home_whoever_had_the_last_request() -> None:
+    here = harness()
+    for name in [*at_home_in("m-0", 2), *at_home_in("m-1", 2)]:
+        assert turn(here, name, "x") == (home_of(name), "new")
+        here.leave(here.come())
+        assert turn(here, name, "x", "y", "z") == (home_of(name), "reused")
+
+
+def test_a_model_that_keeps_no_sessions_has_none() -> None:
+    here = harness(session_cache=0)
+    (name,) = at_home_in("m-1")
+    ticket = here.come(session=claim_of(name))
+    assert ticket.session is not None
+    assert (ticket.session.decision, ticket.engine_slot) == (None, None)
+
+
+def test_a_slot_is_named_by_everybody_in_a_replica_with_sessions_and_nobody_else() -> None:
+    here = harness("m-0")
+    assert here.come().engine_slot is None
+    here = harness("m-0")
+    first = here.come(session=claim_of("a"))
+    assert first.engine_slot == 1
+    stranger = here.come()
+    assert stranger.engine_slot == 0
+    here.leave(first)
+    assert here.come(slots=2).state == "waiting"
+    here.leave(stranger)
+
+
+def test_who_takes_several_slots_names_none_and_nobody_does_meanwhile() -> None:
+    here = harness("m-0", target=3)
+    here.leave(here.come(session=claim_of("a")))
+    several = here.come(slots=2)
+    assert several.engine_slot is None
+    ticket = here.come(session=claim_of("a"))
+    assert ticket.session is not None
+    assert (ticket.engine_slot, ticket.session.decision) == (None, "reused")
+    here.leave(several)
+    here.leave(ticket)
+    assert here.come(session=claim_of("a")).engine_slot == 2
+
+
+def test_a_request_that_was_inside_before_the_first_session_has_an_unknown_slot() -> None:
+    here = harness("m-0")
+    earlier = here.come()
+    ticket = here.come(session=claim_of("a"))
+    assert ticket.engine_slot is None
+    here.leave(earlier)
+    here.leave(ticket)
+    again = here.come(session=claim_of("a"))
+    assert again.session is not None
+    assert (again.engine_slot, again.session.decision) == (1, "rebuilt"), "it may be in any slot"
+
+
+def test_a_fifth_session_drops_the_one_used_longest_ago() -> None:
+    here = harness("m-0", target=5)
+    for name in "abcde":
+        assert turn(here, name, "x") == ("m-0", "new")
+    assert turn(here, "b", "x", "y") == ("m-0", "reused")
+    assert turn(here, "a", "x", "y") == ("m-0", "new")
+    assert [turn(here, name, "x", "y")[1] for name in "bdec"] == ["reused", "reused", "reused", "new"]
+
+
+def test_no_more_sessions_than_slots() -> None:
+    here = harness("m-0")
+    for name in "abc":
+        turn(here, name, "x")
+    assert [turn(here, name, "x", "y")[1] for name in "cba"] == ["reused", "reused", "new"]
+
+
+def test_a_stranger_takes_the_slot_of_the_session_that_paused_for_longest_only_if_it_must() -> None:
+    here = harness("m-0", target=3)
+    for name in "ab":
+        turn(here, name, "x")
+    for _ in range(5):
+        here.leave(here.come())
+    assert [turn(here, name, "x", "y")[1] for name in "ab"] == ["reused", "reused"]
+    inside = [here.come(), here.come()]
+    assert turn(here, "b", "x", "y", "z")[1] == "reused"
+    assert turn(here, "a", "x", "y", "z")[1] == "new"
+    assert all(ticket.state == "inside" for ticket in inside)
+
+
+def test_sessions_of_a_replica_that_goes_are_rebuilt_elsewhere() -> None:
+    here = harness()
+    (name,) = at_home_in("m-1")
+    assert turn(here, name, "x") == ("m-1", "new")
+    here.table(route_with_sessions(["m-0"]))
+    assert turn(here, name, "x", "y") == ("m-0", "rebuilt")
+    assert turn(here, name, "x", "y", "z") == ("m-0", "reused")
+    here.table(route_with_sessions(["m-0", "m-1"]))
+    assert turn(here, name, "x", "y", "z") == ("m-0", "reused"), "a new replica takes no cache away"
+
+
+def test_a_session_stays_where_its_last_turn_took_it() -> None:
+    here = harness("m-0", "m-1", "m-2", session_binding=None)
+    name = next(each for each in map(str, range(100)) if home_of(each, ("m-0", "m-1", "m-2")) == "m-1")
+    assert turn(here, name, "x") == ("m-1", "new")
+    strangers = fill(here, "m-1")
+    elsewhere, decision = turn(here, name, "x", "y", tokens=2_000)
+    assert (elsewhere != "m-1", decision) == (True, "rebuilt")
+    for stranger in strangers:
+        here.leave(stranger)
+    assert turn(here, name, "x", "y", "z", tokens=3_000) == (elsewhere, "reused")
+
+
+def test_an_unload_drops_sessions_and_a_crash_does_not() -> None:
+    for state, decision in ((ModelState.UNLOADED, "new"), (ModelState.FAILED, "rebuilt")):
+        here = harness("m-0")
+        turn(here, "a", "x")
+        here.table(route_with_sessions((), state=state))
+        here.table(route_with_sessions(["m-0"]))
+        assert turn(here, "a", "x", "y") == ("m-0", decision)
+
+
+def test_a_replica_that_is_left_out_is_nobodys_home() -> None:
+    here = harness()
+    (name,) = at_home_in("m-1")
+    turn(here, name, "x")
+    for _ in range(3):
+        here.admission.record_failure("m-1", here.now + 1)
+    assert turn(here, name, "x", "y") == ("m-0", "rebuilt")
+    here.now += 60
+    here.admission.record_answer("m-1", here.now)
+    assert turn(here, name, "x", "y", "z") == ("m-1", "reused"), "it has the beginning still"
+
+
+def test_a_full_home_is_left_for_a_free_replica_while_nothing_is_known() -> None:
+    here = harness(session_binding=None)
+    (name,) = at_home_in("m-1")
+    turn(here, name, "x")
+    fill(here, "m-1")
+    assert turn(here, name, "x", "y") == ("m-0", "rebuilt")
+
+
+def learned(here: AdmissionHarness, mean_s: float, token_s: float) -> None:
+    """Have the model's answers and prompts take so long."""
+    for _ in range(50):
+        ticket = here.come(session=claim_of("pace"))
+        here.admission.record_prompt(ticket, 1_000, 1_000 * token_s)
+        here.now += mean_s
+        here.leave(ticket)
+
+
+def test_a_turn_waits_for_its_full_home_as_long_as_that_costs_less() -> None:
+    here = harness(session_binding=None)
+    (name,) = at_home_in("m-1")
+    turn(here, name, "x", tokens=20_000)
+    learned(here, mean_s=8.0, token_s=0.001)
+    inside = fill(here, "m-1")
+    ticket = here.come(session=claim_of(name, ("x", "y")))
+    assert ticket.state == "waiting", "20 s to compute again, and 8 s to wait at most"
+    stranger = here.come()
+    assert where(stranger) == "m-0", "who waits for one replica holds nobody else up"
+    here.leave(stranger)
+    assert who(here.leave(inside[0])) == [(ticket, "m-1")]
+    assert ticket.session is not None
+    assert ticket.session.decision == "reused"
+
+
+def test_a_turn_that_has_waited_as_long_as_computing_takes_goes_elsewhere() -> None:
+    here = harness(session_binding=None)
+    (name,) = at_home_in("m-1")
+    turn(here, name, "x", tokens=20_000)
+    learned(here, mean_s=8.0, token_s=0.001)
+    fill(here, "m-1")
+    ticket = here.come(session=claim_of(name, ("x", "y")))
+    here.now += 11.0
+    assert list(here.admission.admit_trials(here.now)) == []
+    here.now += 2.0
+    assert who(list(here.admission.admit_trials(here.now))) == [(ticket, "m-0")]
+
+
+def test_nobody_is_refused_who_could_go_elsewhere_than_home() -> None:
+    here = harness(session_binding=None, queue_limit=0)
+    (name,) = at_home_in("m-1")
+    turn(here, name, "x", tokens=20_000)
+    learned(here, mean_s=8.0, token_s=0.001)
+    fill(here, "m-1")
+    assert turn(here, name, "x", "y") == ("m-0", "rebuilt")
+
+
+def test_no_replica_is_kept_for_a_turn_that_waits_for_its_home() -> None:
+    here = harness(session_binding=None)
+    (name,) = at_home_in("m-1")
+    turn(here, name, "x", tokens=20_000)
+    learned(here, mean_s=8.0, token_s=0.001)
+    fill(here, "m-1")
+    ticket = here.come(session=claim_of(name, ("x", "y")))
+    for _ in range(40):
+        stranger = here.come()
+        assert where(stranger) == "m-0"
+        here.leave(stranger)
+    assert ticket.state == "waiting"
+
+
+def test_affinity_yields_to_load() -> None:
+    here = harness(target=4)
+    (name,) = at_home_in("m-1")
+    turn(here, name, "x", tokens=1_000)
+    learned(here, mean_s=8.0, token_s=0.001)
+    fill(here, "m-1", slots=1)
+    assert turn(here, name, "x", "y") == ("m-0", "rebuilt"), "1 s to compute again, 2 s slower beside another"

@@ -1,0 +1,141 @@
+"""Sessions of llama-cpp-python: which are kept, and how much of a prompt is in the context. The library is a fake; the
+real one is in tests/integration/worker/test_sessions.py."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+
+from worker.bindings.llama_states import SessionStates
+
+CONTEXT = 20
+
+
+class FakeLlama:
+    """A context, and the functions of the library that read and write it."""
+
+    def __init__(self) -> None:
+        self.input_ids: list[int] = [0] * CONTEXT
+        self.n_tokens = 0
+        self.has_memory = True
+        self.restores = 0
+
+    ctx = 0
+
+    def n_ctx(self) -> int:
+        return CONTEXT
+
+    def reset(self) -> None:
+        self.n_tokens = 0
+
+    def eval(self, tokens: list[int]) -> None:
+        self.input_ids[self.n_tokens : self.n_tokens + len(tokens)] = tokens
+        self.n_tokens += len(tokens)
+
+    def generate(self, prompt: list[int], answer: list[int]) -> None:
+        """As the library: the beginning that the context has stays, and the last token is always computed."""
+        held = self.input_ids[: self.n_tokens]
+        shared = 0
+        while shared < min(len(held), len(prompt) - 1) and held[shared] == prompt[shared]:
+            shared += 1
+        self.n_tokens = shared
+        for tokens in (prompt[shared:], answer):
+            self.eval(tokens)
+
+    # The library
+
+    def llama_state_seq_get_size(self, ctx: int, sequence: int) -> int:
+        if not self.has_memory:
+            raise MemoryError
+        return self.n_tokens
+
+    def llama_state_seq_get_data(self, ctx: int, data: Any, size: int, sequence: int) -> int:
+        return size
+
+    def llama_state_seq_set_data(self, ctx: int, data: Any, size: int, sequence: int) -> int:
+        assert isinstance(data, ctypes.Array)
+        self.restores += 1
+        return size
+
+    def llama_get_memory(self, ctx: int) -> int:
+        return 0
+
+    def llama_memory_clear(self, memory: int, data: bool) -> None:
+        assert data
+
+
+class Worker:
+    """Answers each prompt with the token 99."""
+
+    def __init__(self, capacity: int) -> None:
+        self.llama = FakeLlama()
+        self.states = SessionStates(self.llama, self.llama, capacity)
+
+    def ask(self, session_id: str | None, *prompt: int) -> int:
+        """How many tokens of the prompt were in the cache."""
+        tokens = list(prompt)
+        self.states.enter(session_id, tokens)
+        self.llama.generate(tokens, [99])
+        return self.states.count_cached(tokens)
+
+
+def test_without_room_for_sessions_the_context_is_as_the_last_request_left_it() -> None:
+    worker = Worker(0)
+    assert [worker.ask("a", 1, 2), worker.ask("b", 1, 2, 99, 3), worker.ask("a", 7)] == [0, 3, 0]
+    assert worker.llama.restores == 0
+
+
+def test_a_session_finds_what_it_had_after_others() -> None:
+    worker = Worker(4)
+    assert worker.ask("a", 1, 2) == 0
+    assert [worker.ask("b", 3, 4), worker.ask(None, 5, 6)] == [0, 0]
+    assert worker.ask("a", 1, 2, 99, 7) == 3
+    assert worker.ask("a", 1, 2, 99, 7, 99, 8) == 5
+    assert worker.llama.restores == 1, "what is in the context stays there"
+    assert worker.ask("b", 3, 4, 99, 7) == 3
+
+
+def test_the_session_used_longest_ago_goes() -> None:
+    worker = Worker(2)
+    for name, token in (("a", 1), ("b", 2), ("c", 3)):
+        worker.ask(name, token, token)
+    assert worker.ask("b", 2, 2, 99, 5) == 3
+    assert worker.ask("a", 1, 1, 99, 5) == 0
+
+
+def test_strangers_take_no_session_s_place() -> None:
+    worker = Worker(1)
+    worker.ask("a", 1, 1)
+    worker.ask(None, 2, 2)
+    assert worker.ask("a", 1, 1, 99, 5) == 3
+    worker.ask("b", 3, 3)
+    assert worker.ask("a", 1, 1, 99, 5) == 0
+
+
+def test_states_have_no_more_tokens_than_the_context() -> None:
+    worker = Worker(4)
+    worker.ask("a", *[1] * 8)
+    worker.ask("b", *[2] * 10)
+    worker.ask("c", *[3] * 5)
+    assert worker.ask("b", *[2] * 10, 99, 5) == 11
+    worker.ask(None, 9)
+    assert worker.ask("a", *[1] * 8, 99, 5) == 0, "9 and 11 tokens fit, and 6 more do not"
+
+
+def test_a_context_that_has_more_of_the_prompt_is_not_replaced() -> None:
+    worker = Worker(4)
+    worker.ask("a", 1, 2)
+    worker.ask("b", 1, 2, 99, 3, 4)
+    assert worker.ask("a", 1, 2, 99, 3, 5) == 4
+    assert worker.llama.restores == 0
+
+
+@pytest.mark.parametrize("has_memory", [True, False])
+def test_without_memory_for_a_state_its_session_is_dropped(has_memory: bool) -> None:
+    worker = Worker(4)
+    worker.ask("a", 1, 2)
+    worker.llama.has_memory = has_memory
+    worker.ask("b", 3, 4)
+    assert worker.ask("a", 1, 2, 99, 7) == (3 if has_memory else 0)

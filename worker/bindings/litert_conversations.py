@@ -1,0 +1,70 @@
+"""LiteRT-LM's conversations whose last answer is complete, kept for requests that continue them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class HeldConversation:
+    """A conversation of the library, and what it has computed."""
+
+    conversation: Any
+    key: str
+    """Sampling, tools and template variables, which must be the same in a request that continues it."""
+    messages: list[dict[str, Any]]
+    """All messages so far, the last answer included."""
+
+    def is_continued_by(self, key: str, earlier: list[dict[str, Any]]) -> bool:
+        """Return whether a request with this key, whose last message follows `earlier`, continues the conversation."""
+        return self.key == key and self.messages == earlier
+
+
+class HeldConversations:
+    """The conversation of each session, of as many as fit, and that of the last request without a session."""
+
+    def __init__(self, capacity: int) -> None:
+        """`capacity`: sessions to keep."""
+        self._capacity = capacity
+        self._sessions: OrderedDict[str, HeldConversation] = OrderedDict()
+        self._last_plain: HeldConversation | None = None
+
+    def take(self, session_id: str | None, key: str, earlier: list[dict[str, Any]]) -> Any:
+        """Return and remove the session's conversation, if the request continues it; else close it, and return None.
+
+        `session_id` None: the request belongs to no session.
+        """
+        if session_id is None:
+            held, self._last_plain = self._last_plain, None
+        else:
+            held = self._sessions.pop(session_id, None)
+        if held is None or held.is_continued_by(key, earlier):
+            return None if held is None else held.conversation
+        held.conversation.close()
+        return None
+
+    def make_room(self, session_id: str | None) -> None:
+        """Close the session that was used longest ago, if there is no room for another. Call before a conversation is
+        created for `session_id`, which holds none."""
+        while session_id is not None and self._sessions and len(self._sessions) >= self._capacity:
+            self._sessions.popitem(last=False)[1].conversation.close()
+
+    def keep(self, session_id: str | None, held: HeldConversation) -> None:
+        """Keep a conversation whose answer is complete; close it at once if no sessions are to be kept."""
+        if session_id is None:
+            self._last_plain = held
+        elif self._capacity:
+            self._sessions[session_id] = held
+        else:
+            held.conversation.close()
+
+    def drop_all(self) -> bool:
+        """Close all conversations, to make room for another. Return whether there were any."""
+        held = [*self._sessions.values(), *([] if self._last_plain is None else [self._last_plain])]
+        self._sessions.clear()
+        self._last_plain = None
+        for each in held:
+            each.conversation.close()
+        return bool(held)
