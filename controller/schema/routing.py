@@ -219,6 +219,20 @@ class RemoteResult(Wire):
     )
 
 
+class PrefillTokens(Wire):
+    """Prompts that engines are reading, of the requests of one model whose clients asked for the progress."""
+
+    requests: int = 0
+    processed: int = Field(default=0, description="Tokens of these prompts that are done, cached ones included.")
+    total: int = Field(default=0, description="Tokens of these prompts.")
+
+    def add_request(self, processed: int, total: int, requests: int = 1) -> PrefillTokens:
+        """Return the sum of these prompts and others."""
+        return PrefillTokens(
+            requests=self.requests + requests, processed=self.processed + processed, total=self.total + total
+        )
+
+
 class GatewayReport(Wire):
     """The state of one gateway's requests. Sent on change, at most a few times a second, and every few seconds."""
 
@@ -264,6 +278,9 @@ class GatewayReport(Wire):
         default_factory=dict,
         description="Maps a replica to the Unix time at which it refused or broke a connection. The controller "
         "then probes it.",
+    )
+    prefill: dict[str, PrefillTokens] = Field(
+        default_factory=dict, description="Model to the prompts that are being read; absent: none that anybody follows."
     )
     remotes: dict[str, RemoteResult] = Field(
         default_factory=dict,

@@ -266,6 +266,11 @@ class Admission:
         queue = self._queues.get(model)
         return queue.waiting_tickets() if queue else []
 
+    def list_places(self, model: str) -> list[tuple[Ticket, QueuePlace]]:
+        """Return the tickets that wait for `model` with their places as they are now, next to enter first."""
+        queue = self._queues.get(model)
+        return queue.list_places() if queue else []
+
     @property
     def slots_in_use(self) -> dict[str, int]:
         """Number of tickets inside by replica name, also of replicas that left the table; absent if none."""

@@ -221,6 +221,12 @@ class ModelQueue:
         """Return the waiting tickets, next to enter first."""
         return list(self.fair_queue.queue_order(self.mean_s or _UNKNOWN_COST))
 
+    def list_places(self) -> list[tuple[Ticket, QueuePlace]]:
+        """Return the waiting tickets with their places as they are now, next to enter first."""
+        depth = 1 + self.fair_queue.waiting_count
+        places = (QueuePlace(number, depth, self._wait_ms(number)) for number in range(2, depth + 1))
+        return list(zip(self.waiting_tickets(), places, strict=True))
+
     def has_other_replica(self, name: str, now: float) -> bool:
         """Return whether a replica other than `name` admits requests; see `Admission.has_other_replica`."""
         return any(replica.endpoint.replica != name and replica.admits_request(now) for replica in self.replicas)

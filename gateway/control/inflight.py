@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from controller.schema.routing import GatewayReport
+from controller.schema.routing import GatewayReport, PrefillTokens
 from gateway.routing.table import Routes
 
 LEAVING_NAMED = 20
@@ -36,6 +36,9 @@ class InflightCounts:
         self._failed_at: dict[str, float] = {}
         self._requests: dict[str, tuple[str, float]] = {}
         """Replica, and Unix time of its choice, of each request in flight, by request id."""
+        self._prefills: dict[str, tuple[str, int, int]] = {}
+        """Model, and tokens of the prompt that are processed and that there are, of requests whose prompt is being read
+        and whose clients asked to be told; by request id."""
         self.inflight: dict[str, int] = {}
         """Number of requests in flight by replica name; absent if none."""
         self.inflight_by_model: dict[str, int] = {}
@@ -104,6 +107,16 @@ class InflightCounts:
         autoload_models = {name for name, route in routes.models.items() if route.autoload}
         _drop_absent(self._demand, autoload_models - loaded_models)
 
+    def record_prefill(self, request_id: str, model: str, processed: int, total: int) -> None:
+        """Note how many of the `total` tokens of a request's prompt its engine has processed."""
+        self._prefills[request_id] = (model, processed, total)
+        self.on_change()
+
+    def end_prefill(self, request_id: str) -> None:
+        """Note that a request's prompt is read, or is read no more. Does nothing for a request that told none."""
+        if self._prefills.pop(request_id, None) is not None:
+            self.on_change()
+
     def make_report(self, gateway_id: str, routes: Routes | None) -> GatewayReport:
         """Return a report for the controller, and change nothing. `routes`: the table in force; None: there is none
         yet.
@@ -121,7 +134,14 @@ class InflightCounts:
             demand=dict(self._demand),
             leaving=self._leaving_requests(routes.replicas if routes else frozenset()),
             failed=dict(self._failed_at),
+            prefill=self._sum_prefills(),
         )
+
+    def _sum_prefills(self) -> dict[str, PrefillTokens]:
+        sums: dict[str, PrefillTokens] = {}
+        for model, processed, total in self._prefills.values():
+            sums[model] = sums.get(model, PrefillTokens()).add_request(processed, total)
+        return sums
 
     def _leaving_requests(self, routed_replicas: Collection[str]) -> dict[str, dict[str, float]]:
         leaving_requests: dict[str, dict[str, float]] = {

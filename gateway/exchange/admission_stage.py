@@ -17,7 +17,7 @@ from gateway.admission.token_pool import TokenClaim
 from gateway.exchange.attempt import Attempt
 from gateway.exchange.exchange_state import ExchangeState
 from gateway.exchange.hooks import SendHook
-from gateway.exchange.load_wait import asks_for_progress, begin_load_wait, check_worth_waiting
+from gateway.exchange.load_wait import begin_load_wait, check_worth_waiting
 from gateway.protocols.api_matrix import ServingOption, serving_option
 from gateway.protocols.common.choices import count_slots
 from gateway.protocols.common.prompt_length import check_length
@@ -117,7 +117,7 @@ class AdmissionStage:
         self.waits_since = now
         exchange.move_to(_QUEUED if exchange.load_wait is None else _LOADING)
         exchange.services.ledger.on_change()
-        self._tell_progress(route)
+        self._call_wait_hooks(route)
 
     def _enter_replica(self, route: ModelRoute, endpoint: Endpoint) -> None:
         """Send the request to the replica whose slot it has, after the hooks of `before_send`."""
@@ -185,7 +185,7 @@ class AdmissionStage:
         state = _QUEUED if exchange.load_wait is None else _LOADING
         if state is not exchange.state:
             exchange.move_to(state)
-        self._tell_progress(route)
+        self._call_wait_hooks(route)
 
     def _find_refusal(self, route: ModelRoute) -> RoundhouseError | None:
         """Return why the model takes no request now, in words that the caller may read; None: it takes requests."""
@@ -204,13 +204,9 @@ class AdmissionStage:
         exchange.load_wait = begin_load_wait(services.ledger, route, refusal, deadline)
         exchange.set_due()
 
-    def _tell_progress(self, route: ModelRoute) -> None:
-        """Send a comment on the load's progress to a client that asked for it, if the progress has changed."""
-        exchange = self._exchange
-        if exchange.load_wait is not None and exchange.is_stream and asks_for_progress(exchange.client.headers):
-            comment = exchange.load_wait.next_comment(route)
-            if comment is not None:
-                exchange.answer.send_comment(comment, exchange.services.now())
+    def _call_wait_hooks(self, route: ModelRoute) -> None:
+        for on_wait in self._exchange.hooks.on_wait:
+            on_wait(self._exchange, route)
 
     # After an attempt
 

@@ -17,6 +17,7 @@ from gateway.exchange.exchange import Exchange
 from gateway.exchange.exchange_state import WAITING_STATES
 from gateway.exchange.file_hooks import FILE_HOOKS
 from gateway.exchange.hooks import ExchangeHooks
+from gateway.exchange.progress_hooks import PROGRESS_HOOKS
 from gateway.exchange.response_hooks import RESPONSE_HOOKS, open_turn_hooks
 from gateway.exchange.response_session import PATH as RESPONSES_PATH
 from gateway.exchange.response_session import ResponseSession, SocketTurn
@@ -37,10 +38,10 @@ LONGEST_PAUSE_S: Final = 0.5
 """The longest time between two scans for exchanges that have something due."""
 _BARE_RESPONSES_PATH: Final = RESPONSES_PATH.removeprefix(b"/v1")
 _HOOKS: Final = {
-    "none": FILE_HOOKS + STREAM_HOOKS,
+    "none": FILE_HOOKS + STREAM_HOOKS + PROGRESS_HOOKS,
     "read": FILE_HOOKS + RESPONSE_HOOKS,
-    "made": FILE_HOOKS + RESPONSE_HOOKS + STREAM_HOOKS,
-    "completion": FILE_HOOKS + COMPLETION_HOOKS + STREAM_HOOKS,
+    "made": FILE_HOOKS + RESPONSE_HOOKS + STREAM_HOOKS + PROGRESS_HOOKS,
+    "completion": FILE_HOOKS + COMPLETION_HOOKS + STREAM_HOOKS + PROGRESS_HOOKS,
 }
 """`ApiSpec.state` to the hooks of its requests by HTTP."""
 _NUMBER: Final = re.compile(rb"/[0-9]+$")
@@ -139,8 +140,13 @@ class InferenceDispatcher:
                 self._run_guarded(exchange.run_due, now)
             self._run_guarded(self._tick, now)
 
+            self._run_guarded(self._tell_progress, now)
+
     def _tick(self, now: float) -> None:
         self._services.turns.grant_slots(self._services.admission.admit_trials(now))
+
+    def _tell_progress(self, now: float) -> None:
+        self._services.progress.run_due(self._services.admission, now)
 
     def _run_guarded(self, action: Callable[[float], None], now: float) -> None:
         """Call `action`. Its failure must not stop the timers of all other exchanges."""

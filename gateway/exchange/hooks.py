@@ -43,7 +43,7 @@ class ExchangeHooks:
 
     Never changed once made; `frozen` would cost a microsecond.
 
-    Hooks of the first five kinds may raise RoundhouseError, which ends the request and is sent to the client. Those of
+    Hooks of the first six kinds may raise RoundhouseError, which ends the request and is sent to the client. Those of
     the last two must not raise.
     """
 
@@ -56,6 +56,9 @@ class ExchangeHooks:
     on_admitted: tuple[Callable[[Exchange], None], ...] = ()
     """Note that admission took the request: it has a slot, or waits in the queue. Called once, when the header lines of
     the answer are set and before the engine is asked."""
+    on_wait: tuple[Callable[[Exchange, ModelRoute], None], ...] = ()
+    """Note that the request waits in the queue, perhaps for a load (`exchange.load_wait`). Called when it enters the
+    queue, which it may do again after a failed attempt, and with each new routing table."""
     before_send: tuple[SendHook, ...] = ()
     """Look at the replica, whose slot the request holds, and change the request for it. Called for each attempt, before
     the engine's body is made. A pause should be short: it keeps the slot, and the replica may leave the table."""
@@ -74,6 +77,7 @@ class ExchangeHooks:
             self.on_request + other.on_request,
             self.before_admission + other.before_admission,
             self.on_admitted + other.on_admitted,
+            self.on_wait + other.on_wait,
             self.before_send + other.before_send,
             self.shape_answer + other.shape_answer,
             self.on_event + other.on_event,

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
-
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
 from gateway.control.inflight import InflightCounts
-from gateway.protocols.common.json_bytes import json_bytes
+from gateway.exchange.progress import load_comment
 from gateway.routing.availability import is_worth_waiting, no_longer_loading
-from gateway.server.asgi import Header
-
-PROGRESS_HEADER: Final = (b"x-load-progress", b"true")
-"""The header of a client that wants SSE comments on the progress of a load."""
 
 
 class LoadWait:
@@ -32,7 +25,7 @@ class LoadWait:
 
     def next_comment(self, route: ModelRoute) -> bytes | None:
         """Return the SSE comment for the progress of `route`'s load; None if it equals the one returned last."""
-        comment = progress_comment(route)
+        comment = load_comment(route)
         if comment == self._last_comment:
             return None
         self._last_comment = comment
@@ -63,16 +56,3 @@ def check_worth_waiting(route: ModelRoute, refusal: RoundhouseError) -> None:
     """
     if not is_worth_waiting(route):
         raise no_longer_loading(route) if refusal.entry.code == "model_not_loaded" else refusal
-
-
-def asks_for_progress(headers: Sequence[Header]) -> bool:
-    """Return whether a client wants comments on the progress of a load: it sent `X-Load-Progress: true`."""
-    return any(name == PROGRESS_HEADER[0] and value.lower() == PROGRESS_HEADER[1] for name, value in headers)
-
-
-def progress_comment(route: ModelRoute) -> bytes:
-    """Return an SSE comment with the model, its state, and the share of its load that is done (0 to 1), if known."""
-    fields: dict[str, object] = {"model": route.name, "state": route.state.value}
-    if route.progress is not None:
-        fields["progress"] = round(route.progress, 3)
-    return b": load-progress %b\n\n" % json_bytes(fields)

@@ -12,6 +12,7 @@ from gateway.control.inflight import InflightCounts
 from gateway.control.remote_prober import RemoteProber
 from gateway.documents.reader import DocumentReader
 from gateway.exchange.grant_dispatcher import GrantDispatcher
+from gateway.exchange.progress_board import ProgressBoard
 from gateway.ingress.admin_gate import AdminGate
 from gateway.ingress.response_headers import ResponseHeaders
 from gateway.metrics.registry import Metrics
@@ -52,6 +53,7 @@ class Services:
     clock: Callable[[], float]
     """Returns Unix time in seconds."""
     paces: AnswerPaces = field(default_factory=AnswerPaces)
+    progress: ProgressBoard = field(default_factory=ProgressBoard)
     turns: GrantDispatcher = field(default_factory=GrantDispatcher)
     documents: DocumentReader = field(default_factory=DocumentReader)
     exchanges: set[Exchange] = field(default_factory=set)

@@ -53,6 +53,16 @@ def with_usage(request: InferenceRequest, served_name: str) -> bytes:
     return json_bytes(_renamed_fields(request, served_name) | {"stream_options": _options(request)})
 
 
+def with_field(request: InferenceRequest, name: str, *, value: Any) -> InferenceRequest:
+    """Return the request with a field of this value, whether or not it has one of this name."""
+    fields = {**request.outline_fields, name: value}
+    if name in request.outline_fields:
+        outline = json_bytes(fields)
+    else:
+        outline = _insert_fields(request.outline, b'"%b":%b,' % (name.encode(), json_bytes(value)))
+    return replace(request, outline=outline, outline_fields=fields)
+
+
 def as_stream(request: InferenceRequest, served_name: str, *, ask_for_usage: bool) -> bytes:
     """Return the body of a blocking request, or the outline of a large one, with `"stream": true` and `served_name`.
     `ask_for_usage`: also with `stream_options.include_usage` set to true."""

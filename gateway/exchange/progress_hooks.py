@@ -1,0 +1,164 @@
+"""Streams whose clients ask to be told what they wait for (`X-Progress`, `X-Load-Progress`)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from controller.schema.routing import Endpoint, ModelRoute
+from gateway.admission.admission import QueuePlace, Ticket
+from gateway.exchange.attempt import AnswerForm
+from gateway.exchange.exchange import Exchange
+from gateway.exchange.hooks import ExchangeHooks
+from gateway.exchange.progress import (
+    LOAD_PROGRESS_HEADER,
+    PROGRESS_HEADER,
+    Progress,
+    ProgressPace,
+    asks_for,
+    prefill_progress,
+    queue_progress,
+)
+from gateway.protocols.chat.prompt_progress import (
+    PromptProgress,
+    PromptProgressStream,
+    ask_for_progress,
+    tells_progress,
+)
+
+
+class ProgressRun:
+    """Tells one client of the progress of its request. A `ProgressTeller`."""
+
+    __slots__ = ("_exchange", "_is_added", "_is_told", "_pace", "_place", "_route", "_ticket")
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._pace = ProgressPace()
+        self._ticket: Ticket | None = None
+        """The request's ticket, while it is in the queue."""
+        self._place: QueuePlace | None = None
+        """The request's place in the queue; None: it is not in the queue."""
+        self._route: ModelRoute
+        """The model as it was last seen. Set while the request is in the queue."""
+        self._is_told = False
+        """The engine of this attempt tells how far it is with the prompt."""
+        self._is_added = False
+        """The request asks the engine for that, and the client's own did not."""
+
+    def hooks(self) -> ExchangeHooks:
+        """Return the hooks that tell the client."""
+        return ExchangeHooks(
+            on_wait=(self._note_wait,),
+            before_send=(self._ask_engine,),
+            shape_answer=(self._follow_attempt,),
+            on_end=(self._end,),
+        )
+
+    # From the exchange
+
+    def _note_wait(self, exchange: Exchange, route: ModelRoute) -> None:
+        services, admission = exchange.services, exchange.admission
+        self._route = route
+        if self._ticket is None and admission is not None and admission.ticket is not None:
+            self._end_prefill()  # of an attempt that failed
+            self._ticket = ticket = admission.ticket
+            services.progress.queued[ticket] = self
+            places = services.admission.list_places(route.name)
+            self._place = next((place for each, place in places if each is ticket), None)
+        self._tell_wait()
+
+    def _ask_engine(self, exchange: Exchange, route: ModelRoute, _: Endpoint) -> None:
+        self._leave_queue()
+        assert exchange.admission is not None
+        self._is_told = tells_progress(exchange.admission.serving_option.required_api, route)
+        if self._is_told:
+            request = ask_for_progress(exchange.request)
+            if request is not exchange.request:
+                self._is_added = True
+                exchange.replace_request(request)
+
+    def _follow_attempt(self, exchange: Exchange, form: AnswerForm) -> AnswerForm:
+        self._end_prefill()  # of an attempt that failed
+        self._tell(prefill_progress(exchange.account.model))
+        if form.events is None or not self._is_told:
+            return form
+        assert exchange.admission is not None
+        is_translated = exchange.admission.serving_option.target is not None
+        drops = self._is_added and not is_translated  # a translation drops it in any case
+        return form._replace(events=PromptProgressStream(form.events, self._take_prefill, drops=drops))
+
+    def _take_prefill(self, prompt: PromptProgress) -> None:
+        exchange = self._exchange
+        if prompt.share < 1:
+            ledger, answer = exchange.services.ledger, exchange.answer
+            ledger.record_prefill(answer.request_id, exchange.account.model, prompt.processed, prompt.total)
+        else:
+            self._end_prefill()
+        self._tell(prefill_progress(exchange.account.model, prompt))
+
+    def _end(self, exchange: Exchange) -> None:
+        self._leave_queue()
+        self._end_prefill()
+        exchange.services.progress.tellers.discard(self)
+
+    # ProgressTeller
+
+    def take_place(self, place: QueuePlace) -> None:
+        """See ProgressTeller."""
+        if place != self._place:
+            self._place = place
+            self._tell_wait()
+
+    def tell_due(self, now: float) -> None:
+        """See ProgressTeller."""
+        if self._exchange.answer.first_byte_at is None:
+            self._send(self._pace.next_comment(now), now)
+        else:
+            self._pace.drop()
+            self._end_prefill()
+
+    # Parts
+
+    def _tell_wait(self) -> None:
+        self._tell(queue_progress(self._route, self._place, is_loading=self._exchange.load_wait is not None))
+
+    def _tell(self, progress: Progress) -> None:
+        now = self._exchange.services.now()
+        self._send(self._pace.change(progress, now), now)
+
+    def _send(self, comment: bytes | None, now: float) -> None:
+        if comment is not None and not self._exchange.is_ended:
+            self._exchange.answer.send_comment(comment, now)
+
+    def _leave_queue(self) -> None:
+        if self._ticket is not None:
+            self._exchange.services.progress.queued.pop(self._ticket, None)
+            self._ticket = self._place = None
+
+    def _end_prefill(self) -> None:
+        self._exchange.services.ledger.end_prefill(self._exchange.answer.request_id)
+
+
+def _tell_load(exchange: Exchange, route: ModelRoute) -> None:
+    comment = exchange.load_wait.next_comment(route) if exchange.load_wait is not None else None
+    if comment is not None:
+        exchange.answer.send_comment(comment, exchange.services.now())
+
+
+_LOAD_HOOKS: Final = ExchangeHooks(on_wait=(_tell_load,))
+
+
+def _tell_progress(exchange: Exchange, _: ModelRoute) -> None:
+    if not (exchange.api.streams and exchange.request.stream):
+        return
+    headers = exchange.client.headers
+    if asks_for(LOAD_PROGRESS_HEADER, headers):
+        exchange.add_hooks(_LOAD_HOOKS)
+    if asks_for(PROGRESS_HEADER, headers):
+        run = ProgressRun(exchange)
+        exchange.services.progress.tellers.add(run)
+        exchange.add_hooks(run.hooks())
+
+
+PROGRESS_HOOKS: Final = ExchangeHooks(on_request=(_tell_progress,))
+"""For requests by HTTP. After the hooks that complete them."""

@@ -1,0 +1,148 @@
+"""How far llama-server is with reading a prompt: asked for by `return_progress`, told by events of the stream that have
+`prompt_progress`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+from controller.schema.errors import RoundhouseError
+from controller.schema.routing import ModelRoute
+from gateway.protocols.chat.llama_server import BACKEND
+from gateway.protocols.common import bodies
+from gateway.protocols.common.conversation import Fields
+from gateway.protocols.common.dialect import EventStream, Usage
+from gateway.protocols.common.errors import decode_json, encode_json
+from gateway.protocols.common.request import InferenceRequest
+from gateway.protocols.common.sse import EventCutter, data_of, split_events
+
+FIELD: Final = "return_progress"
+"""Field of a request that asks for these events."""
+_APIS: Final = frozenset(("/v1/chat/completions", "/v1/completions", "/completion", "/infill"))
+"""llama-server's APIs that tell the progress."""
+_MARK: Final = b'"prompt_progress"'
+"""Never matches text of the model: inside a JSON string, a quote follows a backslash."""
+
+
+class PromptProgress(NamedTuple):
+    """Tokens of a prompt."""
+
+    total: int
+    cached: int = 0
+    """Of these, tokens that the engine had in its cache."""
+    processed: int = 0
+    """Of these, tokens that are done, cached ones included."""
+
+    @property
+    def share(self) -> float:
+        """What is done of all, 0 to 1."""
+        return min(1.0, self.processed / self.total) if self.total else 1.0
+
+
+def tells_progress(api: str, route: ModelRoute) -> bool:
+    """Return whether the model's engine, asked at the path `api`, tells how far it is with a prompt."""
+    return route.backend == BACKEND and api in _APIS
+
+
+def ask_for_progress(request: InferenceRequest) -> InferenceRequest:
+    """Return the request so that the engine tells how far it is; the same object if it asks for that already."""
+    if request.outline_fields.get(FIELD) is True:
+        return request
+    asked_fields = {FIELD: True}
+    if request.prompt is not None:  # it is translated
+        passed_fields = {**request.prompt.passed_fields, **asked_fields}
+        return replace(request, prompt=replace(request.prompt, passed_fields=passed_fields))
+    return bodies.with_field(request, FIELD, value=True)
+
+
+class PromptProgressStream(EventCutter):
+    """An `EventStream` that tells `take_progress` what the engine's events say of the prompt, before it passes the rest
+    on to another stream."""
+
+    __slots__ = ("_drops", "_events", "_prompts", "_take_progress")
+
+    def __init__(self, events: EventStream, take_progress: Callable[[PromptProgress], None], *, drops: bool) -> None:
+        """`events`: the stream that everything else is passed on to. `drops`: it must not get the progress, which the
+        client did not ask for."""
+        super().__init__()
+        self._events = events
+        self._take_progress = take_progress
+        self._drops = drops
+        self._prompts: dict[int, PromptProgress] = {}
+        """By the index of the answer; several, where a request has several prompts or answers."""
+
+    @property
+    def usage(self) -> Usage | None:
+        """See EventStream."""
+        return self._events.usage
+
+    @property
+    def is_complete(self) -> bool:
+        """See EventStream."""
+        return self._events.is_complete
+
+    def feed_data(self, chunk: bytes) -> bytes:
+        """See EventStream."""
+        events = self._cut_events(chunk)
+        if _MARK in events:
+            events = b"".join(map(self._read_event, split_events(events)))
+        return self._events.feed_data(events) if events else b""
+
+    def finish_stream(self) -> bytes:
+        """See EventStream."""
+        held_bytes, self._held = self._held, b""
+        passed_events = self._events.feed_data(held_bytes) if held_bytes else b""
+        return passed_events + self._events.finish_stream()
+
+    def fail_stream(self, error: RoundhouseError, request_id: str) -> bytes:
+        """See EventStream."""
+        return self._events.fail_stream(error, request_id)
+
+    def _read_event(self, event: bytes) -> bytes:
+        """Note the progress that an event tells, and return what to pass on."""
+        fields = decode_json(data_of(event)) if _MARK in event else None
+        prompt = read_progress(fields) if isinstance(fields, dict) else None
+        if prompt is None:
+            return event
+        self._prompts[_index_of(fields)] = prompt
+        self._take_progress(PromptProgress(*map(sum, zip(*self._prompts.values(), strict=True))))
+        if not self._drops:
+            return event
+        rest = {name: value for name, value in fields.items() if name != "prompt_progress"}
+        return b"data: %b\n\n" % encode_json(rest) if _holds_answer(rest) else b""
+
+
+def read_progress(fields: Fields) -> PromptProgress | None:
+    """Return what an event tells of the prompt; None for any other event."""
+    told: Any = fields.get("prompt_progress")
+    if not isinstance(told, dict):
+        return None
+    total, cached, processed = (told.get(name) for name in ("total", "cache", "processed"))
+    return PromptProgress(_count(total), _count(cached), _count(processed))
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def _index_of(fields: Fields) -> int:
+    """Return the index of the answer that an event belongs to."""
+    choice = _first_choice(fields)
+    index = fields.get("index") if choice is None else choice.get("index")
+    return index if isinstance(index, int) else 0
+
+
+def _first_choice(fields: Fields) -> Fields | None:
+    choices = fields.get("choices")
+    return choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else None
+
+
+def _holds_answer(fields: Fields) -> bool:
+    """Return whether an event holds a part of an answer, or its end."""
+    choice = _first_choice(fields)
+    if choice is None:
+        return bool(fields.get("content") or fields.get("stop"))
+    delta = choice.get("delta")
+    has_delta = isinstance(delta, dict) and any(value for name, value in delta.items() if name != "role")
+    return has_delta or bool(choice.get("text")) or choice.get("finish_reason") is not None
