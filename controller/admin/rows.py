@@ -21,6 +21,7 @@ from controller.planning.model_traffic import joint_idle_span
 from controller.redaction.patterns import mask_fields
 from controller.schema.admin import GpuMemory, GpuModel, HeldBy, ModelConfigured, ModelLive
 from controller.schema.desired import Definition
+from controller.schema.routing import PrefillTokens
 from controller.schema.status import GpuStatus, ModelState, ModelStatus
 from controller.sizing.estimator import Estimate, estimate_replicas
 from controller.state import DesiredModel, IdleSpan
@@ -57,6 +58,17 @@ class Traffic:
             return None
         views = present_gateways(self.gateways, self.now)
         return sum(view.report.queued.get(model, 0) for view in views if view.lost_at is None)
+
+    def sum_prefill(self, model: str) -> PrefillTokens:
+        """Return the prompts of a model that are being read, of requests whose clients follow that. Those inside a lost
+        gateway are left out."""
+        views = present_gateways(self.gateways, self.now)
+        prefills = [view.report.prefill.get(model) for view in views if view.lost_at is None]
+        total = PrefillTokens()
+        for prefill in prefills:
+            if prefill is not None:
+                total = total.add_request(prefill.processed, prefill.total, prefill.requests)
+        return total
 
     def requests_holding(self, replicas: Iterable[str]) -> list[HeldBy]:
         """Return the requests that are still running in draining replicas, named by `replicas`, oldest first. Requests
@@ -109,6 +121,7 @@ def live_row(
     total, count, source = estimate_replicas(
         replica_estimate, replicas, declared_mib=_declared_mib(want), observed_mib=observed_mib, gpu_mib=gpu_mib
     )
+    prefill = traffic.sum_prefill(want.name)
     return ModelLive(
         runtime_state=status.state,
         is_loaded=status.state is ModelState.LOADED,
@@ -127,6 +140,8 @@ def live_row(
         statement=status.statement,
         retry_at=status.retry_at,
         load_progress=status.progress,
+        prefill_requests=prefill.requests,
+        prefill_progress=prefill.processed / prefill.total if prefill.total else None,
         blocked=status.blocked,
         held_by=traffic.requests_holding(replica_names) if status.state is ModelState.UNLOADING else [],
         replica_details=status.replicas,

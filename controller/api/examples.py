@@ -71,6 +71,8 @@ ROW: Final[dict[str, Any]] = {
     "statement": {"kind": "load", "since": 1795255585.8, "reason": "loaded by command line of ada"},
     "retry_at": None,
     "load_progress": None,
+    "prefill_requests": 1,
+    "prefill_progress": 0.42,
     "blocked": [],
     "held_by": [],
     "replica_details": [],

@@ -200,6 +200,12 @@ class ModelLive(ModelEstimate):
     load_progress: float | None = Field(
         description="Progress of loading, from 0 to 1; null: not loading, or the engine does not report it."
     )
+    prefill_requests: int = Field(
+        default=0, description="Requests of streams with `X-Progress` whose prompts the model's engines read now."
+    )
+    prefill_progress: float | None = Field(
+        default=None, description="Progress of reading these prompts, from 0 to 1; null: there are none."
+    )
     blocked: list[str] = Field(description="Sentences that say why the model cannot reach its wanted state now.")
     held_by: list[HeldBy] = Field(
         description="While `runtime_state` is `unloading`: the requests that the unload waits for, oldest first."

@@ -43,6 +43,22 @@ _CONVERSATION_ID: Final[dict[str, Any]] = {
     "the client disconnects, and the stream can be read again at `/v1/stream/{conv_id}`. An id of the form "
     "`id::model` names the model, if the body does not name it.",
 }
+_PROGRESS: Final[dict[str, Any]] = {
+    "name": "X-Progress",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string", "enum": ["true"]},
+    "description": "With `stream: true`: the stream begins at once, and comments (`: progress {...}`) tell what the "
+    "request waits for: its place in the queue, the load of its model, the reading of its prompt.",
+}
+_LOAD_PROGRESS: Final[dict[str, Any]] = {
+    "name": "X-Load-Progress",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string", "enum": ["true"]},
+    "description": "With `stream: true`: while the request waits for the load of its model, the stream begins at once, "
+    "and comments (`: load-progress {...}`) tell of the load alone.",
+}
 _NATIVE: Final = """llama.cpp's own route. The model is named in the query (`?model=NAME`) or in the body; where only
 one model has the route, it need not be named."""
 
@@ -237,6 +253,8 @@ def declare_inference(
     scope_codes = ADMIN_SCOPE_CODES if api.scope == "admin" else ()
     codes = (*more_codes, *INFERENCE, *stream_codes, *state_codes, *scope_codes)
     parameters = [_ID] if "{id}" in api.path else [_CONVERSATION_ID] if api.resumes else []
+    if api.streams:
+        parameters += [_PROGRESS, _LOAD_PROGRESS]
     if api.is_native:
         text = f"{text}\n\n{_NATIVE}"
         parameters.append(_MODEL)

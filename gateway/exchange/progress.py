@@ -82,9 +82,15 @@ def load_comment(route: ModelRoute) -> bytes:
     return b": load-progress %b\n\n" % json_bytes(fields)
 
 
+def _is_urgent(told: Progress, progress: Progress) -> bool:
+    """Return whether a change is told at once: a new stage or state, the first share, and a prompt that is read."""
+    is_new = (told.stage, told.state, told.share is None) != (progress.stage, progress.state, progress.share is None)
+    return is_new or (progress.stage == "prefill" and progress.share == 1)
+
+
 class ProgressPace:
-    """Decides when a change of one request's progress is told: a new stage and a prompt that is read at once, other
-    changes at most every `TOLD_EVERY_S`, and what has not changed never."""
+    """Decides when a change of one request's progress is told: an urgent one at once, another at most every
+    `TOLD_EVERY_S`, and what has not changed never."""
 
     __slots__ = ("_told", "_told_at", "_untold")
 
@@ -105,9 +111,7 @@ class ProgressPace:
         progress, told = self._untold, self._told
         if progress is None:
             return None
-        is_read = progress.stage == "prefill" and progress.share == 1
-        is_urgent = told is None or told.stage != progress.stage or is_read
-        if not is_urgent and now < self._told_at + TOLD_EVERY_S:
+        if told is not None and not _is_urgent(told, progress) and now < self._told_at + TOLD_EVERY_S:
             return None
         self._told, self._told_at, self._untold = progress, now, None
         return progress_comment(progress)

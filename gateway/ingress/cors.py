@@ -16,7 +16,8 @@ _EXPOSED: Final = (
     b"x-stream-state, x-stream-first-offset, x-stream-length, x-stream-file, x-session"
 )
 _ALLOWED: Final = (
-    b"authorization, x-api-key, content-type, accept, last-event-id, x-client-id, x-conversation-id, anthropic-version"
+    b"authorization, x-api-key, content-type, accept, last-event-id, x-client-id, x-conversation-id, "
+    b"x-progress, x-load-progress, anthropic-version"
 )
 _NAMES: Final = re.compile(rb"[A-Za-z0-9_, -]{1,2000}")
 _VARY: Final = (b"vary", b"origin")

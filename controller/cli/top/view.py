@@ -9,8 +9,9 @@ from typing import Any
 from controller.cli.gpu import gpu_label, mib_words, unread_gpu_words
 from controller.cli.warnings import warning_lines
 from controller.schema.admin import AdminModel, AdminModels, GpuMemoryAnswer, ListContext
+from controller.schema.status import ModelState
 
-COLUMNS = ("MODEL", "STATE", "READY", "IN FLIGHT", "QUEUE", "TOKENS/S", "MEMORY")
+COLUMNS = ("MODEL", "STATE", "READY", "IN FLIGHT", "QUEUE", "PREFILL", "TOKENS/S", "MEMORY")
 UNKNOWN = "-"
 SEVERAL_REPLICAS = (
     "Of several replicas one may have all the work: requests that begin alike go where their beginning is in the cache,"
@@ -62,10 +63,11 @@ class TopView:
         rate = self._rate(model)
         return (
             model.name,
-            model.runtime_state.value,
+            _state(model),
             f"{model.loaded_replicas}/{model.replicas}",
             _count(model.inflight_requests),
             _count(model.queue_depth),
+            _prefill(model),
             UNKNOWN if rate is None else f"{rate:.1f}",
             mib_words(model.vram_estimate_mib),
         )
@@ -78,6 +80,9 @@ class TopView:
             "replicas": model.replicas,
             "inflight_requests": model.inflight_requests,
             "queue_depth": model.queue_depth,
+            "load_progress": model.load_progress,
+            "prefill_requests": model.prefill_requests,
+            "prefill_progress": model.prefill_progress,
             "tokens_per_s": self._rate(model),
             "vram_estimate_mib": model.vram_estimate_mib,
         }
@@ -90,3 +95,18 @@ def _busiest_first(model: AdminModel) -> tuple[int, bool, str]:
 
 def _count(number: int | None) -> str:
     return UNKNOWN if number is None else str(number)
+
+
+def _state(model: AdminModel) -> str:
+    state = model.runtime_state.value
+    is_told = model.runtime_state is ModelState.LOADING and model.load_progress is not None
+    return f"{state} {_percent(model.load_progress)}" if is_told else state
+
+
+def _prefill(model: AdminModel) -> str:
+    """Return how many requests' prompts are being read, and how much of them is."""
+    return f"{model.prefill_requests}: {_percent(model.prefill_progress)}" if model.prefill_requests else UNKNOWN
+
+
+def _percent(share: float | None) -> str:
+    return f"{share or 0:.0%}".replace("%", " %")

@@ -102,8 +102,7 @@ class PromptProgressStream(EventCutter):
     def _read_event(self, event: bytes) -> bytes:
         """Note the progress that an event tells, and return what to pass on."""
         fields = decode_json(data_of(event)) if _MARK in event else None
-        prompt = read_progress(fields) if isinstance(fields, dict) else None
-        if prompt is None:
+        if not isinstance(fields, dict) or (prompt := read_progress(fields)) is None:
             return event
         self._prompts[_index_of(fields)] = prompt
         self._take_progress(PromptProgress(*map(sum, zip(*self._prompts.values(), strict=True))))

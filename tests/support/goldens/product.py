@@ -47,7 +47,7 @@ from controller.runtimes.process.stat import boot_id
 from controller.schema.desired import Definition
 from controller.schema.errors import ERROR_CODES
 from controller.schema.override import Override
-from controller.schema.routing import GatewayReport, RemoteProbe, RemoteResult, Stamp
+from controller.schema.routing import GatewayReport, PrefillTokens, RemoteProbe, RemoteResult, Stamp
 from controller.settings import ControllerSettings
 from controller.sizing.history import MemoryHistory
 from controller.sizing.history import save_history as save_observed
@@ -132,6 +132,7 @@ __all__ = [
     "ObservedState",
     "Override",
     "Phase",
+    "PrefillTokens",
     "ProcessRuntime",
     "Recorder",
     "Records",

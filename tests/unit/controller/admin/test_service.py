@@ -15,7 +15,7 @@ from controller.admin.service import TAKEN_WITHIN_S
 from controller.planning.draining import IDLE_PROOF_S
 from controller.schema.admin import AdminModels
 from controller.schema.errors import RoundhouseError
-from controller.schema.routing import GatewayReport, Stamp
+from controller.schema.routing import GatewayReport, PrefillTokens, Stamp
 from controller.schema.status import ModelState
 from controller.state import Gpu, GpuDriver, IdleSpan, UnreadGpu
 from tests.support.controller_harness import AddressedRuntime, ControllerHarness
@@ -279,6 +279,25 @@ async def test_figures_are_unknown_while_a_gateway_is_lost(tmp_path: Path) -> No
         await bench.round()
         row = await bench.harness.admin_service.get_model("m")
         assert (row.inflight_requests, row.runtime_inflight, row.queue_depth) == (2, 2, 3), "what is left is counted"
+
+
+async def test_the_prompts_that_are_read_are_summed_over_the_gateways_that_are_there(tmp_path: Path) -> None:
+    async with opened(tmp_path, {"m": STUB | {"enabled": True}}) as bench:
+        await bench.round(4)
+        row = await bench.harness.admin_service.get_model("m")
+        assert (row.prefill_requests, row.prefill_progress) == (0, None)
+        bench.harness.hub.open_link("c")
+        for name, prefill in (("a", PrefillTokens(requests=1, processed=100, total=300)), ("b", None)):
+            told = {} if prefill is None else {"m": prefill, "other": prefill}
+            bench.harness.hub.take_report(GatewayReport(gateway_id=name, stamp=None, prefill=told))
+        bench.harness.hub.take_report(
+            GatewayReport(gateway_id="c", stamp=None, prefill={"m": PrefillTokens(requests=2, processed=0, total=100)})
+        )
+        row = await bench.harness.admin_service.get_model("m")
+        assert (row.prefill_requests, row.prefill_progress) == (3, 0.25)
+        bench.harness.hub.close_link("c")
+        row = await bench.harness.admin_service.get_model("m")
+        assert (row.prefill_requests, row.prefill_progress) == (1, 1 / 3)
 
 
 async def test_a_wait_goes_on_while_rounds_take_long_and_ends_while_paused(

@@ -128,9 +128,14 @@ def test_a_model_that_is_being_loaded_lets_them_wait_until_it_is() -> None:
     tickets = [harness.come() for _ in range(3)]
     assert [ticket.place for ticket in tickets] == [QueuePlace(n, n, None) for n in (2, 3, 4)]
     assert harness.admission.depths == {"m": 3}
+    assert harness.admission.list_places("m") == [
+        (ticket, QueuePlace(n, 4, None)) for n, ticket in enumerate(tickets, 2)
+    ]
     assert who(harness.table(route_of("m", ["a", "b"]))) == [(tickets[0], "a"), (tickets[1], "b")]
     assert harness.admission.waiting_tickets("m") == tickets[2:]
     assert harness.admission.waiting_tickets("unheard-of") == []
+    assert harness.admission.list_places("m") == [(tickets[2], QueuePlace(2, 2, None))]
+    assert harness.admission.list_places("unheard-of") == []
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,30 @@ async def test_the_order_of_the_kinds(site: Site) -> None:
     assert client.exchange.hooks is NO_HOOKS
 
 
+async def test_a_wait_in_the_queue_is_noted_when_it_begins_and_with_each_table(site: Site) -> None:
+    seen: list[str] = []
+
+    def note(exchange: Exchange, route: ModelRoute) -> None:
+        assert exchange.admission is not None
+        assert exchange.admission.ticket is not None
+        seen.append(f"{exchange.state.name} {route.state.value}")
+
+    def publish(state: ModelState, *urls: str) -> None:
+        site.publish(route("m", urls, state=state, autoload=True, target_inflight=1))
+        for ticket in site.services.admission.waiting_tickets("m"):
+            ticket.owner.follow_table()
+
+    publish(ModelState.LOADED, URLS[0])
+    site.open(NO_HOOKS)
+    site.open(ExchangeHooks(on_wait=(note,)))
+    publish(ModelState.LOADING)
+    publish(ModelState.LOADED, URLS[0])
+    assert seen == ["QUEUED loaded", "LOADING loading", "QUEUED loaded"]
+    site.engine_call.begin_stream("x")
+    site.engine_call.end_stream()
+    assert len(seen) == 3
+
+
 async def test_each_attempt_is_prepared_anew(site: Site) -> None:
     seen: list[str] = []
     site.open(recording(seen))

@@ -12,7 +12,8 @@ OFF, NAMED, ALL = Cors([]), Cors(["https://chat.example/", "http://localhost:300
 VARY: Header = (b"vary", b"origin")
 METHOD: Header = (b"access-control-request-method", b"POST")
 USUAL = (
-    b"authorization, x-api-key, content-type, accept, last-event-id, x-client-id, x-conversation-id, anthropic-version"
+    b"authorization, x-api-key, content-type, accept, last-event-id, x-client-id, x-conversation-id, "
+    b"x-progress, x-load-progress, anthropic-version"
 )
 
 

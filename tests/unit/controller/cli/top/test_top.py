@@ -100,11 +100,27 @@ def test_the_busiest_come_first() -> None:
         row("d", "loading", inflight_requests=4, replicas=2),
     ]
     assert TopView(listed(*models), NO_GPUS, {"c": 12.34}).rows() == [
-        ("d", "loading", "0/2", "4", "0", "0.0", "-"),
-        ("c", "loaded", "1/1", "1", "2", "12.3", "-"),
-        ("b", "loaded", "1/1", "-", "-", "0.0", "7MiB"),
-        ("a", "unloaded", "0/1", "0", "0", "0.0", "-"),
+        ("d", "loading", "0/2", "4", "0", "-", "0.0", "-"),
+        ("c", "loaded", "1/1", "1", "2", "-", "12.3", "-"),
+        ("b", "loaded", "1/1", "-", "-", "-", "0.0", "7MiB"),
+        ("a", "unloaded", "0/1", "0", "0", "-", "0.0", "-"),
     ]
+
+
+def test_how_far_loads_and_prompts_are() -> None:
+    models = [
+        row("a", "loading", load_progress=0.25),
+        row("b", inflight_requests=3, prefill_requests=2, prefill_progress=0.416),
+        row("c", "loaded", load_progress=1.0),
+    ]
+    view = TopView(listed(*models), NO_GPUS, None)
+    assert [(state, prefill) for _, state, _, _, _, prefill, _, _ in view.rows()] == [
+        ("loaded", "2: 42 %"),
+        ("loading 25 %", "-"),
+        ("loaded", "-"),
+    ]
+    busiest = view.as_json()["models"][0]
+    assert (busiest["load_progress"], busiest["prefill_requests"], busiest["prefill_progress"]) == (None, 2, 0.416)
 
 
 @pytest.mark.parametrize(("loaded", "is_shown"), [((1, 0), False), ((1, 1), False), ((1, 2), True), ((3,), True)])
@@ -128,8 +144,8 @@ async def test_one_table_without_a_terminal(api: FakeControlApi, capsys: pytest.
     assert await roundhouse(api, "top", *NO_GATEWAY) == ExitCode.DONE
     assert capsys.readouterr().out == (
         "GPU 0 H200: 4MiB / 9MiB\n"
-        "MODEL  STATE   READY  IN FLIGHT  QUEUE  TOKENS/S  MEMORY\n"
-        "chat   loaded  1/1    0          0      -         -\n"
+        "MODEL  STATE   READY  IN FLIGHT  QUEUE  PREFILL  TOKENS/S  MEMORY\n"
+        "chat   loaded  1/1    0          0      -        -         -\n"
     )
 
 
@@ -161,6 +177,9 @@ async def test_the_gateways_counters_give_rates(
         "replicas": 1,
         "inflight_requests": 0,
         "queue_depth": 0,
+        "load_progress": None,
+        "prefill_requests": 0,
+        "prefill_progress": None,
         "vram_estimate_mib": None,
     }
 

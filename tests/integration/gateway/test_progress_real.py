@@ -1,0 +1,114 @@
+"""What a stream with `X-Progress` is told by a real llama-server, which reads a long prompt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from tests.fakes.fake_controller import route
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
+from tests.support.llama_servers import Kind, needed, started
+from tests.support.resumed_streams import CHAT, text_of
+from tests.support.worker_process import Worker
+from worker.clockwork import SENTENCE, make_model
+
+TOKEN = "replica-token"
+CONTEXT = 32768
+WORDS = "the quick brown fox " * 1000
+FAMILIES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": WORDS}]},
+    "/v1/completions": {"prompt": WORDS, "max_tokens": 8},
+    "/v1/responses": {"input": WORDS, "store": False},
+    "/v1/messages": {"messages": [{"role": "user", "content": WORDS}], "max_tokens": 64},
+    "/completion": {"prompt": WORDS, "n_predict": 8},
+}
+_OF_ONE_ANSWER = ("id", "created", "timings")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("embedded", marks=[pytest.mark.engines, pytest.mark.embedded]),
+        pytest.param("binary", marks=pytest.mark.engines),
+    ],
+)
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """A llama-server with one slot, which reads prompts in batches of 256 tokens."""
+    kind: Kind = request.param
+    needed(kind)
+    folder = tmp_path_factory.mktemp("engine")
+    make_model(folder / "m.gguf", context=CONTEXT)
+    flags = ("--ctx-size", str(CONTEXT), "--parallel", "1", "--batch-size", "256", "--ubatch-size", "256")
+    with started(kind, folder, "m", folder / "m.gguf", *flags, token=TOKEN) as made:
+        yield made.ready()
+
+
+@pytest.fixture
+async def here(engine: Worker) -> AsyncIterator[GatewayHarness]:
+    apis = ("/v1/chat/completions", "/v1/completions", "/completion")
+    model = route("m", [f"http://127.0.0.1:{engine.port}"], token=TOKEN, served_name="inner-m", apis=apis)
+    async with gateway_harness() as built:
+        await built.publish(model.model_copy(update={"backend": "llama_server"}))
+        yield built
+
+
+async def stream(here: GatewayHarness, path: str, headers: dict[str, str], **fields: Any) -> tuple[list[Any], bytes]:
+    """What the comments of a stream tell, and the stream without them."""
+    body = {"model": "m", "stream": True, "temperature": 0, **FAMILIES[path], **fields}
+    async with here.client.post(here.url + path, json=body, headers=headers) as answer:
+        assert answer.status == 200
+        parts = (await answer.read()).split(b"\n\n")
+    start = b": progress "
+    comments = [json.loads(part.removeprefix(start)) for part in parts if part.startswith(start)]
+    return comments, b"\n\n".join(part for part in parts if not part.startswith(start))
+
+
+def chunks_of(events: bytes) -> list[Any]:
+    """A stream's chunks without what is of one answer alone."""
+    chunks = [json.loads(each.removeprefix(b"data: ")) for each in events.split(b"\n\n") if each.startswith(b"data: {")]
+    return [{name: value for name, value in chunk.items() if name not in _OF_ONE_ANSWER} for chunk in chunks]
+
+
+@pytest.mark.parametrize("path", FAMILIES)
+async def test_the_share_of_a_long_prompt(here: GatewayHarness, path: str) -> None:
+    comments, rest = await stream(here, path, {"X-Progress": "true"}, cache_prompt=False)
+    first, *figures = comments
+    assert first == {"stage": "prefill", "model": "m"}
+    total = figures[0]["prompt_tokens"]
+    assert total >= 4000
+    assert (figures[0]["processed_tokens"], figures[0]["progress"]) == (0, 0.0)
+    assert (figures[-1]["processed_tokens"], figures[-1]["progress"]) == (total, 1.0)
+    shares = [each["progress"] for each in figures]
+    assert shares == sorted(shares)
+    assert b"prompt_progress" not in rest
+
+
+async def test_what_the_cache_holds_counts_as_read(here: GatewayHarness) -> None:
+    await stream(here, CHAT, {})
+    longer = [{"role": "user", "content": WORDS + "jumps over a lazy dog " * 200}]
+    comments, rest = await stream(
+        here, CHAT, {"X-Progress": "true"}, messages=longer, stream_options={"include_usage": True}
+    )
+    first, last = comments[1], comments[-1]
+    assert first["cached_tokens"] == first["processed_tokens"] >= 4000
+    assert 0 < first["progress"] < last["progress"] == 1
+    usage = chunks_of(rest)[-1]["usage"]
+    assert (usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]) == (
+        last["prompt_tokens"],
+        last["cached_tokens"],
+    )
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+async def test_the_answer_is_the_one_that_others_get(here: GatewayHarness, path: str) -> None:
+    asked = {"stream_options": {"include_usage": True}, "cache_prompt": False}
+    comments, plain = await stream(here, path, {}, **asked)
+    assert not comments
+    told, rest = await stream(here, path, {"X-Progress": "true"}, **asked)
+    assert told
+    assert chunks_of(rest) == chunks_of(plain)
+    if path == CHAT:
+        assert text_of(rest) == SENTENCE
