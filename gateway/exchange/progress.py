@@ -6,7 +6,7 @@ load of the model alone, in a form of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, Literal, NamedTuple
 
 from controller.schema.routing import ModelRoute
@@ -19,7 +19,7 @@ PROGRESS_HEADER: Final = b"x-progress"
 LOAD_PROGRESS_HEADER: Final = b"x-load-progress"
 TOLD_EVERY_S: Final = 0.25
 """Least seconds between two comments on the same stage of one request."""
-_TRUE: Final = b"true"
+_HEADERS: Final = frozenset((PROGRESS_HEADER, LOAD_PROGRESS_HEADER))
 
 
 class Progress(NamedTuple):
@@ -36,11 +36,17 @@ class Progress(NamedTuple):
     """The request's place in the queue now; None: it is not in the queue."""
     prompt: PromptProgress | None = None
     """Tokens of the prompt, in the stage `prefill`; None: the engine has told none."""
+    session: str | None = None
+    """What was decided of the request's session, as `X-Session`; None: nothing yet, or it belongs to none."""
 
 
-def asks_for(name: bytes, headers: Sequence[Header]) -> bool:
-    """Return whether a request's headers hold `name`, in lower case, with the value `true`."""
-    return any(each == name and value.strip().lower() == _TRUE for each, value in headers)
+def asked_progress(headers: Sequence[Header]) -> Collection[bytes]:
+    """Return which of `PROGRESS_HEADER` and `LOAD_PROGRESS_HEADER` a request's headers hold with the value `true`."""
+    asked: Collection[bytes] = ()
+    for name, value in headers:
+        if name in _HEADERS and value.strip().lower() == b"true":
+            asked = (*asked, name)
+    return asked
 
 
 def queue_progress(route: ModelRoute, place: QueuePlace | None, *, is_loading: bool) -> Progress:
@@ -50,9 +56,11 @@ def queue_progress(route: ModelRoute, place: QueuePlace | None, *, is_loading: b
     return Progress("queue", route.name, place=place)
 
 
-def prefill_progress(model: str, prompt: PromptProgress | None = None) -> Progress:
-    """Return the progress of a request that an engine has. `prompt`: as the engine tells; None: it has told nothing."""
-    return Progress("prefill", model, share=None if prompt is None else prompt.share, prompt=prompt)
+def prefill_progress(model: str, prompt: PromptProgress | None = None, session: str | None = None) -> Progress:
+    """Return the progress of a request that an engine has. `prompt`: as the engine tells; None: it has told nothing.
+    `session`: what was decided of its session."""
+    share = None if prompt is None else prompt.share
+    return Progress("prefill", model, share=share, prompt=prompt, session=session)
 
 
 def progress_comment(progress: Progress) -> bytes:
@@ -66,6 +74,8 @@ def progress_comment(progress: Progress) -> bytes:
         fields["queue_position"], fields["queue_depth"] = progress.place.position, progress.place.depth
         if progress.place.wait_ms is not None:
             fields["estimated_wait_ms"] = progress.place.wait_ms
+    if progress.session is not None:
+        fields["session"] = progress.session
     if progress.prompt is not None:
         fields["prompt_tokens"] = progress.prompt.total
         fields["cached_tokens"] = progress.prompt.cached

@@ -14,7 +14,7 @@ from gateway.exchange.progress import (
     PROGRESS_HEADER,
     Progress,
     ProgressPace,
-    asks_for,
+    asked_progress,
     prefill_progress,
     queue_progress,
 )
@@ -79,7 +79,7 @@ class ProgressRun:
 
     def _follow_attempt(self, exchange: Exchange, form: AnswerForm) -> AnswerForm:
         self._end_prefill()  # of an attempt that failed
-        self._tell(prefill_progress(exchange.account.model))
+        self._tell_prefill(None)
         if form.events is None or not self._is_told:
             return form
         assert exchange.admission is not None
@@ -94,7 +94,7 @@ class ProgressRun:
             ledger.record_prefill(answer.request_id, exchange.account.model, prompt.processed, prompt.total)
         else:
             self._end_prefill()
-        self._tell(prefill_progress(exchange.account.model, prompt))
+        self._tell_prefill(prompt)
 
     def _end(self, exchange: Exchange) -> None:
         self._leave_queue()
@@ -121,6 +121,11 @@ class ProgressRun:
 
     def _tell_wait(self) -> None:
         self._tell(queue_progress(self._route, self._place, is_loading=self._exchange.load_wait is not None))
+
+    def _tell_prefill(self, prompt: PromptProgress | None) -> None:
+        exchange = self._exchange
+        session = None if exchange.session is None else exchange.session.decision
+        self._tell(prefill_progress(exchange.account.model, prompt, session))
 
     def _tell(self, progress: Progress) -> None:
         now = self._exchange.services.now()
@@ -151,10 +156,10 @@ _LOAD_HOOKS: Final = ExchangeHooks(on_wait=(_tell_load,))
 def _tell_progress(exchange: Exchange, _: ModelRoute) -> None:
     if not (exchange.api.streams and exchange.request.stream):
         return
-    headers = exchange.client.headers
-    if asks_for(LOAD_PROGRESS_HEADER, headers):
+    asked = asked_progress(exchange.client.headers)
+    if LOAD_PROGRESS_HEADER in asked:
         exchange.add_hooks(_LOAD_HOOKS)
-    if asks_for(PROGRESS_HEADER, headers):
+    if PROGRESS_HEADER in asked:
         run = ProgressRun(exchange)
         exchange.services.progress.tellers.add(run)
         exchange.add_hooks(run.hooks())

@@ -300,3 +300,18 @@ async def test_comments_are_bytes_of_a_stream_that_can_be_read_again(path: str) 
         for offset in (0, 20, len(whole)):
             read = await read_again(here, offset)
             assert (read.state, read.body) == ("done", whole[offset:])
+
+
+async def test_what_was_decided_of_a_session_is_told_where_the_headers_are_sent_before() -> None:
+    async with gateway_harness() as here, holding() as engine:
+        model = route("m", [engine.url], target_inflight=1)
+        await here.publish(model.model_copy(update={"session_cache": 4}))
+        async with (
+            ask(here, tag="first", session_id="s-1") as first,
+            ask(here, tag="second", session_id="s-2") as second,
+        ):
+            assert first.headers["x-session"] == "new"
+            assert await told(first) == {"stage": "prefill", "model": "m", "session": "new"}
+            assert "x-session" not in second.headers
+            engine.release_all()
+            assert await told_of(second, "prefill") == {"stage": "prefill", "model": "m", "session": "new"}

@@ -10,7 +10,7 @@ from gateway.exchange.progress import (
     TOLD_EVERY_S,
     Progress,
     ProgressPace,
-    asks_for,
+    asked_progress,
     load_comment,
     prefill_progress,
     progress_comment,
@@ -43,6 +43,10 @@ LOADING = route("m", state=ModelState.LOADING, progress=0.25004)
             queue_progress(route("m", state=ModelState.UNLOADED), None, is_loading=True),
             b': progress {"stage":"load","model":"m","state":"unloaded"}\n\n',
         ),
+        (
+            prefill_progress("m", session="reused"),
+            b': progress {"stage":"prefill","model":"m","session":"reused"}\n\n',
+        ),
         (prefill_progress("m"), b': progress {"stage":"prefill","model":"m"}\n\n'),
         (
             prefill_progress("a\n\nb", PromptProgress(1606, 6, 256)),
@@ -60,18 +64,19 @@ def test_the_comment_of_a_load_alone_has_the_form_that_it_always_had() -> None:
 
 
 @pytest.mark.parametrize(
-    ("headers", "is_asked"),
+    ("headers", "asked"),
     [
-        ([(b"x-progress", b"true")], True),
-        ([(b"accept", b"*/*"), (b"x-progress", b" TRUE ")], True),
-        ([(b"x-progress", b"false")], False),
-        ([(b"x-progress", b"1")], False),
-        ([(b"x-load-progress", b"true")], False),
-        ([], False),
+        ([(b"x-progress", b"true")], {b"x-progress"}),
+        ([(b"accept", b"*/*"), (b"x-progress", b" TRUE ")], {b"x-progress"}),
+        ([(b"x-progress", b"false")], set()),
+        ([(b"x-progress", b"1")], set()),
+        ([(b"x-load-progress", b"true")], {b"x-load-progress"}),
+        ([(b"x-load-progress", b"true"), (b"x-progress", b"true")], {b"x-progress", b"x-load-progress"}),
+        ([], set()),
     ],
 )
-def test_who_asks(headers: list[tuple[bytes, bytes]], is_asked: bool) -> None:
-    assert asks_for(b"x-progress", headers) is is_asked
+def test_who_asks(headers: list[tuple[bytes, bytes]], asked: set[bytes]) -> None:
+    assert set(asked_progress(headers)) == asked
 
 
 def read(processed: int, total: int = 100) -> Progress:
