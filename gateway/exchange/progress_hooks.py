@@ -29,7 +29,7 @@ from gateway.protocols.chat.prompt_progress import (
 class ProgressRun:
     """Tells one client of the progress of its request. A `ProgressTeller`."""
 
-    __slots__ = ("_exchange", "_is_added", "_is_told", "_pace", "_place", "_route", "_ticket")
+    __slots__ = ("_engine_tells", "_exchange", "_is_added", "_pace", "_place", "_route", "_ticket")
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
@@ -40,10 +40,10 @@ class ProgressRun:
         """The request's place in the queue; None: it is not in the queue."""
         self._route: ModelRoute
         """The model as it was last seen. Set while the request is in the queue."""
-        self._is_told = False
-        """The engine of this attempt tells how far it is with the prompt."""
+        self._engine_tells = False
+        """Whether the engine of this attempt tells how far it is with the prompt."""
         self._is_added = False
-        """The request asks the engine for that, and the client's own did not."""
+        """Whether the request asks the engine for that, and the client's own did not."""
 
     def hooks(self) -> ExchangeHooks:
         """Return the hooks that tell the client."""
@@ -70,8 +70,8 @@ class ProgressRun:
     def _ask_engine(self, exchange: Exchange, route: ModelRoute, _: Endpoint) -> None:
         self._leave_queue()
         assert exchange.admission is not None
-        self._is_told = tells_progress(exchange.admission.serving_option.required_api, route)
-        if self._is_told:
+        self._engine_tells = tells_progress(exchange.admission.serving_option.required_api, route)
+        if self._engine_tells:
             request = ask_for_progress(exchange.request)
             if request is not exchange.request:
                 self._is_added = True
@@ -80,7 +80,7 @@ class ProgressRun:
     def _follow_attempt(self, exchange: Exchange, form: AnswerForm) -> AnswerForm:
         self._end_prefill()  # of an attempt that failed
         self._tell_prefill(None)
-        if form.events is None or not self._is_told:
+        if form.events is None or not self._engine_tells:
             return form
         assert exchange.admission is not None
         is_translated = exchange.admission.serving_option.target is not None
