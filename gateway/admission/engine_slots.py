@@ -1,4 +1,5 @@
-"""Which slot of an engine a request is sent to, so that sessions keep what their slots have computed. Pure.
+"""Chooses the engine slot of each request, so that sessions keep the cache of their slots. Pure: `now` is monotonic
+seconds.
 
 For engines whose requests may name their slot (llama-server's `id_slot`). Left to itself, the engine gives a request
 the slot that was used longest ago, and so the cache of a session that pauses to the next stranger.
@@ -12,39 +13,41 @@ from typing import Final, NamedTuple
 from gateway.admission.prefix_affinity import PrefixAffinity
 
 PROTECTED_S: Final = 900.0
-"""A slot that a session holds counts as used this much later than it was, when a stranger needs one."""
+"""Seconds by which a slot that a session holds counts as used later than it was, when a request without a session needs
+a slot."""
 _PREFIXES_PER_SLOT: Final = 64
 _NEVER: Final = float("-inf")
 
 
 class Placement(NamedTuple):
-    """Where a request goes."""
+    """The slot of a request."""
 
     slot: int
     evicted_session: bytes | None
-    """The other session that held the slot before; None: none did."""
+    """Key of another session that held the slot until now, and has lost its cache; None: no other session held it."""
 
 
 class EngineSlots:
-    """The slots of one replica. A slot is busy, or idle with the cache of whoever used it last."""
+    """The slots of one replica. A slot is busy, or idle with the cache of the request that used it last."""
 
     __slots__ = ("_affinity", "_busy", "_holders", "_used_at", "unplaced_count")
 
     def __init__(self, count: int, unplaced_count: int) -> None:
-        """`unplaced_count`: requests inside whose slots are not known."""
+        """`count`: slots of the engine. `unplaced_count`: requests inside whose slots are not known."""
         self._busy = [False] * count
         self._holders: list[bytes | None] = [None] * count
-        """The session whose cache the slot has; None: no session's."""
+        """By slot: key of the session whose cache the slot has; None: no session holds the slot."""
         self._used_at = [_NEVER] * count
         self._affinity: PrefixAffinity[int] = PrefixAffinity(_PREFIXES_PER_SLOT * count)
-        """Slots by the beginnings of requests without a session."""
+        """Maps beginnings of requests without a session to the slots that served them."""
         self.unplaced_count = unplaced_count
         """Requests inside whose slots are not known. While there are any, no slot is known to be idle."""
 
     def place_session(self, key: bytes, held_slot: int | None, now: float) -> Placement | None:
-        """Place a turn of the session `key`, which holds the slot from now on; None: no slot is known to be idle.
+        """Choose and occupy a slot for a turn of the session `key`, which holds the slot from now on. None: no slot is
+        known to be idle, and nothing changes. Call `release` when the request is out.
 
-        `held_slot`: the one that the session holds so far.
+        `held_slot`: the slot that the session holds so far, taken again if it is idle; None: the session holds none.
         """
         if self.unplaced_count:
             return None
@@ -52,7 +55,8 @@ class EngineSlots:
         return None if slot is None else self._occupy(slot, key, now)
 
     def place_stranger(self, prefix: Sequence[int], now: float) -> Placement | None:
-        """Place a request without a session; None: no slot is known to be idle. No session holds the slot from now on.
+        """Choose and occupy a slot for a request without a session; no session holds the slot from now on. None: no
+        slot is known to be idle, and nothing changes. Call `release` when the request is out.
 
         `prefix`: see `prefix_affinity.prefix_keys`.
         """
@@ -63,12 +67,13 @@ class EngineSlots:
         return self._occupy(slot, None, now)
 
     def release(self, slot: int, now: float) -> None:
-        """Note that the slot is idle again."""
+        """Mark an occupied slot as idle. Its holder keeps it."""
         self._busy[slot] = False
         self._used_at[slot] = now
 
     def give_up(self, slot: int) -> None:
-        """Note that no session holds the slot."""
+        """Take the slot from the session that holds it, because the session was dropped or moved. Harmless if none
+        does."""
         self._holders[slot] = None
 
     def _occupy(self, slot: int, key: bytes | None, now: float) -> Placement:

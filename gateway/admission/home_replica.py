@@ -1,4 +1,4 @@
-"""The replica that a session calls home, and when a turn goes elsewhere. Pure.
+"""Chooses the home replica of a session, and decides when a turn goes to another replica. Pure.
 
 Gateways that know the same replicas find the same home without asking each other.
 """
@@ -9,9 +9,9 @@ from hashlib import blake2b
 from typing import Final, NamedTuple
 
 _KEPT: Final = 0.9
-"""Share of what was learned that the next sample leaves in force."""
+"""Weight of the earlier samples at each new one."""
 _LEAST_SAMPLE: Final = 128
-"""Tokens below which what an engine does beside computing the prompt counts for too much."""
+"""Fewest computed tokens of a sample: with fewer, fixed costs of a request outweigh the prefill."""
 
 
 def rendezvous_score(key: bytes, replica: str) -> int:
@@ -22,13 +22,13 @@ def rendezvous_score(key: bytes, replica: str) -> int:
 
 
 class ReplicaLoad(NamedTuple):
-    """A replica as a turn of a session finds it."""
+    """Load and cache of one replica, as `leaves_home` compares them."""
 
     slots_taken: int
     has_room: bool
-    """The turn can enter the replica now."""
+    """Whether the turn can enter the replica now, without waiting."""
     cached_tokens: int
-    """Tokens of the session's last turn there; 0: the replica does not keep the session."""
+    """Tokens of the turn's prompt that the replica is expected to have in its cache; 0: the session is not there."""
 
 
 def leaves_home(
@@ -55,7 +55,7 @@ def leaves_home(
 
 
 class PrefillPace:
-    """How long a model's engines take for a token of a prompt, learned from turns of sessions."""
+    """Seconds that a model's engines take to compute one token of a prompt, a weighted mean over turns of sessions."""
 
     __slots__ = ("_seconds", "_tokens")
 
@@ -64,12 +64,12 @@ class PrefillPace:
 
     @property
     def token_s(self) -> float | None:
-        """Seconds for one token; None: not known."""
+        """Mean seconds per computed token; None: no sample yet."""
         return self._seconds / self._tokens if self._tokens else None
 
     def record_prompt(self, tokens: int, seconds: float) -> None:
-        """Record that the first token came `seconds` after the request was sent. `tokens`: of the prompt, without those
-        that were cached."""
+        """Record one sample: the first token arrived `seconds` after the request was sent, and the engine computed
+        `tokens` tokens of the prompt (those that were not cached). Samples of fewer than 128 tokens are ignored."""
         if tokens >= _LEAST_SAMPLE:
             self._seconds = self._seconds * _KEPT + seconds
             self._tokens = self._tokens * _KEPT + tokens

@@ -1,4 +1,4 @@
-"""Which replica a turn of a session goes to, and what it finds there. Pure: `now` is monotonic seconds."""
+"""Sessions of one model over all its replicas: home, holder, what a turn finds. Pure: `now` is monotonic seconds."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ _UNLOADED: Final = (ModelState.UNLOADED, ModelState.UNLOADING)
 
 
 class ModelSessions:
-    """The sessions of one model. Each replica has those that it keeps (`ReplicaSlots.placement`)."""
+    """The sessions of one model. Those of each replica are in `ReplicaSlots.placement`, which this class makes."""
 
     __slots__ = ("_lost_keys", "_terms", "prefill_pace")
 
     def __init__(self) -> None:
         self._terms: SessionTerms | None = None
         self._lost_keys: OrderedDict[bytes, None] = OrderedDict()
-        """Sessions whose replica is gone, while the model stays loaded."""
+        """Keys of sessions whose replica is gone while the model stays loaded, oldest first: their next turn is
+        `rebuilt`."""
         self.prefill_pace = PrefillPace()
 
     def apply_route(
         self, route: ModelRoute | None, earlier: Iterable[ReplicaSlots], replicas: Sequence[ReplicaSlots]
     ) -> None:
-        """Apply the table in force. `route` None: the model is gone. `earlier` and `replicas`: those in the table
-        before, and now. Unloading a model drops its sessions."""
+        """Apply a new routing table. `route` None: the model is gone. `earlier`, `replicas`: the model's replicas in
+        the table before and in this one. Drops the sessions of replicas that are gone, and all of them when the model
+        was unloaded or its `session_cache` changed."""
         terms = None if route is None else SessionTerms.of(route)
         is_unloaded = route is None or route.state in _UNLOADED
         for replica in earlier:
@@ -45,8 +47,9 @@ class ModelSessions:
             self._lost_keys.clear()
 
     def admit(self, ticket: Ticket, replica: ReplicaSlots, replicas: Iterable[ReplicaSlots], now: float) -> None:
-        """Note that a request enters `replica`, one of `replicas`. Call it for each turn of a session, and for every
-        request of a replica that has a placement, when the replica counts the request."""
+        """Place a request that enters `replica`, one of `replicas`: choose its slot, and set `claim.decision` for a
+        turn of a session. Call it, after the replica counted the request, for each turn of a session and for every
+        request of a replica that has a placement."""
         claim = ticket.session
         if claim is None or self._terms is None:
             if replica.placement is not None:
@@ -70,8 +73,8 @@ class ModelSessions:
         )
 
     def find_holder(self, claim: SessionClaim, replicas: Iterable[ReplicaSlots], now: float) -> ReplicaSlots | None:
-        """Return the replica that has most of a session in its cache; None: none of `replicas` that is not left out
-        after failures has any."""
+        """Return the replica that has most tokens of the turn's prompt in its cache; None: no replica has any. Replicas
+        that are left out after failures do not count."""
         holder, most_tokens = None, 0
         for replica in replicas:
             tokens = 0 if replica.placement is None else _cached_tokens(replica, claim)
@@ -90,7 +93,9 @@ class ModelSessions:
         *,
         has_room: bool,
     ) -> bool:
-        """Return whether a turn goes to `home` rather than to `other`, and waits for it unless `has_room`."""
+        """Return True if the turn goes to `home`, and waits there unless `has_room`; False: it goes to `other`, which
+        has room. `slots`: slots of one replica. `mean_s`: mean seconds of an answer; None: not known. See
+        `leaves_home`."""
         return not leaves_home(
             ReplicaLoad(home.slots_taken, has_room, _cached_tokens(home, claim)),
             ReplicaLoad(other.slots_taken, True, _cached_tokens(other, claim)),

@@ -1,4 +1,4 @@
-"""The sessions of one replica and the slots of its engine, kept in step. Pure: `now` is monotonic seconds."""
+"""Places requests in one replica, whose sessions and slots it keeps in step. Pure: `now` is monotonic seconds."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from gateway.sessions.replica_sessions import ReplicaSessions, Session, SessionC
 
 
 class SessionTerms(NamedTuple):
-    """What a model's replicas do for sessions."""
+    """How the replicas of a model keep sessions. The same for all of them."""
 
     capacity: int
-    """Sessions that a replica keeps."""
+    """Maximum number of sessions that a replica keeps."""
     slot_count: int | None
-    """Slots of its engine, which requests name; None: requests name none."""
+    """Number of slots of the engine, if requests name their slot; None: they do not."""
     binds_sampling: bool
     """See `ReplicaSessions`."""
 
     @classmethod
     def of(cls, route: ModelRoute) -> SessionTerms | None:
-        """Return a model's terms; None: its replicas keep no sessions."""
+        """Return the terms of the model `route`; None: its replicas keep no sessions."""
         if not route.session_cache:
             return None
         slot_count = route.target_inflight if route.session_binding == "slot" else None
@@ -31,19 +31,20 @@ class SessionTerms(NamedTuple):
 
 
 class SessionPlacement:
-    """One replica's sessions, from when the first turn of one enters the replica."""
+    """The sessions and slots of one replica. Made when the first turn of a session enters the replica."""
 
     __slots__ = ("_slots_by_ticket", "sessions", "slots")
 
     def __init__(self, terms: SessionTerms, inside_count: int) -> None:
-        """`inside_count`: requests inside already."""
+        """`inside_count`: requests that are inside already, in slots that are not known."""
         self.sessions = ReplicaSessions(terms.capacity, binds_sampling=terms.binds_sampling)
         self.slots = None if terms.slot_count is None else EngineSlots(terms.slot_count, inside_count)
-        """None: requests name no slot."""
+        """None: requests name no slot of this engine."""
         self._slots_by_ticket: dict[Ticket, int] = {}
 
     def admit(self, ticket: Ticket, now: float, *, is_known_elsewhere: bool) -> None:
-        """Note that a request enters the replica: choose its slot, and decide what it finds if it is a session's turn.
+        """Place a request that enters the replica: set `ticket.engine_slot`, and `decision` and `cached_tokens` of a
+        session's claim. Call `release` once when the request is out.
 
         `is_known_elsewhere`: see `ReplicaSessions.decide`.
         """
@@ -59,7 +60,7 @@ class SessionPlacement:
         claim.cached_tokens = session.tokens if claim.decision == "reused" else 0
 
     def release(self, ticket: Ticket, now: float) -> None:
-        """Note that a request is out of the replica."""
+        """Free the slot of a request that is out of the replica, and end its turn. Call once for each `admit`."""
         if self.slots is not None:
             slot = self._slots_by_ticket.pop(ticket, None)
             if slot is None:
@@ -73,7 +74,8 @@ class SessionPlacement:
                 self._give_up_slot(dropped)
 
     def abandon(self) -> None:
-        """Forget the slots of the requests inside: the replica leaves the table, or its slots change."""
+        """Forget the slots of the requests inside, because the replica leaves the table or its slots change. The
+        placement must not be used afterwards, but for `sessions`."""
         for ticket in self._slots_by_ticket:
             ticket.engine_slot = None
         self._slots_by_ticket.clear()

@@ -1,7 +1,7 @@
-"""What a stream is told of its progress, as SSE comments, and when. Pure.
+"""SSE comments that report what a stream waits for, and when they are due. Pure: `now` is monotonic seconds.
 
-A client asks for it by a header: `X-Progress: true` for all that its request waits for, `X-Load-Progress: true` for the
-load of the model alone, in a form of its own.
+A client asks for them by a header: `X-Progress: true` for queue, load and prefill; `X-Load-Progress: true` for the load
+of the model alone, in another form.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from gateway.server.asgi import Header
 PROGRESS_HEADER: Final = b"x-progress"
 LOAD_PROGRESS_HEADER: Final = b"x-load-progress"
 TOLD_EVERY_S: Final = 0.25
-"""Least seconds between two comments on the same stage of one request."""
+"""Minimum seconds between two comments of one request, but for urgent changes."""
 _HEADERS: Final = frozenset((PROGRESS_HEADER, LOAD_PROGRESS_HEADER))
 
 
 class Progress(NamedTuple):
-    """What a request waits for, and how far that is."""
+    """What a request waits for, and how far along it is."""
 
     stage: Literal["queue", "load", "prefill"]
-    """`queue`: a slot; `load`: the load of its model; `prefill`: the engine, which reads the prompt."""
+    """`queue`: waits for a slot; `load`: waits for its model's load; `prefill`: the engine computes the prompt."""
     model: str
     state: str | None = None
-    """The model's state, in the stage `load`."""
+    """The model's state, in the stage `load`; None in the others."""
     share: float | None = None
-    """What of the load or of the prompt is done, 0 to 1; None: not known."""
+    """Share of the load or of the prompt that is done, 0 to 1; None: not known."""
     place: QueuePlace | None = None
-    """The request's place in the queue now; None: it is not in the queue."""
+    """Place in the queue; None: the request is not in the queue."""
     prompt: PromptProgress | None = None
-    """Tokens of the prompt, in the stage `prefill`; None: the engine has told none."""
+    """Tokens of the prompt, in the stage `prefill`; None: the engine has reported none."""
     session: str | None = None
-    """What was decided of the request's session, as `X-Session`; None: nothing yet, or it belongs to none."""
+    """Value of `X-Session`; None: not decided yet, or the request belongs to no session."""
 
 
 def asked_progress(headers: Sequence[Header]) -> Collection[bytes]:
@@ -57,14 +57,15 @@ def queue_progress(route: ModelRoute, place: QueuePlace | None, *, is_loading: b
 
 
 def prefill_progress(model: str, prompt: PromptProgress | None = None, session: str | None = None) -> Progress:
-    """Return the progress of a request that an engine has. `prompt`: as the engine tells; None: it has told nothing.
-    `session`: what was decided of its session."""
+    """Return the progress of a request that was sent to an engine. `prompt`: as the engine reports it; None: no report
+    yet. `session`: value of `X-Session`; None: the request belongs to no session."""
     share = None if prompt is None else prompt.share
     return Progress("prefill", model, share=share, prompt=prompt, session=session)
 
 
 def progress_comment(progress: Progress) -> bytes:
-    """Return the SSE comment that tells `progress`: one line of JSON. What is not known is left out."""
+    """Return the SSE comment `: progress {...}` with one line of JSON and the blank line after it. Unknown values are
+    left out."""
     fields: dict[str, object] = {"stage": progress.stage, "model": progress.model}
     if progress.state is not None:
         fields["state"] = progress.state
@@ -93,14 +94,14 @@ def load_comment(route: ModelRoute) -> bytes:
 
 
 def _is_urgent(told: Progress, progress: Progress) -> bool:
-    """Return whether a change is told at once: a new stage or state, the first share, and a prompt that is read."""
+    """Return whether a change is sent at once: a new stage or state, the first share, and the end of the prefill."""
     is_new = (told.stage, told.state, told.share is None) != (progress.stage, progress.state, progress.share is None)
     return is_new or (progress.stage == "prefill" and progress.share == 1)
 
 
 class ProgressPace:
-    """Decides when a change of one request's progress is told: an urgent one at once, another at most every
-    `TOLD_EVERY_S`, and what has not changed never."""
+    """Decides when changes of one request's progress are sent: urgent ones at once, others at most every `TOLD_EVERY_S`
+    seconds, and the same progress never twice in a row."""
 
     __slots__ = ("_told", "_told_at", "_untold")
 
@@ -108,15 +109,15 @@ class ProgressPace:
         self._told: Progress | None = None
         self._told_at = 0.0
         self._untold: Progress | None = None
-        """The newest progress, if it is to be told yet."""
+        """The newest progress, if it is not sent yet; None: there is none."""
 
     def change(self, progress: Progress, now: float) -> bytes | None:
-        """Note the progress at monotonic time `now`, in seconds. Return the comment to send now; None: none is due."""
+        """Record the progress at `now`. Return the comment to send at once; None: none is due yet."""
         self._untold = progress if progress != self._told else None
         return self.next_comment(now)
 
     def next_comment(self, now: float) -> bytes | None:
-        """Return the comment that is due at monotonic time `now`, in seconds; None: none is. Call about twice a second
+        """Return the comment that is due at `now`, and take it as sent; None: none is due. Call about twice a second
         while the request waits, for changes that came too soon after others."""
         progress, told = self._untold, self._told
         if progress is None:
@@ -127,5 +128,5 @@ class ProgressPace:
         return progress_comment(progress)
 
     def drop(self) -> None:
-        """Forget a change that is not told yet. Call when the wait that it belongs to is over."""
+        """Forget a change that is not sent yet. Call when the wait that the change belongs to is over."""
         self._untold = None

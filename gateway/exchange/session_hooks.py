@@ -1,6 +1,7 @@
-"""Sessions by hooks: a request's turn goes where the cache of its conversation is, and the answer says what it found.
+"""Hooks of sessions: find the session of a request before admission, and report in `X-Session` what was decided.
 
-Admission chooses the replica and decides (`ModelSessions`); the engine is told which session the request belongs to.
+Admission chooses the replica and decides (`ModelSessions`). The engine stage names the slot or the session to the
+engine.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gateway.sessions.transcript import Transcript
 
 
 class _Turn:
-    """One request's turn in its session."""
+    """Reports the decision of one request's turn, to the client and in metrics."""
 
     __slots__ = ("_claim", "_told_line")
 
@@ -30,7 +31,8 @@ class _Turn:
         self._told_line = b""
 
     def tell_decision(self, exchange: Exchange, _route: ModelRoute, _endpoint: Endpoint) -> None:
-        """Put into the header lines what the turn finds in the replica; another attempt may find something else."""
+        """Set `X-Session` in the answer's header lines. Called before each attempt, since another replica may decide
+        otherwise; does nothing once headers were sent."""
         answer, decision = exchange.answer, self._claim.decision
         if decision is not None and not answer.status:
             line = b"x-session: %b\r\n" % decision.encode()
@@ -38,7 +40,7 @@ class _Turn:
             self._told_line = line
 
     def count_turn(self, exchange: Exchange) -> None:
-        """Count the turn, if an engine was asked."""
+        """Count the turn in the metrics, unless no engine was asked."""
         decision = self._claim.decision
         if decision is not None:
             series = exchange.services.metrics.series_of(exchange.account.model, exchange.api.path)
@@ -77,4 +79,4 @@ def _claim_session(exchange: Exchange, *, key: bytes) -> bool:
 
 
 SESSION_HOOKS: Final = ExchangeHooks(on_request=(_find_session,))
-"""The hooks of requests for an answer to a conversation. They follow those that load what the request continues."""
+"""For requests to APIs with conversations. Add them after the hooks that load the history that a request continues."""

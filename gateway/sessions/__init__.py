@@ -1,1 +1,1 @@
-"""Sessions: requests that belong to one conversation, and which replica keeps what it computed of it."""
+"""Sessions: which requests belong to one conversation, and which conversations each replica has in its cache."""

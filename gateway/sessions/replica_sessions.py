@@ -1,4 +1,4 @@
-"""The sessions whose cache one replica keeps, and what a turn of one finds there. Pure: `now` is monotonic seconds."""
+"""The sessions whose cache one replica keeps, least recently used first out. Pure: `now` is monotonic seconds."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from gateway.protocols.common.conversation import Fields
 from gateway.sessions.transcript import Beginning, Transcript
 
 Decision = Literal["new", "reused", "rebuilt"]
-"""What a turn finds: the gateway knows no such session; the replica has the cache of what the turn begins with; or the
-gateway knows the session, and the replica computes it again."""
+"""What the gateway expects of a turn's cache. `new`: the gateway does not know the session. `reused`: the replica has
+the session's cache, and the request begins with the messages of the turn before. `rebuilt`: the gateway knows the
+session, but the replica computes the prompt again."""
 
 
 class Sampling(NamedTuple):
-    """The fields of a request that LiteRT-LM binds to its conversation."""
+    """Sampling fields of a request, which LiteRT-LM binds to its conversation; None: the request does not set the
+    field."""
 
     temperature: Any = None
     top_k: Any = None
@@ -25,29 +27,30 @@ class Sampling(NamedTuple):
 
     @classmethod
     def of(cls, fields: Fields) -> Sampling:
-        """Return those of a request."""
+        """Return the sampling fields of a request's JSON body."""
         return cls(*(fields.get(name) for name in cls._fields))
 
 
 class SessionClaim:
-    """One request's turn in its session."""
+    """One request's turn in its session: how the request names and continues the session, and what was decided. Made
+    before admission; it lives as long as the request's exchange."""
 
     __slots__ = ("cached_tokens", "decision", "held_tokens", "key", "sampling", "transcript", "waits_since")
 
     def __init__(self, key: bytes, transcript: Transcript, sampling: Sampling) -> None:
-        """`key`: see `session_name.derive_session_key`."""
+        """`key`: see `session_name.derive_session_key`. `transcript`: the messages that the request carries."""
         self.key = key
         self.transcript = transcript
         self.sampling = sampling
         self.decision: Decision | None = None
-        """What the turn found in the replica that it is inside; None: it is inside none."""
+        """The decision for the replica that the request was last sent to; None: no replica was chosen yet."""
         self.held_tokens: int | None = None
-        """Tokens of prompt and answer that the engine holds after the turn; None: the turn has not come to an
-        answer."""
+        """Tokens of prompt and answer that the engine has in its cache after the turn; None: there was no answer."""
         self.cached_tokens = 0
-        """Tokens that the replica was expected to have in its cache, when the turn entered it."""
+        """Tokens of the prompt that the replica was expected to have in its cache when the request was sent to it."""
         self.waits_since: float | None = None
-        """When the turn began to wait for its home while another replica had room; None: it has not."""
+        """Monotonic time in seconds since which the turn waits for its home although another replica has room; None: it
+        does not."""
 
 
 @dataclass(slots=True)
@@ -55,15 +58,16 @@ class Session:
     """A session as one replica keeps it."""
 
     used_at: float
-    """When its last turn began or ended."""
+    """Monotonic time in seconds at which its last turn began or ended."""
     sampling: Sampling | None = None
     seen: Beginning | None = None
-    """What its last turn asked with; None: no turn has come to an answer yet, or one that computed it anew has not."""
+    """All messages of its last answered turn; None: no turn was answered yet, or the last rebuild was not."""
     tokens: int = 0
-    """Tokens of its last turn, prompt and answer; 0: the engine counted none."""
+    """Tokens of its last turn, prompt and answer; 0: the engine reported no counts."""
     turns_inside: int = 0
+    """Requests of the session that the replica is serving."""
     slot: int | None = None
-    """The engine's slot that has its cache; None: the engine finds it by itself, or no slot has it."""
+    """The engine's slot that has its cache; None: no slot has it, or the engine finds the cache by tokens."""
 
 
 class ReplicaSessions:
@@ -72,7 +76,8 @@ class ReplicaSessions:
     __slots__ = ("_binds_sampling", "_sessions", "capacity")
 
     def __init__(self, capacity: int, *, binds_sampling: bool = False) -> None:
-        """`capacity`: sessions to keep. `binds_sampling`: a session whose sampling changes is computed anew."""
+        """`capacity`: maximum number of sessions kept, apart from those with a turn inside. `binds_sampling`: a turn
+        with other sampling fields than the turn before is `rebuilt`."""
         self.capacity = capacity
         self._binds_sampling = binds_sampling
         self._sessions: OrderedDict[bytes, Session] = OrderedDict()
@@ -84,24 +89,27 @@ class ReplicaSessions:
         return iter(self._sessions)
 
     def find_session(self, key: bytes) -> Session | None:
-        """Return the session; None: the replica does not keep it."""
+        """Return the session of this key; None: the replica does not keep it."""
         return self._sessions.get(key)
 
     def decide(self, claim: SessionClaim, *, is_known_elsewhere: bool) -> Decision:
-        """Return what a turn finds here. `is_known_elsewhere`: another replica keeps the session, or one that is gone
-        did."""
+        """Return what a turn finds in this replica. Changes nothing. `is_known_elsewhere`: another replica keeps the
+        session, or a replica that is gone kept it: then a session unknown here is `rebuilt`, not `new`."""
         session = self._sessions.get(claim.key)
         if session is None:
             return "rebuilt" if is_known_elsewhere else "new"
         return "reused" if self._continues(session, claim) else "rebuilt"
 
     def count_cached(self, claim: SessionClaim) -> int:
-        """Return how many tokens of a turn's prompt are in the cache, as far as engines have counted them."""
+        """Return the tokens of the session's last turn if this turn continues it; 0 if not, or if the engine reported
+        none."""
         session = self._sessions.get(claim.key)
         return session.tokens if session is not None and self._continues(session, claim) else 0
 
     def begin_turn(self, key: bytes, now: float) -> Session:
-        """Note that a turn of the session is inside, and return the session, which is now the last to be dropped."""
+        """Count a turn of the session as inside, and return the session: a new one if the replica did not keep it. It
+        becomes the most recently used. Call `drop_oldest` afterwards until it returns None, and `end_turn` once per
+        turn."""
         session = self._sessions.get(key)
         if session is None:
             session = self._sessions[key] = Session(now)
@@ -111,8 +119,8 @@ class ReplicaSessions:
         return session
 
     def drop_oldest(self) -> Session | None:
-        """Drop and return the session that was used longest ago, if there are more than `capacity`; None: there are
-        not, or a turn of each is inside."""
+        """If there are more than `capacity` sessions, drop and return the least recently used one without a turn
+        inside. None: there are not more, or each has a turn inside."""
         if len(self._sessions) <= self.capacity:
             return None
         for key, session in self._sessions.items():
@@ -121,12 +129,13 @@ class ReplicaSessions:
         return None
 
     def drop_session(self, key: bytes) -> None:
-        """Drop a session."""
+        """Drop the session of this key. Raises KeyError if the replica does not keep it."""
         del self._sessions[key]
 
     def end_turn(self, claim: SessionClaim, now: float) -> Session | None:
-        """Note that a turn is out. Return the session if it is dropped, because none of its turns has come to an
-        answer; None: it is kept, or was dropped before."""
+        """End a turn that `begin_turn` counted. `claim.held_tokens` says whether it was answered: then the session
+        remembers its messages. Return the session if it is dropped now because no turn of it was ever answered; None:
+        the session is kept, or was dropped before, and nothing happens."""
         session = self._sessions.get(claim.key)
         if session is None or not session.turns_inside:
             return None

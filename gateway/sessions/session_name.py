@@ -19,11 +19,12 @@ _KEY_BYTES: Final = 16
 
 
 def find_session_name(fields: Fields, headers: Sequence[Header], context: ResponseContext | None) -> str | None:
-    """Return the client's name for the session of a request; None: the request belongs to none.
+    """Return the client's name for the session of a request; None: the request belongs to no session.
 
-    The first of these that is there and not empty: `session_id`, the header `X-Conversation-Id` (up to `::`), the
-    conversation that a response continues, the first item of what `previous_response_id` leads to, and
-    `prompt_cache_key`. `context`: of a request for a response, with its history loaded; None: it is no such request.
+    The first of these that is present and not empty names it: the field `session_id`, the header `X-Conversation-Id`
+    (up to `::`), the conversation of a response, the id of the oldest item that `previous_response_id` leads to, and
+    the field `prompt_cache_key`. `fields`: the request's JSON body. `headers`: names in lower case. `context`: the
+    request's ResponseContext, with its history loaded; None for any API but `/v1/responses`.
 
     Raises:
         RoundhouseError: `invalid_request`: `session_id` is not a string.
@@ -42,7 +43,7 @@ def find_session_name(fields: Fields, headers: Sequence[Header], context: Respon
 def derive_session_key(tenant: str, model: str, name: str) -> bytes:
     """Return the key of a tenant's session of a model: 16 bytes, the same in every gateway.
 
-    Engines and stores see the key alone, so that equal names of two tenants are two sessions.
+    Equal names of two tenants, or of two models, give different keys. Engines see the key, never the name.
     """
     digest = blake2b(digest_size=_KEY_BYTES)
     for part in (tenant, model, name):

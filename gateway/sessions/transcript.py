@@ -1,4 +1,4 @@
-"""The messages of a request, and digests of their beginnings by which a later request is compared. Pure."""
+"""The messages of a request, and digests of their beginnings, by which a later request is compared. Pure."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _DIGEST_BYTES: Final = 16
 
 
 class Beginning(NamedTuple):
-    """The first parts of a conversation."""
+    """Identifies the first `length` parts of a conversation without keeping their text."""
 
     length: int
-    """Messages, or characters of a prompt."""
+    """Number of messages; for a prompt that is a text, number of characters."""
     digest: bytes
-    """Equal for equal beginnings, in every gateway and after every restart."""
+    """16 bytes; equal for equal beginnings, in every gateway and after every restart."""
 
 
 class Transcript:
-    """The conversation that a request brings: its messages, or the text of its prompt."""
+    """The conversation that a request carries: its messages, or the text of its prompt."""
 
     __slots__ = ("_beginnings", "_parts")
 
@@ -31,11 +31,11 @@ class Transcript:
         """`parts`: messages as JSON values, or a text, whose parts are its characters."""
         self._parts = parts
         self._beginnings: dict[int, Beginning] = {}
-        """Beginnings that were asked for, by length: a turn that waits is looked at again and again."""
+        """Computed beginnings, by length: admission compares a waiting turn many times."""
 
     @classmethod
     def of(cls, request: InferenceRequest) -> Transcript:
-        """Return the transcript of a request; one without parts if it has no messages that are known here.
+        """Return the transcript of a request. It has no parts if the request has neither messages nor a prompt.
 
         Of a large body, the inside of long strings does not count.
         """
@@ -44,11 +44,12 @@ class Transcript:
         return cls(_native_parts(request.outline_fields))
 
     def whole(self) -> Beginning:
-        """Return the beginning that is all of it."""
+        """Return the beginning that is the whole conversation."""
         return self._digest(len(self._parts))
 
     def begins_with(self, beginning: Beginning) -> bool:
-        """Return whether the conversation begins with what another request had in all."""
+        """Return whether the conversation begins with `beginning`, which is the whole of an earlier request. True for
+        equal conversations."""
         return beginning.length <= len(self._parts) and self._digest(beginning.length) == beginning
 
     def _digest(self, length: int) -> Beginning:

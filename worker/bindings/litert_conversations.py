@@ -23,10 +23,11 @@ class HeldConversation:
 
 
 class HeldConversations:
-    """The conversation of each session, of as many as fit, and that of the last request without a session."""
+    """Conversations of `litert_lm` kept for later requests: one per session, and that of the last request without a
+    session. Closes each conversation that it drops. Not thread-safe."""
 
     def __init__(self, capacity: int) -> None:
-        """`capacity`: sessions to keep."""
+        """`capacity`: maximum number of sessions; 0: none is kept."""
         self._capacity = capacity
         self._sessions: OrderedDict[str, HeldConversation] = OrderedDict()
         self._last_plain: HeldConversation | None = None
@@ -52,7 +53,8 @@ class HeldConversations:
             self._sessions.popitem(last=False)[1].conversation.close()
 
     def keep(self, session_id: str | None, held: HeldConversation) -> None:
-        """Keep a conversation whose answer is complete; close it at once if no sessions are to be kept."""
+        """Keep a conversation whose answer is complete, in the place of the session's earlier one, which `take`
+        removed. With a capacity of 0, a session's conversation is closed at once."""
         if session_id is None:
             self._last_plain = held
         elif self._capacity:
@@ -61,7 +63,7 @@ class HeldConversations:
             held.conversation.close()
 
     def drop_all(self) -> bool:
-        """Close all conversations, to make room for another. Return whether there were any."""
+        """Close and drop all conversations, to free memory for another. Return whether there were any."""
         held = [*self._sessions.values(), *([] if self._last_plain is None else [self._last_plain])]
         self._sessions.clear()
         self._last_plain = None

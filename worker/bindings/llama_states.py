@@ -1,4 +1,4 @@
-"""What llama.cpp has computed of sessions, kept in main memory while its one context serves others."""
+"""KV caches of sessions of llama.cpp, kept in main memory while the one context serves other requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SEQUENCE = 0
 
 
 class KeptState(NamedTuple):
-    """A session's cache."""
+    """The cache of one session, copied out of the context."""
 
     tokens: list[int]
     data: Any
@@ -21,13 +21,16 @@ class KeptState(NamedTuple):
 
 
 class SessionStates:
-    """The sessions of one `llama_cpp.Llama`: the last one in its context, the others in main memory.
+    """The sessions of one `llama_cpp.Llama`: the cache of the last one is in its context, those of others in main
+    memory.
 
-    As many as `capacity`, and all that are kept have at most as many tokens together as the context holds.
+    At most `capacity` sessions, which together have at most as many tokens as the context; the least recently used ones
+    are dropped. Not thread-safe: call from the thread that generates.
     """
 
     def __init__(self, llama_cpp: Any, llama: Any, capacity: int) -> None:
-        """`capacity`: sessions to keep; 0: none, and every request finds the context as the last one left it."""
+        """`llama_cpp`: the library's module. `llama`: the model, whose `eval` is wrapped to count tokens. `capacity`:
+        maximum number of sessions; 0: none, and each request finds the context as the last request left it."""
         self._library = llama_cpp
         self._llama = llama
         self._capacity = capacity
@@ -39,7 +42,8 @@ class SessionStates:
         llama.eval = self._count_first
 
     def enter(self, session_id: str | None, prompt: Sequence[int]) -> None:
-        """Put what is kept of a session into the context. Call before the answer to `prompt` is generated.
+        """Restore the cache of a session into the context, if it has more of `prompt` than the context. Call once
+        before the answer to `prompt` is generated. A copy that fails for want of memory is left out, without an error.
 
         `session_id` None: the request belongs to no session.
         """

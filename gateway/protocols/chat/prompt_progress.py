@@ -1,5 +1,5 @@
-"""How far llama-server is with reading a prompt: asked for by `return_progress`, told by events of the stream that have
-`prompt_progress`. Pure."""
+"""Prefill progress of llama-server: requested by `return_progress`, reported by stream events with `prompt_progress`.
+Pure."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from gateway.protocols.common.request import InferenceRequest
 from gateway.protocols.common.sse import EventCutter, data_of, split_events
 
 FIELD: Final = "return_progress"
-"""Field of a request that asks for these events."""
+"""Request field that makes llama-server send these events."""
 _APIS: Final = frozenset(("/v1/chat/completions", "/v1/completions", "/completion", "/infill"))
-"""llama-server's APIs that tell the progress."""
+"""Paths of llama-server's APIs that report progress."""
 _MARK: Final = b'"prompt_progress"'
 """Never matches text of the model: inside a JSON string, a quote follows a backslash."""
 
 
 class PromptProgress(NamedTuple):
-    """Tokens of a prompt."""
+    """Prefill of one request, in tokens."""
 
     total: int
     cached: int = 0
-    """Of these, tokens that the engine had in its cache."""
+    """Tokens of `total` that the engine had in its cache."""
     processed: int = 0
-    """Of these, tokens that are done, cached ones included."""
+    """Tokens of `total` that are computed, cached ones included."""
 
     @property
     def share(self) -> float:
-        """What is done of all, 0 to 1."""
+        """`processed` / `total`, 0 to 1; 1 for an empty prompt."""
         return min(1.0, self.processed / self.total) if self.total else 1.0
 
 
 def tells_progress(api: str, route: ModelRoute) -> bool:
-    """Return whether the model's engine, asked at the path `api`, tells how far it is with a prompt."""
+    """Return whether the model's engine reports prefill progress on its API at the path `api`."""
     return route.backend == BACKEND and api in _APIS
 
 
 def ask_for_progress(request: InferenceRequest) -> InferenceRequest:
-    """Return the request so that the engine tells how far it is; the same object if it asks for that already."""
+    """Return a copy of the request with `return_progress: true`; the same object if the client set it already."""
     if request.outline_fields.get(FIELD) is True:
         return request
     asked_fields = {FIELD: True}
@@ -57,20 +57,20 @@ def ask_for_progress(request: InferenceRequest) -> InferenceRequest:
 
 
 class PromptProgressStream(EventCutter):
-    """An `EventStream` that tells `take_progress` what the engine's events say of the prompt, before it passes the rest
-    on to another stream."""
+    """An `EventStream` that reads the progress out of an engine's events, and passes them on to another stream."""
 
     __slots__ = ("_drops", "_events", "_prompts", "_take_progress")
 
     def __init__(self, events: EventStream, take_progress: Callable[[PromptProgress], None], *, drops: bool) -> None:
-        """`events`: the stream that everything else is passed on to. `drops`: it must not get the progress, which the
-        client did not ask for."""
+        """`events`: the stream that gets the engine's events. `take_progress`: called with the sum over all prompts of
+        the request for each event with progress, before the event is passed on. `drops`: remove the progress from the
+        events, because the client did not ask for it."""
         super().__init__()
         self._events = events
         self._take_progress = take_progress
         self._drops = drops
         self._prompts: dict[int, PromptProgress] = {}
-        """By the index of the answer; several, where a request has several prompts or answers."""
+        """Latest progress by index of the answer; more than one for several prompts or answers."""
 
     @property
     def usage(self) -> Usage | None:
@@ -113,7 +113,7 @@ class PromptProgressStream(EventCutter):
 
 
 def read_progress(fields: Fields) -> PromptProgress | None:
-    """Return what an event tells of the prompt; None for any other event."""
+    """Return the progress in an event's JSON; None: the event has none. Counts that are no positive integers are 0."""
     told: Any = fields.get("prompt_progress")
     if not isinstance(told, dict):
         return None
