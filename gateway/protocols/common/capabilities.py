@@ -194,6 +194,7 @@ def _check_turns(messages: list[Any], model: str) -> None:
     has_begun = False
     for number, message in enumerate(messages):
         role = message.get("role") if isinstance(message, dict) else None
+        role = role if isinstance(role, str) else None
         if role in _ASKING and has_begun:
             raise _one_turn(f"messages[{number}]", model)
         has_begun = has_begun or role in _ASKING or role == "assistant"

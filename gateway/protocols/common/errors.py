@@ -75,10 +75,11 @@ def engine_body(status: int, body: bytes, request_id: str | None) -> bytes:
 def answer_status(status: int, body: bytes) -> int:
     """Return the HTTP status to send to a client when an engine answered with this status and error body: that of a
     context overflow or of an exhausted KV cache if the body reports one, else `client_status`."""
-    fields = _decode_shallow(body)
-    if isinstance(fields, dict) and _find_overflow(fields, body) is not None:
+    decoded = _decode_shallow(body)
+    fields = decoded if isinstance(decoded, dict) else {}  # as `complete_error` reads a text
+    if _find_overflow(fields, body) is not None:
         return context_overflow.STATUS
-    if isinstance(fields, dict) and _is_exhausted(fields.get("error")):
+    if _is_exhausted(fields.get("error")):
         return _EXHAUSTED.status
     return client_status(status)
 

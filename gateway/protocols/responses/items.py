@@ -131,8 +131,8 @@ class _TurnReader:
         self._calls: list[Call] = []
 
     def read_item(self, item: Fields, place: str) -> None:
-        kind = item.get("type") or "message"
-        reader = _READERS.get(kind)
+        kind = "message" if item.get("type") is None else item["type"]
+        reader = _READERS.get(kind) if isinstance(kind, str) else None
         if reader is None:
             raise choice_error(kind, _KINDS, f"{place}.type")
         reader(self, item, place)

@@ -144,6 +144,11 @@ def test_a_conversation_only_for_models_that_take_it(roles: tuple[str, ...], par
     assert refused(turns(*roles), TEXT) is None
 
 
+def test_a_role_that_is_no_text_is_left_to_the_engine() -> None:
+    messages = [{"role": "user", "content": "x"}, {"role": ["user"], "content": "x"}, {"role": {}, "content": "x"}]
+    assert refused({"messages": messages}, ONE_TURN) is None
+
+
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
 

@@ -170,6 +170,12 @@ def test_the_status_is_that_of_both_families(status: int, body: dict[str, Any], 
     assert read(CHAT.engine_error_body(status, encoded, "r"))["status"] == told
 
 
+def test_an_overflow_that_is_told_as_plain_text_has_one_status() -> None:
+    for body in (ENGINES["vllm"].encode(), b"[" * 500 + ENGINES["vllm"].encode()):
+        assert errors.answer_status(500, body) == read(CHAT.engine_error_body(500, body, "r"))["status"]
+    assert errors.answer_status(500, ENGINES["vllm"].encode()) == 400
+
+
 def test_a_stream_of_a_response_is_told_by_events() -> None:
     body = RESPONSES_VIA_CHAT.engine_error_body(400, json.dumps({"error": LLAMA}).encode(), "r")
     assert RESPONSES_VIA_CHAT.is_told_by_events(body)

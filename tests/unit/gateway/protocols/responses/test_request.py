@@ -191,6 +191,8 @@ REFUSED: list[tuple[Fields, str, str]] = [
     ({"input": [{"content": "Hi"}]}, "input[0].type", "item_reference"),
     ({"input": [{"type": "web_search_call"}]}, "input[0].type", "'web_search_call'"),
     ({"input": [{"type": 3}]}, "input[0].type", "3"),
+    ({"input": [{"type": ["message"]}]}, "input[0].type", "['message']"),
+    ({"input": [{"type": "", "role": "user", "content": "x"}]}, "input[0].type", "''"),
     ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role", "developer"),
     ({"input": [{"role": "user"}]}, "input[0].content", "missing"),
     ({"input": [{"role": "system", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type", "input_text"),
