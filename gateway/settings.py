@@ -161,7 +161,10 @@ class GatewaySettings(BaseSettings):
         600, gt=0, description="Maximum seconds that a request waits for an `autoload` model to load."
     )
     shutdown_grace_s: float = Field(
-        30, ge=0, description="Seconds that running requests have to finish when the gateway shuts down."
+        30,
+        ge=0,
+        allow_inf_nan=False,
+        description="Seconds that running requests have to finish when the gateway shuts down.",
     )
     stream_ring_kib: int = Field(
         4096,

@@ -26,7 +26,7 @@ class GenerationRequest(BaseModel):
     Fields that would change the answer and that no engine supports are declared, so that they are refused, not ignored.
     """
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
     model: str | None = None
     stream: bool | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING, Final
 
@@ -23,12 +24,13 @@ def gateway_stop_timeout_s() -> float:
     `MARGIN_S`.
 
     Reads `ROUNDHOUSE_SHUTDOWN_GRACE_S` itself, because the command line must not import the gateway's settings. A value
-    that is no number counts as the default; the gateway refuses it at its start.
+    that is no number of seconds counts as the default; the gateway refuses it at its start.
     """
     try:
-        return float(os.environ.get("ROUNDHOUSE_SHUTDOWN_GRACE_S") or GATEWAY_S) + MARGIN_S
+        grace_s = float(os.environ.get("ROUNDHOUSE_SHUTDOWN_GRACE_S") or GATEWAY_S)
     except ValueError:
-        return GATEWAY_S + MARGIN_S
+        grace_s = GATEWAY_S
+    return (grace_s if 0 <= grace_s < math.inf else GATEWAY_S) + MARGIN_S
 
 
 def controller_stop_timeout_s(settings: ControllerSettings) -> float:

@@ -52,13 +52,21 @@ class ModelTurn:
         for replica in self.buckets.half_created:
             self.actions.append(Remove(replica.id, replica.name, "half-created, and nothing is creating it"))
         for replica, reason in self.buckets.broken:
-            self.actions.append(Stop(replica.id, replica.name, reason, Verdict(reason)))
-            self.failed_keys.add(replica.id.key)
+            self._stop_now(Stop(replica.id, replica.name, reason, Verdict(reason)), replica)
         for replica, reason in self.buckets.off_gpu:
-            self.actions.append(Stop(replica.id, replica.name, reason, Verdict(reason), served=False))
-            self.failed_keys.add(replica.id.key)
+            self._stop_now(Stop(replica.id, replica.name, reason, Verdict(reason), served=False), replica)
         for replica in self.buckets.surplus:
             self.retire_replica(replica, self._surplus_reason())
+
+    def _stop_now(self, stop: Stop, replica: ObservedReplica) -> None:
+        """Stop a replica that has failed, whoever else loads or stops on its GPUs: it serves nobody, and its failure is
+        reported. Nothing else is started on its GPUs until it is gone."""
+        self.actions.append(stop)
+        self.failed_keys.add(replica.id.key)
+        self._book_gpus(replica)
+
+    def _book_gpus(self, replica: ObservedReplica) -> None:
+        self.ledger.busy_replicas.update(dict.fromkeys((uuid for uuid in replica.claims if uuid != HOST), replica.name))
 
     def _verdict_of_end(self, replica: ObservedReplica) -> Verdict | None:
         if self.model is None or replica.exit is None or self.model.replicas == 0 or replica.draining is not None:
@@ -103,9 +111,7 @@ class ModelTurn:
         busy_replica = self.ledger.find_busy_neighbour(replica)
         if busy_replica is None:
             self.actions.append(Stop(replica.id, replica.name, reason))
-            self.ledger.busy_replicas.update(
-                dict.fromkeys((uuid for uuid in replica.claims if uuid != HOST), replica.name)
-            )
+            self._book_gpus(replica)
         else:
             wait_reason = f"it is stopped once {busy_replica} is done on its GPU"
             self.blocked.append(Blocked(replica.id.model, replica.id.index, wait_reason))

@@ -216,10 +216,10 @@ def _place_on_gpus(
     for gpu in chosen_gpus:
         if gpu.uuid in ledger.busy_replicas:
             return NoRoom(f"GPU {gpu.label} is busy with {ledger.busy_replicas[gpu.uuid]}", waiting=True)
-    gpu_claims = {
-        gpu.uuid: requirement.mib_on_gpu(gpu) or gpu.total_mib - _own_host_mib(requirement, gpu, ledger)
-        for gpu in chosen_gpus
-    }
+    gpu_claims = {}
+    for gpu in chosen_gpus:
+        mib = requirement.mib_on_gpu(gpu)
+        gpu_claims[gpu.uuid] = gpu.total_mib - _own_host_mib(requirement, gpu, ledger) if mib is None else mib
     return Placement(gpu_claims | host_claims)
 
 

@@ -90,7 +90,12 @@ class CT2(HFEngine):
         path = self._args.model / "vocabulary.json"
         if not path.exists():
             return
-        names = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            names = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise LoadError(f"{path} is not JSON in UTF-8: {error}") from None
+        if not isinstance(names, list):
+            raise LoadError(f"{path} does not hold a list of tokens")
         for number, name in enumerate(names):
             token_name = self.vocabulary.token_name(number)
             if token_name and token_name != name:

@@ -40,6 +40,8 @@ class HFFolder:
         Reads the files at each access."""
         value = self._tokenizer.get("chat_template") or _object(self.path / "chat_template.json").get("chat_template")
         entries = value if isinstance(value, list) else [{"name": "default", "template": value}] if value else []
+        if not all(isinstance(each, dict) and {"name", "template"} <= each.keys() for each in entries):
+            raise LoadError(f"{self.path}: an entry of `chat_template` has no `name` or no `template`")
         templates = {str(each["name"]): str(each["template"]) for each in entries}
         file = self.path / "chat_template.jinja"
         return templates | ({"default": _text(file)} if file.exists() else {})
@@ -88,6 +90,8 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise LoadError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise LoadError(f"{path} is not UTF-8") from None
 
 
 def _list(value: object) -> list[Any]:

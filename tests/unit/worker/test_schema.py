@@ -93,6 +93,21 @@ def test_usage_in_a_stream_is_sent_when_it_is_asked_for(options: bytes, wanted: 
 
 
 @pytest.mark.parametrize(
+    ("sent", "param"),
+    [
+        (b'"temperature": 1e400', "temperature"),
+        (b'"min_p": NaN', "min_p"),
+        (b'"repeat_penalty": -Infinity', "repeat_penalty"),
+        (b'"logit_bias": {"1": NaN}', "logit_bias"),
+    ],
+)
+def test_a_number_that_is_not_finite_is_refused(sent: bytes, param: str) -> None:
+    with pytest.raises(RequestError) as raised:
+        parse_request(ChatRequest, b"{" + HELLO + b", " + sent + b"}")
+    assert (raised.value.param or "").startswith(param)
+
+
+@pytest.mark.parametrize(
     ("sent", "inputs"),
     [
         (b'"a"', ["a"]),

@@ -349,6 +349,20 @@ def test_on_one_gpu_one_starts_at_a_time() -> None:
         assert comes_to(made, start(0, claims={"G": 10}), blocked=(Blocked("m", 1, "GPU 0 is busy with m/0"),))
 
 
+@pytest.mark.parametrize("loads", [None, "G"])
+def test_nothing_starts_on_a_gpu_that_a_broken_one_leaves(loads: str | None) -> None:
+    want = replace(TWO, gpu_count=1, vram_mib=10)
+    dead = seen(health=Health.DEAD, claims={"G": 10})
+    reason = "the engine says that it is dead"
+    stop = Stop(dead.id, dead.name, reason, Verdict(reason))
+    made = planned(want, dead, gpus=(Gpu("G", 0, "x", 100),))
+    assert comes_to(made, stop, blocked=(Blocked("m", 1, "GPU 0 is busy with new-0"),))
+    if loads is not None:  # the broken one serves nobody: it does not wait for its neighbour
+        other = starting(1, claims={loads: 10})
+        made = planned(want, dead, other, gpus=(Gpu("G", 0, "x", 100),))
+        assert comes_to(made, stop, wake_at=NOW - 20 + want.start_timeout_s)
+
+
 def test_who_was_wanted_first_gets_the_room() -> None:
     late = replace(ONE, name="a", memory_mib=60, statement=Statement("load", NOW - 1, "later"))
     early = replace(ONE, memory_mib=60, statement=Statement("load", NOW - 2, "earlier"))
