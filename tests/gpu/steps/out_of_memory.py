@@ -59,7 +59,9 @@ async def _fill_before_load(rig: Rig) -> Callable[[], object]:
 async def _limit_next_start(rig: Rig) -> Callable[[], object]:
     limit, script = rig.folder / "address-space", rig.folder / "llama-server-limited"
     program = rig.host.programs["llama-server"]
-    script.write_text(f'#!/bin/sh\nulimit -v "$(cat "{limit}")"\nexec "{program}" "$@"\n')
+    # An arena of glibc takes 64 MiB of address space, and their number differs from start to start. What the second
+    # start does not take for arenas would be room for the long cache.
+    script.write_text(f'#!/bin/sh\nexport MALLOC_ARENA_MAX=1\nulimit -v "$(cat "{limit}")"\nexec "{program}" "$@"\n')
     script.chmod(0o755)
     limit.write_text(_UNLIMITED)
     definition = rig.definition("llama-server", MODEL) | {"llama_server_binary": str(script)}
