@@ -1,0 +1,184 @@
+"""Filters over documents' metadata: OpenAI's filters of vector stores, and a short form. Pure.
+
+`{"type": "eq", "key": "lang", "value": "en"}` compares one attribute; `{"type": "and", "filters": [...]}` combines.
+The short form `{"lang": "en", "year": 2024}` means that all of these are equal; a list means any of its values.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+Scalar = str | int | float | bool
+Operator = Literal["eq", "ne", "gt", "gte", "lt", "lte", "in", "nin"]
+
+KEY: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_ .:/-]{0,63}")
+"""Names of attributes."""
+MOST_CONDITIONS: Final = 100
+DEEPEST: Final = 8
+MOST_VALUES: Final = 1000
+LONGEST_TEXT: Final = 512
+_ORDERED: Final = ("gt", "gte", "lt", "lte")
+_SET: Final = ("in", "nin")
+_OPERATORS: Final = ("eq", "ne", *_ORDERED, *_SET)
+
+
+class FilterError(ValueError):
+    """A filter is malformed. The text says where (`filter.filters[1].value`) and what is expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Compares one attribute. An attribute with a list matches where one of its values does.
+
+    A document without the attribute matches `ne` and `nin`, and nothing else. Numbers are equal by value (1 and 1.0).
+    """
+
+    key: str
+    operator: Operator
+    values: Sequence[Scalar]
+    """Exactly one but for `in` and `nin`. Numbers alone for `gt`, `gte`, `lt` and `lte`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """`and`: every filter matches; `or`: at least one does."""
+
+    operator: Literal["and", "or"]
+    filters: Sequence[Filter]
+    """At least one."""
+
+
+Filter = Comparison | Combination
+
+
+def parse_filter(value: object, where: str = "filter") -> Filter | None:
+    """Check a filter of a request, in either form. None for null and `{}`, which match everything. `where`: the
+    field's name, for errors.
+
+    Raises:
+        FilterError: it is malformed, deeper than `DEEPEST`, or has more than `MOST_CONDITIONS` comparisons.
+    """
+    if value is None or value == {}:
+        return None
+    parsed = _parse(value, where, 1)
+    if _count(parsed) > MOST_CONDITIONS:
+        raise FilterError(f"{where}: has more than {MOST_CONDITIONS} comparisons")
+    return parsed
+
+
+def matches_filter(node: Filter | None, attributes: Mapping[str, Any]) -> bool:
+    """Whether a document with these attributes matches. The meaning that every vector store must give a filter."""
+    if node is None:
+        return True
+    if isinstance(node, Combination):
+        results = (matches_filter(each, attributes) for each in node.filters)
+        return all(results) if node.operator == "and" else any(results)
+    found = attributes.get(node.key)
+    candidates = found if isinstance(found, list) else [] if found is None else [found]
+    if node.operator in ("ne", "nin"):
+        return not any(_equal(candidate, value) for candidate in candidates for value in node.values)
+    return any(_compare(node.operator, candidate, value) for candidate in candidates for value in node.values)
+
+
+def _parse(value: object, where: str, depth: int) -> Filter:
+    if not isinstance(value, dict):
+        raise FilterError(f"{where}: must be an object")
+    if depth > DEEPEST:
+        raise FilterError(f"{where}: is nested deeper than {DEEPEST}")
+    kind = value.get("type")
+    if kind in ("and", "or") and "filters" in value:
+        return _parse_combination(value, where, depth)
+    if "type" in value and "key" in value:
+        return _parse_comparison(value, where)
+    return _parse_short(value, where)
+
+
+def _parse_combination(value: Mapping[str, Any], where: str, depth: int) -> Combination:
+    _check_fields(value, ("type", "filters"), where)
+    filters = value["filters"]
+    if not isinstance(filters, list) or not filters:
+        raise FilterError(f"{where}.filters: must be a list with at least one filter")
+    if len(filters) > MOST_CONDITIONS:
+        raise FilterError(f"{where}.filters: has more than {MOST_CONDITIONS} filters")
+    parsed = [_parse(each, f"{where}.filters[{index}]", depth + 1) for index, each in enumerate(filters)]
+    return Combination(value["type"], tuple(parsed))
+
+
+def _parse_comparison(value: Mapping[str, Any], where: str) -> Comparison:
+    _check_fields(value, ("type", "key", "value"), where)
+    operator, key, operand = value["type"], value["key"], value.get("value")
+    if operator not in _OPERATORS:
+        raise FilterError(f"{where}.type: must be one of {', '.join((*_OPERATORS, 'and', 'or'))}")
+    if not isinstance(key, str) or not KEY.fullmatch(key):
+        raise FilterError(f"{where}.key: must match {KEY.pattern}")
+    if operator in _SET:
+        return Comparison(key, operator, _parse_list(operand, f"{where}.value"))
+    scalar = _parse_scalar(operand, f"{where}.value")
+    if operator in _ORDERED and (isinstance(scalar, bool | str)):
+        raise FilterError(f"{where}.value: must be a number for {operator}")
+    return Comparison(key, operator, (scalar,))
+
+
+def _parse_short(value: Mapping[str, Any], where: str) -> Filter:
+    comparisons: list[Filter] = []
+    for key, operand in value.items():
+        if not KEY.fullmatch(key):
+            raise FilterError(f"{where}: the attribute {key!r:.80} must match {KEY.pattern}")
+        if isinstance(operand, list):
+            comparisons.append(Comparison(key, "in", _parse_list(operand, f"{where}.{key}")))
+        else:
+            comparisons.append(Comparison(key, "eq", (_parse_scalar(operand, f"{where}.{key}"),)))
+    return comparisons[0] if len(comparisons) == 1 else Combination("and", tuple(comparisons))
+
+
+def _parse_list(value: object, where: str) -> tuple[Scalar, ...]:
+    if not isinstance(value, list) or not value:
+        raise FilterError(f"{where}: must be a list with at least one value")
+    if len(value) > MOST_VALUES:
+        raise FilterError(f"{where}: has more than {MOST_VALUES} values")
+    return tuple(_parse_scalar(each, f"{where}[{index}]") for index, each in enumerate(value))
+
+
+def _parse_scalar(value: object, where: str) -> Scalar:
+    if isinstance(value, str):
+        if len(value) > LONGEST_TEXT:
+            raise FilterError(f"{where}: is longer than {LONGEST_TEXT} characters")
+        return value
+    if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    raise FilterError(f"{where}: must be a string, a finite number or a boolean")
+
+
+def _check_fields(value: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    if unknown := [key for key in value if key not in known]:
+        raise FilterError(f"{where}: has the unknown field {unknown[0]!r:.80}")
+
+
+def _count(node: Filter) -> int:
+    return 1 if isinstance(node, Comparison) else sum(_count(each) for each in node.filters)
+
+
+def _equal(candidate: object, value: Scalar) -> bool:
+    if isinstance(candidate, bool) or isinstance(value, bool):
+        return candidate is value
+    return (
+        type(candidate) is not type(None)
+        and isinstance(candidate, str) == isinstance(value, str)
+        and (candidate == value)
+    )
+
+
+def _compare(operator: Operator, candidate: object, value: Scalar) -> bool:
+    if operator in ("eq", "in"):
+        return _equal(candidate, value)
+    if isinstance(candidate, bool | str) or not isinstance(candidate, int | float) or isinstance(value, str):
+        return False
+    if operator == "gt":
+        return candidate > value
+    if operator == "gte":
+        return candidate >= value
+    return candidate < value if operator == "lt" else candidate <= value

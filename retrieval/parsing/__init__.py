@@ -1,0 +1,2 @@
+"""Files to text, and text to chunks, in processes of their own with limits. `base` declares what comes out, `pool`
+keeps the processes, `worker` runs in one of them; `extract` reads file formats, `chunking` cuts text."""

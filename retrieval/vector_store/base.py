@@ -1,0 +1,153 @@
+"""The protocol of vector stores, and what passes through it.
+
+A vector store holds copies: everything in it can be made again from the catalog. The catalog decides which versions of
+documents are visible; a search names the versions that it must not see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from retrieval.filters import Filter
+
+AttributeValue = str | int | float | bool | list[str] | list[int] | list[float]
+
+
+class VectorStoreError(Exception):
+    """The store failed, and a later try may succeed: it is not reachable, or it is starting. The text says what
+    happened."""
+
+
+class CollectionMismatchError(Exception):
+    """A collection of that name exists with another dimension. The text names both dimensions."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionSpec:
+    """A collection: the points of all tenants that have vectors of one embedding model."""
+
+    name: str
+    """1 to 100 characters of `a-z`, `0-9`, `-` and `_`."""
+    dimension: int | None
+    """Of the dense vectors; None: the collection has sparse vectors alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One chunk of one version of a document, as it is stored."""
+
+    id: str
+    """A UUID. The same chunk of the same version always has the same id, so that a repeated upsert changes nothing."""
+    tenant: str
+    space: str
+    """The vector store (`vs_...`) that the document belongs to; empty: the tenant's documents (`/v1/documents`)."""
+    version: int
+    """Number of the document's version in the catalog; unique over all documents."""
+    ordinal: int
+    """Position of the chunk in its version, from 0."""
+    text: str
+    """What BM25 reads: the chunk's text with its headings."""
+    vector: Sequence[float] | None
+    """The dense vector; None in a collection without a dimension."""
+    attributes: Mapping[str, AttributeValue]
+    """What filters compare: the document's metadata."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchScope:
+    """Which points a search may return."""
+
+    tenant: str
+    spaces: Sequence[str]
+    """At least one."""
+    filter: Filter | None
+    """None: any attributes."""
+    hidden_versions: frozenset[int]
+    """Versions that are not visible: those being written, and those being deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPoint:
+    """A point that a search found."""
+
+    version: int
+    ordinal: int
+    score: float
+    """Higher is better. Dense: the cosine, from -1 to 1. Sparse: BM25, from 0, with no upper bound."""
+
+
+class VectorStore(Protocol):
+    """Stores points in collections, and searches them. Every method may raise VectorStoreError.
+
+    One program uses a store at a time. Methods may be called concurrently; writes of one collection are applied in the
+    order of their calls.
+    """
+
+    @property
+    def kind(self) -> str:
+        """`edge` or `server`, for status pages."""
+        ...
+
+    async def list_collections(self) -> Sequence[CollectionSpec]:
+        """Return the collections that exist, by name. Empty where the store is new, or was deleted."""
+        ...
+
+    async def create_collection(self, spec: CollectionSpec) -> None:
+        """Create the collection, with its indexes. Does nothing where it exists with the same dimension.
+
+        Raises:
+            CollectionMismatchError: it exists with another dimension.
+        """
+        ...
+
+    async def delete_collection(self, name: str) -> None:
+        """Delete the collection with its points. Does nothing where there is none of that name."""
+        ...
+
+    async def upsert_points(self, collection: str, points: Sequence[Point]) -> None:
+        """Write points; one with the id of a stored point replaces it. A search that begins after the return sees them.
+
+        Not yet durable: see `flush_collection`. Raises KeyError where the collection does not exist, as all methods
+        below do, and ValueError for a vector of another dimension.
+        """
+        ...
+
+    async def flush_collection(self, collection: str) -> None:
+        """Make all earlier writes durable, so that they survive a loss of power."""
+        ...
+
+    async def delete_versions(self, collection: str, versions: Sequence[int]) -> None:
+        """Delete all points of these versions. Versions without points are ignored."""
+        ...
+
+    async def search_dense(
+        self, collection: str, vector: Sequence[float], scope: SearchScope, limit: int
+    ) -> Sequence[ScoredPoint]:
+        """Return up to `limit` points whose vectors are nearest to `vector` by cosine, best first.
+
+        Raises ValueError where the collection has no dense vectors, or `vector` another dimension.
+        """
+        ...
+
+    async def search_sparse(self, collection: str, text: str, scope: SearchScope, limit: int) -> Sequence[ScoredPoint]:
+        """Return up to `limit` points that share words with `text`, by BM25, best first.
+
+        How rare a word is counts over the points of the scope's tenant alone, so that scores say nothing of other
+        tenants' documents.
+        """
+        ...
+
+    async def count_points(self, collection: str, tenant: str | None = None) -> int:
+        """Return the number of points; of one tenant where `tenant` is given."""
+        ...
+
+    async def optimize_collection(self, collection: str) -> None:
+        """Build indexes for points that have none yet, and free the space of deleted points. Searches and writes go on
+        meanwhile. Returns when nothing is left to do. A store that does this by itself returns at once."""
+        ...
+
+    async def close(self) -> None:
+        """Write what is pending, and close the store. No method may be called afterwards."""
+        ...
