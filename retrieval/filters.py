@@ -165,11 +165,7 @@ def _count(node: Filter) -> int:
 def _equal(candidate: object, value: Scalar) -> bool:
     if isinstance(candidate, bool) or isinstance(value, bool):
         return candidate is value
-    return (
-        type(candidate) is not type(None)
-        and isinstance(candidate, str) == isinstance(value, str)
-        and (candidate == value)
-    )
+    return (candidate is not None) and isinstance(candidate, str) == isinstance(value, str) and (candidate == value)
 
 
 def _compare(operator: Operator, candidate: object, value: Scalar) -> bool:

@@ -1,0 +1,149 @@
+"""Documents: what clients send and get on `/v1/documents` and `/v1/tenants`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Status = Literal["queued", "parsing", "embedding", "ready", "failed"]
+
+DOCUMENT_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:@+~=-]{0,199}$"
+
+
+class ChunkingChoice(BaseModel):
+    """How a document is cut into chunks."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    max_tokens: int | None = Field(
+        None, ge=32, le=4096, description="Largest chunk, in estimated tokens; default: the server's setting."
+    )
+    overlap_tokens: int | None = Field(
+        None,
+        ge=0,
+        le=2048,
+        description="Text that a chunk repeats of the one before, in estimated tokens, at most half of `max_tokens`; "
+        "default: the server's setting.",
+    )
+
+
+class NewDocument(BaseModel):
+    """A document as text. A file is sent as `multipart/form-data` instead: `file`, and `id`, `metadata` and `chunking`
+    as JSON text."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    text: str = Field(description="The document's text: plain, or Markdown.")
+    id: str | None = Field(
+        None,
+        pattern=DOCUMENT_ID_PATTERN,
+        description="Id of the document, unique for the tenant. A document of that id is replaced as soon as the new "
+        "version is searchable; default: an id made of the content, so that the same text is stored once.",
+    )
+    filename: str | None = Field(None, max_length=255, description="Name to show in hits and citations.")
+    metadata: dict[str, Any] | None = Field(
+        None,
+        description="Attributes for filters: at most 64 strings, numbers, booleans, or lists of strings or numbers.",
+    )
+    chunking: ChunkingChoice | None = None
+
+
+class Progress(BaseModel):
+    """How far the newest version of a document is."""
+
+    chunks: int = Field(description="Chunks that have vectors.")
+    chunks_total: int | None = Field(description="Chunks of the version; null: it is not cut yet.")
+
+
+class DocumentError(BaseModel):
+    """Why the newest version of a document is not searchable."""
+
+    code: str = Field(description="An error code, such as `document_encrypted`.")
+    message: str
+    retry_at: int | None = Field(description="Unix time in seconds of the next try; null: there is none.")
+
+
+class Document(BaseModel):
+    """A document, without its text."""
+
+    id: str
+    object: Literal["document"] = "document"
+    status: Status = Field(
+        description="Of the newest version: `ready` is searchable; `failed` is not, and is not tried again."
+    )
+    searchable: bool = Field(description="Whether some version is found by searches, perhaps an older one.")
+    filename: str | None
+    media_type: str | None = Field(description="What the file turned out to be; null: not known yet.")
+    bytes: int = Field(description="Size of the original.")
+    sha256: str = Field(description="Hash of the original, in hex.")
+    chunks: int | None = Field(description="Chunks of the searchable version; null: there is none.")
+    created_at: int = Field(description="Unix time in seconds.")
+    updated_at: int = Field(description="Unix time in seconds when the newest version was accepted.")
+    metadata: dict[str, Any]
+    progress: Progress | None = Field(description="Null: nothing is under way.")
+    error: DocumentError | None
+
+
+class DocumentList(BaseModel):
+    """A page of documents."""
+
+    object: Literal["list"] = "list"
+    data: list[Document]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedDocument(BaseModel):
+    """Confirmation that a document was deleted."""
+
+    id: str
+    object: Literal["document.deleted"] = "document.deleted"
+    deleted: bool
+
+
+class DocumentChunk(BaseModel):
+    """One chunk of a document's searchable version."""
+
+    index: int = Field(description="Position in the document, from 0.")
+    start: int = Field(description="Offset of its first byte in the document's text (UTF-8).")
+    end: int = Field(description="Offset after its last byte.")
+    text: str
+    headings: list[str] = Field(description="Headings above the chunk, the outermost first.")
+    page: int | None = Field(description="Page that the chunk begins on, from 1; null: the format has no pages.")
+
+
+class ChunkList(BaseModel):
+    """A page of a document's chunks, in the order of the text."""
+
+    object: Literal["list"] = "list"
+    document_id: str
+    data: list[DocumentChunk]
+    has_more: bool
+
+
+class Tenant(BaseModel):
+    """What a tenant has stored."""
+
+    id: str
+    object: Literal["tenant"] = "tenant"
+    documents: int
+    chunks: int = Field(description="Chunks that searches can find.")
+    bytes: int = Field(description="Size of the originals.")
+
+
+class TenantList(BaseModel):
+    """The tenants that have stored something; without the scope `admin`, the caller's own alone."""
+
+    object: Literal["list"] = "list"
+    data: list[Tenant]
+
+
+class DeletedTenant(BaseModel):
+    """Confirmation that everything of a tenant was deleted."""
+
+    id: str
+    object: Literal["tenant.deleted"] = "tenant.deleted"
+    deleted: bool
+    documents: int = Field(description="How many documents were deleted.")
