@@ -57,7 +57,7 @@ LIMIT: Final = QueryParameter(
 )
 ORDER: Final = QueryParameter(
     "order",
-    "By creation, newest first or oldest first.",
+    "By creation; `desc`: newest first.",
     {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
 )
 AFTER: Final = QueryParameter("after", "Id of the last object of the page before.", {"type": "string"})

@@ -1,0 +1,116 @@
+"""Tables of the catalog's SQLite file, and how they are created."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from common.sqlite_files import FileConnection, NewerDatabaseError, check_content, open_connection, transaction
+
+FILE_NAME: Final = "catalog.db"
+SCHEMA_VERSION: Final = 1
+BUSY_S: Final = 5.0
+"""Seconds to wait until an earlier process has released the file."""
+
+_TABLES: Final = """
+CREATE TABLE documents (
+    number INTEGER PRIMARY KEY,
+    tenant TEXT NOT NULL,
+    space TEXT NOT NULL,
+    id TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    live INTEGER,
+    newest INTEGER NOT NULL,
+    UNIQUE (tenant, space, id)
+);
+CREATE INDEX documents_by_age ON documents (tenant, space, number);
+CREATE TABLE versions (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    document INTEGER,
+    tenant TEXT NOT NULL,
+    space TEXT NOT NULL,
+    state TEXT NOT NULL,
+    fingerprint TEXT NOT NULL,
+    sha256 TEXT NOT NULL,
+    bytes INTEGER NOT NULL,
+    filename TEXT,
+    declared_type TEXT,
+    media_type TEXT,
+    metadata TEXT NOT NULL,
+    max_tokens INTEGER NOT NULL,
+    overlap_tokens INTEGER NOT NULL,
+    accepted_at REAL NOT NULL,
+    chunks INTEGER,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    retry_at REAL,
+    error_code TEXT,
+    error_message TEXT
+);
+CREATE INDEX versions_by_document ON versions (document);
+CREATE INDEX versions_by_original ON versions (sha256);
+CREATE INDEX versions_waiting ON versions (retry_at, number) WHERE state = 'queued';
+CREATE INDEX versions_hidden ON versions (tenant, number) WHERE state IN ('embedding', 'garbage');
+CREATE INDEX versions_garbage ON versions (number) WHERE state = 'garbage';
+CREATE TABLE texts (
+    version INTEGER PRIMARY KEY REFERENCES versions ON DELETE CASCADE,
+    text BLOB NOT NULL
+);
+CREATE TABLE chunks (
+    version INTEGER NOT NULL REFERENCES versions ON DELETE CASCADE,
+    ordinal INTEGER NOT NULL,
+    start INTEGER NOT NULL,
+    end INTEGER NOT NULL,
+    page INTEGER,
+    headings TEXT NOT NULL,
+    text TEXT NOT NULL,
+    PRIMARY KEY (version, ordinal)
+) WITHOUT ROWID;
+CREATE TABLE collections (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    name TEXT NOT NULL UNIQUE,
+    model TEXT,
+    dimension INTEGER,
+    is_normalized INTEGER,
+    state TEXT NOT NULL
+);
+CREATE TABLE indexed (
+    collection INTEGER NOT NULL REFERENCES collections ON DELETE CASCADE,
+    version INTEGER NOT NULL REFERENCES versions ON DELETE CASCADE,
+    PRIMARY KEY (collection, version)
+) WITHOUT ROWID;
+"""
+
+
+def open_catalog_file(path: Path) -> FileConnection:
+    """Open the catalog's file, creating it and its tables where it is missing, and hold it for this process.
+
+    Every commit is durable when it returns. The caller closes the connection.
+
+    Raises:
+        NewerDatabaseError: a newer Roundhouse wrote the file.
+        sqlite3.Error: the file is damaged, or held by another process for longer than `BUSY_S`.
+        OSError: the file cannot be read or made.
+    """
+    db = open_connection(path, busy_s=BUSY_S, is_held=True)
+    try:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA foreign_keys = ON")
+        _bring_up_to_date(db)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _bring_up_to_date(db: FileConnection) -> None:
+    [version] = db.execute("PRAGMA user_version").fetchone()
+    if version > SCHEMA_VERSION:
+        raise NewerDatabaseError(f"schema version {version} is newer than {SCHEMA_VERSION}")
+    if version:
+        check_content(db)
+        return
+    with transaction(db):
+        for statement in _TABLES.split(";"):
+            db.execute(statement)
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
