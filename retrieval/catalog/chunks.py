@@ -67,7 +67,8 @@ def find_visible(
     for place in places:
         row = db.execute(
             f"SELECT {_CHUNK}, d.id, d.space, v.filename, v.metadata FROM chunks c "
-            "JOIN versions v ON v.number = c.version JOIN documents d ON d.live = v.number WHERE c.version = ? AND c.ordinal = ? AND d.tenant = ?",
+            "JOIN versions v ON v.number = c.version JOIN documents d ON d.live = v.number "
+            "WHERE c.version = ? AND c.ordinal = ? AND d.tenant = ?",
             (*place, tenant),
         ).fetchone()
         if row is not None:

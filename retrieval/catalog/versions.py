@@ -151,6 +151,21 @@ def find_state(db: sqlite3.Connection, version: int) -> str | None:
     return None if row is None else str(row[0])
 
 
+def find_key(db: sqlite3.Connection, version: int) -> DocumentKey | None:
+    """Return the document of a version; None: the version is garbage or deleted."""
+    row = db.execute(
+        "SELECT d.tenant, d.space, d.id FROM versions v JOIN documents d ON d.number = v.document WHERE v.number = ?",
+        (version,),
+    ).fetchone()
+    return None if row is None else DocumentKey(*row)
+
+
+def find_version(db: sqlite3.Connection, version: int) -> Version | None:
+    """Return a version; None: it is deleted."""
+    row = db.execute(f"SELECT {_COLUMNS} FROM versions WHERE number = ?", (version,)).fetchone()
+    return None if row is None else _read_version(row)
+
+
 def retry_version(db: sqlite3.Connection, version: int, *, at: float, code: str, message: str) -> None:
     """Queue a version again after a failed try, for the Unix time `at`. Does nothing to garbage."""
     db.execute(

@@ -104,7 +104,7 @@ async def gateway_harness(*, with_table: bool = True, **settings: Any) -> AsyncI
     try:
         async with (
             server_running(GatewaySettings(controller_url=controller.url, **settings)) as (url, server),
-            aiohttp.ClientSession() as client,
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client,
         ):
             await until(lambda: bool(controller.reports), "the gateway connects")
             here = GatewayHarness(controller, url, client, server)

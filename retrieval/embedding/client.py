@@ -1,0 +1,135 @@
+"""Embeddings and rankings, asked from the gateway, which admits, queues and limits them like any request."""
+
+from __future__ import annotations
+
+import array
+import base64
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import aiohttp
+
+from retrieval.schema.headers import BACKGROUND_HEADER, TOKEN_HEADER
+
+LONGEST_ANSWER_S: Final = 600.0
+"""Seconds that an answer may take, a wait in the model's queue and its load included."""
+_CONNECT_S: Final = 2.0
+
+
+class ModelUnavailableError(Exception):
+    """The gateway or the model did not answer as asked, and a later try may succeed. The text says what happened."""
+
+
+class ModelRefusedError(Exception):
+    """The model refuses this input, or is no model of that kind: a later try would end the same way."""
+
+
+class ModelClient(Protocol):
+    """Asks declared models. `is_background`: every other request of the model goes first."""
+
+    async def embed_texts(self, model: str, texts: Sequence[str], *, is_background: bool) -> list[Sequence[float]]:
+        """Return one vector per text, all of one dimension, with finite numbers.
+
+        Raises:
+            ModelUnavailableError: see there.
+            ModelRefusedError: see there.
+        """
+        ...
+
+    async def rank_passages(self, model: str, query: str, passages: Sequence[str]) -> list[float]:
+        """Return how well each passage answers the query, in their order; higher is better, the unit is the model's.
+
+        Raises:
+            ModelUnavailableError: see there.
+            ModelRefusedError: see there.
+        """
+        ...
+
+
+class GatewayModelClient:
+    """Asks a gateway's `/v1/embeddings` and `/v1/rerank`. Use it as an async context manager."""
+
+    def __init__(self, url: str, read_token: Callable[[], str | None]) -> None:
+        """`url`: the gateway's address. `read_token`: returns the token that both share; None: it is not there yet."""
+        self._url = url.rstrip("/")
+        self._read_token = read_token
+        self._session: aiohttp.ClientSession
+
+    async def __aenter__(self) -> GatewayModelClient:
+        timeout = aiohttp.ClientTimeout(total=LONGEST_ANSWER_S, sock_connect=_CONNECT_S)
+        # The gateway is this machine or this compose project: its certificate names what clients call it.
+        connector = aiohttp.TCPConnector(ssl=False, limit=0)
+        self._session = aiohttp.ClientSession(timeout=timeout, connector=connector, trust_env=False)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def embed_texts(self, model: str, texts: Sequence[str], *, is_background: bool) -> list[Sequence[float]]:
+        """See `ModelClient`."""
+        body = {"model": model, "input": list(texts), "encoding_format": "base64"}
+        answer = await self._ask("/v1/embeddings", body, is_background=is_background)
+        try:
+            rows = sorted(answer["data"], key=lambda row: int(row["index"]))
+            vectors = [_decode_vector(row["embedding"]) for row in rows]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ModelRefusedError(f"{model} answered no vectors ({error!r})") from None
+        if len(vectors) != len(texts) or len({len(each) for each in vectors}) > 1:
+            raise ModelRefusedError(f"{model} answered {len(vectors)} vectors for {len(texts)} texts")
+        return vectors
+
+    async def rank_passages(self, model: str, query: str, passages: Sequence[str]) -> list[float]:
+        """See `ModelClient`."""
+        body = {"model": model, "query": query, "documents": list(passages), "top_n": len(passages)}
+        answer = await self._ask("/v1/rerank", body, is_background=False)
+        try:
+            scores = {int(row["index"]): float(row["relevance_score"]) for row in answer["results"]}
+            return [scores[index] for index in range(len(passages))]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ModelRefusedError(f"{model} answered no ranking ({error!r})") from None
+
+    async def _ask(self, path: str, body: Mapping[str, Any], *, is_background: bool) -> Mapping[str, Any]:
+        token = self._read_token()
+        if token is None:
+            raise ModelUnavailableError("the token for the gateway is not there yet")
+        headers = {TOKEN_HEADER: token, "Content-Type": "application/json"}
+        if is_background:
+            headers[BACKGROUND_HEADER] = "1"
+        try:
+            async with self._session.post(self._url + path, data=json.dumps(body).encode(), headers=headers) as answer:
+                content = await answer.read()
+                status = answer.status
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise ModelUnavailableError(f"the gateway does not answer ({type(error).__name__})") from None
+        return _read_answer(status, content)
+
+
+def _read_answer(status: int, content: bytes) -> Mapping[str, Any]:
+    try:
+        answer = json.loads(content)
+    except ValueError:
+        raise ModelUnavailableError(f"the gateway answered no JSON, with status {status}") from None
+    if status == 200 and isinstance(answer, dict):
+        return answer
+    error = answer.get("error") if isinstance(answer, dict) else None
+    message = str(error.get("message")) if isinstance(error, dict) else "no reason"
+    # A model that is away may be declared or loaded later; what is wrong with the request itself stays wrong.
+    if status in (400, 413, 422):
+        raise ModelRefusedError(message)
+    raise ModelUnavailableError(message)
+
+
+def _decode_vector(value: str | Sequence[float]) -> Sequence[float]:
+    if isinstance(value, str):
+        numbers = array.array("f", base64.b64decode(value, validate=True))
+        if sys.byteorder == "big":
+            numbers.byteswap()
+        vector: Sequence[float] = numbers.tolist()
+    else:
+        vector = [float(number) for number in value]
+    if not vector or not all(map(math.isfinite, vector)):
+        raise ValueError("a vector is empty, or a number is not finite")
+    return vector

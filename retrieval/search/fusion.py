@@ -1,0 +1,82 @@
+"""One ranking of two. Pure.
+
+Reciprocal rank fusion: a candidate's score is the sum of weight / (60 + rank) over the rankings that have it (Cormack,
+Clarke and Buettcher, SIGIR 2009). Weighted fusion: the weighted sum of both scores, each scaled to 0..1 between the
+least and the greatest score of its ranking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from retrieval.vector_store.base import ScoredPoint
+
+RRF_CONSTANT: Final = 60
+
+Place = tuple[int, int]
+"""Version and ordinal of a chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A chunk that some ranking has."""
+
+    place: Place
+    score: float
+    dense: float | None = None
+    dense_rank: int | None = None
+    sparse: float | None = None
+    sparse_rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FusionRule:
+    """How rankings are fused. Weights are 0 or more."""
+
+    method: Literal["rrf", "weighted"] = "rrf"
+    dense_weight: float = 1.0
+    sparse_weight: float = 1.0
+
+
+def fuse_rankings(
+    dense: Sequence[ScoredPoint] | None, sparse: Sequence[ScoredPoint] | None, rule: FusionRule
+) -> list[Candidate]:
+    """Return the candidates of both rankings, best first; equal ones by version and ordinal.
+
+    Each ranking is best first and has no place twice. None: that search was not made; then the score is the other
+    ranking's own, and `rule` has no effect.
+    """
+    dense_by, sparse_by = _by_place(dense), _by_place(sparse)
+    parts = {}
+    if dense is not None:
+        parts["dense"] = _scale(dense, rule.dense_weight, rule.method)
+    if sparse is not None:
+        parts["sparse"] = _scale(sparse, rule.sparse_weight, rule.method)
+    is_single = len(parts) < 2
+    candidates = []
+    for place in dense_by.keys() | sparse_by.keys():
+        dense_score, dense_rank = dense_by.get(place, (None, None))
+        sparse_score, sparse_rank = sparse_by.get(place, (None, None))
+        own = dense_score if dense_score is not None else sparse_score
+        score = own if is_single and own is not None else sum(part.get(place, 0.0) for part in parts.values())
+        candidates.append(Candidate(place, score, dense_score, dense_rank, sparse_score, sparse_rank))
+    return sorted(candidates, key=lambda each: (-each.score, each.place))
+
+
+def _by_place(ranking: Sequence[ScoredPoint] | None) -> dict[Place, tuple[float, int]]:
+    return {(each.version, each.ordinal): (each.score, rank) for rank, each in enumerate(ranking or (), start=1)}
+
+
+def _scale(ranking: Sequence[ScoredPoint], weight: float, method: str) -> dict[Place, float]:
+    if method == "rrf":
+        return {
+            (each.version, each.ordinal): weight / (RRF_CONSTANT + rank) for rank, each in enumerate(ranking, start=1)
+        }
+    scores = [each.score for each in ranking]
+    low, high = min(scores, default=0.0), max(scores, default=0.0)
+    width = (high - low) or 1.0
+    # A ranking of equals says that all of them fit, not that none does.
+    scaled = (1.0 if high == low else (score - low) / width for score in scores)
+    return {(each.version, each.ordinal): weight * value for each, value in zip(ranking, scaled, strict=True)}
