@@ -184,6 +184,19 @@ def fail_version(db: sqlite3.Connection, version: int, *, code: str, message: st
     )
 
 
+def withdraw_version(db: sqlite3.Connection, key: DocumentKey) -> None:
+    """Undo the newest version of a document, if it failed: the visible one becomes the newest again; a document without
+    one is deleted."""
+    document = find_document(db, key)
+    if document is None or document.newest.state != "failed":
+        return
+    if document.live is None:
+        delete_document(db, key)
+        return
+    _make_garbage(db, [document.newest.number])
+    db.execute("UPDATE documents SET newest = live WHERE number = ?", (document.number,))
+
+
 def publish_version(db: sqlite3.Connection, version: int, collection: int) -> bool:
     """Make a version visible, whose points are all in the collection; the one visible before becomes garbage.
 
@@ -244,6 +257,12 @@ def is_original_used(db: sqlite3.Connection, sha256: str) -> bool:
 def restart_versions(db: sqlite3.Connection) -> int:
     """Queue versions that an earlier process was making. Return how many. Call once, at start."""
     return db.execute("UPDATE versions SET state = 'queued' WHERE state IN ('parsing', 'embedding')").rowcount
+
+
+def count_waiting(db: sqlite3.Connection) -> int:
+    """Return the number of queued versions."""
+    [count] = db.execute("SELECT count(*) FROM versions WHERE state = 'queued'").fetchone()
+    return int(count)
 
 
 def count_states(db: sqlite3.Connection) -> dict[str, int]:

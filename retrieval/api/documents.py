@@ -1,0 +1,158 @@
+"""/v1/documents: add, list, read and delete documents."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response, StreamingResponse
+
+from controller.schema.errors import RoundhouseError
+from retrieval.api.requests import (
+    Handlers,
+    RequestCaller,
+    answer_model,
+    header_text,
+    read_boolean,
+    read_caller,
+    read_choice,
+    read_integer,
+    read_json_parameter,
+)
+from retrieval.api.uploads import open_upload
+from retrieval.catalog.records import DocumentKey
+from retrieval.documents.service import DocumentService
+from retrieval.documents.views import build_chunk
+from retrieval.filters import FilterError, parse_filter
+from retrieval.schema.documents import ChunkList, DeletedDocument, DocumentList
+from retrieval.schema.headers import ANSWERED_TENANT_HEADER
+from retrieval.schema.routes import DOCUMENT
+
+DOCUMENTS: Final = "/v1/documents"
+SPACE: Final = ""
+"""Documents of this group belong to no vector store."""
+_STATES: Final = ("queued", "parsing", "embedding", "ready", "failed")
+_MOST: Final = 2**31
+
+
+class DocumentRoutes:
+    """The handlers of one service."""
+
+    def __init__(self, service: DocumentService, max_bytes: int) -> None:
+        """`max_bytes`: of a document."""
+        self._service = service
+        self._max_bytes = max_bytes
+
+    def handlers(self) -> Handlers:
+        """Return the handlers of this group."""
+        return {
+            ("POST", DOCUMENTS): self.add_document,
+            ("GET", DOCUMENTS): self.list_documents,
+            ("GET", DOCUMENT): self.get_document,
+            ("DELETE", DOCUMENT): self.delete_document,
+            ("GET", f"{DOCUMENT}/chunks"): self.list_chunks,
+            ("GET", f"{DOCUMENT}/text"): self.get_text,
+            ("GET", f"{DOCUMENT}/content"): self.get_content,
+            ("GET", f"{DOCUMENT}/events"): self.follow_document,
+        }
+
+    async def add_document(self, request: Request) -> Response:
+        """Accept a document; with `wait`, answer when it is searchable."""
+        caller, waits = read_caller(request), read_boolean(request, "wait")
+        async with open_upload(request, self._max_bytes) as (fields, content):
+            document, is_new = await self._service.accept_document(caller.tenant, SPACE, fields, content)
+        if waits:
+            document = await self._service.wait_for_document(DocumentKey(caller.tenant, SPACE, document.id))
+        status = 202 if is_new and not waits else 200
+        return answer_model(document, caller, status, location=f"{DOCUMENTS}/{document.id}")
+
+    async def list_documents(self, request: Request) -> Response:
+        """Answer a page of documents."""
+        caller = read_caller(request)
+        try:
+            parsed = parse_filter(read_json_parameter(request, "filter"))
+        except FilterError as error:
+            raise RoundhouseError("invalid_request", f"{error}.", param="filter") from None
+        page = await self._service.list_documents(
+            caller.tenant,
+            SPACE,
+            after=request.query_params.get("after"),
+            limit=read_integer(request, "limit", 20, 1, 100),
+            is_ascending=read_choice(request, "order", ("asc", "desc")) == "asc",
+            filter=parsed,
+            status=read_choice(request, "status", _STATES),
+        )
+        ids = [document.id for document in page.documents]
+        result = DocumentList(
+            data=page.documents,
+            first_id=ids[0] if ids else None,
+            last_id=ids[-1] if ids else None,
+            has_more=page.has_more,
+        )
+        return answer_model(result, caller)
+
+    async def get_document(self, request: Request) -> Response:
+        """Answer a document."""
+        caller, key = _named(request)
+        return answer_model(await self._service.find_document(key), caller)
+
+    async def delete_document(self, request: Request) -> Response:
+        """Delete a document."""
+        caller, key = _named(request)
+        await self._service.delete_document(key)
+        return answer_model(DeletedDocument(id=key.id, deleted=True), caller)
+
+    async def list_chunks(self, request: Request) -> Response:
+        """Answer a page of a document's chunks."""
+        caller, key = _named(request)
+        first = read_integer(request, "after", -1, 0, _MOST) + 1
+        limit = read_integer(request, "limit", 20, 1, 100)
+        chunks, has_more = await self._service.read_chunks(key, first=first, limit=limit)
+        return answer_model(
+            ChunkList(document_id=key.id, data=[build_chunk(chunk) for chunk in chunks], has_more=has_more), caller
+        )
+
+    async def get_text(self, request: Request) -> Response:
+        """Answer the text of a document."""
+        caller, key = _named(request)
+        text = await self._service.read_text(key)
+        return Response(text, headers=_tenant_header(caller), media_type="text/plain; charset=utf-8")
+
+    async def get_content(self, request: Request) -> Response:
+        """Answer the original of a document."""
+        caller, key = _named(request)
+        path, document = await self._service.find_original(key)
+        # Never shown by a browser as a page of this address.
+        return FileResponse(
+            path,
+            headers={**_tenant_header(caller), "x-content-type-options": "nosniff"},
+            media_type="application/octet-stream",
+            filename=document.newest.filename or key.id,
+        )
+
+    async def follow_document(self, request: Request) -> Response:
+        """Answer an event for each change of a document, until nothing is under way."""
+        caller, key = _named(request)
+        await self._service.find_document(key)  # an unknown one has a status of its own
+
+        async def events() -> AsyncIterator[bytes]:
+            try:
+                async for document in self._service.follow_document(key):
+                    yield b"event: document\ndata: " + document.model_dump_json().encode() + b"\n\n"
+            except RoundhouseError as error:
+                body = json.dumps(error.build_envelope().model_dump())
+                yield b"event: error\ndata: " + body.encode() + b"\n\n"
+
+        headers = {**_tenant_header(caller), "cache-control": "no-store"}
+        return StreamingResponse(events(), headers=headers, media_type="text/event-stream")
+
+
+def _named(request: Request) -> tuple[RequestCaller, DocumentKey]:
+    caller = read_caller(request)
+    return caller, DocumentKey(caller.tenant, SPACE, request.path_params["document_id"])
+
+
+def _tenant_header(caller: RequestCaller) -> dict[str, str]:
+    return {ANSWERED_TENANT_HEADER: header_text(caller.tenant)}

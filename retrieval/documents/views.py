@@ -1,0 +1,64 @@
+"""What is answered about documents, chunks and tenants. Pure."""
+
+from __future__ import annotations
+
+from retrieval.catalog.records import Chunk, StoredDocument, TenantTotals, Version
+from retrieval.ingestion.document_changes import EmbeddingProgress
+from retrieval.schema.documents import Document, DocumentChunk, DocumentError, Progress, Status, Tenant
+
+
+def build_document(document: StoredDocument, progress: EmbeddingProgress | None) -> Document:
+    """Return a document as clients see it. `progress`: of its newest version, None where it is not being embedded."""
+    newest = document.newest
+    return Document(
+        id=document.key.id,
+        status=_status_of(newest),
+        searchable=document.live is not None,
+        filename=newest.filename,
+        media_type=newest.media_type,
+        bytes=newest.bytes,
+        sha256=newest.sha256,
+        chunks=document.live_chunks,
+        created_at=int(document.created_at),
+        updated_at=int(newest.accepted_at),
+        metadata=dict(newest.metadata),
+        progress=_progress_of(newest, progress),
+        error=_error_of(newest),
+    )
+
+
+def build_chunk(chunk: Chunk) -> DocumentChunk:
+    """Return a chunk as clients see it."""
+    return DocumentChunk(
+        index=chunk.ordinal,
+        start=chunk.start,
+        end=chunk.end,
+        text=chunk.text,
+        headings=list(chunk.headings),
+        page=chunk.page,
+    )
+
+
+def build_tenant(totals: TenantTotals) -> Tenant:
+    """Return a tenant as clients see it."""
+    return Tenant(id=totals.tenant, documents=totals.documents, chunks=totals.chunks, bytes=totals.bytes)
+
+
+def _status_of(version: Version) -> Status:
+    # A document's newest version is never garbage: what replaces or deletes it takes its place first.
+    return "failed" if version.state == "garbage" else version.state
+
+
+def _progress_of(version: Version, progress: EmbeddingProgress | None) -> Progress | None:
+    if version.state in ("ready", "failed"):
+        return None
+    if progress is None:
+        return Progress(chunks=0, chunks_total=version.chunks)
+    return Progress(chunks=progress.chunks, chunks_total=progress.chunks_total)
+
+
+def _error_of(version: Version) -> DocumentError | None:
+    if version.error_code is None:
+        return None
+    retry_at = None if version.retry_at is None else int(version.retry_at)
+    return DocumentError(code=version.error_code, message=version.error_message or "", retry_at=retry_at)
