@@ -1,0 +1,109 @@
+"""Retrieval's HTTP interface as an ASGI application. Its only client is the gateway, which authenticates clients."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from common.tracebacks import without_tracebacks
+from controller.schema.errors import RoundhouseError
+from retrieval.api.requests import Handler, Handlers
+from retrieval.schema.headers import TOKEN_HEADER
+from retrieval.schema.routes import ROUTES
+
+log = logging.getLogger(__name__)
+
+AsgiApp = Callable[
+    [MutableMapping[str, Any], Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]
+]
+
+
+def create_app(handlers: Handlers, render_metrics: Callable[[], bytes]) -> Starlette:
+    """Build the application: the table of routes, `/health` and `/metrics`, and error answers in the envelope.
+
+    Raises KeyError for a route of the table without a handler, and ValueError for a handler without a route.
+    """
+    named = {(spec.method, spec.path) for spec in ROUTES}
+    if extra := set(handlers) - named:
+        raise ValueError(f"no route for {sorted(extra)}")
+    routes = [Route(path, handlers[method, path], methods=[method]) for method, path in sorted(named)]
+    # GET would answer HEAD, too; the gateway never asks that.
+    routes.append(Route("/health", _answer_health, methods=["GET"]))
+    routes.append(Route("/metrics", _metrics_handler(render_metrics), methods=["GET"]))
+    return Starlette(routes=routes, exception_handlers=_error_handlers())
+
+
+class TokenCheck:
+    """ASGI middleware that refuses requests without the token. For a port; a unix socket's file mode does it there."""
+
+    def __init__(self, app: AsgiApp, read_token: Callable[[], str | None]) -> None:
+        """`read_token`: returns the token; None: there is none, so that every request is refused."""
+        self._app = app
+        self._read_token = read_token
+
+    async def __call__(
+        self,
+        scope: MutableMapping[str, Any],
+        receive: Callable[[], Awaitable[Any]],
+        send: Callable[[Any], Awaitable[None]],
+    ) -> None:
+        """Pass a request on, or answer `invalid_api_key`."""
+        if scope["type"] == "http" and scope["path"] != "/health" and not self._is_known(dict(scope["headers"])):
+            error = RoundhouseError("invalid_api_key", f"The header {TOKEN_HEADER} is missing or wrong.")
+            await Response(error.json_bytes(), error.entry.status, media_type="application/json")(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _is_known(self, headers: Mapping[bytes, bytes]) -> bool:
+        token = self._read_token()
+        shown = headers.get(TOKEN_HEADER.encode(), b"")
+        return token is not None and hmac.compare_digest(shown, token.encode())
+
+
+def _error_handlers() -> dict[Any, Callable[[Request, Exception], Response]]:
+    def own_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RoundhouseError)
+        return _answer_error(request, without_tracebacks(error))
+
+    def framework_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        code = "method_not_allowed" if error.status_code == 405 else "unknown_route"
+        return _answer_error(request, RoundhouseError(code, f"There is no {request.method} {request.url.path}."))
+
+    def client_gone(request: Request, error: Exception) -> Response:
+        return Response(status_code=499)  # nobody reads it
+
+    def unexpected(request: Request, error: Exception) -> Response:
+        log.error("request %s failed", request.headers.get("x-request-id"), exc_info=error)
+        return _answer_error(request, RoundhouseError("internal_error", "Retrieval failed on this request."))
+
+    return {
+        RoundhouseError: own_error,
+        HTTPException: framework_error,
+        ClientDisconnect: client_gone,
+        Exception: unexpected,
+    }
+
+
+def _answer_error(request: Request, error: RoundhouseError) -> Response:
+    body = error.json_bytes(request.headers.get("x-request-id"))
+    return Response(body, error.entry.status, error.build_headers(), media_type="application/json")
+
+
+async def _answer_health(request: Request) -> Response:
+    return PlainTextResponse("ok")
+
+
+def _metrics_handler(render_metrics: Callable[[], bytes]) -> Handler:
+    async def metrics(request: Request) -> Response:
+        return Response(render_metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return metrics

@@ -1,0 +1,188 @@
+"""Assembly of one retrieval program from its parts: construction, background tasks, and their end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final
+
+from starlette.applications import Starlette
+
+from retrieval.api.app import create_app
+from retrieval.api.documents import DocumentRoutes
+from retrieval.api.search import SearchRoutes
+from retrieval.api.tenants import TenantRoutes
+from retrieval.catalog.database import CatalogDatabase
+from retrieval.catalog.originals import Originals
+from retrieval.documents.service import DocumentService
+from retrieval.embedding.client import ModelClient, ModelRefusedError, ModelUnavailableError
+from retrieval.embedding.prefixes import Prefixes, choose_prefixes
+from retrieval.ingestion.collection_writer import CollectionWriter
+from retrieval.ingestion.document_changes import DocumentChanges
+from retrieval.ingestion.garbage_collector import GarbageCollector
+from retrieval.ingestion.index import Index
+from retrieval.ingestion.pipeline import IngestionPipeline
+from retrieval.parsing.base import ChunkingOptions, Parser
+from retrieval.search.service import SearchService
+from retrieval.settings import RetrievalSettings
+from retrieval.vector_store.base import VectorStore, VectorStoreError
+
+log = logging.getLogger(__name__)
+
+MIB: Final = 1024 * 1024
+RETRY_S: Final = 5.0
+"""Seconds until work in the background is tried again after a failure."""
+OPTIMIZE_EVERY_S: Final = 15.0
+OPTIMIZE_FROM: Final = 5_000
+"""Points written since the last time from which a collection is optimized while nothing else is written."""
+OPTIMIZE_AT: Final = 50_000
+"""Points written since the last time from which it is optimized in any case."""
+
+
+class Retrieval:
+    """One retrieval program. An async context manager: its work goes on while it is entered."""
+
+    def __init__(
+        self,
+        settings: RetrievalSettings,
+        store: VectorStore,
+        parser: Parser,
+        models: ModelClient,
+        clock: Callable[[], float],
+    ) -> None:
+        """Open the catalog in the state folder; blocks. `store` and `parser` are closed at the end, `models` is not.
+        `clock`: Unix time in seconds.
+
+        Raises:
+            sqlite3.Error, OSError: the state folder cannot be used, or another process uses it.
+        """
+        folder = data_folder(settings)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._settings = settings
+        self.store = store
+        self._parser = parser
+        self.catalog = CatalogDatabase(folder)
+        self.originals = Originals(folder / "originals")
+        self.changes = DocumentChanges()
+        self.writer = CollectionWriter(
+            self.catalog, store, models, self._prefixes_of, batch=settings.retrieval_embed_batch
+        )
+        self.index = Index(self.catalog, store, self.writer, models, settings.retrieval_embedding_model)
+        self.collector = GarbageCollector(self.catalog, self.originals, store, self.index, self.writer)
+        self._has_garbage = asyncio.Event()
+        self.pipeline = IngestionPipeline(
+            self.catalog,
+            self.originals,
+            parser,
+            self.writer,
+            self.index,
+            self.changes,
+            at_once=settings.retrieval_parsers + 1,
+            clock=clock,
+            on_garbage=self._has_garbage.set,
+        )
+        self.documents = DocumentService(
+            self.catalog,
+            self.originals,
+            self.changes,
+            chunking=ChunkingOptions(settings.retrieval_chunk_tokens, settings.retrieval_chunk_overlap_tokens),
+            max_bytes=settings.retrieval_max_file_mib * MIB,
+            clock=clock,
+            on_accepted=self.pipeline.wake,
+            on_garbage=self._has_garbage.set,
+        )
+        self.search = SearchService(
+            self.catalog,
+            store,
+            self.index,
+            models,
+            self.changes,
+            self._prefixes_of,
+            settings.retrieval_rerank_model,
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def build_app(self, render_metrics: Callable[[], bytes]) -> Starlette:
+        """Return the ASGI application with all routes. `render_metrics`: the text that `/metrics` answers."""
+        max_bytes = self._settings.retrieval_max_file_mib * MIB
+        groups = (
+            DocumentRoutes(self.documents, max_bytes),
+            SearchRoutes(self.search),
+            TenantRoutes(self.documents),
+        )
+        handlers = {key: handler for group in groups for key, handler in group.handlers().items()}
+        return create_app(handlers, render_metrics)
+
+    async def __aenter__(self) -> Retrieval:
+        await self._open_index()
+        await self.collector.remove_unused_originals()
+        self._has_garbage.set()
+        loops = (self.pipeline.run(), self._collect_garbage(), self._fill_index(), self._optimize())
+        self._tasks = [asyncio.create_task(each) for each in loops]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        async with AsyncExitStack() as stack:
+            stack.callback(self.catalog.close)
+            stack.push_async_callback(self.store.close)
+            stack.push_async_callback(self._parser.close)
+
+    def _prefixes_of(self, model: str) -> Prefixes:
+        settings = self._settings
+        return choose_prefixes(model, query=settings.retrieval_query_prefix, passage=settings.retrieval_passage_prefix)
+
+    async def _open_index(self) -> None:
+        while True:
+            try:
+                await self.index.open()
+            except VectorStoreError as error:
+                log.warning("the vector store does not answer, and is asked again: %s", error)
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
+
+    async def _collect_garbage(self) -> None:
+        while True:
+            await self._has_garbage.wait()
+            self._has_garbage.clear()
+            try:
+                await self.collector.collect()
+            except Exception:
+                log.exception("garbage was left, and is removed later")
+                await asyncio.sleep(RETRY_S)
+                self._has_garbage.set()
+
+    async def _fill_index(self) -> None:
+        while True:
+            try:
+                await self.index.fill()
+            except (VectorStoreError, ModelUnavailableError, ModelRefusedError) as error:
+                log.warning("the index cannot be completed, and is tried again: %s", error)
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
+
+    async def _optimize(self) -> None:
+        done = seen = 0
+        while True:
+            await asyncio.sleep(OPTIMIZE_EVERY_S)
+            written = self.writer.points_written
+            is_quiet, seen = written == seen, written
+            if written - done < (OPTIMIZE_FROM if is_quiet else OPTIMIZE_AT) or self.index.active is None:
+                continue
+            try:
+                await self.store.optimize_collection(self.index.active.name)
+            except (VectorStoreError, KeyError) as error:
+                log.warning("the collection was not optimized: %s", error)
+            done = written
+
+
+def data_folder(settings: RetrievalSettings) -> Path:
+    """Return the folder of the catalog, the originals and the embedded vector store."""
+    return settings.state / "retrieval"

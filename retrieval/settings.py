@@ -1,0 +1,89 @@
+"""Retrieval's settings: environment variables, read once at start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class RetrievalSettings(BaseSettings):
+    """Every setting of retrieval, read from environment variables when it is made. Immutable.
+
+    The variable is `ROUNDHOUSE_` and the field's name in upper case; an empty one counts as unset, and unknown ones are
+    ignored. Making it raises pydantic's ValidationError for invalid values.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="ROUNDHOUSE_", env_ignore_empty=True, extra="ignore", frozen=True)
+
+    state: Path = Field(
+        Path("state"),
+        description="Folder in which retrieval keeps its data: the catalog, the original files, and the embedded "
+        "vector store. Only one retrieval program at a time can use it.",
+    )
+    retrieval_listen: str = Field(
+        "unix:state/retrieval.sock",
+        description="Where retrieval listens for the gateway: `unix:/path/retrieval.sock`, or `host:port`.",
+    )
+    retrieval_token_file: Path | None = Field(
+        None,
+        description="File with the token that retrieval and the gateway show to each other. Retrieval creates the "
+        "file; default: `retrieval-token` in the state folder.",
+    )
+    gateway_url: str = Field(
+        "http://127.0.0.1:8080", description="Address of the gateway, which retrieval asks for embeddings and rankings."
+    )
+    qdrant_url: str | None = Field(
+        None,
+        description="Address of a Qdrant server that holds the vectors, such as `http://qdrant:6333`; default: the "
+        "embedded Qdrant Edge in the state folder.",
+    )
+    qdrant_api_key: str | None = Field(None, description="API key of the Qdrant server.", repr=False)
+    retrieval_embedding_model: str | None = Field(
+        None,
+        description="Name of the declared embedding model for searches by meaning; default: none, so that searches go "
+        "by words alone (BM25). After a change, `roundhouse rag reindex` makes new vectors.",
+    )
+    retrieval_rerank_model: str | None = Field(
+        None, description="Name of the declared rerank model for searches with `rerank`; default: none."
+    )
+    retrieval_query_prefix: str | None = Field(
+        None, description="Text in front of each query that is embedded; default: what the model's family wants."
+    )
+    retrieval_passage_prefix: str | None = Field(
+        None, description="Text in front of each passage that is embedded; default: what the model's family wants."
+    )
+    retrieval_language: str = Field(
+        "english",
+        description="Language of the documents, for the stop words and word stems of BM25, such as `german`; `none`: "
+        "no stop words and no stems.",
+    )
+    retrieval_chunk_tokens: int = Field(
+        400, ge=32, le=4096, description="Largest chunk of a document, in estimated tokens."
+    )
+    retrieval_chunk_overlap_tokens: int = Field(
+        60, ge=0, le=2048, description="Text that a chunk repeats of the one before, in estimated tokens."
+    )
+    retrieval_max_file_mib: int = Field(64, ge=1, le=4096, description="Largest document in MiB.")
+    retrieval_parse_timeout_s: float = Field(120, gt=0, description="Most seconds for parsing a document.")
+    retrieval_parse_memory_mib: int = Field(
+        1024, ge=256, description="Most memory in MiB of a process that parses documents."
+    )
+    retrieval_parsers: int = Field(1, ge=1, le=64, description="Processes that parse documents at the same time.")
+    retrieval_embed_batch: int = Field(32, ge=1, le=1024, description="Chunks that are embedded with one request.")
+    log_level: str = Field("INFO", description="Level of the log: DEBUG, INFO, WARNING or ERROR.")
+    log_mib: float = Field(
+        10, ge=0, description="Size of the log file in the state folder in MiB, beside one older file; 0: no file."
+    )
+
+    @model_validator(mode="after")
+    def _overlap_fits(self) -> RetrievalSettings:
+        if self.retrieval_chunk_overlap_tokens > self.retrieval_chunk_tokens // 2:
+            raise ValueError("ROUNDHOUSE_RETRIEVAL_CHUNK_OVERLAP_TOKENS must be at most half of the chunk's tokens")
+        return self
+
+    @property
+    def token_file(self) -> Path:
+        """The file with the token, named by the setting or by default."""
+        return self.retrieval_token_file or self.state / "retrieval-token"

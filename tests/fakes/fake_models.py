@@ -1,0 +1,37 @@
+"""A fake of the models behind the gateway, for retrieval: vectors of letters, rankings by shared words."""
+
+from __future__ import annotations
+
+import asyncio
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from retrieval.embedding.client import ModelRefusedError, ModelUnavailableError
+
+
+@dataclass
+class FakeModels:
+    """Embeds a text as its counts of letters. `away`: no model answers; `refuses`: texts with this word are refused."""
+
+    away: bool = False
+    refuses: str | None = None
+    asked: list[tuple[str, list[str], bool]] = field(default_factory=list)
+    gate: asyncio.Event | None = None
+    """Where it is set, embeddings in the background wait for it."""
+
+    async def embed_texts(self, model: str, texts: Sequence[str], *, is_background: bool) -> list[Sequence[float]]:
+        self.asked.append((model, list(texts), is_background))
+        if is_background and self.gate is not None:
+            await self.gate.wait()
+        if self.away:
+            raise ModelUnavailableError("no replica is loaded")
+        if self.refuses is not None and any(self.refuses in text for text in texts):
+            raise ModelRefusedError("the input is too long")
+        return [[1.0 + text.lower().count(letter) for letter in string.ascii_lowercase] for text in texts]
+
+    async def rank_passages(self, model: str, query: str, passages: Sequence[str]) -> list[float]:
+        if self.away:
+            raise ModelUnavailableError("no replica is loaded")
+        words = set(query.lower().split())
+        return [float(len(words & set(passage.lower().split()))) for passage in passages]

@@ -1,0 +1,106 @@
+"""A fake vector store in memory, with the real interface: exact cosine, and shared words in place of BM25."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from retrieval.filters import matches_filter
+from retrieval.vector_store.base import (
+    CollectionMismatchError,
+    CollectionSpec,
+    Point,
+    ScoredPoint,
+    SearchScope,
+    VectorStoreError,
+)
+
+
+@dataclass
+class MemoryVectorStore:
+    """Holds points in dictionaries. `fails` makes every call fail; `on_search` is called at each search."""
+
+    collections: dict[str, tuple[CollectionSpec, dict[str, Point]]] = field(default_factory=dict)
+    fails: bool = False
+    on_search: Callable[[], None] = lambda: None
+    on_upsert: Callable[[Sequence[Point]], None] = lambda _: None
+    kind: str = "memory"
+
+    def points(self, collection: str) -> dict[str, Point]:
+        self._check()
+        return self.collections[collection][1]
+
+    async def list_collections(self) -> list[CollectionSpec]:
+        self._check()
+        return [self.collections[name][0] for name in sorted(self.collections)]
+
+    async def create_collection(self, spec: CollectionSpec) -> None:
+        self._check()
+        found = self.collections.setdefault(spec.name, (spec, {}))
+        if found[0].dimension != spec.dimension:
+            raise CollectionMismatchError(f"{found[0].dimension} and {spec.dimension}")
+
+    async def delete_collection(self, name: str) -> None:
+        self._check()
+        self.collections.pop(name, None)
+
+    async def upsert_points(self, collection: str, points: Sequence[Point]) -> None:
+        self.on_upsert(points)
+        self.points(collection).update({point.id: point for point in points})
+
+    async def flush_collection(self, collection: str) -> None:
+        self.points(collection)
+
+    async def delete_versions(self, collection: str, versions: Sequence[int]) -> None:
+        points = self.points(collection)
+        for point in list(points.values()):
+            if point.version in versions:
+                del points[point.id]
+
+    async def search_dense(
+        self, collection: str, vector: Sequence[float], scope: SearchScope, limit: int
+    ) -> list[ScoredPoint]:
+        return self._search(collection, lambda point: _cosine(point.vector, vector), scope, limit)
+
+    async def search_sparse(self, collection: str, text: str, scope: SearchScope, limit: int) -> list[ScoredPoint]:
+        words = _words(text)
+        found = self._search(collection, lambda point: len(_words(point.text) & words), scope, limit)
+        return [each for each in found if each.score]
+
+    async def count_points(self, collection: str, tenant: str | None = None) -> int:
+        return sum(tenant in (None, point.tenant) for point in self.points(collection).values())
+
+    async def optimize_collection(self, collection: str) -> None:
+        self.points(collection)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    def _search(
+        self, collection: str, score_of: Callable[[Point], float], scope: SearchScope, limit: int
+    ) -> list[ScoredPoint]:
+        self.on_search()
+        found = [
+            ScoredPoint(point.version, point.ordinal, score_of(point))
+            for point in self.points(collection).values()
+            if point.tenant == scope.tenant
+            and point.space in scope.spaces
+            and point.version not in scope.hidden_versions
+            and matches_filter(scope.filter, point.attributes)
+        ]
+        return sorted(found, key=lambda each: (-each.score, each.version, each.ordinal))[:limit]
+
+    def _check(self) -> None:
+        if self.fails:
+            raise VectorStoreError("the store is away")
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text.lower()))
+
+
+def _cosine(one: Sequence[float] | None, other: Sequence[float]) -> float:
+    assert one is not None
+    return sum(a * b for a, b in zip(one, other, strict=True)) / (math.hypot(*one) * math.hypot(*other))

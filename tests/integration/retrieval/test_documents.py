@@ -1,0 +1,228 @@
+"""Documents: accepted durably, replaced whole, listed, read, and deleted. Store, parser and models are fakes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.fake_models import FakeModels
+from tests.fakes.memory_vector_store import MemoryVectorStore
+from tests.support.retrieval_harness import RetrievalHarness, retrieval_harness
+from tests.support.wait import until
+
+
+async def test_a_document_is_accepted_and_then_found(tmp_path: Path) -> None:
+    async with retrieval_harness(tmp_path) as here:
+        answer = await here.ask("POST", "/v1/documents", {"text": "A fox.\n\nA dog.", "metadata": {"lang": "en"}})
+        assert answer.status_code == 202
+        document = answer.json()
+        assert document["status"] in ("queued", "parsing")
+        assert not document["searchable"]
+        assert answer.headers["location"] == f"/v1/documents/{document['id']}"
+        assert answer.headers["x-tenant-id"] == "alice"
+
+        events = await here.ask("GET", f"/v1/documents/{document['id']}/events")
+        last = json.loads(events.text.strip().rpartition("data: ")[2])
+        assert (last["status"], last["chunks"]) == ("ready", 2)
+
+        [hit] = await here.search("fox")
+        assert (hit["document_id"], hit["text"], hit["start"], hit["end"]) == (document["id"], "A fox.", 0, 6)
+        assert hit["metadata"] == {"lang": "en"}
+        text = (await here.ask("GET", f"/v1/documents/{document['id']}/text")).content
+        assert text[hit["start"] : hit["end"]].decode() == hit["text"]
+
+
+async def test_the_same_content_is_accepted_once(tmp_path: Path) -> None:
+    async with retrieval_harness(tmp_path) as here:
+        first = await here.ask("POST", "/v1/documents", {"text": "A fox."})
+        again = await here.ask("POST", "/v1/documents", {"text": "A fox."})
+        assert (first.status_code, again.status_code) == (202, 200)
+        assert first.json()["id"] == again.json()["id"]
+        await here.add("A fox.")
+        assert len(here.parser.parsed) == 1
+
+
+async def test_a_new_version_replaces_the_old_one_at_once(tmp_path: Path) -> None:
+    models = FakeModels()
+    async with retrieval_harness(tmp_path, models=models, retrieval_embedding_model="minilm") as here:
+        await here.add("The old fox.", "d")
+        models.gate = asyncio.Event()
+        await here.ask("POST", "/v1/documents", {"text": "The new fox.\n\nAnother fox.", "id": "d"})
+        await until_document(here, "d", lambda document: document["status"] == "embedding")
+        assert await here.texts("fox", mode="sparse") == ["The old fox."]
+        state = (await here.ask("GET", "/v1/documents/d")).json()
+        assert state["searchable"]
+        assert state["progress"] == {"chunks": 0, "chunks_total": 2}
+        models.gate.set()
+        await here.ask("GET", "/v1/documents/d/events")
+        assert sorted(await here.texts("fox", mode="sparse")) == ["Another fox.", "The new fox."]
+
+
+async def test_a_deleted_document_is_gone_with_its_points_and_its_original(tmp_path: Path) -> None:
+    async with retrieval_harness(tmp_path) as here:
+        await here.add("A fox.", "d")
+        await here.add("A fox too.", "e")
+        answer = await here.ask("DELETE", "/v1/documents/d")
+        assert answer.json() == {"id": "d", "object": "document.deleted", "deleted": True}
+        assert await here.texts("fox") == ["A fox too."]
+        assert (await here.ask("GET", "/v1/documents/d")).status_code == 404
+        await until("one original is left", lambda: count_originals(here) == 1)
+        assert await here.store.count_points("bm25") == 1
+        assert (await here.ask("DELETE", "/v1/documents/d")).json()["error"]["code"] == "document_not_found"
+
+
+async def test_a_bad_document_is_parked_with_its_reason(tmp_path: Path) -> None:
+    async with retrieval_harness(tmp_path) as here:
+        answer = await here.ask("POST", "/v1/documents", {"text": "bad", "id": "d"})
+        assert answer.status_code == 202
+        await here.ask("GET", "/v1/documents/d/events")
+        document = (await here.ask("GET", "/v1/documents/d")).json()
+        assert document["status"] == "failed"
+        assert document["error"] == {
+            "code": "document_malformed",
+            "message": "The document begins with bad.",
+            "retry_at": None,
+        }
+        # Sent again, it is tried again.
+        assert (await here.ask("POST", "/v1/documents", {"text": "bad", "id": "d"})).status_code == 202
+
+
+async def test_a_client_that_waits_gets_the_error_and_nothing_is_stored(tmp_path: Path) -> None:
+    async with retrieval_harness(tmp_path) as here:
+        await here.add("A fox.", "d")
+        for document_id in ("d", "e"):
+            answer = await here.ask("POST", "/v1/documents?wait=true", {"text": "bad", "id": document_id})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (422, "document_malformed")
+        assert (await here.ask("GET", "/v1/documents/d")).json()["status"] == "ready"
+        assert await here.texts("fox") == ["A fox."]
+        assert (await here.ask("GET", "/v1/documents/e")).status_code == 404
+        await until("one original is left", lambda: count_originals(here) == 1)
+
+
+async def test_documents_are_listed_page_by_page(tmp_path: Path) -> None:
+    async with retrieval_harness(tmp_path) as here:
+        for number in range(5):
+            await here.add(f"Number {number}.", f"d{number}", metadata={"even": number % 2 == 0})
+        pages, after = [], ""
+        while True:
+            page = (await here.ask("GET", f"/v1/documents?limit=2{after}")).json()
+            pages.append([document["id"] for document in page["data"]])
+            if not page["has_more"]:
+                break
+            after = f"&after={page['last_id']}"
+        assert pages == [["d4", "d3"], ["d2", "d1"], ["d0"]]
+        even = await here.ask("GET", "/v1/documents?order=asc", params={"filter": '{"even": true}', "order": "asc"})
+        assert [document["id"] for document in even.json()["data"]] == ["d0", "d2", "d4"]
+        chunks = (await here.ask("GET", "/v1/documents/d1/chunks")).json()
+        assert [chunk["text"] for chunk in chunks["data"]] == ["Number 1."]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "code", "param"),
+    [
+        ("/v1/documents", b"{", "invalid_json", None),
+        ("/v1/documents", {"text": ""}, "document_empty", None),
+        ("/v1/documents", {"text": "x", "id": "a/b"}, "invalid_request", "id"),
+        ("/v1/documents", {"text": "x", "colour": 1}, "invalid_request", "colour"),
+        ("/v1/documents", {"text": "x", "metadata": {"a": {}}}, "invalid_request", "metadata.a"),
+        ("/v1/documents", {"text": "x", "metadata": {"a": ["x", 1]}}, "invalid_request", "metadata.a"),
+        ("/v1/documents", {"text": "x", "metadata": {'"': 1}}, "invalid_request", 'metadata."'),
+        ("/v1/documents", {"text": "x", "chunking": {"max_tokens": 1}}, "invalid_request", "chunking.max_tokens"),
+        (
+            "/v1/documents",
+            {"text": "x", "chunking": {"max_tokens": 64, "overlap_tokens": 33}},
+            "invalid_request",
+            "chunking.overlap_tokens",
+        ),
+        ("/v1/documents?wait=perhaps", {"text": "x"}, "invalid_request", "wait"),
+        ("/v1/search", {"query": ""}, "invalid_request", "query"),
+        ("/v1/search", {"query": "x", "top_k": 0}, "invalid_request", "top_k"),
+        ("/v1/search", {"query": "x", "filter": {"type": "eq", "key": '"', "value": 1}}, "invalid_request", "filter"),
+        ("/v1/search", {"query": "x", "rerank": True}, "invalid_request", "rerank"),
+    ],
+)
+async def test_bad_input_is_named_and_stores_nothing(
+    tmp_path: Path, path: str, body: Any, code: str, param: str | None
+) -> None:
+    async with retrieval_harness(tmp_path) as here:
+        answer = await here.ask("POST", path, body)
+        error = answer.json()["error"]
+        assert (error["code"], error["param"], error["request_id"]) == (code, param, "req-1")
+        assert (await here.ask("GET", "/v1/documents")).json()["data"] == []
+        assert list(here.retrieval.originals.list_originals()) == []
+
+
+async def test_a_file_is_sent_as_a_form(tmp_path: Path) -> None:
+    async with retrieval_harness(tmp_path, retrieval_max_file_mib=1) as here:
+        files = {"file": ("notes.md", b"# A fox\n\nA dog.", "text/markdown")}
+        answer = await here.ask(
+            "POST", "/v1/documents?wait=true", files=files, data={"id": "n", "metadata": '{"lang": "en"}'}
+        )
+        document = answer.json()
+        assert (document["id"], document["filename"], document["media_type"]) == ("n", "notes.md", "text/markdown")
+        original = await here.ask("GET", "/v1/documents/n/content")
+        assert original.content == b"# A fox\n\nA dog."
+        assert original.headers["content-disposition"] == 'attachment; filename="notes.md"'
+        large = await here.ask("POST", "/v1/documents", files={"file": ("x.txt", b"x" * (1024 * 1024 + 1))})
+        assert large.json()["error"]["code"] == "document_too_large"
+        nothing = await here.ask("POST", "/v1/documents", files={"other": ("x.txt", b"x")})
+        assert nothing.json()["error"]["param"] == "file"
+
+
+async def test_what_was_accepted_is_made_by_the_next_process(tmp_path: Path) -> None:
+    models, store = FakeModels(gate=asyncio.Event()), MemoryVectorStore()
+    settings: dict[str, Any] = {"retrieval_embedding_model": "minilm"}
+    async with retrieval_harness(tmp_path, store=store, models=models, **settings) as here:
+        for number in range(5):
+            await here.ask("POST", "/v1/documents", {"text": f"Fox {number}.", "id": f"d{number}"})
+    async with retrieval_harness(tmp_path, store=store, **settings) as here:
+        for number in range(5):
+            await here.ask("GET", f"/v1/documents/d{number}/events")
+        assert sorted(await here.texts("fox")) == [f"Fox {number}." for number in range(5)]
+
+
+async def test_a_lost_vector_store_comes_back_from_the_catalog(tmp_path: Path) -> None:
+    async with retrieval_harness(tmp_path) as here:
+        await here.add("A fox.", "d")
+        await here.add("A dog.", "e")
+    async with retrieval_harness(tmp_path) as here:  # another store, empty
+        await until("both points are back", lambda: len(here.store.points("bm25")) == 2)
+        assert await here.texts("fox") == ["A fox."]
+
+
+async def test_a_model_that_is_away_is_asked_again(tmp_path: Path) -> None:
+    models = FakeModels(away=True)
+    async with retrieval_harness(tmp_path, models=models, retrieval_embedding_model="minilm") as here:
+        await here.ask("POST", "/v1/documents", {"text": "A fox.", "id": "d"})
+        await until_document(here, "d", lambda document: document["error"] is not None)
+        document = (await here.ask("GET", "/v1/documents/d")).json()
+        assert (document["status"], document["error"]["code"]) == ("queued", "embedding_unavailable")
+        assert document["error"]["retry_at"] is not None
+        models.away = False
+        here.skip_time(1)
+        await here.ask("GET", "/v1/documents/d/events")
+        assert await here.texts("fox") == ["A fox."]
+
+
+async def test_a_chunk_that_the_model_refuses_is_named(tmp_path: Path) -> None:
+    models = FakeModels(refuses="dog")
+    async with retrieval_harness(tmp_path, models=models, retrieval_embedding_model="minilm") as here:
+        answer = await here.ask("POST", "/v1/documents?wait=true", {"text": "A fox.\n\nA dog."})
+        assert answer.json()["error"]["code"] == "embedding_refused"
+        assert "chunk 1: the input is too long" in answer.json()["error"]["message"]
+
+
+async def until_document(here: RetrievalHarness, document_id: str, condition: Callable[[Any], bool]) -> None:
+    async def holds() -> bool:
+        return condition((await here.ask("GET", f"/v1/documents/{document_id}")).json())
+
+    await until("the document is so", holds)
+
+
+def count_originals(here: RetrievalHarness) -> int:
+    return len(list(here.retrieval.originals.list_originals()))
