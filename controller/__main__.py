@@ -16,17 +16,17 @@ from pathlib import Path
 import aiohttp
 
 from common.controller_address import split_listen_address
+from common.internal_server import ListeningServer, open_listener
 from common.line_writer import LineWriter, end_program, open_missing_streams
 from common.program_logs import configure_logging, keep_log_file
+from common.shared_token import SharedToken
 from controller.api.app import create_app
-from controller.api.listening import ListeningServer, open_listener
 from controller.api.stopping import AsgiApp, StopMiddleware
 from controller.api.token_check import TokenCheck
 from controller.assembly import EXIT_FAILED, EXIT_RUNTIME_SILENT, Controller
 from controller.runtimes import open_runtime
 from controller.runtimes.base import RuntimeUnavailableError
 from controller.settings import ControllerSettings, SettingsError, load_settings
-from controller.storage.gateway_token import GatewayToken
 from controller.storage.state_dir import StateDir, StateError, StateLockedError
 
 log = logging.getLogger("controller")
@@ -92,7 +92,7 @@ async def _serve(settings: ControllerSettings, store: StateDir) -> int:
     return controller.exit_code
 
 
-def open_token(settings: ControllerSettings) -> GatewayToken | None:
+def open_token(settings: ControllerSettings) -> SharedToken | None:
     """Open the token that clients of a controller on a TCP port must send. Creates the token file if it is missing or
     holds no token. A failure of that is logged and raises nothing; until a later try succeeds, every client is refused.
 
@@ -101,7 +101,7 @@ def open_token(settings: ControllerSettings) -> GatewayToken | None:
     """
     if settings.gateway_token_file is None or isinstance(split_listen_address(settings.listen), Path):
         return None
-    token = GatewayToken(settings.gateway_token_file)
+    token = SharedToken(settings.gateway_token_file, "the gateways' token")
     token.ensure_token()
     return token
 

@@ -7,10 +7,10 @@ from typing import Final
 from uvicorn.protocols.utils import ClientDisconnected
 
 from common.gateway_token import GATEWAY_HEADER
+from common.shared_token import SharedToken
 from controller.api.requests import REQUEST_ID_HEADER
 from controller.api.stopping import AsgiApp, Message, Receive, Send
 from controller.schema.errors import RoundhouseError
-from controller.storage.gateway_token import GatewayToken
 
 OPEN_PATHS: Final = frozenset({"/internal/health", "/metrics"})
 """Paths that need no token, for the container's health check and for Prometheus."""
@@ -20,7 +20,7 @@ class TokenCheck:
     """ASGI middleware that refuses every request and every WebSocket without the gateway token, except for
     OPEN_PATHS."""
 
-    def __init__(self, app: AsgiApp, token: GatewayToken) -> None:
+    def __init__(self, app: AsgiApp, token: SharedToken) -> None:
         self._app = app
         self._token = token
 

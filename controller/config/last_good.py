@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
+from common.atomic_write import write_atomic
 from controller.artifacts.model_roots import ModelRoots
 from controller.config.debounce import DebouncedState
 from controller.config.keys import validate_keys
@@ -21,7 +22,6 @@ from controller.config.parse import redact_problems
 from controller.config.tree import SourcePlace, Table, with_place
 from controller.config.validate import validate_models
 from controller.schema.status import SCHEMA_VERSION
-from controller.storage.atomic_write import write_atomic
 
 FILE_NAME: Final = "desired.json"
 

@@ -6,8 +6,8 @@ import logging
 from pathlib import Path
 from typing import Final
 
+from common.atomic_write import write_atomic
 from controller.runtimes.naming import names_of
-from controller.storage.atomic_write import write_atomic
 
 KEPT_BYTES: Final = 64 * 1024
 """Bytes at the end of a replica's log that are kept."""

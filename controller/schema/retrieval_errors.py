@@ -13,11 +13,10 @@ _LOG: Final = "Retrieval's log has the reason."
 RETRIEVAL_ERRORS: Final = (
     ErrorCode(
         "retrieval_disabled",
-        501,
+        403,
         _REQUEST,
         "This Roundhouse keeps no documents: `ROUNDHOUSE_RETRIEVAL` is `off`.",
         ("Set `ROUNDHOUSE_RETRIEVAL=on`, and start Roundhouse again.",),
-        retry=False,
     ),
     ErrorCode(
         "retrieval_unavailable",
@@ -38,14 +37,14 @@ RETRIEVAL_ERRORS: Final = (
     ErrorCode(
         "document_not_found",
         404,
-        "not_found_error",
+        _REQUEST,
         "The tenant has no document with the id, or no searchable version of it.",
         ("GET /v1/documents lists the documents.",),
     ),
     ErrorCode(
         "tenant_not_found",
         404,
-        "not_found_error",
+        _REQUEST,
         "The tenant has stored nothing, or the key may not see it.",
         ("GET /v1/tenants lists the tenants; a key with the scope `admin` sees all.",),
     ),

@@ -28,10 +28,10 @@ from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from common.atomic_write import overwrite, write_atomic
 from controller.schema.attempts import AttemptNumbers
 from controller.schema.override import Evicted, Override
 from controller.schema.status import SCHEMA_VERSION
-from controller.storage.atomic_write import overwrite, write_atomic
 
 log = logging.getLogger(__name__)
 

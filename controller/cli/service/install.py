@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from common.atomic_write import write_atomic
 from controller.cli import stop_timeouts
 from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.service.systemd import Systemd, lingers, require_systemd
 from controller.cli.service.unit import ServiceUnit, UnitTextError, find_state, render_unit
 from controller.cli.settings import read_settings
-from controller.storage.atomic_write import write_atomic
 
 if TYPE_CHECKING:
     from controller.settings import ControllerSettings

@@ -15,11 +15,11 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from common.atomic_write import write_atomic
 from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.up.announce import Announcer
 from controller.runtimes.process.stat import Process, boot_id, is_alive, read_stat
 from controller.schema.status import SCHEMA_VERSION
-from controller.storage.atomic_write import write_atomic
 
 RECORD_NAME: Final = "up.json"
 LOCK_NAME: Final = "up.lock"

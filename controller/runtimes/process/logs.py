@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from common.atomic_write import write_atomic
 from controller.runtimes.base import LogPart
 from controller.runtimes.ended_logs import KEPT_BYTES, EndedLogs
 from controller.runtimes.logs import (
@@ -24,7 +25,6 @@ from controller.runtimes.logs import (
     tail_bytes,
     whole_lines,
 )
-from controller.storage.atomic_write import write_atomic
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from common.atomic_write import write_atomic
 from controller.runtimes.base import RuntimeUnavailableError
 from controller.runtimes.process.stat import Process
 from controller.state import ReplicaId
-from controller.storage.atomic_write import write_atomic
 
 SCHEMA_VERSION: Final = 1
 

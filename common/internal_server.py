@@ -1,4 +1,4 @@
-"""The controller's listening socket and the HTTP servers on it."""
+"""The listening socket of a program that only other programs of Roundhouse ask, and the HTTP servers on it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import uvicorn
 
 RECHECK_S: Final = 1.0
 """Seconds between two checks that the socket file still exists. If somebody deletes it, for example a cleaner of old
-files, no gateway could connect any more."""
+files, nobody could connect any more."""
 
 log = logging.getLogger(__name__)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn server without its signal handlers. The controller handles signals itself."""
+    """uvicorn server without its signal handlers. The programs handle signals themselves."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -1,4 +1,5 @@
-"""The file with the gateways' token. The controller makes it once; from then on the content of the file counts."""
+"""A file with a token that two programs share. One of them makes it once; from then on the content of the file
+counts."""
 
 from __future__ import annotations
 
@@ -8,26 +9,28 @@ import secrets
 from pathlib import Path
 from typing import Final
 
-from common.gateway_token import FILE_VARIABLE, read_token
-from controller.storage.atomic_write import write_atomic
+from common.atomic_write import write_atomic
+from common.gateway_token import read_token
 
 log = logging.getLogger(__name__)
 
 TOKEN_BYTES: Final = 32
 READABLE_BY_ALL: Final = 0o644
-"""A gateway may run as another user, to whom the controller may not give files: the folder is the guard."""
+"""The other program may run as another user, to whom this one may not give files: the folder is the guard."""
 
 
-class GatewayToken:
+class SharedToken:
     """The token in a file. The file is read for each comparison, so that a replaced token is in force at once."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, name: str) -> None:
+        """`name`: what the log calls the token, such as `the gateways' token`."""
         self._path = path
+        self._name = name
         self._is_failure_logged = False
 
     def ensure_token(self) -> str | None:
-        """Return the token; make and store one where the file has none. None: it could not be stored, so that no
-        gateway could show it."""
+        """Return the token; make and store one where the file has none. None: it could not be stored, so that
+        nobody could show it."""
         if (token := read_token(self._path)) is not None:
             return token
         token = secrets.token_urlsafe(TOKEN_BYTES)
@@ -37,10 +40,10 @@ class GatewayToken:
         except OSError as error:
             if not self._is_failure_logged:
                 reason = error.strerror or error
-                log.warning("no gateway is let in: %s (%s) cannot be written: %s", self._path, FILE_VARIABLE, reason)
+                log.warning("%s cannot be made, and nobody is let in: %s: %s", self._name, self._path, reason)
             self._is_failure_logged = True
             return None
-        log.info("made the gateways' token: %s", self._path)
+        log.info("made %s: %s", self._name, self._path)
         self._is_failure_logged = False
         return token
 
