@@ -20,7 +20,10 @@ class TenantRoutes:
 
     def handlers(self) -> Handlers:
         """Return the handlers of this group."""
-        return {("GET", "/v1/tenants"): self.list_tenants, ("DELETE", "/v1/tenants/{tenant_id}"): self.delete_tenant}
+        return {
+            ("GET", "/v1/tenants"): self.list_tenants,
+            ("DELETE", "/v1/tenants/{tenant_id:path}"): self.delete_tenant,
+        }
 
     async def list_tenants(self, request: Request) -> Response:
         """Answer the tenants that the caller may see."""

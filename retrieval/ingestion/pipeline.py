@@ -168,18 +168,26 @@ class IngestionPipeline:
             self._changes.note_change(key)
 
         show_progress(0)
-        while True:
-            collection = await self._index.find_active()
-            await self._writer.write_version(collection, version, show_progress)
-            async with self._index.publish_lock:
-                if self._index.active != collection:
-                    continue  # another collection serves since: it needs the points, too
-                is_visible = await self._catalog.write(lambda db: publish_version(db, number, collection.number))  # noqa: B023 - awaited here
-            break
+        while (is_visible := await self._publish(version, show_progress)) is None:
+            pass  # another collection serves since: it needs the points, too
         if is_visible:
             self.published += 1
             self._changes.note_visible_change(version.tenant)
         self._on_garbage()
+
+    async def _publish(self, version: Version, show_progress: Callable[[int], None]) -> bool | None:
+        """Write a version into the collection that serves, and make it visible. None: another one serves since."""
+        collection = await self._index.find_active()
+        try:
+            await self._writer.write_version(collection, version, show_progress)
+        except KeyError:
+            if self._index.active == collection:
+                raise
+            return None
+        async with self._index.publish_lock:
+            if self._index.active != collection:
+                return None
+            return await self._catalog.write(lambda db: publish_version(db, version.number, collection.number))
 
     async def _park(self, number: int, code: str, message: str) -> None:
         self.failed += 1

@@ -166,7 +166,7 @@ ROUTES: Final = (
     RouteSpec("GET", "/v1/tenants", "List tenants", "What each tenant has stored.", TenantList),
     RouteSpec(
         "DELETE",
-        "/v1/tenants/{tenant_id}",
+        "/v1/tenants/{tenant_id:path}",
         "Delete a tenant",
         "Deletes all documents, files and vector stores of the tenant.",
         DeletedTenant,

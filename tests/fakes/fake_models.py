@@ -18,11 +18,12 @@ class FakeModels:
     refuses: str | None = None
     asked: list[tuple[str, list[str], bool]] = field(default_factory=list)
     gate: asyncio.Event | None = None
-    """Where it is set, embeddings in the background wait for it."""
+    """Where it is set, embeddings in the background wait for it, if one of their texts has the word `gated`."""
+    gated: str = ""
 
     async def embed_texts(self, model: str, texts: Sequence[str], *, is_background: bool) -> list[Sequence[float]]:
         self.asked.append((model, list(texts), is_background))
-        if is_background and self.gate is not None:
+        if is_background and self.gate is not None and any(self.gated in text for text in texts):
             await self.gate.wait()
         if self.away:
             raise ModelUnavailableError("no replica is loaded")

@@ -1,0 +1,156 @@
+"""Searches: modes, filters, reranking, thresholds, and what a search sees while documents change."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.fake_models import FakeModels
+from tests.fakes.memory_vector_store import MemoryVectorStore
+from tests.support.retrieval_harness import retrieval_harness
+from tests.support.wait import until
+
+
+async def test_words_alone_are_searched_without_an_embedding_model(tmp_path: Path) -> None:
+    async with retrieval_harness(tmp_path) as here:
+        await here.add("A fox and a dog.", "d")
+        answer = (await here.ask("POST", "/v1/search", {"query": "dog"})).json()
+        assert (answer["mode"], answer["embedding_model"], answer["complete"]) == ("sparse", None, True)
+        [hit] = answer["data"]
+        assert (hit["scores"]["sparse"], hit["scores"]["sparse_rank"], hit["scores"]["dense"]) == (1.0, 1, None)
+        for mode in ("dense", "hybrid"):
+            refused = await here.ask("POST", "/v1/search", {"query": "dog", "mode": mode})
+            assert refused.json()["error"]["param"] == "mode"
+            assert "ROUNDHOUSE_RETRIEVAL_EMBEDDING_MODEL" in refused.json()["error"]["message"]
+
+
+async def test_every_mode_says_why(tmp_path: Path) -> None:
+    async with retrieval_harness(
+        tmp_path, retrieval_embedding_model="e5-tiny", retrieval_rerank_model="ranker"
+    ) as here:
+        await here.add("zzzz\n\nA fox.\n\nA dog.", "d")
+        [first, *_] = await here.search("zz", mode="dense")
+        assert (first["text"], first["scores"]["dense_rank"], first["scores"]["sparse"]) == ("zzzz", 1, None)
+        [fox, *rest] = await here.search("fox")
+        assert fox["text"] == "A fox."
+        assert fox["scores"]["sparse_rank"] == 1
+        assert fox["scores"]["dense_rank"] >= 1
+        assert all(each["scores"]["sparse"] is None for each in rest)
+        [dog, *_] = await here.search("a dog.", rerank=True)
+        assert (dog["text"], dog["score"], dog["scores"]["rerank"]) == ("A dog.", 2.0, 2.0)
+        queries = [texts for _, texts, is_background in here.models.asked if not is_background]
+        assert queries == [["query: zz"], ["query: fox"], ["query: a dog."]]
+        passages = [texts for _, texts, is_background in here.models.asked if is_background]
+        assert passages[-1] == ["passage: zzzz", "passage: A fox.", "passage: A dog."]
+
+
+async def test_filters_and_thresholds_leave_out(tmp_path: Path) -> None:
+    async with retrieval_harness(tmp_path) as here:
+        await here.add("A fox.", "en", metadata={"lang": "en", "year": 2023})
+        await here.add("A fox, ein Fuchs.", "de", metadata={"lang": "de", "year": 2024})
+        assert await here.texts("fox", filter={"lang": "de"}) == ["A fox, ein Fuchs."]
+        assert await here.texts("fox", filter={"type": "lt", "key": "year", "value": 2024}) == ["A fox."]
+        assert await here.texts("fox fuchs", score_threshold=2) == ["A fox, ein Fuchs."]
+        assert len(await here.texts("fox", top_k=1)) == 1
+
+
+async def test_a_model_that_is_away_is_said(tmp_path: Path) -> None:
+    models = FakeModels()
+    async with retrieval_harness(
+        tmp_path, models=models, retrieval_embedding_model="m", retrieval_rerank_model="r"
+    ) as here:
+        await here.add("A fox.", "d")
+        models.away = True
+        answer = await here.ask("POST", "/v1/search", {"query": "fox"})
+        assert answer.json()["error"]["code"] == "embedding_unavailable"
+        assert answer.headers["retry-after"] == "5"
+        answer = await here.ask("POST", "/v1/search", {"query": "fox", "mode": "sparse", "rerank": True})
+        assert answer.json()["error"]["code"] == "rerank_unavailable"
+        assert await here.texts("fox", mode="sparse") == ["A fox."]
+
+
+async def test_a_store_that_is_away_is_said(tmp_path: Path) -> None:
+    store = MemoryVectorStore()
+    async with retrieval_harness(tmp_path, store=store) as here:
+        await here.add("A fox.", "d")
+        store.fails = True
+        answer = await here.ask("POST", "/v1/search", {"query": "fox"})
+        assert answer.json()["error"]["code"] == "vector_store_unavailable"
+        # What is accepted meanwhile is made later.
+        assert (await here.ask("POST", "/v1/documents", {"text": "A dog.", "id": "e"})).status_code == 202
+        await until("the store was tried", lambda: here.retrieval.pipeline.retried)
+        store.fails = False
+        here.skip_time(1)
+        await here.ask("GET", "/v1/documents/e/events")
+        assert await here.texts("dog") == ["A dog."]
+
+
+async def test_a_replacement_during_a_search_hides_the_document_never(tmp_path: Path) -> None:
+    """The search has noted the new version as hidden, and then it is published: the search is made again."""
+    models, store = FakeModels(), MemoryVectorStore()
+    async with retrieval_harness(tmp_path, models=models, store=store, retrieval_embedding_model="m") as here:
+        await here.add("The old fox.", "d")
+        models.gate = asyncio.Event()
+        await here.ask("POST", "/v1/documents", {"text": "The new fox.", "id": "d"})
+        await until("it is being embedded", lambda: here.retrieval.writer.versions_in_use)
+        search_began, go_on = asyncio.Event(), asyncio.Event()
+        real_search = store.search_sparse
+
+        async def slow_search(*arguments):  # type: ignore[no-untyped-def]
+            search_began.set()
+            await go_on.wait()
+            return await real_search(*arguments)
+
+        store.search_sparse = slow_search  # type: ignore[method-assign]
+        task = asyncio.create_task(here.texts("fox", mode="sparse"))
+        await search_began.wait()
+        models.gate.set()
+        await here.ask("GET", "/v1/documents/d/events")
+        await until("the old points are gone", lambda: len(store.points("m-26")) == 1)
+        go_on.set()
+        assert await task == ["The new fox."]
+
+
+async def test_another_model_is_told_and_takes_over_when_it_has_everything(tmp_path: Path) -> None:
+    store = MemoryVectorStore()
+    async with retrieval_harness(tmp_path, store=store) as here:
+        await here.add("A fox.", "d")
+    models = FakeModels()
+    async with retrieval_harness(tmp_path, store=store, models=models, retrieval_embedding_model="m") as here:
+        assert here.retrieval.index.needs_reindex
+        answer = await here.ask("POST", "/v1/search", {"query": "fox", "mode": "dense"})
+        assert answer.json()["error"]["code"] == "embedding_model_changed"
+        assert await here.texts("fox") == ["A fox."]
+        task = asyncio.create_task(here.retrieval.index.reindex())
+        await here.add("Another fox.", "e")
+        await task
+        assert sorted(await here.texts("fox", mode="hybrid")) == ["A fox.", "Another fox."]
+        assert sorted(store.collections) == ["m-26"]
+        assert not here.retrieval.index.needs_reindex
+
+
+async def test_a_reindex_goes_on_after_a_crash(tmp_path: Path) -> None:
+    store = MemoryVectorStore()
+    async with retrieval_harness(tmp_path, store=store) as here:
+        for number in range(3):
+            await here.add(f"Fox {number}.", f"d{number}")
+    models = FakeModels(gate=asyncio.Event(), gated="Fox 1")
+    async with retrieval_harness(tmp_path, store=store, models=models, retrieval_embedding_model="m") as here:
+        task = asyncio.create_task(here.retrieval.index.reindex())
+        await until("the first document is in it", lambda: "m-26" in store.collections and store.points("m-26"))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    async with retrieval_harness(tmp_path, store=store, retrieval_embedding_model="m") as here:
+        await until("it serves", lambda: not here.retrieval.index.needs_reindex)
+        assert len(await here.texts("fox", mode="hybrid")) == 3
+
+
+@pytest.mark.parametrize("method", ["rrf", "weighted"])
+async def test_fusion_is_chosen(tmp_path: Path, method: str) -> None:
+    async with retrieval_harness(tmp_path, retrieval_embedding_model="m") as here:
+        await here.add("A fox.\n\nA dog.", "d")
+        fusion = {"method": method, "dense_weight": 0, "sparse_weight": 2}
+        [first, *_] = await here.search("dog", fusion=fusion)
+        assert (first["text"], first["score"]) == ("A dog.", 2.0 if method == "weighted" else pytest.approx(2 / 61))
