@@ -1,4 +1,4 @@
-"""What one round of the controller's loop comes to. Pure values."""
+"""The result of one round of the controller's loop. Pure values."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ from controller.state import DesiredState, ObservedState
 
 @dataclass(slots=True)
 class Round:
-    """What one complete round saw and decided."""
+    """What one complete round saw and decided. The reconciler makes one per round, and keeps the last; nobody changes
+    it afterwards."""
 
     desired: DesiredState
+    """What was wanted, with the plan's evictions applied."""
     observed: ObservedState
+    """What was observed, with the operations and drains that the round issued."""
     plan: Plan
+    """The plan of the round. Its actions were started, unless the controller is paused."""
     statuses: tuple[ModelStatus, ...]
+    """Status of each model, in name order, with the state that may be published (`publishable_statuses`)."""
