@@ -87,7 +87,8 @@ class OperationState:
                 self.left_at.update(dict.fromkeys((uuid for uuid in replica.claims if uuid != HOST), now))
 
     def note_attempts(self, replicas: Iterable[ReplicaId]) -> None:
-        """Note the attempt numbers of replicas that are being started or were seen, so that no name is used twice."""
+        """Raise the attempt numbers in `attempts` to those of replicas that are being started or were seen, so that no
+        name is used twice. A lower number than the known one changes nothing. The caller must store `attempts`."""
         for replica in replicas:
             self.attempts = self.attempts.with_attempt(replica.key.text, replica.attempt)
 

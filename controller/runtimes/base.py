@@ -17,8 +17,8 @@ class RuntimeUnavailableError(Exception):
 
 
 class RuntimeGoneError(RuntimeUnavailableError):
-    """Nothing listens at the runtime's address: the runtime is not running, or it created a new socket under the same
-    path."""
+    """Nothing listens at the runtime's address: the runtime is not running, or it was restarted and has a new socket,
+    which a controller in a container may reach only after its own restart. Only the docker runtime raises it."""
 
 
 class StartError(Exception):
@@ -77,7 +77,8 @@ class SeenReplica:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """What a running replica would be started with now, for comparison with what it was started with."""
+    """What `Runtime.render_replica` returns: with what a running replica would be started now. Drift detection compares
+    it with `SeenReplica.argv` and `image_id`, with which the replica was started."""
 
     argv: tuple[str, ...]
     """The command line, program first."""

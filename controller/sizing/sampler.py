@@ -50,7 +50,8 @@ class _Growth:
 
 
 class MemorySampler:
-    """Measures the memory of ready replicas in the background, records it in a `MemoryHistory`, and stores that.
+    """Measures the memory of ready replicas in the background, records it in a `MemoryHistory`, and stores that. A
+    replica is measured once ready, then every `AGAIN_S` seconds, and when it holds `GROWN_MIB` more of a GPU.
 
     Call `follow_round` after each complete round of the reconciler, in its event loop, and `close` at the end.
     """

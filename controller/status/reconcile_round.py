@@ -11,8 +11,11 @@ from controller.state import DesiredState, ObservedState
 
 @dataclass(slots=True)
 class Round:
-    """What one complete round saw and decided. The reconciler makes one per round, and keeps the last; nobody changes
-    it afterwards."""
+    """What one complete round saw and decided: the desired and the observed state, the plan, and the models' statuses.
+
+    The reconciler makes one per complete round and keeps the last, which must not be changed. Previews and dry runs
+    make further ones, of which nothing is carried out.
+    """
 
     desired: DesiredState
     """What was wanted, with the plan's evictions applied."""

@@ -69,7 +69,7 @@ class Identity(BaseModel):
 
 class Epoch(BaseModel):
     """The file epoch.json: the number of the last start of a controller on the folder. It counts the starts, except
-    after it could not be stored: then it is a Unix time in milliseconds."""
+    after it could not be stored or was lost: then it goes on from a Unix time in milliseconds."""
 
     schema_version: int = SCHEMA_VERSION
     epoch: int = 0
@@ -115,7 +115,7 @@ class StateDir:
         `instance` names the instance of a new folder; None: a random name. A folder that has an identity keeps it.
         Raises StateLockedError if another process holds the lock, and StateError if the folder or its identity cannot
         be used, `instance` is not a valid id, or the folder has another instance than `instance`. Nothing is locked
-        then.
+        then. An identity file that exists and cannot be read raises OSError.
         """
         lock = lock_state_folder(folder)
         try:
@@ -132,7 +132,7 @@ class StateDir:
 
     @property
     def secret(self) -> bytes:
-        """The key that replica tokens are derived from, as bytes."""
+        """The key that replica tokens are derived from, as bytes. Raises ValueError if identity.json holds no hex."""
         return bytes.fromhex(self.identity.secret)
 
     def next_epoch(self, now: float) -> int:

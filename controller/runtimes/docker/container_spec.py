@@ -56,7 +56,8 @@ class HostContext:
 
 
 def cache_dir(identity: UserIdentity) -> PurePosixPath:
-    """Return the folder of a user in the cache volume, as the user's engines see it."""
+    """Return the path of a user's folder in the cache volume, as the user's engines see it: `/cache/<uid>`. Nothing is
+    created."""
     return CACHE / str(identity.uid)
 
 

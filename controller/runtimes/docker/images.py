@@ -29,7 +29,8 @@ def image_id(client: docker.APIClient, image: str) -> str | None:
 
 
 def image_environment(client: docker.APIClient, image: str) -> tuple[str, ...] | None:
-    """Return the variables that a local image sets, as `KEY=value`; None if the image must be pulled first."""
+    """Return the variables that a local image sets, as `KEY=value`; empty: it sets none. None: there is no such image
+    here, so that it must be pulled or built first. Asks no registry."""
     details = _inspect(client, image)
     return None if details is None else tuple((details.get("Config") or {}).get("Env") or ())
 

@@ -108,7 +108,8 @@ class DockerLogCursor:
         return DockerLogCursor(latest, count + (self.count if latest == self.time else 0), mark)
 
     def records_after(self, records: Sequence[LogRecord]) -> list[LogRecord]:
-        """Return those of the records that follow this position."""
+        """Return those of the records that follow this position, in their order. `records` must be in the order of the
+        log, and contain every record with the position's time; records without a time follow only the default."""
         new_records, seen_count = [], 0
         for each in records:
             if each.time == self.time and seen_count < self.count:

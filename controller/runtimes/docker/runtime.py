@@ -206,7 +206,7 @@ class DockerRuntime:
         return plain_tail((self._ended_logs.read_log(name) or b"") if data is None else data, lines)
 
     async def list_ended_logs(self, model: str) -> builtins.list[str]:
-        """Return the names of the model's removed replicas whose logs are kept, newest first."""
+        """Return the names of the model's removed replicas whose logs are kept, newest first; empty: there are none."""
         return await asyncio.to_thread(self._ended_logs.list_names, self._instance, model)
 
     async def read_log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:

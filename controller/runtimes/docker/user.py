@@ -22,7 +22,7 @@ _LOOKED_AT: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """Owner, group and mode of a file or folder that an engine must read."""
+    """Owner, group and mode (`st_mode`) of a file or folder that an engine must read: see `entries_to_read`."""
 
     uid: int
     gid: int

@@ -171,7 +171,7 @@ class ProcessRuntime:
             return await asyncio.to_thread(self._logs.read_tail, name, lines)
 
     async def list_ended_logs(self, model: str) -> builtins.list[str]:
-        """Return the names of the model's removed replicas whose logs are kept, newest first."""
+        """Return the names of the model's removed replicas whose logs are kept, newest first; empty: there are none."""
         with _state_errors():
             return await asyncio.to_thread(self._logs.ended_logs.list_names, self._instance, model)
 
@@ -368,7 +368,9 @@ class ProcessRuntime:
         return task
 
     async def close(self) -> None:
-        """End `watch_events`, and cancel starts and clean-ups under way. Engines go on running."""
+        """End `watch_events`, and cancel starts and clean-ups under way. Engines go on running. A start whose thread
+        already works is finished in it; the next controller finds its engine by the record. Blocks until NVML is
+        closed."""
         self._closed = True
         self._notify()
         if self._exit_watch is not None:
