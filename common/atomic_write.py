@@ -7,10 +7,12 @@ from pathlib import Path
 
 
 def write_atomic(path: Path, content: bytes, *, durable: bool = True, mode: int = 0o600) -> None:
-    """Replace a file, or make it. Raises OSError; the old file is then unchanged.
+    """Replace a file, or create it: other processes see the old content or the new one, never a part. Blocks.
 
-    `durable`: the content is on disk before it replaces the old one, so that it outlives a power cut. `mode`: the
-    permissions of the new file; by default its owner alone may read it.
+    `durable`: the content is on disk before it replaces the old one, so that a power cut leaves one of the two.
+    `mode`: the permissions of the new file, whatever those of the old one and the umask are; by default its owner alone
+    may read it. The file's folder must exist. Raises OSError if the file cannot be written; the old file is then
+    unchanged. Threads must not write the same path at the same time.
     """
     new_path = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
@@ -30,8 +32,9 @@ def write_atomic(path: Path, content: bytes, *, durable: bool = True, mode: int 
 def overwrite(path: Path, content: bytes) -> None:
     """Write over an existing file in place. Use it where a full disk has no room for the second file of `write_atomic`.
 
-    The content must be shorter than a page: then a killed process leaves the old or the new content. A power cut may
-    leave neither. Raises OSError; the old content is then unchanged.
+    The content must be shorter than a page (4 KiB), which is not checked. A process that is killed in between may leave
+    the new content followed by the rest of a longer old one, and a power cut may leave neither. Raises OSError if the
+    file does not exist or cannot be written; the old content is unchanged unless the error comes after the write.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:

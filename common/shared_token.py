@@ -20,7 +20,8 @@ READABLE_BY_ALL: Final = 0o644
 
 
 class SharedToken:
-    """The token in a file. The file is read for each comparison, so that a replaced token is in force at once."""
+    """The token in a file. The program that makes the token has one object. The file is read for each comparison, so
+    that a replaced token is in force at once."""
 
     def __init__(self, path: Path, name: str) -> None:
         """`name`: what the log calls the token, such as `the gateways' token`."""
@@ -29,8 +30,9 @@ class SharedToken:
         self._is_failure_logged = False
 
     def ensure_token(self) -> str | None:
-        """Return the token; make and store one where the file has none. None: it could not be stored, so that
-        nobody could show it."""
+        """Return the token of the file; if the file is missing or has none, make a token and store it. None: it could
+        not be stored, so that nobody could show it. That raises nothing; a warning is logged once. The folder is made
+        if it is missing, and every user may read the file. Blocks."""
         if (token := read_token(self._path)) is not None:
             return token
         token = secrets.token_urlsafe(TOKEN_BYTES)
@@ -48,6 +50,7 @@ class SharedToken:
         return token
 
     def matches(self, shown_token: bytes) -> bool:
-        """Return whether `shown_token` is the token of the file. The comparison takes constant time."""
+        """Return whether `shown_token` is the token of the file, as `ensure_token` returns it: a missing file is made.
+        False if there is no token. The comparison takes constant time. Blocks."""
         token = self.ensure_token()
         return token is not None and hmac.compare_digest(token.encode(), shown_token)

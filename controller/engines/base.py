@@ -235,17 +235,21 @@ class Engine(Generic[DefinitionT]):
         return configured_count if self.most_inflight is None else min(configured_count, self.most_inflight)
 
     def configured_sessions(self, definition: DefinitionT) -> int:
-        """Return how many sessions one replica is meant to keep."""
+        """Return how many sessions (conversations whose computed prompts stay in memory) one replica is meant to keep:
+        the declared `session_cache`, else `LEAST_SESSIONS` or, if that is more, the requests that it serves in
+        parallel. Whether the engine keeps any says `session_cache`."""
         if definition.session_cache is not None:
             return definition.session_cache
         return max(LEAST_SESSIONS, self.target_inflight(definition))
 
     def session_cache(self, definition: DefinitionT) -> int:
-        """Return how many sessions one replica keeps; 0: the engine computes every prompt from its beginning."""
+        """Return of how many sessions one replica keeps what it has computed, by the definition; 0: the gateway names
+        no sessions to the engine. Here always 0."""
         return 0
 
     def session_binding(self, definition: DefinitionT) -> SessionBinding | None:
-        """Return how requests name their session; None: the engine finds what it has computed by itself."""
+        """Return how requests name their session to the engine (see `SessionBinding`); None: they do not, since the
+        engine keeps no sessions or finds by itself what it has computed. Here always None."""
         return None
 
     def max_choices(self, definition: DefinitionT) -> int | None:

@@ -74,7 +74,8 @@ class LiteRTLM(Engine[LiteRTLMDefinition]):
         return self.configured_sessions(definition)
 
     def session_binding(self, definition: LiteRTLMDefinition) -> SessionBinding | None:
-        """Return `conversation`."""
+        """Return `conversation`, never None: a request names its session by the field `session_id`, and a session is
+        computed anew when its sampling changes."""
         return "conversation"
 
     def derive_capabilities(self, definition: LiteRTLMDefinition) -> Capabilities:

@@ -128,12 +128,13 @@ class LlamaCpp(Engine[LlamaCppDefinition]):
     verdicts: ClassVar[tuple[tuple[str, Verdict], ...]] = _VERDICTS
 
     def session_cache(self, definition: LlamaCppDefinition) -> int:
-        """Return the declared number, else 0: what a session has computed is kept in main memory, which nobody takes
-        without being asked."""
+        """Return the declared number of sessions, else 0, since what a session has computed takes main memory. 0 with
+        `gguf_embedding`, whatever is declared."""
         return 0 if definition.gguf_embedding else definition.session_cache or 0
 
     def session_binding(self, definition: LlamaCppDefinition) -> SessionBinding | None:
-        """Return `name` where sessions are kept."""
+        """Return `name` if the replica keeps sessions (`session_cache` above 0): a request names its session by the
+        field `session_id`. Else None."""
         return "name" if self.session_cache(definition) else None
 
     def derive_capabilities(self, definition: LlamaCppDefinition) -> Capabilities:

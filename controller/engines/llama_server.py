@@ -190,8 +190,9 @@ class LlamaServer(Engine[LlamaServerDefinition]):
         return self.configured_sessions(definition)
 
     def session_binding(self, definition: LlamaServerDefinition) -> SessionBinding | None:
-        """Return `slot`; None with `--cache-ram`: llama-server then moves prompts between slots and main memory by
-        itself, and a request that names a slot does not get its prompt back from there."""
+        """Return `slot`: a request names its session by the slot that holds it. None if the definition gives
+        llama-server a prompt cache in main memory or an own choice of slots: llama-server then moves prompts by itself,
+        and a request that names a slot does not get its prompt back from main memory."""
         has_cache_ram = bool(definition.llama_server_cache_ram_mib)
         finds_itself = has_cache_ram or not _OWN_SLOTS.isdisjoint((*definition.extra_args, *definition.env))
         return None if finds_itself else "slot"

@@ -102,7 +102,8 @@ class OpenAIRemote(Engine[OpenAIRemoteDefinition]):
         return self.configured_sessions(definition) if self.session_binding(definition) else 0
 
     def session_binding(self, definition: OpenAIRemoteDefinition) -> SessionBinding | None:
-        """Return `conversation` if `remote_fields` lists `session_id`: the server may be a LiteRT-LM."""
+        """Return `conversation` if `remote_fields` lists `session_id`, the field by which a request then names its
+        session: the server may be LiteRT-LM's. Else None."""
         return "conversation" if "session_id" in definition.remote_fields else None
 
     def derive_capabilities(self, definition: OpenAIRemoteDefinition) -> Capabilities:

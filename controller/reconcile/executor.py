@@ -30,7 +30,9 @@ not issue it again at once."""
 
 
 class Executor:
-    """Issues actions to one runtime, and records in `memory` which operations are under way and which failed."""
+    """Carries out a plan's actions on one runtime, each in an asyncio task, and records in `memory` which operations
+    are under way and which failed. The reconciler issues the actions. Use it on one event loop; before it ends, call
+    `wait_until_idle`."""
 
     def __init__(
         self,
@@ -44,6 +46,9 @@ class Executor:
         clock: Clock,
         redact: Redact = redact_nothing,
     ) -> None:
+        """`instance` and `secret` are the installation's, for the names and tokens of replicas. `stop_timeout_s` is the
+        grace period of stops. `wake` is called whenever an action has ended, to wake the reconciler. `clock` returns
+        Unix time in seconds."""
         self._redact = redact
         self._runtime = runtime
         self._memory = memory
@@ -57,15 +62,22 @@ class Executor:
         self._issued_counts: Counter[str] = Counter()
 
     def count_issued(self) -> dict[str, int]:
-        """Return how many actions were issued since the start, by kind."""
+        """Return how many actions this object issued, by kind, whether or not they succeeded. Kinds without one are
+        absent."""
         return dict(self._issued_counts)
 
     def replica_token(self, name: str) -> str:
-        """Return the bearer token that only this replica accepts. It is derived from the name, not stored."""
+        """Return the bearer token that only the replica of this name accepts. It is derived from the name, not stored,
+        so there is one for every name."""
         return replica_token(self._secret, name)
 
     def issue_action(self, action: Action, desired: DesiredState, replicas: dict[str, ObservedReplica]) -> None:
-        """Begin one action of a plan for `desired`, without waiting for it. `replicas`: those observed, by name."""
+        """Begin one action of a plan for `desired`, without waiting for it. `replicas`: those observed, by name.
+
+        Call it in the event loop. Nothing is raised for an action that fails later: the failure is logged and, except
+        for a refused stop or removal, recorded. A plan never has an action for a replica with an operation under way
+        (AssertionError), nor a stop or removal of a replica that is not in `replicas` (KeyError).
+        """
         # A preflight repeats often; only its outcome is worth the operator's log.
         level = logging.DEBUG if isinstance(action, Preflight) else logging.INFO
         log.log(
@@ -87,12 +99,14 @@ class Executor:
                 self._end(action, replicas[action.name])
 
     async def wait_until_idle(self) -> None:
-        """Wait until no operation, preflight or image pull is under way."""
+        """Wait until no operation, preflight or image pull is under way, however long that takes; also for those that
+        are issued meanwhile."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     def cancel_pulls(self) -> None:
-        """Cancel all image pulls. Call it when the controller ends, before `wait_until_idle`."""
+        """Cancel all image pulls, without waiting for their end. Call it when the controller ends, before
+        `wait_until_idle`. A cancelled pull stays recorded as under way."""
         for task in self._pulls:
             task.cancel()
 

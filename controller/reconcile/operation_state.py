@@ -62,7 +62,8 @@ class OperationState:
     """Names of replicas whose failure was counted. A stop that is issued again must not count it a second time."""
 
     def with_operations(self, observed: ObservedState) -> ObservedState:
-        """Return the observation with the state known here added to it."""
+        """Return a copy of the observation with the operations, preflights, pulls, failures, attempts and the rest that
+        is known here. `observed` is not changed. Drains are not added: the reconciler sets them per replica."""
         return replace(
             observed,
             pending=dict(self.pending),
@@ -78,19 +79,22 @@ class OperationState:
     def note_released_gpus(
         self, previous_replicas: Iterable[ObservedReplica], replicas: Iterable[ObservedReplica], now: float
     ) -> None:
-        """Note the GPUs of replicas that ran in the previous observation and no longer run in this one."""
+        """Note in `left_at` that the GPUs of replicas that ran in the previous observation and no longer run in this
+        one were left at `now`, Unix time."""
         remaining_names = {replica.name for replica in replicas if replica.phase is not Phase.EXITED}
         for replica in previous_replicas:
             if replica.phase is not Phase.EXITED and replica.name not in remaining_names:
                 self.left_at.update(dict.fromkeys((uuid for uuid in replica.claims if uuid != HOST), now))
 
     def note_attempts(self, replicas: Iterable[ReplicaId]) -> None:
-        """Note the attempt numbers of replicas that are being started or were seen, so that no name is used twice."""
+        """Raise the attempt numbers in `attempts` to those of replicas that are being started or were seen, so that no
+        name is used twice. A lower number than the known one changes nothing. The caller must store `attempts`."""
         for replica in replicas:
             self.attempts = self.attempts.with_attempt(replica.key.text, replica.attempt)
 
     def begin_operation(self, name: str, operation: PendingOp) -> None:
-        """Record an operation that is being issued. A replica has at most one under way at a time."""
+        """Record an operation that is being issued for the replica `name`. A replica has at most one under way at a
+        time: AssertionError otherwise."""
         previous_operation = self.pending.get(name)
         assert previous_operation is None or previous_operation.finished_at is not None, (
             f"{name} has an operation under way"
@@ -98,11 +102,13 @@ class OperationState:
         self.pending[name] = operation
 
     def finish_operation(self, name: str, now: float) -> None:
-        """Record that an operation ended, successfully or not. It stays known until `forget_finished` drops it."""
+        """Record that the operation of the replica `name` ended at `now` (Unix time), successfully or not. It stays
+        known until `forget_finished` drops it. Raises KeyError if there is no operation of that replica."""
         self.pending[name] = replace(self.pending[name], finished_at=now)
 
     def forget_finished(self, began_at: float) -> None:
-        """Drop the operations that ended before `began_at`, when an observation began: it shows their effects."""
+        """Drop the operations that ended before `began_at`, the Unix time at which an observation began: it shows their
+        effects. Also drop those whose end lies more than `CLOCK_SLACK_S` seconds after it: the clock was set back."""
         finished_names = [
             name
             for name, operation in self.pending.items()
@@ -117,18 +123,20 @@ class OperationState:
     ) -> Failure:
         """Count a failure of a replica towards the backoff of its key, and return the key's failures so far.
 
-        `ready_for_s` says how long the replica had been ready; None: never.
+        `now` is Unix time. `ready_for_s` says for how many seconds the replica had been ready; None: never, or its
+        ready time does not count.
         """
         failure = next_failure(self.failures.get(replica.key), verdict, replica.attempt, now, ready_for_s=ready_for_s)
         self.failures[replica.key] = failure
         return failure
 
     def prune_state(self, desired: DesiredState, replicas: Iterable[ObservedReplica], now: float) -> None:
-        """Forget what no longer matters.
+        """Forget what no longer matters. `replicas` are all that were observed, `now` is Unix time.
 
-        That is: failures and preflights of definitions that were edited or are no longer wanted, failures of replicas
-        that have recovered, failed pulls of images that no model uses, drains of replicas that are gone, and drains of
-        wanted replicas while the controller is paused.
+        That is: failures and preflights of definitions that were edited or are no longer wanted (those of an evicted
+        model stay), failures of replicas that have recovered, failed pulls of images that no model uses, drains of
+        replicas that are gone, drains of wanted replicas while the controller is paused, and `loaded_once` of models
+        that are neither wanted nor still serve.
         """
         replicas = list(replicas)
         wanted_models = {name for name, model in desired.models.items() if model.replicas}
@@ -159,12 +167,14 @@ class OperationState:
         self.loaded_once &= wanted_models | serving_models
 
     def reset_failures(self, model: DesiredModel) -> None:
-        """Forget a model's failures because it is loaded anew. It counts as loaded only once all replicas are ready."""
+        """Forget a model's failures as `forget_failures` does, because it is loaded anew. It counts as loaded again
+        only once all replicas are ready."""
         self.forget_failures(model)
         self.loaded_once.discard(model.name)
 
     def forget_failures(self, model: DesiredModel) -> None:
-        """Forget a model's failures, preflights and failed pull, so that the next try need not wait for a backoff."""
+        """Forget a model's failures, preflights and failed pull, so that the next try need not wait for a backoff. The
+        result of a preflight under way will be dropped; a pull under way goes on."""
         self.failures = {key: failure for key, failure in self.failures.items() if key.model != model.name}
         self.preflights = {key: result for key, result in self.preflights.items() if key[0] != model.name}
         self.preflighting = {key: mark for key, mark in self.preflighting.items() if key[0] != model.name}
@@ -173,7 +183,8 @@ class OperationState:
             del self.pulls[model.image]
 
     def is_stopping(self, name: str) -> bool:
-        """Return whether a stop or removal of the replica of this name is under way, or just ended."""
+        """Return whether a stop or removal of the replica of this name is under way, or has ended and not yet been
+        dropped by `forget_finished`. False for an unknown name."""
         operation = self.pending.get(name)
         return operation is not None and operation.kind is not OpKind.START
 

@@ -50,8 +50,9 @@ def decide_mention(known: Refusal | None, error: str, now: float) -> Refusal | N
 async def run_preflight(
     runtime: Runtime, model: DesiredModel, *, redact: Redact, clock: Callable[[], float]
 ) -> PreflightResult:
-    """Check on the host whether the model could start, and return the result, with secrets masked. Never raises: an
-    exception becomes a failed result.
+    """Check on the host whether the model could start, and return the result, with secrets masked. Starts nothing.
+
+    An exception of the runtime is not raised: it becomes a failed result, dated by `clock` (Unix time in seconds).
     """
     try:
         result = await runtime.check_preflight(model.name, model.definition, model.image)

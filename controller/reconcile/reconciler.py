@@ -66,32 +66,42 @@ RETRY_S = 1.0
 
 
 class DesiredSource(Protocol):
-    """Where the reconciler gets the desired state. Reading it never fails: the last good state stays in force."""
+    """Where the reconciler gets the desired state, and where it stores what the next controller must know.
+
+    Nothing is raised for files that cannot be read or are invalid: the last good state stays in force. Nor for a state
+    folder that cannot be written.
+    """
 
     def desired_state(self, now: float) -> DesiredState | None:
-        """The desired state at `now`, Unix time; None: no valid files were ever read."""
+        """Return the desired state at `now`, Unix time, from the files that were read last; None: no valid files were
+        ever read."""
 
     async def refresh_files(self, now: float) -> None:
-        """Read the files if that is due."""
+        """Read the files again if they were last read long enough before `now`, Unix time; otherwise do nothing."""
 
     def wake_at(self) -> float | None:
-        """Unix time at which `desired_state` may change by time alone; None: it does not."""
+        """Return the Unix time at which `desired_state` may change by time alone; None: it does not."""
 
     def evict_models(self, models: Mapping[str, str]) -> None:
-        """Drop the demand for these models until the next request for each. `models`: name to the reason."""
+        """Drop the demand for these models until the next request for each. `models` maps names to the reason; an empty
+        one changes nothing."""
 
     def request_reload(self, models: Sequence[str]) -> None:
-        """Record a request for each of these models now, and end their evictions."""
+        """Record a request for each of these models now, and end their evictions. An empty list changes nothing."""
 
     def remember_attempts(self, attempts: AttemptNumbers) -> None:
         """Store the highest attempt number of each replica, for every later controller."""
 
     def remember_loaded(self, loaded_once: frozenset[str], ready_since: dict[str, float]) -> None:
-        """Store the models that were ever loaded, and by replica name the Unix time since when it is ready."""
+        """Store the models that were loaded since they were last wanted, and by replica name the Unix time since when
+        the replica is ready. Both replace what was stored before."""
 
 
 class Reconciler:
-    """Runs rounds of reconciling: when woken, when the plan asks for a round, and every `resync_s` seconds at least."""
+    """The controller's loop: runs rounds when woken, when the plan asks for one, and every `resync_s` seconds at least.
+
+    A controller has one, on its event loop. Rounds must not overlap: call `run`, or `run_round` alone, as tests do.
+    """
 
     def __init__(
         self,
@@ -119,6 +129,9 @@ class Reconciler:
         """Connect the parts; `run` starts the loop.
 
         Args:
+            wake: Setting it starts the next round soon. The loop clears it.
+            resync_s: Seconds between two rounds at most.
+            clock: Returns Unix time in seconds.
             ready_before: Replica name to Unix time since which an earlier controller saw the replica ready.
             on_round: Called after each round with the last complete round before it (None: there was none) and with
                 this one (None: it was not complete).
@@ -163,7 +176,8 @@ class Reconciler:
         """How long the runtime has not answered; None: it answers."""
 
     async def run(self) -> None:
-        """Reconcile until cancelled."""
+        """Run rounds until cancelled. Errors of a round are not raised: they are logged and in `error`, and the next
+        round begins after `RETRY_S` seconds at most. Actions under way go on after the end."""
         while True:
             self._wake.clear()
             try:
@@ -186,7 +200,8 @@ class Reconciler:
         """Observe, plan, start the plan's actions, publish the result, and return the round.
 
         None means that the runtime did not answer, or that no valid files were ever read. No engine was changed then,
-        and `error` says why.
+        and `error` says why. Other exceptions are raised; `run` catches them. While the controller is paused, the
+        round is planned and published, but no action is started.
         """
         try:
             desired, observed = await self._observe()
@@ -260,7 +275,8 @@ class Reconciler:
         return {status.name: status.state for status in self.round.statuses} if self.round is not None else {}
 
     def preview_round(self, desired: DesiredState, now: float) -> Round | None:
-        """Return the round that `desired` would yield with the last observation. Changes nothing, observes nothing.
+        """Return the round that `desired` would yield with the last observation at `now`, Unix time. Changes nothing,
+        observes nothing. Models that its plan would evict are evicted in the result.
 
         None means that no round was complete yet.
         """
@@ -277,7 +293,8 @@ class Reconciler:
         )
 
     async def wait_for_round(self) -> None:
-        """Wait until the next complete round."""
+        """Wait until the next complete round has ended, also the one under way. Has no time limit: no round is complete
+        while the runtime does not answer."""
         await self._round_finished.wait()
 
     def _with_issued(self, observed: ObservedState) -> ObservedState:

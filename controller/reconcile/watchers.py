@@ -24,7 +24,9 @@ RETRY_S = 1.0
 
 
 async def follow_files(files: DesiredStateSource, folder: Path, wake: Callable[[], None], stop: asyncio.Event) -> None:
-    """Read the desired files and call `wake` whenever something in the folder changes, until `stop` is set."""
+    """Read the desired files, then call `wake`, whenever something directly in the folder changes. Returns once `stop`
+    is set. A folder that cannot be watched, as while it is missing, raises nothing: it is tried again every second,
+    with a warning each time."""
     while not stop.is_set():
         try:
             async for _ in awatch(folder, debounce=DEBOUNCE_MS, step=10, stop_event=stop, recursive=False):
@@ -36,7 +38,8 @@ async def follow_files(files: DesiredStateSource, folder: Path, wake: Callable[[
 
 
 async def follow_runtime(runtime: Runtime, wake: Callable[[], None]) -> None:
-    """Call `wake` whenever the runtime reports that an engine may have changed, until cancelled."""
+    """Call `wake` whenever the runtime reports that an engine may have changed, until cancelled. If the runtime is
+    unavailable or its watch ends, watch again after `RETRY_S` seconds."""
     while True:
         try:
             async for _ in runtime.watch_events():

@@ -64,10 +64,11 @@ _SPOKEN_FLAG: Final = re.compile(
 
 
 def mask_fields(fields: Mapping[str, Any], known_secrets: Iterable[str] = ()) -> dict[str, JsonValue]:
-    """Return a definition's fields with all secrets masked, to show them to a user.
+    """Return a definition's fields with all secrets masked, to show them to a user. `fields` is not changed; tuples
+    become lists.
 
     A secret that is found in one field is also masked where another field contains it. `known_secrets` are further
-    secrets to mask in all fields.
+    secrets to mask in all fields. In other fields, only secrets of 8 characters or more are searched for.
     """
     walk = _Masker()
     shown_fields = {name: walk.mask_field(name, value) for name, value in fields.items()}
@@ -88,8 +89,9 @@ def mask_field(name: str, value: Any) -> JsonValue:
 
 
 def mask_text(text: str) -> str:
-    """Mask what a text of unknown origin itself marks as secret: the user part of a URL, what follows `Bearer`, and
-    `name=value` and `--name value` where the name suggests a secret.
+    """Return a text of unknown origin with what it itself marks as secret masked: the user part of a URL, what follows
+    `Bearer` or `Basic`, and the value in `name=value`, `name: value` and `--name value` where the name suggests a
+    secret. A secret that nothing marks is not found.
     """
     return _Masker().mask_text(text)
 
@@ -97,7 +99,8 @@ def mask_text(text: str) -> str:
 def collect_secrets(fields: Mapping[str, Any]) -> frozenset[str]:
     """Return the secrets of a definition that logs and messages must not show, each at least `SHORTEST` long.
 
-    A secret of several lines is contained as a whole, and each of its lines of 8 characters or more on its own.
+    A secret of several lines is contained as a whole, and each of its lines of 8 characters or more on its own. Values
+    of `env` are included only if their name suggests a secret, or if they look random and no other field shows them.
     """
     walk = _Masker()
     shown_values = [walk.mask_field(name, value) for name, value in fields.items()]
@@ -112,9 +115,9 @@ def collect_secrets(fields: Mapping[str, Any]) -> frozenset[str]:
 
 
 def replace_secrets(text: str, secrets: Iterable[str]) -> str:
-    """Return the text with every secret masked. Secrets that overlap in the text become one mask.
+    """Return the text with every secret in it replaced by `MASKED`. Secrets that overlap in the text become one mask.
 
-    No secret may be empty.
+    No secret may be empty: the function would not return a sensible text. `secrets` may be in any order.
     """
     sought_secrets = list(secrets)
     while present_secrets := [secret for secret in sought_secrets if secret in text]:
@@ -144,12 +147,14 @@ def _find_starts(text: str, secret: str) -> Iterator[int]:
 
 
 def names_secret(name: str) -> bool:
-    """Return whether a name suggests that its value is a secret, as `api_key` or `--hf-token` do."""
+    """Return whether a name suggests that its value is a secret, as `api_key` or `--hf-token` do. The value is not
+    looked at: see `is_secret`."""
     return _SECRET_NAME.search(name) is not None and _SECRET_NAME.search(_TOKENIZER.sub("", name)) is not None
 
 
 def is_secret(name: str, value: Any) -> bool:
-    """Return whether a value is treated as a secret: its name suggests one, and it is not known to be harmless."""
+    """Return whether a value is treated as a secret: its name suggests one, and it is not known to be harmless, as are
+    null, true, false and empty values, counts and times (`max_tokens: 512`), and places (`api_key_env: OPENAI_KEY`)."""
     return names_secret(name) and not _is_harmless(name, value)
 
 

@@ -16,10 +16,12 @@ REMEMBERED: Final = 200
 
 
 class Redact(Protocol):
-    """Masks a model's secrets in a text. `replica` names the replica whose engine wrote the text; None: no engine."""
+    """A function that masks a model's secrets in a text, such as `Redactor.redact_text`. `replica` names the replica
+    whose engine wrote the text; None: no engine."""
 
     def __call__(self, model: str, text: str, replica: str | None = None) -> str:
-        """Return the text with the secrets masked."""
+        """Return the text with the secrets masked that are known of this model and replica. Of an unknown model, none
+        are known. Never raises."""
 
 
 def redact_nothing(model: str, text: str, replica: str | None = None) -> str:
@@ -29,7 +31,8 @@ def redact_nothing(model: str, text: str, replica: str | None = None) -> str:
 
 
 class Redactor:
-    """Knows the secrets of one controller's models, and masks them."""
+    """Knows the secrets of one controller's models, and masks them in logs, errors and answers. A controller has one,
+    for its whole life; it learns of each new definition and load by `learn_secrets`."""
 
     def __init__(self, token: Callable[[str], str]) -> None:
         """`token` returns the bearer token of a replica, by the replica's name."""
@@ -37,7 +40,8 @@ class Redactor:
         self._secrets_by_model: dict[str, dict[str, None]] = {}
 
     def learn_secrets(self, fields_by_model: Mapping[str, Mapping[str, Any]]) -> None:
-        """Remember the secrets in `fields_by_model`: each model's declared fields, or those that a load sets."""
+        """Remember the secrets in `fields_by_model`: each model's declared fields, or those that a load sets. Secrets
+        learned earlier stay, up to `REMEMBERED` per model; models that are not in `fields_by_model` keep theirs."""
         for model, fields in fields_by_model.items():
             known_secrets = self._secrets_by_model.setdefault(model, {})
             current_secrets = collect_secrets(fields)
@@ -48,7 +52,8 @@ class Redactor:
                 del known_secrets[oldest_secret]
 
     def redact_text(self, model: str, text: str, replica: str | None = None) -> str:
-        """Return the text with the model's secrets masked, and with the bearer token of `replica` if it is given."""
+        """Return the text with the model's secrets masked, and with the bearer token of `replica` if it is given.
+        Secrets of other models are not masked; of an unknown model, none are known."""
         return replace_secrets(text, self._known_secrets(model, replica))
 
     def _known_secrets(self, model: str, replica: str | None) -> frozenset[str]:

@@ -31,11 +31,13 @@ def find_drift(
     blocked: Iterable[Blocked] = (),
     now: float,
 ) -> list[DriftItem]:
-    """Return every difference, in order of model names. Replicas that have ended are left out.
+    """Return every difference, in order of model names; empty: there is none. Replicas that have ended are left out.
 
-    `rendered` is by replica name; the image and the arguments of an absent replica are not compared. `file_since` maps
-    a model to the Unix time of its last edit in the files. `blocked` says why replicas are missing. The `since` of an
-    item is the time of the edit or of the operator's statement that caused it; where neither did, it is `now`.
+    `rendered` maps replica names to what each would be started with now; the image and the arguments of a replica that
+    is absent there are not compared. `file_since` maps a model to the Unix time of its last edit in the files.
+    `blocked` says why replicas are missing. `now` is Unix time. The `since` of an item is the time of the edit or of
+    the operator's statement that caused it; where neither did, it is `now`. Secrets are masked, in messages by
+    `redact`.
     """
     replicas: dict[str, list[ObservedReplica]] = defaultdict(list)
     for replica in observed.replicas:

@@ -24,10 +24,11 @@ log = logging.getLogger(__name__)
 
 
 class DriftDetector:
-    """Checks for drift, and remembers when it first saw each difference.
+    """Checks for drift (see `find_drift`), and remembers when it first saw each difference. A controller has one, whose
+    memory ends with it.
 
-    An item that neither an edit of the files nor an operator's statement dates has existed since the first check that
-    saw it.
+    The `since` of an item that neither an edit of the files nor an operator's statement dates is the Unix time of the
+    first check that saw it.
     """
 
     def __init__(
@@ -48,7 +49,12 @@ class DriftDetector:
         self._slots = asyncio.Semaphore(AT_A_TIME)
 
     async def check_drift(self, last_round: Round) -> Drift:
-        """Compare what runs at the end of a round with what is declared. Concurrent calls run one after another."""
+        """Compare what ran in a round with what is declared, and return all differences. Concurrent calls run one after
+        another, and each asks the runtime about every replica.
+
+        Raises nothing if the runtime is unavailable: image and arguments of a replica are then compared with the
+        runtime's last answer about it, or not at all if it never gave one.
+        """
         async with self._check_lock:
             self._rendered = await self._render_replicas(last_round)
             now = self._clock()

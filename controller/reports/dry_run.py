@@ -60,13 +60,17 @@ async def run_dry_run(
     redactor: Redactor,
     now: float,
 ) -> DryRun:
-    """Tell what the proposed files would do if they replaced those of the same names in `folder`.
+    """Return what the proposed files would do if they replaced those of the same names in `folder`. A proposed content
+    of None removes the file. Nothing is written, started or stopped.
 
     `declared_now` (models) and `keys_now` (API keys) are what the current files declare, `desired_now` is what follows
-    from them with `overrides`, `demand` and `rested` (models that were evicted). `roots` must be absolute.
+    from them with `overrides`, `demand` and `rested` (models that were evicted). `roots` must be absolute. The runtime
+    runs preflights of the changed models that are wanted, and the plan follows from `observed` and these at `now`, Unix
+    time.
 
     Raises RoundhouseError (`invalid_request`) if a name is not that of a desired file, a file is too large or not valid
-    Unicode, or a file to remove does not exist. Errors in the files' content do not raise; the result lists them.
+    Unicode, or a file to remove does not exist. Errors in the files' content do not raise: the result then has `ok`
+    false, lists them, and has no changes and no plan. A failed preflight does not raise either.
     """
     contents = _check_contents(proposed)
     snapshot = await asyncio.to_thread(read_folder, folder)
@@ -175,7 +179,8 @@ def _resolve_proposed(
 def compare_stages(
     current_stage: DryRunStage, proposed_stage: DryRunStage, observed: ObservedState, overrides: Mapping[str, Override]
 ) -> list[ModelChange]:
-    """Return the effect on each model whose declaration differs between the two stages, in name order."""
+    """Return the effect on each model whose declaration differs between the two stages, in name order. `observed` says
+    which replicas run now, `overrides` maps models to an operator's load or unload that the change may end. Pure."""
     return [
         _model_change(edit, current_stage, proposed_stage, observed, overrides.get(edit.model))
         for edit in diff_models(current_stage.declared, proposed_stage.declared)

@@ -14,15 +14,17 @@ from controller.state import Gpu
 
 
 class RoundCollector(Collector):
-    """Collects gauges of the last complete round, and counters of issued actions."""
+    """Collects gauges of the reconciler's last complete round, and counters of issued actions, for one Prometheus
+    registry (see `create_registry`)."""
 
     def __init__(self, reconciler: Reconciler, actions: Callable[[], dict[str, int]]) -> None:
-        """`actions` returns how many actions were issued so far, by kind."""
+        """`actions` returns how many actions were issued so far, by kind (`Executor.count_issued`)."""
         self._reconciler = reconciler
         self._actions = actions
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metric families. prometheus_client calls this at each scrape."""
+        """Yield the metric families. prometheus_client calls this at each scrape. Before the first complete
+        round, it yields only the actions and `roundhouse_controller_observation_ok`, which is 0."""
         yield self._counter("roundhouse_controller_actions", "Actions issued, by kind.", self._actions())
         observation_gauge = GaugeMetricFamily(
             "roundhouse_controller_observation_ok", "1 while the last observation was complete."
@@ -102,7 +104,8 @@ def _gpu_metrics(gpus: Iterable[Gpu], models: Mapping[str, str]) -> Iterator[Met
 
 
 def create_registry(reconciler: Reconciler, actions: Callable[[], dict[str, int]]) -> CollectorRegistry:
-    """Create a registry of its own with the controller's metrics and those of its process.
+    """Create a new registry, not prometheus_client's global one, with the controller's metrics and those of its
+    process.
 
     `actions` returns how many actions were issued so far, by kind.
     """

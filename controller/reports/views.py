@@ -38,9 +38,10 @@ def status_view(
 ) -> ControllerStatus:
     """Return what `roundhouse status` shows at Unix time `now`.
 
-    `last_round` None: no round was complete yet, so models and GPUs are missing. `problems` are those of the desired
-    files, `error` is why the last observation failed, `keys` are the API keys that gateways check, expired ones
-    included, and `unsaved` names what could not be written to the state folder.
+    `last_round` None: no round was complete yet, so the result has the defaults for models, GPUs and what else is
+    observed. `problems` are those of the desired files, `error` is why the last observation failed (None: it did not),
+    `keys` are the API keys that gateways check, expired ones included, and `unsaved` names what could not be written to
+    the state folder.
     """
     expired_keys = sorted(key.name for key in keys if key.expires_at is not None and key.expires_at <= now)
     status = ControllerStatus(
@@ -70,7 +71,9 @@ def status_view(
 
 
 def gpu_statuses(observed: ObservedState) -> list[GpuStatus] | None:
-    """Return the figures of all GPUs that can be read; None if GPUs could be read before and now cannot."""
+    """Return the status of each GPU that can be read, in the order of the observation; empty: there are none. None: it
+    is unknown which GPUs there are, since they cannot be read now. `claimed_mib` sums the claims of the replicas that
+    have not ended."""
     if observed.gpus is None:
         return None
     claimed_mib = _sum_claims(observed)
@@ -92,7 +95,8 @@ def gpu_statuses(observed: ObservedState) -> list[GpuStatus] | None:
 
 
 def unread_gpu_statuses(observed: ObservedState) -> list[UnreadGpuStatus]:
-    """Return the GPUs that cannot be read, each with the reason."""
+    """Return the GPUs that cannot be read, each with the reason, and with the MiB that replicas claim of it (None if
+    its uuid is unknown)."""
     claimed_mib = _sum_claims(observed)
     return [
         UnreadGpuStatus(
@@ -128,10 +132,11 @@ def _processes(gpu: Gpu) -> list[GpuProcessView] | None:
 
 
 def plan_view(last_round: Round, now: float) -> PlanView:
-    """Return what `roundhouse plan` shows: the actions that are left to do after the last round.
+    """Return what `roundhouse plan` shows: the actions that a plan made at `now`, Unix time, has for the last round's
+    observation, thus without those that the round issued. Nothing is carried out.
 
-    A definition whose preflight has not run yet counts as startable. Otherwise the preflight would be the only visible
-    action after an edit.
+    A definition whose preflight has not failed counts as startable. Otherwise the preflight would be the only visible
+    action after an edit. While the controller is paused, the actions are what it would do.
     """
     model_keys = [
         (model.name, model.spec_hash) for model in last_round.desired.models.values() if model.runs and model.replicas

@@ -14,9 +14,11 @@ log = logging.getLogger(__name__)
 
 
 async def open_runtime(settings: ControllerSettings, instance: str) -> Runtime:
-    """The runtime that the settings name; `auto` is docker where a Docker Engine answers, else process.
+    """Create the runtime that `settings.runtime` names: `docker`, `process`, or `auto`, which is docker if a Docker
+    Engine answers, else process. The caller must close the runtime. `instance` is this installation's id.
 
-    Raises RuntimeUnavailableError when docker is named and does not answer.
+    Raises RuntimeUnavailableError if docker is named and does not answer or cannot be used. With `auto`, the reason is
+    only logged.
     """
     if settings.runtime != "process":
         # The Docker client costs 60 ms and 20 MB to import: only who uses it pays.

@@ -12,19 +12,20 @@ from controller.state import HOST, Exit, Gpu, GpuDriver, Phase, PreflightResult,
 
 
 class RuntimeUnavailableError(Exception):
-    """The runtime does not answer, say because the Docker daemon is down. What runs there is unknown, not empty."""
+    """The runtime does not answer, say because the Docker daemon is down, or it cannot do what it was asked to, as when
+    a container does not end. What runs there is unknown, not empty. The caller may try again later."""
 
 
 class RuntimeGoneError(RuntimeUnavailableError):
-    """Nothing listens at the runtime's address: the runtime is not running, or it created a new socket under the same
-    path."""
+    """Nothing listens at the runtime's address: the runtime is not running, or it was restarted and has a new socket,
+    which a controller in a container may reach only after its own restart. Only the docker runtime raises it."""
 
 
 class StartError(Exception):
-    """A start failed before an engine ran. The message is written for operators."""
+    """A start, or the pull of an image for it, failed before an engine ran. The message is written for operators."""
 
     def __init__(self, message: str, *, permanent: bool = False) -> None:
-        """`permanent`: another start of the same definition cannot succeed."""
+        """`permanent`: another start of the same definition cannot succeed. False: it may succeed later."""
         super().__init__(message)
         self.permanent = permanent
 
@@ -38,7 +39,9 @@ class StartRequest:
     """`rh-<instance>-<slug>-<index>-<hash8>-<attempt>`."""
     definition: Definition
     served_name: str
+    """Name of the model in requests to the engine."""
     image: str | None
+    """Container image; None: the backend's default image. The process runtime ignores it."""
     token: str
     """The replica's own bearer token. It is set in the engine's environment, never in labels, argv or logs."""
     claims: Mapping[str, int] = field(default_factory=dict)
@@ -46,7 +49,7 @@ class StartRequest:
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """Uuids of the claimed GPUs. The engine must see these and no others."""
+        """Uuids of the claimed GPUs, in the order of `claims`; empty: none. The engine must see these and no others."""
         return tuple(uuid for uuid in self.claims if uuid != HOST)
 
 
@@ -59,21 +62,26 @@ class SeenReplica:
     phase: Phase
     created_at: float
     started_at: float | None = None
+    """When the engine's process was started; None: it was not, or the time is not known."""
     base_url: str | None = None
-    """URL at which the controller and the gateways reach the engine; None until it has an address."""
+    """URL at which the controller and the gateways reach the engine; None while it has no address."""
     claims: Mapping[str, int] = field(default_factory=dict)
     """The claims that the replica was started with: GPU uuid to MiB, and HOST to MiB of main memory."""
     exit: Exit | None = None
     """How the replica ended, with the engine's last log lines. Set if and only if the phase is EXITED."""
     image_id: str | None = None
+    """Id of the image that the container was made of; None: the replica is a process."""
     argv: tuple[str, ...] = ()
+    """The engine's command line, program first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """What a running replica would be started with now, for comparison with what it was started with."""
+    """What `Runtime.render_replica` returns: with what a running replica would be started now. Drift detection compares
+    it with `SeenReplica.argv` and `image_id`, with which the replica was started."""
 
     argv: tuple[str, ...]
+    """The command line, program first."""
     image_id: str | None = None
     """Id of the image that the image reference names now. None: the runtime has no images, or the image is missing."""
 
@@ -90,37 +98,53 @@ class LogPart:
 
 
 class Runtime(Protocol):
-    """Starts, lists and stops replicas. Every method may raise RuntimeUnavailableError.
+    """Starts, lists and stops replicas. Every coroutine method except `close` may raise RuntimeUnavailableError.
 
     Methods are idempotent: it is no error to start a name that exists, or to stop one that is gone. A runtime finds
     replicas by their labels (docker) or records (process), not from memory, so they survive a restart of the
-    controller. It never lists, stops or removes anything without this instance's id.
+    controller. It never lists, stops or removes anything without this instance's id: names must be replica names of
+    this instance. Use one object in one event loop, and call `close` once at the end.
     """
 
     kind: str
     """`docker` or `process`."""
 
     async def list_replicas(self) -> list[SeenReplica]:
-        """Return every replica of this instance, in any phase."""
+        """Return every replica of this instance, in any phase, in no particular order; empty if there are none.
+
+        One whose labels cannot be read (docker) is left out. A record that cannot be read (process) raises
+        RuntimeUnavailableError.
+        """
 
     async def check_preflight(self, model: str, definition: Definition, image: str | None) -> PreflightResult:
-        """Check whether a replica could be started: model files, image and program exist. Starts nothing.
+        """Check whether a replica could be started: model files, image and program exist. Starts and pulls nothing.
 
-        A check that fails does not raise; the result says why.
+        A check that fails does not raise; the result says why. If only the image is missing and may be pulled, the
+        result names it (`missing_image`). `image` None: the backend's default image. Whether GPUs or memory are free is
+        not checked.
         """
 
     async def pull_image(self, image: str) -> None:
-        """Pull an image from its registry. Raises StartError with the registry's own reason."""
+        """Pull an image from its registry, and return when it is there, however long that takes.
+
+        Raises StartError with the registry's own reason; the process runtime, which has no images, always raises it.
+        """
 
     async def start_replica(self, request: StartRequest) -> None:
         """Start one replica. Returns once the engine's process runs, long before the engine is ready.
 
-        Raises StartError, after which nothing of the replica is left.
+        Does nothing if a replica of that name was started before, even if it has ended. The caller must have pulled the
+        image. Raises StartError if the start fails; nothing of the replica is left then. Raises ValueError, TypeError
+        or KeyError if the definition yields no command line, which `check_preflight` reports.
         """
 
     async def stop_replica(self, name: str, grace_s: float) -> None:
-        """End a replica and remove it: SIGTERM to its whole process group, SIGKILL after `grace_s` seconds. The end of
-        its log stays on disk. Returns once it is gone; does nothing if the name is unknown."""
+        """End a replica and remove it. The end of its log stays on disk. Does nothing if the name is unknown.
+
+        A process gets SIGTERM, as do its children, a container its image's stop signal (SIGTERM by default), and after
+        `grace_s` seconds SIGKILL. Returns once the replica is gone. The process runtime waits for that without limit;
+        docker raises RuntimeUnavailableError if the container does not end after SIGKILL either.
+        """
 
     async def remove_replica(self, name: str) -> None:
         """Remove a replica that has ended or was never started. The end of its log stays on disk.
@@ -130,28 +154,43 @@ class Runtime(Protocol):
         """
 
     async def read_log_tail(self, name: str, lines: int = 50) -> str:
-        """Return the engine's last log lines; empty if there are none."""
+        """Return the engine's last log lines as one text, also those of a removed replica whose log was kept.
+
+        Empty if there are none. The text is shorter than `lines` lines if these are very long.
+        """
 
     async def list_ended_logs(self, model: str) -> builtins.list[str]:
-        """Return the names of the model's removed replicas whose logs are kept, newest first."""
+        """Return the names of the model's removed replicas whose logs are kept, newest first; empty: there are none."""
 
     async def read_log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
-        """Return what the engine wrote after `cursor`. With None, return its last `lines` lines.
+        """Return what the engine wrote after `cursor`, the `LogPart.cursor` of an earlier call, in whole lines.
 
-        Returns None if no log of that replica is known.
+        With None, or with a text that is no cursor of this runtime, return the last `lines` lines. Does not wait for
+        new lines: the part may be empty. With a cursor, a part may end before the log does; call again with its cursor
+        while `LogPart.running` is true. Returns None if `name` is no replica name of this instance, or if no log of it
+        is known.
         """
 
     async def render_replica(self, replica: SeenReplica, definition: Definition, image: str | None) -> Rendered | None:
-        """Return what a running replica would be started with now, at its present address; None if that is unknown."""
+        """Return what a running replica would be started with now, at its present address.
+
+        None if that is unknown, since the definition yields no command line or a claimed GPU cannot be read. `image`
+        None: the backend's default image.
+        """
 
     async def read_gpus(self) -> tuple[Gpu, ...] | None:
-        """Return the host's GPUs that can be read. Their processes name the replicas that they belong to.
+        """Return the host's GPUs that can be read, in PCI order, MIG instances in place of a GPU in MIG mode. Their
+        processes name the replicas that they belong to, where that is known.
 
-        Empty: the host has none. None: unknown, since GPUs were read before and cannot be read now.
+        Empty: the host has none, or has no NVIDIA driver that could tell. None: unknown, since the driver or all GPUs
+        fail, or since GPUs were read before and the driver is gone now.
         """
 
     async def read_host_mib(self, name: str) -> int | None:
-        """Return the MiB of main memory that a running replica holds, including mapped model files; None: unknown."""
+        """Return the MiB of main memory that a running replica holds, including mapped model files.
+
+        None if that is unknown, or if no such replica runs; never 0.
+        """
 
     def get_gpu_error(self) -> str | None:
         """Return why the last `read_gpus` found no GPU or failed, as a sentence.
@@ -160,13 +199,21 @@ class Runtime(Protocol):
         """
 
     def get_gpu_driver(self) -> GpuDriver | None:
-        """Return the NVIDIA driver that the last `read_gpus` found; None: there is none, or it is not known."""
+        """Return the NVIDIA driver that the last `read_gpus` found; None: there is none, or it is not known, as before
+        the first `read_gpus`."""
 
     def list_unread_gpus(self) -> tuple[UnreadGpu, ...]:
-        """Return the GPUs that the last `read_gpus` left out because they cannot be read, each with the reason."""
+        """Return the GPUs that the last `read_gpus` left out because they cannot be read, each with the reason. Empty
+        if there are none, or before the first `read_gpus`."""
 
     def watch_events(self) -> AsyncIterator[None]:
-        """Yield whenever replicas may have changed, until `close`. What has changed must be read by `list_replicas`."""
+        """Yield whenever replicas may have changed, until `close`. What has changed must be read by `list_replicas`.
+
+        Several changes may yield once, and a change before the first step of the iteration may be missed. A lost
+        connection to the Docker daemon raises nothing: it is made again. The process runtime reports only ends of
+        engines that `list_replicas` or `start_replica` saw running.
+        """
 
     async def close(self) -> None:
-        """Release connections, and end `watch_events`. Engines go on running."""
+        """Release connections, and end `watch_events`. Engines go on running. Does not raise
+        RuntimeUnavailableError."""

@@ -36,7 +36,8 @@ def find_claimed_gpus(
 
 
 def describe_claims(claims: Mapping[str, int], claimed_gpus: tuple[Gpu, ...]) -> tuple[ClaimedGpu, ...]:
-    """Return the claimed GPUs, each with its claim and its memory in MiB, as command lines of engines need them."""
+    """Return the claimed GPUs, in their given order, each with its claim and its memory in MiB, as command lines of
+    engines need them. Raises KeyError if a GPU is not in `claims`."""
     return tuple(ClaimedGpu(gpu.uuid, claims[gpu.uuid], gpu.total_mib) for gpu in claimed_gpus)
 
 
@@ -52,7 +53,8 @@ def visible_gpus(gpus: Sequence[Gpu], *, by_uuid: bool = False) -> dict[str, str
 
 
 def is_wsl2(kernel_release: str, *, has_dxg: bool) -> bool:
-    """Return whether this host is a virtual machine of WSL2, by its kernel's name or by its GPU device `/dev/dxg`.
+    """Return whether this host is a virtual machine of WSL2: its kernel's release names Microsoft, or the GPU device
+    `/dev/dxg` exists (`has_dxg`).
 
     On WSL2 a container sees all GPUs, whichever it was given (docker/for-win#12677,
     NVIDIA/nvidia-container-toolkit#21).

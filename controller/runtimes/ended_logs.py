@@ -18,7 +18,8 @@ log = logging.getLogger(__name__)
 
 
 class EndedLogs:
-    """The folder of kept logs. Only the controller's user may read it.
+    """The folder in which both runtimes keep the ends of removed replicas' logs, one file per replica. Only the
+    controller's user may read it. Methods block.
 
     Replica names become file names unchecked, so callers must check names that come from outside.
     """
@@ -27,7 +28,8 @@ class EndedLogs:
         self._folder = folder
 
     def save_log(self, name: str, data: bytes) -> None:
-        """Keep the last `KEPT_BYTES` of a log, from the start of a line, and delete the oldest kept logs.
+        """Keep the last `KEPT_BYTES` of a log, from the start of a line, and delete all but the newest `KEPT_LOGS`
+        logs. A kept log of the same name is replaced. Empty `data` changes nothing.
 
         A failed write, say on a full disk, is only logged: it must not prevent the removal of the replica.
         """
@@ -42,7 +44,8 @@ class EndedLogs:
             path.unlink(missing_ok=True)
 
     def read_log(self, name: str) -> bytes | None:
-        """Return the kept end of a replica's log; None if none was kept."""
+        """Return the kept end of a replica's log, unparsed; None if none is kept. Raises OSError if the file cannot be
+        read."""
         try:
             return self.log_path(name).read_bytes()
         except FileNotFoundError:
@@ -51,13 +54,15 @@ class EndedLogs:
     def list_names(self, instance: str, model: str) -> list[str]:
         """Return the names of the model's replicas whose logs are kept, newest first; empty if there are none.
 
-        `instance`: this Roundhouse's id, with which the names of its replicas begin (`rh-<instance>-`).
+        `instance`: this Roundhouse's id, with which the names of its replicas begin (`rh-<instance>-`). Raises
+        ValueError if it is not an instance id.
         """
         name_pattern = names_of(instance, model)
         return [path.stem for path in self._newest_first() if name_pattern.fullmatch(path.stem)]
 
     def highest_attempt(self) -> int:
-        """Return the highest attempt number among the replicas whose logs are kept; 0 if there are none."""
+        """Return the highest attempt number among the replicas whose logs are kept, of all models; 0 if there are
+        none."""
         numbers = (path.stem.rpartition("-")[2] for path in self._folder.glob("*.log"))
         return max((int(number) for number in numbers if number.isdecimal()), default=0)
 

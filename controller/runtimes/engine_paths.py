@@ -25,7 +25,11 @@ Mounts = Mapping[Path, PurePosixPath]
 
 
 def mount_roots(roots: ModelRoots, targets: Sequence[PurePosixPath]) -> Mounts:
-    """Return where engines see each models folder. `targets` has one path per folder, in the same order."""
+    """Return where engines see each models folder. `targets` has one path per folder, in the same order.
+
+    If two folders are the same once symbolic links are resolved, the first one's target counts. Raises ValueError if
+    the numbers of folders and targets differ.
+    """
     mounts: dict[Path, PurePosixPath] = {}
     for folder, target in zip(roots.resolve().folders, targets, strict=True):
         mounts.setdefault(folder, target)
@@ -33,10 +37,12 @@ def mount_roots(roots: ModelRoots, targets: Sequence[PurePosixPath]) -> Mounts:
 
 
 def find_engine_paths(roots: ModelRoots, paths: Iterable[str], mounts: Mounts | None = None) -> dict[str, str]:
-    """Return the path by which an engine reaches each model path. Paths that cannot be located are left out.
+    """Return the path by which an engine reaches each model path. Paths that cannot be located are left out; nothing is
+    raised for them, and whether a file exists is not checked.
 
     `mounts` None means that engines see the same file system as the controller. A symbolic link that engines can follow
-    is kept as it is, because its name may matter (a set of split files); for any other link, its target is used.
+    is kept as it is, because its name may matter (a set of split files); for any other link, its target is used if that
+    is below a models folder.
     """
     engine_paths: dict[str, str] = {}
     for path in paths:
@@ -49,10 +55,12 @@ def find_engine_paths(roots: ModelRoots, paths: Iterable[str], mounts: Mounts | 
 
 
 def find_broken_link(roots: ModelRoots, checks: Iterable[FileCheck], mounts: Mounts) -> str | None:
-    """Return a description of the first symbolic link that the controller can follow and engines cannot; None if none.
+    """Return a description of the first symbolic link that the controller can follow and engines cannot; None if there
+    is none among the files that engines open.
 
-    The text names the definition's field, the path, and what to do. Files that are missing or unreadable are skipped,
-    since `controller.runtimes.model_files` reports them.
+    The text names the definition's field, the path, and what to do. A link to a single file is no problem, since the
+    engine is given the path of its target. Files that are missing or unreadable are skipped, since
+    `controller.runtimes.model_files` reports them. Of a folder, at most 10,000 files are checked.
     """
     for check in checks:
         try:
@@ -87,7 +95,8 @@ def is_reached_alike(path: Path, root: Path, mounts: Mounts) -> bool:
     """Return whether a path below the models folder `root` leads an engine to the same file as the controller.
 
     It does if every symbolic link on the way is relative and stays in its models folder, or leads into a models folder
-    that controller and engines see at the same path.
+    that controller and engines see at the same path. More than 40 links count as a circle: False. Whether the file
+    exists is not checked. `root` must be a key of `mounts`; ValueError is raised if `path` is not below `root`.
     """
     current, remaining, links = root, list(path.relative_to(root).parts), 0
     while remaining:

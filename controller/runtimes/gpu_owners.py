@@ -13,18 +13,24 @@ log = logging.getLogger(__name__)
 
 
 class GpuOwners:
-    """Remembers the replica of each process that holds GPU memory.
+    """Remembers the replica of each process that holds GPU memory. A runtime has one, and passes each reading of the
+    GPUs through `name_owners`.
 
     A process keeps its replica as long as it holds memory, even after that replica is gone.
     """
 
     def __init__(self, ask: Callable[[], Awaitable[Mapping[str, Collection[int]]]]) -> None:
-        """`ask` returns the process ids of each replica, by its name. It is called only when a new process appears."""
+        """`ask` returns the process ids of each replica, by its name. It is called only when a new process appears, and
+        may raise RuntimeUnavailableError."""
         self._read_processes = ask
         self._owners: dict[int, str | None] = {}
 
     async def name_owners(self, gpus: tuple[Gpu, ...] | None) -> tuple[Gpu, ...] | None:
-        """Return the GPUs with the replica filled in for each process. None for None."""
+        """Return the GPUs with each process's `replica` filled in; None for None.
+
+        `replica` is None for a process of no replica, and for a new one if the runtime is unavailable. That raises
+        nothing; the next call asks again.
+        """
         if gpus is None:
             return None
         pids = {process.pid for gpu in gpus for process in gpu.processes or ()}

@@ -37,14 +37,16 @@ _CONTROL: Final = re.compile(
 
 
 def plain_lines(data: bytes) -> list[str]:
-    """Decode the lines of a log, without terminal control codes. Of a progress bar, only the last state remains."""
+    """Decode a log as UTF-8 and return its lines, oldest first, without newlines, blanks at their ends and terminal
+    control codes. Of a progress bar, only the last state remains. Invalid bytes become U+FFFD."""
     text = _CONTROL.sub("", data.decode(errors="replace").replace("\r\n", "\n"))
     lines = text.removesuffix("\n").split("\n") if text else []
     return [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in lines]
 
 
 def last_lines(data: bytes, count: int) -> tuple[str, ...]:
-    """Return the last `count` lines as `plain_lines`, not counting empty lines at the end."""
+    """Return the last `count` lines of a log, oldest first, cleaned as by `plain_lines`, without empty lines at the
+    end; none if `count` is 0 or less."""
     lines = plain_lines(data)
     while lines and not lines[-1]:
         lines.pop()
@@ -52,20 +54,22 @@ def last_lines(data: bytes, count: int) -> tuple[str, ...]:
 
 
 def plain_tail(data: bytes, lines: int = TAIL_LINES) -> str:
-    """Return the last `lines` lines as one text, cleaned as by `plain_lines` and at most `tail_bytes(lines)` long."""
+    """Return the last `lines` lines as one text, cleaned as by `plain_lines`. Of a text longer than `tail_bytes(lines)`
+    bytes, only the last bytes are returned, which may begin within a line."""
     tail = "\n".join(last_lines(data, lines)).encode()[-tail_bytes(lines) :]
     return tail.decode(errors="ignore")
 
 
 def tail_bytes(lines: int) -> int:
-    """Return how many bytes a tail of `lines` lines may have."""
+    """Return how many bytes of UTF-8 a tail of `lines` lines has at most: 160 a line, and never under `TAIL_BYTES`."""
     return max(TAIL_BYTES, lines * _LINE_BYTES)
 
 
 def whole_lines(data: bytes, *, has_ended: bool, max_bytes: int = PART_BYTES) -> bytes:
-    """Return at most the first `max_bytes` of a log, up to the end of a line. A longer line is cut.
+    """Return at most the first `max_bytes` of a log, up to the end of a line. A first line that is longer is cut.
 
-    An unfinished last line is left for a later part, unless the log has ended (`has_ended`).
+    An unfinished last line is left for a later part, unless the log has ended (`has_ended`). So the result may be
+    empty although `data` is not.
     """
     part = data[:max_bytes]
     if has_ended and len(part) == len(data):
@@ -93,7 +97,8 @@ class LineDigest:
 
 @dataclass(frozen=True, slots=True)
 class LogMark:
-    """A position in a log, recognized by the content before it. The default is the position before the first byte."""
+    """A position in a log, recognized by the content before it. Cursors of `read_log_after` contain its text, so that
+    a client's position survives when the log is cut or moved. The default is the position before the first byte."""
 
     context: LineDigest = field(default_factory=LineDigest)
     """Digest of the last bytes before the position."""
@@ -102,7 +107,7 @@ class LogMark:
 
     @classmethod
     def of(cls, data: bytes) -> LogMark:
-        """Return the position after these bytes."""
+        """Return the position after these bytes, which should end with a whole line."""
         return cls(LineDigest.of(data[-_CONTEXT_BYTES:]), LineDigest.of(_last_line(data)))
 
     @classmethod
@@ -150,9 +155,10 @@ def _last_line(data: bytes) -> bytes:
 
 
 def ended_log_part(data: bytes, mark: LogMark | None, lines: int, cursor: str) -> LogPart:
-    """Return all that follows `mark` in the kept log of a removed replica. With None, return the last `lines` lines.
+    """Return a part with all that follows `mark` in `data`, the kept log of a removed replica, and `running` False.
 
-    `cursor` becomes the part's cursor.
+    With `mark` None, the part has the last `lines` lines; otherwise `lines` is ignored. If `mark` is not found in
+    `data`, all of `data` is returned. `cursor` becomes the part's cursor, which must be the position after `data`.
     """
     text_lines = last_lines(data, lines) if mark is None else tuple(plain_lines(mark.rest_of(data)))
     return LogPart(text_lines, cursor, running=False)

@@ -25,10 +25,10 @@ _LOOKED_AT: Final = 10_000
 
 
 def check_model(roots: ModelRoots, engine: Engine[Any], definition: Definition) -> str | None:
-    """Return why a model must not start; None if it may.
+    """Return why a model must not start, as a sentence for the operator; None if it may. Blocks.
 
     Reasons are files that are missing, unreadable or of a wrong kind, and code in the model's folder that the
-    definition does not allow.
+    definition does not allow. Only the first problem is returned. `definition` must be one of `engine`'s own class.
     """
     problem = check_files(roots, engine.list_files(definition))
     return problem or _check_code(roots, engine.list_code_checks(definition))
@@ -52,7 +52,10 @@ def _check_code(roots: ModelRoots, checks: Sequence[CodeCheck]) -> str | None:
 
 
 def check_files(roots: ModelRoots, checks: Sequence[FileCheck]) -> str | None:
-    """Return what is wrong with the first file that fails its check: field, path and what to do; None if all pass."""
+    """Return what is wrong with the first file that fails its check: field, path and what to do; None if all pass.
+
+    Errors of the file system are not raised but returned. With checks, it is also a problem if no models folder exists.
+    """
     if checks and not any(folder.is_dir() for folder in roots.folders):
         return _describe_missing_roots(roots)
     for check in checks:

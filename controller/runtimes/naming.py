@@ -38,7 +38,8 @@ def replica_name(instance: str, replica: ReplicaId) -> str:
 
 
 def is_replica_name(instance: str, name: str) -> bool:
-    """Return whether a text from outside has the form of a replica name of this instance.
+    """Return whether a text from outside has the form of a replica name of this instance. Whether there is or was such
+    a replica is not checked.
 
     Such a text is short and contains no path, so it can be used as a file name.
     """
@@ -47,7 +48,8 @@ def is_replica_name(instance: str, name: str) -> bool:
 
 
 def names_of(instance: str, model: str) -> re.Pattern[str]:
-    """Return a pattern that fully matches the names of a model's replicas, of any index, spec hash and attempt."""
+    """Return a pattern for `fullmatch` that matches the names of a model's replicas, of any index, spec hash and
+    attempt. Raises ValueError for an invalid instance."""
     sample = replica_name(instance, ReplicaId(model, 0, "0" * 8, 0))
     return re.compile(re.escape(sample.removesuffix("-0-00000000-0")) + r"-\d+-[0-9a-f]{8}-\d+")
 
@@ -62,5 +64,6 @@ def _slug(model: str, max_length: int) -> str:
 
 
 def replica_token(secret: bytes, name: str) -> str:
-    """Return the replica's own bearer token, the HMAC-SHA256 of its name in hex. It can always be derived again."""
+    """Return the replica's own bearer token: the HMAC-SHA256 of its name in hex, with the instance's `secret` as the
+    key. The same arguments always give the same token, so that nothing has to store it."""
     return hmac.new(secret, name.encode(), hashlib.sha256).hexdigest()

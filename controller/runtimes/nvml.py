@@ -99,7 +99,8 @@ def _sort_by_pci(names: Mapping[int, _GpuNames]) -> list[int]:
 
 
 def sees_host_pids() -> bool:
-    """Return whether this process is in the host's PID namespace, so that process ids of the driver are valid here."""
+    """Return whether this process is in the host's PID namespace, so that process ids of the driver are valid here.
+    False if that cannot be read."""
     try:
         return _OWN_PIDS.stat().st_ino == _HOST_PIDS_INODE
     except OSError:
@@ -107,10 +108,10 @@ def sees_host_pids() -> bool:
 
 
 class NvmlReader:
-    """Reads the host's GPUs. Thread-safe.
+    """Reads the host's GPUs. Readings block, and may be made from any thread, one at a time.
 
-    It remembers whether a reading ever succeeded: only then a failure means that the GPUs are unknown, and not that
-    there are none.
+    It remembers whether a reading ever succeeded: from then on, a driver that is missing means that the GPUs are
+    unknown, and not that there are none. Call `close` at the end.
     """
 
     def __init__(
@@ -148,8 +149,9 @@ class NvmlReader:
         """Return the GPUs in PCI order. Their `index` is CUDA's with CUDA_DEVICE_ORDER=PCI_BUS_ID.
 
         A GPU in MIG mode is represented by its instances. One that cannot be read is left out, and is among
-        `unread_gpus`; the indices of the others stay as they are. Empty: there is no driver, or no GPU. None: there
-        are GPUs, and none of them can be read now.
+        `unread_gpus`; the indices of the others stay as they are. Empty: there is no driver, or no GPU, and never was.
+        None: unknown, since the driver fails, or since no GPU can be read now. Raises no error of NVML: `reason` says
+        why the result is empty or None.
         """
         with self._lock:
             try:
@@ -174,7 +176,7 @@ class NvmlReader:
         return self.absence if self.error is None else f"the GPUs cannot be read now: {self.error}"
 
     def close(self) -> None:
-        """Release the library."""
+        """Release the library, after a reading under way. May be repeated; a later reading loads the library again."""
         with self._lock:
             self._shut()
 
@@ -390,15 +392,17 @@ class Reading:
     gpus: tuple[Gpu, ...] | None
     """Empty: there are none. None: unknown, since they cannot be read now."""
     error: str | None = None
-    """Why `gpus` is empty or None; None: it is neither."""
+    """Why `gpus` is empty or None, as `NvmlReader` reports it; None: it is neither."""
     driver: GpuDriver | None = None
     """None: there is no driver, it is unknown, or the probe's version does not report it."""
     unread_gpus: tuple[UnreadGpu, ...] = ()
+    """The GPUs that the reading left out because they cannot be read."""
 
     def to_line(self) -> str:
         """Return the reading as one line of JSON, without a newline.
 
-        A line longer than `LINE_BYTES` is returned without the GPUs' processes.
+        If the line would be longer than `LINE_BYTES`, the GPUs' processes are left out of it (null: unknown), which may
+        still leave more than that.
         """
         line = json.dumps(asdict(self), separators=(",", ":"))
         if len(line) <= LINE_BYTES or self.gpus is None:
@@ -446,7 +450,11 @@ def _name_of(pid: int) -> str | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print one reading, or with `--interval` readings until the pipe's reader closes it. Returns the exit code."""
+    """Print one reading as a line of JSON, or with `--interval` one every S seconds until stdout is closed or SIGTERM
+    arrives. Returns the exit code, which is 0 also if no GPU can be read.
+
+    `argv` None: the program's arguments. Raises SystemExit for invalid arguments, and sets a handler for SIGTERM.
+    """
     parser = argparse.ArgumentParser(prog="python -m controller.runtimes.nvml", description="Read the host's GPUs.")
     parser.add_argument("--interval", type=float, metavar="S", help="seconds between readings; default: read once")
     interval = parser.parse_args(argv).interval

@@ -10,7 +10,8 @@ from controller.state import HOST
 
 @dataclass(frozen=True, slots=True)
 class HeldMemory:
-    """The most memory, in MiB, that one replica was ever observed to hold. None: it could not be measured."""
+    """The most memory, in MiB, that one replica was ever observed to hold. None: it could not be measured, or the
+    replica has no GPU."""
 
     per_gpu_mib: int | None = None
     """Memory of one GPU, the one of which the replica holds the most."""
@@ -18,7 +19,7 @@ class HeldMemory:
     """Main memory, including mapped model files."""
 
     def largest_of(self, other: HeldMemory) -> HeldMemory:
-        """Return the larger value of each of the two figures. A known figure beats None."""
+        """Return a HeldMemory with the larger value of each field; a known value counts as larger than None."""
         return HeldMemory(_larger(self.per_gpu_mib, other.per_gpu_mib), _larger(self.host_mib, other.host_mib))
 
 
@@ -26,8 +27,9 @@ def raise_claims(claims: Mapping[str, int], held: HeldMemory | None) -> Mapping[
     """Return a replica's claims, raised to the memory that it was observed to hold (None: it was not observed).
 
     So the plan places nothing else into that memory. `claims` and the result map GPU uuids, and HOST for main memory,
-    to MiB. Every GPU of the replica is raised to the figure of its fullest one, as in the claim of the next load. Main
-    memory is claimed even if the replica started without a claim of it.
+    to MiB. No claim is lowered, and `claims` is not changed. The claim of every GPU of the replica is raised to the
+    memory held on its fullest one, as in the claim of the next load. Main memory is claimed even if the replica started
+    without a claim of it.
     """
     if held is None:
         return claims

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The estimated memory of one replica, in MiB."""
+    """The memory of one replica, in MiB, as an `Estimator` estimates it before a load."""
 
     per_gpu_mib: int
     """Memory of each of the replica's GPUs; 0 if it has none."""
@@ -44,14 +44,15 @@ class Estimate:
     reason: str | None = None
     """Why the backend could not predict the memory; None if it did, or if it has no formula."""
     host_grows: bool = False
-    """See `Prediction`."""
+    """Whether the use of main memory grows while the replica serves: see `Prediction`."""
 
     def mib_on_gpu(self, gpu_mib: int) -> int:
         """Return the MiB that the replica takes of one GPU with `gpu_mib` of memory."""
         return self.per_gpu_mib if self.gpu_share is None else max(self.per_gpu_mib, ceil(self.gpu_share * gpu_mib))
 
     def replica_mib(self, gpu_mib: int | None) -> int | None:
-        """Return the MiB of all the replica's GPUs, each with `gpu_mib` of memory, or of main memory without GPUs.
+        """Return the MiB that the replica takes of all its GPUs together, each with `gpu_mib` of memory. For a replica
+        without GPUs, return the MiB of main memory.
 
         None if the replica takes a share of its GPUs and `gpu_mib` is None (unknown).
         """
@@ -72,9 +73,9 @@ def estimate_replicas(
 ) -> tuple[int | None, int, EstimateSource]:
     """Return the MiB of `replicas` replicas together, their number, and the source of the estimate.
 
-    `declared_mib` and `observed_mib` are for one replica. A declared figure has precedence over an observed one, and
-    that over `file_estimate` (DESIGN.md §3); None: there is none. `gpu_mib` is the memory of one GPU. The MiB are None
-    if there is no estimate.
+    `declared_mib` and `observed_mib` are for one replica, all its GPUs together. A declared value has precedence over
+    an observed one, and that over `file_estimate` (DESIGN.md §3); None: there is none. `gpu_mib` is the memory of one
+    GPU; None: unknown. The MiB are None, and the source is `unavailable`, if there is no estimate.
     """
     if declared_mib is not None:
         return declared_mib * replicas, replicas, "declared"
@@ -87,7 +88,8 @@ def estimate_replicas(
 
 
 def largest_mib(model: DesiredModel, gpus: Iterable[Gpu] | None) -> int | None:
-    """Return the memory, in MiB, of the largest GPU that the model may use; None if no such GPU is known."""
+    """Return the memory, in MiB, of the largest GPU among `gpus` that the model may use by its `gpu_choice`; None if
+    there is no such GPU, or if `gpus` is None (unknown)."""
     allowed_gpus = [gpu for gpu in gpus or () if not model.gpu_choice or {gpu.uuid, gpu.label} & set(model.gpu_choice)]
     return max((gpu.total_mib for gpu in allowed_gpus), default=None)
 
@@ -104,10 +106,12 @@ class Estimator:
     """Reads model files, and estimates the memory of models from them.
 
     Files are read in a thread. Concurrent callers share one reading of a path, and a file's head is read again only if
-    its size or modification time has changed.
+    its size or modification time has changed. Files that are missing or damaged raise nothing: the models that need
+    them have no prediction. A controller has one estimator, on its event loop.
     """
 
     def __init__(self, roots: ModelRoots, clock: Callable[[], float]) -> None:
+        """`roots` are the models folders. `clock` returns a time in seconds."""
         self._roots = roots
         self._clock = clock
         self._read_artifacts: dict[str, _ReadArtifact] = {}
@@ -115,9 +119,10 @@ class Estimator:
         self._cached_estimates: dict[str, _CachedEstimate] = {}
 
     def known_estimates(self, models: Iterable[DesiredModel]) -> Mapping[str, Estimate]:
-        """Return the estimate for one replica of each model, by name, from the files read so far. Never waits.
+        """Return the estimate for one replica of each model, by name, from the files read so far. Never waits, and
+        reads nothing.
 
-        A model without an estimate is absent.
+        A model is absent if its backend could not predict and the sizes of its files are not all known.
         """
         estimates = {model.name: self._estimate(model) for model in models}
         return {name: each for name, each in estimates.items() if each is not None}
@@ -125,8 +130,8 @@ class Estimator:
     def predict_requirements(self, models: Iterable[DesiredModel]) -> Mapping[str, Requirement]:
         """Return the memory to set aside for one replica of each model, by name, from the files read so far.
 
-        Models whose backend could not predict are absent: the size of the files alone is too low an estimate. Never
-        waits.
+        Models whose backend could not predict are absent: the size of the files alone is too low an estimate. In a
+        `Requirement` of a replica without GPUs, the GPU memory is None. Never waits.
         """
         return {
             name: Requirement(
@@ -140,7 +145,8 @@ class Estimator:
         }
 
     def longest_tokens(self, models: Iterable[DesiredModel]) -> Mapping[str, int]:
-        """Return the length in bytes of the longest token in each model's vocabulary, by name, where it is known."""
+        """Return the length in bytes of the longest token in each model's vocabulary, by name, from the files read so
+        far. Models of which it is not known are absent. Never waits."""
         longest_tokens = {
             model.name: ENGINES[model.backend].longest_token(model.definition, self._known_artifacts(model))
             for model in models
@@ -148,13 +154,16 @@ class Estimator:
         return {name: each for name, each in longest_tokens.items() if each is not None}
 
     def has_seen(self, model: DesiredModel) -> bool:
-        """Return whether all files of the model were looked at at least once, even if they were missing."""
+        """Return whether all files of the model were looked at at least once, even if they were missing. True for a
+        model whose backend needs none. May be false again once `KEPT_S` seconds passed without a look."""
         return all(path in self._read_artifacts for path in ENGINES[model.backend].list_artifacts(model.definition))
 
     async def refresh_artifacts(self, models: Iterable[DesiredModel]) -> bool:
-        """Look again at those files of the models that were not checked for `FRESH_S`.
+        """Look again at those files of the models that were not checked for `FRESH_S` seconds, and wait until that is
+        done, also for looks that another caller began.
 
-        Return whether one of them has changed.
+        Return whether what is known of one of them has changed, as on the first look at it. Files that are missing or
+        damaged raise nothing.
         """
         now = self._clock()
         paths = {path for model in models for path in ENGINES[model.backend].list_artifacts(model.definition)}
@@ -220,7 +229,8 @@ class _CachedEstimate:
     estimate: Estimate | None
 
     def is_current(self, model: DesiredModel, artifacts: Mapping[str, Artifact]) -> bool:
-        """Return whether the inputs are still the same."""
+        """Return whether the estimate still holds: the model's definition, its number of GPUs and what was read of its
+        files are the same."""
         return (
             self.model.definition == model.definition
             and self.model.gpu_count == model.gpu_count

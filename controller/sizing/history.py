@@ -36,10 +36,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ObservedSample:
-    """The memory that one replica of a model was observed to hold at most."""
+    """The most memory that one replica of a model was observed to hold in the loads that the history keeps."""
 
     per_gpu_mib: int | None
-    """MiB of one GPU, the one of which it held the most; None: it has no GPU, or it could not be measured."""
+    """MiB on one GPU, the one on which it held the most; None: it has no GPU, or it could not be measured."""
     host_mib: int | None
     """MiB of main memory, including mapped model files; None: it could not be measured."""
     replicas: int
@@ -48,7 +48,8 @@ class ObservedSample:
     """Unix time of the last measurement."""
 
     def of_replica(self, gpus: int) -> int | None:
-        """Return the MiB of `gpus` GPUs together, or the MiB of main memory if `gpus` is 0. None: not known."""
+        """Return the MiB of `gpus` GPUs together, taking each to hold as much as the fullest one, or the MiB of main
+        memory if `gpus` is 0. None: not known."""
         if gpus == 0:
             return self.host_mib
         return None if self.per_gpu_mib is None else self.per_gpu_mib * gpus
@@ -85,17 +86,19 @@ class _File(BaseModel):
 
 
 class MemoryHistory:
-    """Observed memory of all models, in memory. To store it, pass `file_content` to `save_history`."""
+    """What is known of the memory that replicas were observed to hold, for all models. It is kept in memory; to store
+    it, pass `file_content()` to `save_history`. A controller has one, which its `MemorySampler` fills."""
 
     def __init__(self, kinds: Iterable[_Kind] = ()) -> None:
         self._kinds = list(kinds)
         """Ordered by last measurement, newest last."""
         self.revision = 0
-        """Counts changes, so that a caller knows when to store the history again."""
+        """Number of changes since the history was read, so that a caller knows when to store it again."""
 
     @classmethod
     def load_history(cls, folder: Path) -> MemoryHistory:
-        """Read the history from the state folder. A file that is missing or unusable yields an empty history."""
+        """Read the history from the state folder. A file that is missing, damaged, unreadable or of a newer version
+        yields an empty history and raises nothing; a warning is logged unless it is missing. Blocks."""
         path = folder / FILE_NAME
         try:
             content = json.loads(path.read_bytes())
@@ -111,14 +114,15 @@ class MemoryHistory:
             return cls()
 
     def file_content(self) -> bytes:
-        """Return the content of the file to store."""
+        """Return the content of the file to store, as JSON."""
         return _File(kinds=self._kinds).model_dump_json().encode()
 
     def observed_requirement(self, model: DesiredModel, gpu_type: str | None) -> ObservedSample | None:
         """Return the memory that one replica was observed to hold on GPUs of this type; None if it never was.
 
         `gpu_type` is the GPU's name; None means without GPUs. Only loads with the model's present parameters count;
-        those with the present number of replicas have precedence over others.
+        those with the present number of replicas (the declared one while none is wanted) have precedence over others.
+        Of the `LOADS_KEPT` loads that are kept, the largest value counts.
         """
         replicas = model.replicas or model.declared_definition.replicas
         digest = _digest(model)
@@ -127,9 +131,11 @@ class MemoryHistory:
         return _largest_sample(kind) if kind is not None else None
 
     def largest_observed(self, model: DesiredModel, gpus: tuple[Gpu, ...] | None) -> ObservedSample | None:
-        """Return the largest observation for one replica over the types of GPUs that the model may use.
+        """Return the observation with the most GPU memory for one replica, over the types of GPUs among `gpus` that the
+        model may use.
 
-        For a model without GPUs, return its observation without GPUs. None if there is none.
+        For a model without GPUs, return its observation without GPUs. None if there is none with known GPU memory, or
+        if `gpus` is None (unknown).
         """
         if model.gpu_count == 0:
             return self.observed_requirement(model, None)
@@ -146,7 +152,8 @@ class MemoryHistory:
     def observed_requirements(
         self, models: Iterable[DesiredModel], gpus: tuple[Gpu, ...] | None
     ) -> Mapping[str, Requirement]:
-        """Return the observed memory of one replica of each model, by name. Models never observed are absent."""
+        """Return the observed memory of one replica of each model, by name, as `largest_observed` returns it. Models
+        never observed and remote models are absent."""
         samples = {model.name: self.largest_observed(model, gpus) for model in models if model.runs}
         return {
             name: Requirement(each.per_gpu_mib, each.host_mib, observed_per_gpu_mib=each.per_gpu_mib)
@@ -157,7 +164,8 @@ class MemoryHistory:
     def held_memory(self, replica: str) -> HeldMemory | None:
         """Return the most memory that the replica of this name was observed to hold.
 
-        None if it was never observed, or if its record was dropped in favour of later loads.
+        None if it was never observed, or if its record was dropped in favour of later loads. A value in the result is
+        None if it could not be measured.
         """
         loads = [load for kind in self._kinds for load in kind.loads if load.replica == replica]
         held = HeldMemory()
@@ -166,7 +174,8 @@ class MemoryHistory:
         return held if loads else None
 
     def last_sampled_at(self, replica: str) -> float | None:
-        """Return the Unix time at which the replica's memory was last measured; None if it never was."""
+        """Return the Unix time at which the memory of the replica of this name was last recorded; None if it never was,
+        or if its record was dropped in favour of later loads."""
         return max((load.at for kind in self._kinds for load in kind.loads if load.replica == replica), default=None)
 
     def record_sample(
@@ -181,7 +190,9 @@ class MemoryHistory:
     ) -> None:
         """Record the memory that a replica of `model` holds now. Of all measurements of a replica, the largest counts.
 
-        `replica` is its name, `gpu_type` the name of its GPUs (None: without GPUs), `at` a Unix time in seconds.
+        `replica` is its name, `gpu_type` the name of its GPUs (None: without GPUs), `at` a Unix time in seconds. None
+        for `per_gpu_mib` or `host_mib` means that it could not be measured. The oldest of more than `LOADS_KEPT` loads
+        and `KINDS_KEPT` kinds are dropped. Nothing is written to disk.
         """
         digest, replicas = _digest(model), max(1, model.replicas)
         previous_kind = next(
@@ -209,7 +220,7 @@ class MemoryHistory:
         self.revision += 1
 
     def keep_only(self, models: Collection[str]) -> None:
-        """Forget all models that are not among `models`."""
+        """Forget all models whose names are not in `models`. `revision` changes only if something is forgotten."""
         kept_kinds = [each for each in self._kinds if each.model in models]
         if len(kept_kinds) != len(self._kinds):
             self._kinds = kept_kinds
@@ -217,7 +228,8 @@ class MemoryHistory:
 
 
 def save_history(folder: Path, content: bytes) -> None:
-    """Replace the stored history in the state folder by `content`. Raises OSError."""
+    """Replace the stored history in the state folder by `content`, which `MemoryHistory.file_content` returned. Blocks.
+    Raises OSError if it cannot be written; the old file is then unchanged. A power cut may lose the file."""
     # Without fsync: what a power cut loses will be measured again.
     write_atomic(folder / FILE_NAME, content, durable=False)
 

@@ -24,13 +24,15 @@ class PredictionSource(Protocol):
     """Predicts memory from model files (see `Estimator`)."""
 
     def has_seen(self, model: DesiredModel) -> bool:
-        """Return whether all files of the model were looked at."""
+        """Return whether all files of the model were looked at at least once, even if they were missing."""
 
     async def refresh_artifacts(self, models: Iterable[DesiredModel]) -> bool:
-        """Look at the models' files again. Return whether one has changed."""
+        """Look at the models' files again where that is due, and wait until it is done. Return whether what is known of
+        one of them has changed. Missing or damaged files raise nothing."""
 
     def predict_requirements(self, models: Iterable[DesiredModel]) -> Mapping[str, Requirement]:
-        """Return the predicted memory of one replica by model, from the files read so far."""
+        """Return the predicted memory of one replica of each model, by name, from the files read so far. Models without
+        a prediction are absent."""
 
 
 class ObservationSource(Protocol):
@@ -39,17 +41,21 @@ class ObservationSource(Protocol):
     def observed_requirements(
         self, models: Iterable[DesiredModel], gpus: tuple[Gpu, ...] | None
     ) -> Mapping[str, Requirement]:
-        """Return the observed memory of one replica by model. Models never observed are absent."""
+        """Return the observed memory of one replica of each model, by name, on the types of GPUs among `gpus` that it
+        may use (None: unknown). Models never observed are absent."""
 
 
 def combine_requirements(
     observation: Requirement, prediction: Requirement | None, *, is_held_to_claim: bool
 ) -> Requirement:
-    """Return the memory to set aside for a replica, from an observation of its model and the prediction, if any.
+    """Return the memory to set aside for a replica, from an observation of its model and the prediction (None: there is
+    none). An observed value has precedence over a predicted one, with these exceptions:
 
-    `is_held_to_claim` says that the engine takes no more than its claim allows. A claim taken from such an observation
-    would shrink with each load until a load failed, so then the GPU memory is at least the predicted one, and unknown
-    (None) without a prediction.
+    - `is_held_to_claim` says that the engine takes no more GPU memory than its claim allows. A claim taken from such an
+      observation would shrink with each load until a load failed, so then the GPU memory is at least the predicted one,
+      and unknown (None) without a prediction.
+    - Of main memory that grows while the replica serves (`host_grows`), the larger value counts.
+    - The share of a GPU (`gpu_share`) is always the predicted one.
     """
     if is_held_to_claim:
         predicted_mib = prediction.per_gpu_mib if prediction is not None else None
@@ -65,7 +71,8 @@ def combine_requirements(
 
 
 class Requirements:
-    """Combines predictions and observations, and has the model files checked in the background of the rounds."""
+    """Returns to each round the memory that replicas need, as observed or predicted, and has the model files checked in
+    the background. A controller has one; call `close` at the end. `wake` is called if a check changed a prediction."""
 
     def __init__(
         self, predictions: PredictionSource, observations: ObservationSource, wake: Callable[[], None]
@@ -80,10 +87,11 @@ class Requirements:
     async def requirements_of(
         self, models: Iterable[DesiredModel], gpus: tuple[Gpu, ...] | None
     ) -> Mapping[str, Requirement]:
-        """Return the memory to set aside for one replica of each model on these GPUs, by name, where it is known.
+        """Return the memory to set aside for one replica of each model on these GPUs, by name. Models of which nothing
+        is known and remote models are absent. `gpus` None: unknown.
 
-        Starts a look at the models' files in the background. Waits for it, up to `FIRST_LOOK_S`, only if the files of
-        a model were never looked at.
+        Starts a look at the models' files in the background, unless one is under way. Waits for it, up to
+        `FIRST_LOOK_S` seconds and once per look, only if the files of a model were never looked at.
         """
         engine_models = [model for model in models if model.runs]
         if self._look_task is None or self._look_task.done():
@@ -102,7 +110,8 @@ class Requirements:
         return requirements
 
     async def close(self) -> None:
-        """Stop looking at files."""
+        """Cancel the look at the files that is under way, and wait for its end. A later `requirements_of` starts a new
+        one."""
         if self._look_task is not None:
             self._look_task.cancel()
             await asyncio.wait({self._look_task})

@@ -50,9 +50,10 @@ class _Growth:
 
 
 class MemorySampler:
-    """Measures the memory of ready replicas in the background, records it in a `MemoryHistory`, and stores that.
+    """Measures the memory of ready replicas in the background, records it in a `MemoryHistory`, and stores that. A
+    replica is measured once ready, then every `AGAIN_S` seconds, and when it holds `GROWN_MIB` more of a GPU.
 
-    Call `follow_round` after each complete round of the reconciler.
+    Call `follow_round` after each complete round of the reconciler, in its event loop, and `close` at the end.
     """
 
     def __init__(self, history: MemoryHistory, folder: Path, runtime: Runtime, clock: Callable[[], float]) -> None:
@@ -73,7 +74,9 @@ class MemorySampler:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def follow_round(self, last_round: Round) -> None:
-        """Note the GPU memory in a complete round, and start to measure the replicas that are due. Does not wait."""
+        """Note the GPU memory in a complete round, start to measure the replicas that are due, and store what was
+        measured. Does not wait: failures of these tasks are logged, not raised. The history of models that are no
+        longer declared is forgotten."""
         self._note_growth(last_round)
         self._gpu_use = self._measure_gpu_use(last_round.observed)
         names = {replica.name for replica in last_round.observed.replicas}
@@ -96,23 +99,23 @@ class MemorySampler:
     def get_gpu_use(self) -> Mapping[str, Mapping[str, int]]:
         """Return the MiB that each replica held of its GPUs at the last round: replica name to GPU uuid to MiB.
 
-        Replicas whose use is not known are absent.
+        Replicas whose use is not known are absent, and so are all of them before the first round.
         """
         return self._gpu_use
 
     def get_held_memory(self, name: str) -> HeldMemory | None:
-        """Return the most memory that a replica was observed to hold, also by an earlier controller; None: never
-        measured.
+        """Return the most memory that the replica of this name was observed to hold, also by an earlier controller;
+        None: it was never measured, or its record was dropped in favour of later loads.
         """
         return self._held.get(name) or self._history.held_memory(name)
 
     @property
     def is_saved(self) -> bool:
-        """Whether all results are stored or being stored. False after a write failed."""
+        """Whether the last attempt to store the results succeeded; false after a write failed, until one succeeds."""
         return not self._is_failing
 
     async def close(self) -> None:
-        """Wait for measurements under way, then store the results."""
+        """Wait for measurements under way, then store the results. A failed write is logged, not raised."""
         await asyncio.gather(*self._tasks.values())
         await self._save()
 

@@ -28,7 +28,8 @@ VRAM_TOLERANCE: Final = 0.1
 def assess_models(desired: DesiredState, observed: ObservedState, plan: Plan) -> tuple[ModelStatus, ...]:
     """Return the status of every declared model, and of every other model that still has replicas, in name order.
 
-    `plan` must be the plan for the same desired and observed state: what it could not do becomes a model's error.
+    `plan` must be the plan for the same desired and observed state: what it could not do becomes a model's error. The
+    states are the true ones; to publish them, pass the result through `publishable_statuses`.
     """
     replicas: dict[str, list[ObservedReplica]] = defaultdict(list)
     for replica in observed.replicas:
@@ -109,7 +110,8 @@ def _all_run_again(model: DesiredModel, replicas: list[ObservedReplica]) -> bool
 
 
 def is_routable(replica: ObservedReplica) -> bool:
-    """Return whether gateways may send new requests to the replica."""
+    """Return whether gateways may send new requests to the replica: its engine runs, is ready, does not drain, and has
+    an address. It may run an older definition than the declared one."""
     return (
         replica.phase is Phase.RUNNING
         and replica.health is Health.READY
@@ -193,7 +195,8 @@ def _phase_text(replica: ObservedReplica) -> str:
 
 
 def is_starting(model: DesiredModel, replica: ObservedReplica) -> bool:
-    """Whether it is an engine of what is wanted, and was never ready."""
+    """Return whether the replica runs an engine of the model as it is wanted (definition and index) that was never
+    ready. False for a remote model, and for a replica that is created but does not run."""
     return (
         model.runs
         and replica.id.index < model.replicas
@@ -206,9 +209,11 @@ def is_starting(model: DesiredModel, replica: ObservedReplica) -> bool:
 def model_progress(
     model: DesiredModel, replicas: Iterable[ObservedReplica], fractions: Mapping[str, float]
 ) -> float | None:
-    """Mean over the wanted replicas, 0 to 1: ready ones count 1, those that did not tell yet 0.
+    """Return how far a model's load is, 0 to 1: the mean over the wanted replicas. Ready ones count 1, those whose
+    progress is unknown count 0, and replicas of an older definition do not count.
 
-    `fractions`: replica name to how far it says it is. None: nothing is wanted, or nothing is known of any.
+    `fractions` maps replica names to the progress, 0 to 1, that their engines report. None: no replica is wanted, or
+    the progress of none is known.
     """
     by_index: dict[int, float] = {}
     for replica in replicas:
@@ -221,10 +226,12 @@ def model_progress(
 
 
 def explain_vram_gap(model: DesiredModel, observed_mib: int | None) -> str | None:
-    """That a replica takes more or less of a GPU than `vram_mib` declares, by a tenth and more, and what to do.
+    """Return a warning for operators that a replica takes more or less of a GPU than `vram_mib` declares, by a tenth of
+    the declared MiB or more, and what to do.
 
-    None: it takes about as much, or nothing is declared, or nothing was observed. `observed_mib`: the most that one
-    replica was seen to take of one of its GPUs; None: that is not known.
+    None: it takes about as much, the model declares no `vram_mib` or has no GPU, or nothing was observed.
+    `observed_mib` is the most memory, in MiB, that one replica was observed to hold on one of its GPUs; None and 0 mean
+    that it is not known.
     """
     declared_mib = model.vram_mib
     if declared_mib is None or not observed_mib or model.gpu_count == 0:

@@ -31,8 +31,9 @@ def build_routes(
 ) -> tuple[ModelRoute, ...]:
     """Return one route per declared model, in the order of `statuses`. Models that are no longer declared get none.
 
-    `remote_probes` maps remote models to what gateways probe, `longest_tokens` models to the length in bytes of the
-    longest token in their vocabulary.
+    A model that is not `loaded` by its status gets a route without endpoints. `tokens` is called with the name of each
+    replica, or of a remote model, that gets an endpoint. `remote_probes` maps remote models to what gateways probe,
+    `longest_tokens` models to the length in bytes of the longest token in their vocabulary.
     """
     serving: dict[str, list[ObservedReplica]] = defaultdict(list)
     for replica in observed.replicas:
@@ -143,7 +144,8 @@ def _endpoint(engine: Engine[Any], model: DesiredModel, replica: ObservedReplica
 
 
 def build_keys(keys: Mapping[str, KeyDefinition]) -> tuple[Key, ...]:
-    """Return the API keys for the routing table, in name order."""
+    """Return the API keys for the routing table, in name order, with those that have expired: gateways check that. A
+    key without a `tenant` gets its own name as one."""
     return tuple(_key(name, keys[name]) for name in sorted(keys))
 
 

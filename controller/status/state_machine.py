@@ -31,9 +31,11 @@ PASSING: Final = frozenset({ModelState.LOADING, ModelState.UNLOADING})
 
 
 def next_state(published: ModelState | None, true_state: ModelState) -> ModelState:
-    """Return the state to publish next: the first step of the shortest legal path from `published` to `true_state`.
+    """Return the state to publish next: the first step of the shortest legal path from `published` to `true_state`,
+    with no states but those of `PASSING` in between.
 
-    `published` None means that nothing was published yet; then the result is the true state.
+    `published` None means that nothing was published yet; then the result is the true state. If both are the same, so
+    is the result.
     """
     if published is None or published is true_state or true_state in LEGAL[published]:
         return true_state
@@ -57,7 +59,8 @@ def publishable_statuses(
 ) -> tuple[ModelStatus, ...]:
     """Return the statuses with each state replaced by the one that may be published now.
 
-    `published` maps models to their published states; a model that is missing there was never published.
+    `published` maps models to the states that were published last; a model that is missing there was never published.
+    Where the result has another state than `statuses`, the caller must publish again soon: each call goes one step.
     """
     return tuple(
         status

@@ -45,7 +45,8 @@ OBSERVED_MEMORY_NAME: Final = "observed-memory.json"
 
 
 class StateError(Exception):
-    """The state folder cannot be used. The message says why, to the operator."""
+    """The state folder cannot be used: it cannot be written, a file is damaged or of a newer version, or it belongs to
+    another instance. The message says why, to the operator."""
 
 
 class StateLockedError(StateError):
@@ -53,7 +54,8 @@ class StateLockedError(StateError):
 
 
 class Identity(BaseModel):
-    """The identity of an instance: `instance` is part of labels and names, `secret` (hex) the key of replica tokens."""
+    """The identity of an instance, the file identity.json: `instance` is part of labels and names, `secret` (hex) the
+    key of replica tokens, which `repr` does not show."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -66,7 +68,8 @@ class Identity(BaseModel):
 
 
 class Epoch(BaseModel):
-    """The number of times that a controller was started on the folder."""
+    """The file epoch.json: the number of the last start of a controller on the folder. It counts the starts, except
+    after it could not be stored or was lost: then it goes on from a Unix time in milliseconds."""
 
     schema_version: int = SCHEMA_VERSION
     epoch: int = 0
@@ -94,7 +97,8 @@ AnyModel = TypeVar("AnyModel", bound=BaseModel)
 
 
 class StateDir:
-    """An opened and locked state folder."""
+    """An opened and locked state folder. A controller has one from its start to its end; `open_folder` makes it, and
+    `close` gives the lock back. Methods block."""
 
     def __init__(self, folder: Path, lock: int, identity: Identity, *, is_new: bool) -> None:
         """`lock`: the descriptor that holds the lock. `is_new`: no controller has worked on this folder before."""
@@ -106,9 +110,12 @@ class StateDir:
 
     @classmethod
     def open_folder(cls, folder: Path, instance: str | None = None) -> StateDir:
-        """Lock the folder, and make it if it is missing. Raises StateError.
+        """Lock the folder, and make it if it is missing. The caller must close the result.
 
         `instance` names the instance of a new folder; None: a random name. A folder that has an identity keeps it.
+        Raises StateLockedError if another process holds the lock, and StateError if the folder or its identity cannot
+        be used, `instance` is not a valid id, or the folder has another instance than `instance`. Nothing is locked
+        then. An identity file that exists and cannot be read raises OSError.
         """
         lock = lock_state_folder(folder)
         try:
@@ -125,7 +132,7 @@ class StateDir:
 
     @property
     def secret(self) -> bytes:
-        """The key that replica tokens are derived from."""
+        """The key that replica tokens are derived from, as bytes. Raises ValueError if identity.json holds no hex."""
         return bytes.fromhex(self.identity.secret)
 
     def next_epoch(self, now: float) -> int:
@@ -133,7 +140,8 @@ class StateDir:
 
         Where the number cannot be stored, or the file of earlier numbers is gone, it is `now` in milliseconds: greater
         than any count of starts, and than the number of an earlier start that could not be stored. Call `save_epoch` to
-        try to store it again.
+        try to store it again. Call `next_epoch` once per start. Raises StateError if the file of earlier numbers is
+        damaged, but no OSError for one that cannot be written.
         """
         stored = _read_file(self.folder / EPOCH_NAME, Epoch)
         # A gateway that heard of earlier ones takes no table with a lower one.
@@ -144,7 +152,8 @@ class StateDir:
         return epoch.epoch
 
     def save_epoch(self) -> bool:
-        """Store the number of this start if it is not stored yet. Returns whether it is stored now."""
+        """Store the number of this start if it is not stored yet. Returns whether it is stored now; a failed write
+        raises nothing. Before `next_epoch`, there is nothing to store: True."""
         if self._unsaved_epoch is not None:
             path = self.folder / EPOCH_NAME
             try:
@@ -160,26 +169,30 @@ class StateDir:
 
     @property
     def is_epoch_saved(self) -> bool:
-        """Whether the number of this start is stored."""
+        """Whether the number of this start is stored; true before `next_epoch`."""
         return self._unsaved_epoch is None
 
     def load_memory(self) -> StoredState:
-        """Read what the last controller stored, or defaults if nothing. Raises StateError for a damaged file."""
+        """Read what the last controller stored, or return defaults if it stored nothing. Raises StateError for a file
+        that is damaged or was written by a newer version."""
         return _read_file(self.folder / MEMORY_NAME, StoredState) or StoredState()
 
     def save_memory(self, memory: StoredState) -> None:
-        """Store what the next controller must know. Raises OSError."""
+        """Store what the next controller must know, in place of what was stored before. Raises OSError if the file
+        cannot be written; what was stored before is then unchanged."""
         _write_file(self.folder / MEMORY_NAME, memory)
 
     def close(self) -> None:
-        """Give the lock of the folder back."""
+        """Give the lock of the folder back. Call it once: a second call raises OSError or closes another file."""
         os.close(self._lock)
 
 
 def lock_state_folder(folder: Path) -> int:
-    """Lock the folder, and make it if it is missing. Returns the descriptor that holds the lock.
+    """Lock the folder, and make it if it is missing. Returns the file descriptor that holds the lock; closing it, or
+    the end of the process, releases the lock. Does not wait for a lock that is held.
 
-    Raises StateLockedError: another process holds the lock. Raises StateError: the folder cannot be used.
+    Raises StateLockedError if another process, or this one, holds the lock, and StateError if the folder cannot be
+    used.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -33,11 +33,14 @@ class Address(NamedTuple):
 
 
 class Target(NamedTuple):
-    """An endpoint's parsed URL and token."""
+    """Where and how to send requests for one endpoint of the routing table: its URL, parsed, and its token. `target_of`
+    makes it, the gateway's client keeps it per endpoint, and `head_of` writes request heads with it. It holds no
+    connection."""
 
     address: Address
     base_path: str
     host_header: bytes
+    """Value of the `host` header, with the port unless it is the scheme's default."""
     authorization: bytes
     """A header line with CRLF; empty without a token."""
     api_prefix: str

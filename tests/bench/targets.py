@@ -49,7 +49,8 @@ http {{
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Something that answers chat completions on a port of this machine."""
+    """A process of a benchmark that answers chat completions on a port of 127.0.0.1: a gateway, a proxy or an engine.
+    Whoever started it ends it."""
 
     name: str
     port: int

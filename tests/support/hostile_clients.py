@@ -43,7 +43,7 @@ _ENGINE_FAULTS = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The gateway that is tormented."""
+    """The gateway that the hostile clients attack: where it listens, one of its API keys, and its limits."""
 
     port: int
     secret: str

@@ -39,7 +39,8 @@ log = logging.getLogger(__name__)
 
 
 class DaemonRefusedError(RuntimeUnavailableError):
-    """The daemon answered with an error. `status` is the HTTP status, `message` the daemon's own sentence.
+    """The daemon answered a request with an error. `status` is the HTTP status (0: unknown), `message` the daemon's own
+    sentence.
 
     Code that expects a refusal catches it. Uncaught, it counts as a daemon that does not work.
     """
@@ -51,10 +52,12 @@ class DaemonRefusedError(RuntimeUnavailableError):
 
 
 class Daemon:
-    """A client of one Docker daemon, which connects at the first call and uses at most `threads` threads.
+    """A client of one Docker daemon, which connects at the first call, and again after the connection was lost. The
+    caller must close it. `url` None: DOCKER_HOST, else `DEFAULT_URL`.
 
-    Every request to the daemon times out after `timeout_s` seconds, and every call, including its wait for a thread,
-    after twice that. So a daemon that hangs delays its own callers only, and never the end of the program.
+    Every request to the daemon times out after `timeout_s` seconds, and every `call`, including its wait for one of
+    `threads` threads, after twice that. So a daemon that hangs delays its own callers only, and never the end of the
+    program.
     """
 
     def __init__(self, url: str | None, *, timeout_s: float, threads: int) -> None:
@@ -72,10 +75,12 @@ class Daemon:
         return self._url or os.environ.get("DOCKER_HOST") or DEFAULT_URL
 
     async def call(self, work: Callable[[docker.APIClient], T]) -> T:
-        """Run `work` with the client in a thread, and return its result.
+        """Run `work` with the client in a thread, and return its result. `work` may send several requests.
 
-        Raises RuntimeUnavailableError if the daemon does not answer, and its subclass DaemonRefusedError if the daemon
-        answers with an error.
+        Raises RuntimeUnavailableError if the daemon does not answer in time, and its subclasses RuntimeGoneError if
+        nothing listens at its address and DaemonRefusedError if the daemon answers with an error. Other errors of
+        `work`, such as StartError, are raised as they are. On a timeout or if the caller is cancelled, `work` goes on
+        in its thread.
         """
         try:
             async with asyncio.timeout(2 * self._timeout_s):
@@ -85,7 +90,8 @@ class Daemon:
             raise RuntimeUnavailableError(f"the Docker daemon at {self.url} does not answer: it hangs") from None
 
     def run(self, work: Callable[[docker.APIClient], T]) -> T:
-        """Run `work` with the client in the calling thread. Raises the same errors as `call`."""
+        """Run `work` with the client in the calling thread, without the time limit of `call` and outside its threads.
+        Blocks. Raises the same errors as `call`."""
         try:
             return work(self._get_client())
         except APIError as error:
@@ -95,7 +101,8 @@ class Daemon:
             raise self._unavailable(error) from error
 
     def connect(self) -> docker.APIClient:
-        """Return a new client, which the caller must close. Blocks. Raises the errors of docker-py."""
+        """Return a new client, which the caller must close. Blocks. Raises the errors of docker-py and requests, and
+        RuntimeUnavailableError if the daemon is too old or is no Docker daemon."""
         settings: dict[str, Any] = {"base_url": self._url} if self._url else dict(kwargs_from_env())
         settings.update(timeout=self._timeout_s, max_pool_size=self._threads)
         client = docker.APIClient(**settings, version=NEWEST_API)
@@ -110,7 +117,8 @@ class Daemon:
         return docker.APIClient(**settings, version=version)
 
     def close(self) -> None:
-        """Release the connections. Later calls raise RuntimeUnavailableError."""
+        """Release the connections; calls under way may fail. Later calls raise RuntimeUnavailableError, except
+        `connect`. May be repeated."""
         self._closed = True
         self._disconnect()
 
@@ -136,12 +144,13 @@ class Daemon:
 
 
 def refused_error_of(error: APIError) -> DaemonRefusedError:
-    """Convert docker-py's error about a refused request."""
+    """Return docker-py's error about a refused request as a DaemonRefusedError; nothing is raised."""
     return DaemonRefusedError(error.status_code or 0, (error.explanation or str(error)).strip())
 
 
 def negotiate_version(server: Mapping[str, Any]) -> str:
-    """Choose the API version to speak with a daemon. `server` is its answer to `GET /version`.
+    """Choose the API version to speak with a daemon: `NEWEST_API`, or the daemon's newest if that is older, or the
+    daemon's oldest if it no longer speaks `NEWEST_API`. `server` is its answer to `GET /version`.
 
     Raises RuntimeUnavailableError if the daemon is too old, or is no Docker daemon.
     """
@@ -158,7 +167,8 @@ def negotiate_version(server: Mapping[str, Any]) -> str:
 
 
 def plain_reason(error: BaseException) -> str:
-    """Return why a daemon could not be reached, in plain words for the common errors of the operating system."""
+    """Return why a daemon could not be reached, in plain words for a timeout and for the common errors of the operating
+    system, also where `error` only wraps them. For any other error, return its own text."""
     for each in _causes_of(error):
         if isinstance(each, OSError) and each.errno is not None and each.errno in _WORDS:
             return _WORDS[each.errno]
@@ -184,8 +194,9 @@ def _causes_of(error: BaseException) -> Iterator[BaseException]:
 async def copy_detached(work: Callable[[], T], name: str, *, on_end: Callable[[], None] | None = None) -> T:
     """Run `work` in a new daemon thread, which does not delay the end of the program, and return its result.
 
-    `on_end` is called in the event loop when the thread is done. If this call is cancelled, the thread goes on, and
-    `on_end` comes later. Raises RuntimeUnavailableError if the system gives no thread.
+    `on_end` is called once, in the event loop, when the thread is done. If this call is cancelled, the thread goes on,
+    and `on_end` comes later. Raises what `work` raises, and RuntimeUnavailableError if the system gives no thread;
+    `on_end` was called then too. `name` is the thread's.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()

@@ -37,30 +37,33 @@ _MIB: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class HostContext:
-    """What all containers of one runtime have in common."""
+    """What all engines' containers of one runtime have in common, for `container_config`."""
 
     instance: str
     network: str
+    """Name of the Docker network that the containers join."""
     publishes_ports: bool
     """True: engines are reached by a port on 127.0.0.1. False: by their container's name on the network."""
     models: Sequence[Mapping[str, Any] | None]
     """`Type` and `Source` of each models folder's mount, in the folders' order. None: the folder is missing now."""
     log_mib: int
-    """MiB of each engine's output that are kept."""
+    """MiB of each engine's output that are kept, 2 at least."""
 
     @property
     def cache_volume(self) -> str:
-        """Name of the volume that keeps what engines compile and download."""
+        """Name of the Docker volume that keeps what engines compile and download, one for all engines."""
         return f"rh-{self.instance}-cache"
 
 
 def cache_dir(identity: UserIdentity) -> PurePosixPath:
-    """Return the folder of a user in the cache volume, as the user's engines see it."""
+    """Return the path of a user's folder in the cache volume, as the user's engines see it: `/cache/<uid>`. Nothing is
+    created."""
     return CACHE / str(identity.uid)
 
 
 def models_targets(count: int) -> tuple[PurePosixPath, ...]:
-    """Return the paths at which engines see `count` models folders: `/models`, `/models-2`, and so on.
+    """Return the paths at which engines see `count` models folders: `/models`, `/models-2`, and so on, always at least
+    `/models`.
 
     They are not nested, because Docker cannot create a folder for a mount inside a read-only mount.
     """
@@ -74,7 +77,12 @@ def render_context(
     gpus: tuple[ClaimedGpu, ...] = (),
     model_paths: Mapping[str, str] = MappingProxyType({}),
 ) -> RenderContext:
-    """Return the context in which an engine's command line is rendered for a container."""
+    """Return the context in which an engine's command line is rendered for a container: it listens on all addresses at
+    `PORT`, and has its home in the cache volume.
+
+    `images` are the default images by kind, `model_paths` maps model paths to those in the container. `gpus` must be in
+    PCI order.
+    """
     return RenderContext(
         runtime="docker",
         served_name=served_name,
@@ -96,10 +104,11 @@ def container_config(
     now: float,
     gpu_env: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return the whole configuration of a replica's container: its program, and its restrictions.
+    """Return the body of `POST /containers/create` for a replica's container: its program, and its restrictions.
 
     `gpu_env` are the variables of `visible_gpus`; pass them where the container sees more GPUs than it may use. `now`
-    is a Unix time for the labels.
+    is a Unix time in seconds for the labels. The definition cannot set CUDA_VISIBLE_DEVICES or NVIDIA_VISIBLE_DEVICES;
+    they are dropped without an error. `launch.image` must not be None.
     """
     assert launch.image is not None, "preflight refuses a definition without an image"
     config: dict[str, Any] = {
@@ -135,12 +144,14 @@ def hardened_host_config(cap_add: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def bounded_log(mib: int) -> dict[str, Any]:
-    """Return a LogConfig that keeps at most `mib` MiB (2 at least) in two files, whatever the daemon's default is."""
+    """Return a LogConfig that keeps at most `mib` MiB in two files, whatever the daemon's default is. An odd `mib` is
+    rounded down, and less than 2 counts as 2."""
     return {"Type": "json-file", "Config": {"max-size": f"{max(1, mib // 2)}m", "max-file": "2"}}
 
 
 def cache_folder_archive(uid: int, gid: int) -> bytes:
-    """Return a tar archive that holds one empty folder, the user's own in the cache volume.
+    """Return a tar archive (bytes) that holds one empty folder with mode 0700, named and owned by `uid`: the user's own
+    in the cache volume. Unpack it at `CACHE`.
 
     The daemon unpacks the archive into a container that has not started yet. So any user can use a volume that only
     root may write to, without a program that runs as root, and whatever the image holds.

@@ -1,4 +1,7 @@
-"""Finds, creates, starts and removes containers. Blocking. Only containers of this instance are ever changed."""
+"""Finds, creates, starts and removes containers. Blocking. Only containers of this instance are ever changed.
+
+Errors of the daemon that a function does not name are raised as docker-py raises them (APIError, requests' errors).
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,13 @@ log = logging.getLogger(__name__)
 
 
 def labels_of(container: Inspected) -> Mapping[str, str]:
-    """Return the labels of an inspected container."""
+    """Return the labels of an inspected container; empty if it has none."""
     return (container.get("Config") or {}).get("Labels") or {}
 
 
 def own_containers(client: docker.APIClient, instance: str) -> list[Inspected]:
-    """Return all containers of this instance, in any state, including helpers such as the GPU probe."""
+    """Return the inspection of every container of this instance, in any state, including helpers such as the GPU
+    probe. Containers that are removed meanwhile are left out."""
     containers: list[Inspected] = []
     for row in client.containers(all=True, filters={"label": own_filter(instance)}):
         with suppress(NotFound):  # removed since it was listed
@@ -38,7 +42,8 @@ def own_containers(client: docker.APIClient, instance: str) -> list[Inspected]:
 
 
 def find_replica(client: docker.APIClient, instance: str, name: str) -> Inspected | None:
-    """Return the replica's container of this name; None if there is none, or if it is no replica of this instance."""
+    """Return the inspection of the replica's container of this name (or id). None if there is none, or if the container
+    is no replica of this instance or has labels that cannot be read, of which a warning is logged."""
     container = inspect_container(client, name)
     if container is None:
         return None
@@ -49,7 +54,8 @@ def find_replica(client: docker.APIClient, instance: str, name: str) -> Inspecte
 
 
 def inspect_container(client: docker.APIClient, name: str) -> Inspected | None:
-    """Return a container by its exact name or its id; None if there is none."""
+    """Return the inspection of a container, of any instance, by its name or id (also the beginning of an id); None if
+    there is none."""
     try:
         container: Inspected = client.inspect_container(name)
     except NotFound:
@@ -70,7 +76,8 @@ def is_own_replica(container: Inspected, instance: str) -> bool:
 
 
 def create_container(client: docker.APIClient, name: str, config: Mapping[str, Any]) -> str:
-    """Create a container, without starting it, and return its id."""
+    """Create a container, without starting it, and return its id. Raises APIError, with status 409 if the name is
+    taken."""
     response: Mapping[str, Any] = client.create_container_from_config(dict(config), name)  # type: ignore[no-untyped-call]
     return str(response["Id"])
 
@@ -79,7 +86,9 @@ def start_replica(client: docker.APIClient, instance: str, name: str, config: Ma
     """Create and start a replica's container. One that was already created is only started; one that was already
     started is left as it is.
 
-    Raises StartError. A container whose start the daemon refused is removed again.
+    `config` is that of `container_config`. Raises StartError if the daemon refuses to create or start it, or if the
+    name is taken by a container that is no replica of this instance. A container whose start the daemon refused is
+    removed again.
     """
     container = _create_or_find(client, instance, name, config)
     if phase_of(container) is not Phase.CREATED:
@@ -131,7 +140,8 @@ def _find_by_name(client: docker.APIClient, instance: str, name: str, message: s
 
 
 def remove_container(client: docker.APIClient, container_id: str) -> None:
-    """Remove an ended container and its anonymous volumes. Does nothing if it is gone or being removed already."""
+    """Remove an ended container and its anonymous volumes. Does nothing if it is gone or being removed already. Raises
+    APIError (status 409) if it still runs."""
     try:
         client.remove_container(container_id, v=True)
     except APIError as error:

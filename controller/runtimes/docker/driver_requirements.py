@@ -49,8 +49,9 @@ def find_driver_problem(
 ) -> str | None:
     """Return why NVIDIA's container toolkit would refuse to start the image on this host, and what to do.
 
-    None: no reason is known, for at least one brand of the host's GPUs. `image_env` are the image's variables
-    (`KEY=value`), `own_env` those of the definition, which replace them. `driver` None: not known.
+    None: no reason is known, for at least one brand of the host's GPUs, as for a requirement that cannot be checked
+    here. `image_env` are the image's variables (`KEY=value`), `own_env` those of the definition, which replace them.
+    `driver` None: not known, so the result is None.
     """
     requirements = list_requirements(image_env, own_env)
     if driver is None or _is_allowed(requirements, driver):
@@ -70,9 +71,10 @@ def find_driver_problem(
 
 
 def list_requirements(image_env: Sequence[str], own_env: Mapping[str, str]) -> list[str]:
-    """Return the driver requirements of a container with these variables.
+    """Return the driver requirements of a container with these variables, such as `cuda>=12.4`. All must be fulfilled.
 
-    Empty if it has none, or if `NVIDIA_DISABLE_REQUIRE` turns them off.
+    Empty if it has none, or if `NVIDIA_DISABLE_REQUIRE` turns them off. The arguments are those of
+    `find_driver_problem`.
     """
     variables = {**dict(each.partition("=")[::2] for each in image_env), **own_env}
     if variables.get(_DISABLE_REQUIRE) in _TRUE:
@@ -90,10 +92,12 @@ def list_requirements(image_env: Sequence[str], own_env: Mapping[str, str]) -> l
 
 
 def is_fulfilled(requirement: str, driver: GpuDriver, brand: str | None) -> bool | None:
-    """Return whether a GPU of this brand with this driver fulfils a requirement; None if that is not known.
+    """Return whether a GPU of this brand with this driver fulfils a requirement; None if that is not known. An empty
+    requirement is fulfilled.
 
     `brand` is the toolkit's name of the brand; None means unknown. The result may also be None because of a condition
-    on `arch`, on a property that is unknown here or that the driver does not report, or because of a syntax error.
+    on `arch`, on a property that is unknown here or that the driver does not report, or because of a syntax error, none
+    of which raises.
     """
     alternatives = [[each for each in term.split(",") if each] for term in requirement.split(" ")]
     return _any_of(

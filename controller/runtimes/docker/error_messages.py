@@ -69,12 +69,17 @@ _PULL: Final[tuple[tuple[str, str], ...]] = (
 
 
 def no_gpu_support(message: str) -> bool:
-    """Return whether a refusal means that this Docker Engine cannot give GPUs to any container."""
+    """Return whether the daemon's message about a refusal means that this Docker Engine cannot give GPUs to any
+    container."""
     return _NO_GPU_SUPPORT.search(message) is not None
 
 
 def start_error(message: str, image: str | None) -> StartError:
-    """Build the error of a refused create or start: plain words first, then the daemon's own message."""
+    """Build (not raise) the error of a refused create or start: plain words first, then the daemon's own message. For a
+    message that is not known here, the daemon's alone.
+
+    The error is permanent if the message says that this image, definition or Docker Engine can never work here.
+    """
     if no_gpu_support(message):
         return StartError(f"{NO_NVIDIA} (Docker: {message})", permanent=True)
     for pattern, template, permanent in _START:
@@ -87,7 +92,8 @@ def start_error(message: str, image: str | None) -> StartError:
 
 
 def pull_error(message: str, image: str) -> StartError:
-    """Build the error of a failed pull: plain words first, then the registry's own message."""
+    """Build (not raise) the error of a failed pull: plain words first, then the registry's own message. It is never
+    permanent."""
     for pattern, explanation in _PULL:
         if re.search(pattern, message, re.IGNORECASE):
             return StartError(f"image {image} {explanation} ({message})")

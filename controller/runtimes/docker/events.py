@@ -25,10 +25,12 @@ log = logging.getLogger(__name__)
 
 
 class EventWatch:
-    """Listens to the events of containers in a thread, which runs from `watch_wakeups` to `close`."""
+    """Listens to the daemon's events of containers in a thread, which runs from `watch_wakeups` to `close`. Use an
+    object for one `watch_wakeups`."""
 
     def __init__(self, connect: Callable[[], docker.APIClient], labels: list[str]) -> None:
-        """Call it in the event loop. `connect` returns a new client and may block; `labels` filter the containers."""
+        """Call it in the event loop; it raises RuntimeError elsewhere. `connect` returns a new client, which the watch
+        closes, and may block. A container's events count if it has all `labels` (`key=value`)."""
         self._connect = connect
         self._filters = {"type": "container", "label": labels, "event": list(EVENTS)}
         self._loop = asyncio.get_running_loop()
@@ -43,7 +45,7 @@ class EventWatch:
 
         Also yield when the connection to the daemon was made, was lost or could not be made, since events may have been
         missed. Such failures raise nothing: the thread connects again, after `MAX_BACKOFF_S` seconds at most. Call it
-        once. Closing the iterator calls `close`.
+        once, since a thread cannot be started twice (RuntimeError). Closing the iterator calls `close`.
         """
         self._thread.start()
         try:
@@ -56,7 +58,8 @@ class EventWatch:
             await self.close()
 
     async def close(self) -> None:
-        """End the thread and the iteration of `watch_wakeups`. May be called repeatedly."""
+        """End the thread and the iteration of `watch_wakeups`. Waits for the thread, `JOIN_S` seconds at most; it may
+        end later. May be called repeatedly."""
         with self._lock:
             self._stopped.set()
             stream = self._stream

@@ -45,7 +45,12 @@ log = logging.getLogger(__name__)
 
 
 class GpuProbe:
-    """Keeps a probe container running, named `rh-<instance>-gpu-probe`, and reads the last line of its log."""
+    """Reads the host's GPUs: keeps a probe container running, named `rh-<instance>-gpu-probe`, which prints a reading
+    every `INTERVAL_S` seconds, and reads the last line of its log.
+
+    The container starts at the first `read_gpus`, which first removes one that an earlier controller left, and runs
+    until `close`.
+    """
 
     def __init__(
         self,
@@ -81,15 +86,19 @@ class GpuProbe:
 
     @property
     def reason(self) -> str | None:
-        """Why the last reading found no GPU or failed, as a sentence; None: it found GPUs, or there was no reading."""
+        """Why the last reading found no GPU or failed, as a sentence; None: it found GPUs, or none was made yet."""
         if self._problem is not None:
             return f"the GPUs cannot be read now: {self._problem}"
         return self._absence
 
     async def read_gpus(self) -> tuple[Gpu, ...] | None:
-        """Return the host's GPUs. Empty: there are none. None: there were some before, and none can be read now.
+        """Return the host's GPUs as the probe last printed them. Empty: there are none, or none could be read so far.
+        None: some were read before, and none can be read now.
 
-        Starts the probe container if it does not run. Raises RuntimeUnavailableError.
+        Starts the probe container if it does not run, unless it failed a short time ago, and waits up to
+        `FIRST_READING_S` seconds for its first reading. A probe that fails or hangs is removed and raises nothing:
+        `reason` says why. Raises RuntimeUnavailableError if the daemon does not answer or refuses. Concurrent calls run
+        one after another.
         """
         async with self._lock:
             if not self._is_begun:
@@ -104,7 +113,8 @@ class GpuProbe:
             return await self._read_container(container)
 
     async def close(self) -> None:
-        """Remove the probe container. Raises RuntimeUnavailableError."""
+        """Remove the probe container; does nothing before the first `read_gpus`. A later `read_gpus` starts it again.
+        Raises RuntimeUnavailableError if the daemon does not answer."""
         async with self._lock:
             if self._is_begun:
                 await self._daemon.call(self._remove)
@@ -220,7 +230,7 @@ class GpuProbe:
 
 
 def count_unreadable(count: int, reading: Reading, *, is_new: bool) -> int:
-    """Return the number of consecutive failed readings up to `reading`.
+    """Return the number of consecutive failed readings up to and including `reading`; 0 if it did not fail.
 
     `count` is the number before it. `is_new` False means that the reading was already counted.
     """

@@ -1,4 +1,7 @@
-"""Inspects and pulls the images of engines. Blocking."""
+"""Inspects and pulls the images of engines. Blocking.
+
+Errors of the daemon that a function does not name are raised as docker-py raises them (APIError, requests' errors).
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,15 @@ BUILT_HERE = "roundhouse/"
 
 
 def image_id(client: docker.APIClient, image: str) -> str | None:
-    """Return the id of the local image that a reference names now; None if there is none."""
+    """Return the id (`sha256:...`) of the local image that a reference names now; None if there is none. Asks no
+    registry."""
     details = _inspect(client, image)
     return None if details is None else str(details["Id"])
 
 
 def image_environment(client: docker.APIClient, image: str) -> tuple[str, ...] | None:
-    """Return the variables that a local image sets, as `KEY=value`; None if the image must be pulled first."""
+    """Return the variables that a local image sets, as `KEY=value`; empty: it sets none. None: there is no such image
+    here, so that it must be pulled or built first. Asks no registry."""
     details = _inspect(client, image)
     return None if details is None else tuple((details.get("Config") or {}).get("Env") or ())
 
@@ -46,13 +51,17 @@ def is_built_here(image: str) -> bool:
 
 
 def build_command(image: str) -> str:
-    """Return the `make` command that builds an image for which `is_built_here` is true."""
+    """Return the `make` command that builds an image for which `is_built_here` is true, which is not checked."""
     engine = re.match(rf"{BUILT_HERE}worker-(exllamav3|vllm)(?![\w-])", image)
     return "make images" if engine is None else f"make images ENGINES={engine[1]}"
 
 
 def pull_image(client: docker.APIClient, image: str, stop_event: threading.Event) -> None:
-    """Pull an image. Returns when it is there, or early when `stop_event` is set. Raises StartError."""
+    """Pull an image, by default its tag `latest`. Returns when the image is there, however long that takes, or early
+    and without an error at the first progress message after `stop_event` was set.
+
+    Raises StartError if the daemon or the registry refuses, also in the middle of the pull.
+    """
     repository, tag = parse_repository_tag(image)
     try:
         for progress in client.pull(repository, tag=tag or "latest", stream=True, decode=True):

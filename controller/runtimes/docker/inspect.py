@@ -25,7 +25,8 @@ _TIME: Final = re.compile(r"(\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d)(\.\d+)?([Zz]|[+
 
 
 def phase_of(container: Mapping[str, Any]) -> Phase:
-    """Return the phase of a container. For a status that is not known here, its `Running` flag decides."""
+    """Return the phase of an inspected container. A paused or restarting one counts as running. For a status that is
+    not known here, its `Running` flag decides."""
     state = container.get("State") or {}
     phase = _PHASES.get(str(state.get("Status", "")).lower())
     return phase or (Phase.RUNNING if state.get("Running") else Phase.EXITED)
@@ -34,7 +35,8 @@ def phase_of(container: Mapping[str, Any]) -> Phase:
 def seen_replica(container: Mapping[str, Any], log_tail: str, *, publishes_ports: bool) -> SeenReplica:
     """Return the replica that a container with Roundhouse's labels runs.
 
-    `log_tail` is used only for an exited one. `publishes_ports`: see `HostContext`. Raises UnreadableLabelsError.
+    `container` is the result of an inspection. `log_tail` is used only for an exited one. `publishes_ports`: see
+    `HostContext`. Raises UnreadableLabelsError if the labels are missing, damaged, or of a newer version.
     """
     labels = read_labels(container["Config"].get("Labels") or {})
     state = container.get("State") or {}

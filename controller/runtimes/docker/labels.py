@@ -39,7 +39,7 @@ class UnreadableLabelsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """The content of a replica's labels."""
+    """What `read_labels` reads from the labels of a replica's container."""
 
     id: ReplicaId
     claims: Mapping[str, int]
@@ -47,7 +47,8 @@ class Labels:
 
 
 def own_labels(instance: str, role: str) -> dict[str, str]:
-    """Return the labels of everything that this instance creates: containers, networks and volumes."""
+    """Return the labels of everything that this instance creates: containers, networks and volumes. `role` is one of
+    the constants `..._ROLE`."""
     return {MANAGED_BY: _MANAGER, INSTANCE: instance, ROLE: role, SCHEMA: str(SCHEMA_VERSION)}
 
 
@@ -57,7 +58,8 @@ def own_filter(instance: str) -> list[str]:
 
 
 def is_own(labels: Mapping[str, str] | None, instance: str, role: str) -> bool:
-    """Return whether labels are those of something that this instance created for this role."""
+    """Return whether labels are those of something that this instance created for this role. False for None. The
+    version of the labels is not checked."""
     label_map = labels or {}
     return label_map.get(MANAGED_BY) == _MANAGER and label_map.get(INSTANCE) == instance and label_map.get(ROLE) == role
 
@@ -76,7 +78,11 @@ def write_labels(instance: str, request: StartRequest, now: float) -> dict[str, 
 
 
 def read_labels(labels: Mapping[str, str]) -> Labels:
-    """Read the labels that `write_labels` made. Raises UnreadableLabelsError."""
+    """Read the labels that `write_labels` made. Other labels are ignored.
+
+    Raises UnreadableLabelsError if one is missing or damaged, or if a newer version wrote them. Which instance and role
+    they name is not checked: see `is_own`.
+    """
     try:
         _check_version(int(labels[SCHEMA]))
         replica = ReplicaId(

@@ -33,9 +33,9 @@ _TIME: Final = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z) ")
 
 
 def read_log(client: docker.APIClient, container_id: str, records: int = READ_LINES) -> bytes:
-    """Return the last records of a container's output, unparsed. Blocks.
+    """Return the last `records` records of a container's output, stdout and stderr as one, without times. Blocks.
 
-    Empty if the daemon has none, since the container never started or is being removed.
+    Empty if there are none, or if the daemon refuses, as for a container that is gone or being removed.
     """
     try:
         data: bytes = client.logs(container_id, stdout=True, stderr=True, stream=False, tail=records)
@@ -45,13 +45,15 @@ def read_log(client: docker.APIClient, container_id: str, records: int = READ_LI
 
 
 class ExitTails:
-    """A cache of the log tails of ended containers. Threads may use it at the same time."""
+    """A cache of the log tails of ended containers, so that each listing of replicas need not read them again. Threads
+    may use it at the same time. It grows until `keep_only`."""
 
     def __init__(self) -> None:
         self._tails: dict[tuple[str, str], str] = {}
 
     def read_tail(self, client: docker.APIClient, container: Mapping[str, Any]) -> str:
-        """Return the last `EXIT_LINES` lines of an ended container's log. Blocks the first time."""
+        """Return the last `EXIT_LINES` lines of an ended container's log, as `plain_tail` returns them. Blocks the
+        first time. Empty if there are none or the daemon refuses, which is cached too."""
         # The time of the end is part of the key, because somebody may start the container again by hand.
         key = (str(container["Id"]), str((container.get("State") or {}).get("FinishedAt")))
         if key not in self._tails:
@@ -96,7 +98,8 @@ class DockerLogCursor:
         return None if moment is None else moment - 1e-5
 
     def cursor_after(self, records: Sequence[LogRecord]) -> DockerLogCursor:
-        """Return the position after these records, all of which follow this position."""
+        """Return the position after these records, all of which must follow this position, oldest first. Without
+        records, or if none has a time, return this position."""
         latest = max((each.time for each in records), default="")
         if not latest:
             return self
@@ -105,7 +108,8 @@ class DockerLogCursor:
         return DockerLogCursor(latest, count + (self.count if latest == self.time else 0), mark)
 
     def records_after(self, records: Sequence[LogRecord]) -> list[LogRecord]:
-        """Return those of the records that follow this position."""
+        """Return those of the records that follow this position, in their order. `records` must be in the order of the
+        log, and contain every record with the position's time; records without a time follow only the default."""
         new_records, seen_count = [], 0
         for each in records:
             if each.time == self.time and seen_count < self.count:
@@ -117,7 +121,7 @@ class DockerLogCursor:
 
 @dataclass(frozen=True, slots=True)
 class LogRecord:
-    """One line of a container's output."""
+    """One line of a container's output, as `parse_records` returns it."""
 
     time: str
     """When the daemon logged the line, as in `DockerLogCursor.time`; empty: not known."""
@@ -126,7 +130,8 @@ class LogRecord:
 
 
 def parse_records(data: bytes) -> list[LogRecord]:
-    """Split output with timestamps into lines. A line of several records gets the time of the first one."""
+    """Split output that the daemon returned with timestamps into lines. A line that the daemon split into several
+    records is put together again, and gets the time of the first one. A line without a timestamp gets an empty time."""
     return [_parse_record(line) for line in re.findall(rb"[^\n]*\n|[^\n]+", data)]
 
 
@@ -144,10 +149,12 @@ def _parse_record(line: bytes) -> LogRecord:
 def read_log_part(
     client: docker.APIClient, container: Mapping[str, Any], cursor: str | None, lines: int
 ) -> LogPart | None:
-    """Return the whole lines that a container wrote after `cursor`, each exactly once. Blocks.
+    """Return the whole lines that a container wrote after `cursor`, each exactly once, oldest first. Blocks.
 
-    With a `cursor` of None, return the last `lines` lines. Returns None if the container is being removed and there is
-    no cursor yet; its log is then among the kept ones (`read_ended_part`).
+    With a `cursor` of None, or one that cannot be parsed, return the last `lines` lines. With a cursor, a part has at
+    most about `PART_BYTES` bytes, and `running` stays true until all was returned. If the daemon refuses, as for a
+    container that is being removed, nothing is raised: the part is then empty, or None if there is no cursor yet. Its
+    log is then among the kept ones (`read_ended_part`).
     """
     log_cursor = DockerLogCursor.parse(cursor)
     has_ended = phase_of(container) is Phase.EXITED
@@ -185,9 +192,10 @@ def _fitting_records(records: Sequence[LogRecord], *, has_ended: bool, max_bytes
 
 
 def read_ended_part(ended_logs: EndedLogs, name: str, cursor: str | None, lines: int) -> LogPart | None:
-    """Return what follows `cursor` in the kept log of a removed container, as `read_log_part` does.
+    """Return what follows `cursor` in the kept log of a removed container, all of it in one part with `running` False.
 
-    Returns None if no log was kept and there is no cursor.
+    Without a cursor, or with one that cannot be parsed, return the last `lines` lines. If no log was kept, return an
+    empty part, or None without a cursor. `name` becomes a file name unchecked.
     """
     log_cursor, data = DockerLogCursor.parse(cursor), ended_logs.read_log(name)
     if data is None:

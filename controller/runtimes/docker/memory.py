@@ -16,16 +16,17 @@ log = logging.getLogger(__name__)
 
 
 def pids_of(client: docker.APIClient, container_id: str) -> list[int]:
-    """Return the ids of a container's processes in the host's PID namespace; empty if the container does not run."""
+    """Return the ids of a container's processes in the host's PID namespace. Empty if the container does not run, or if
+    the daemon refuses for another reason."""
     return [pid for pid, _ in _list_processes(client, container_id)]
 
 
 def container_host_mib(client: docker.APIClient, container_id: str) -> int | None:
     """Return the MiB of main memory that a container holds, with mapped model files but without other file cache.
 
-    None if the container does not run, or if the daemon does not report it. The figure is that of the control group,
-    which counts memory shared by its processes once. But it counts a file for whoever read it first, which may be a
-    process outside, so the result is at least the memory (RSS) of the largest process.
+    None if the container does not run, or if the daemon does not report it; never 0. The value is that of the control
+    group, which counts memory shared by its processes once. But it counts a file for whoever read it first, which may
+    be a process outside, so the result is at least the memory (RSS) of the largest process.
     """
     largest_rss = max((rss for _, rss in _list_processes(client, container_id)), default=0)
     try:
@@ -37,7 +38,8 @@ def container_host_mib(client: docker.APIClient, container_id: str) -> int | Non
 
 
 def mapped_bytes(stats: Mapping[str, int]) -> int:
-    """Return the bytes that processes have mapped, by the `memory_stats.stats` of a control group (version 2 or 1)."""
+    """Return the bytes that processes have mapped, by the `memory_stats.stats` of a control group (version 2 or 1); 0
+    if they do not say."""
     if "anon" in stats:
         return stats["anon"] + stats.get("file_mapped", 0)
     return stats.get("total_rss", 0) + stats.get("total_mapped_file", 0)

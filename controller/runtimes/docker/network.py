@@ -24,8 +24,8 @@ def ensure_network(client: docker.APIClient, name: str, instance: str, *, publis
     A network created here lets nothing out: without address translation, answers to an engine's packets find no way
     back. It is not an internal network, since Docker publishes no ports on those.
 
-    Raises StartError if the network is missing and compose should have created it (`publishes_ports` is False), or if
-    it exists and is internal although ports must be published.
+    Raises StartError if the network is missing and compose should have created it (`publishes_ports` is False), if the
+    daemon refuses to create it, or if it exists and is internal although ports must be published.
     """
     networks = _find_networks(client, name)
     if not networks:
@@ -49,7 +49,7 @@ def ensure_network(client: docker.APIClient, name: str, instance: str, *, publis
 def remove_network(client: docker.APIClient, name: str, instance: str) -> None:
     """Remove the network of engines if this instance created it and no container is on it.
 
-    Does not raise if the daemon refuses.
+    Otherwise do nothing. Does not raise if the daemon refuses, only if it does not answer.
     """
     try:
         for network in _find_networks(client, name):

@@ -80,9 +80,11 @@ async def open_docker(
     log_mib: int = 16,
     docker_url: str | None = None,
 ) -> DockerRuntime:
-    """Create a Docker runtime, and check that its daemon answers. The arguments are those of `DockerRuntime`.
+    """Create a Docker runtime, and check that its daemon answers. The arguments are those of `DockerRuntime`. The
+    caller must close the runtime.
 
-    Raises RuntimeUnavailableError, or its subclass DockerSetupError.
+    Raises RuntimeUnavailableError if the daemon does not answer, and its subclass DockerSetupError if engines could not
+    be reached or not be given the models. Nothing is left open then.
     """
     runtime = DockerRuntime(
         instance=instance,
@@ -152,7 +154,10 @@ class DockerRuntime:
         self._surroundings_lock = asyncio.Lock()
 
     async def get_surroundings(self) -> Surroundings:
-        """Return the place of this controller as the daemon sees it. The daemon is asked once, then it is cached."""
+        """Return how the daemon sees this controller. The daemon is asked once; its answer is cached, an error is not.
+
+        Raises RuntimeUnavailableError if the daemon does not answer, and DockerSetupError as `inspect_surroundings`.
+        """
         async with self._surroundings_lock:
             if self._surroundings is None:
                 roots, network = self._roots, self._network
@@ -164,7 +169,8 @@ class DockerRuntime:
     # Seeing
 
     async def list_replicas(self) -> list[SeenReplica]:
-        """Return every replica of this instance, in any phase. Containers with unreadable labels are left out."""
+        """Return every replica of this instance, in any phase. Containers with unreadable labels are left out, with one
+        warning each in the log."""
         publishes_ports = (await self.get_surroundings()).publishes_ports
 
         def look(client: docker.APIClient) -> list[tuple[Inspected, str]]:
@@ -200,11 +206,12 @@ class DockerRuntime:
         return plain_tail((self._ended_logs.read_log(name) or b"") if data is None else data, lines)
 
     async def list_ended_logs(self, model: str) -> builtins.list[str]:
-        """Return the names of the model's removed replicas whose logs are kept, newest first."""
+        """Return the names of the model's removed replicas whose logs are kept, newest first; empty: there are none."""
         return await asyncio.to_thread(self._ended_logs.list_names, self._instance, model)
 
     async def read_log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
-        """Return what the engine wrote after `cursor`. An invalid cursor counts as None."""
+        """Return what the engine wrote after `cursor`, from its container or, once that is removed, from its kept log.
+        See `Runtime`."""
         if not is_replica_name(self._instance, name):
             return None
 
@@ -216,7 +223,8 @@ class DockerRuntime:
         return part or await asyncio.to_thread(read_ended_part, self._ended_logs, name, cursor, lines)
 
     async def render_replica(self, replica: SeenReplica, definition: Definition, image: str | None) -> Rendered | None:
-        """Return what a running replica would be started with now. `image_id` is None if the image is missing."""
+        """Return what a running replica would be started with now. `image_id` is None if the image is missing. Returns
+        None if the definition yields no command line, or if a claimed GPU cannot be read."""
         try:
             gpus = describe_claims(replica.claims, await self._claimed_gpus(replica.claims))
             launch, _ = await self._render_launch(replica.id.model, definition, image, gpus)
@@ -228,7 +236,8 @@ class DockerRuntime:
         )
 
     async def read_gpus(self) -> tuple[Gpu, ...] | None:
-        """Return the host's GPUs, read by NVIDIA's library, or by a probe container if this container lacks it."""
+        """Return the host's GPUs, read by NVIDIA's library or, if the library finds none and this controller runs in a
+        container, by a probe container. See `Runtime` for an empty result and None."""
         return await self._owners.name_owners(await self._read_host_gpus())
 
     async def _read_host_gpus(self) -> tuple[Gpu, ...] | None:
@@ -264,20 +273,21 @@ class DockerRuntime:
         return await self._read_daemon.call(look)
 
     def get_gpu_error(self) -> str | None:
-        """Return why the last `read_gpus` found no GPU or failed; None if it found GPUs."""
+        """Return why the last `read_gpus` found no GPU or failed, as a sentence; None if it found GPUs, or was never
+        called."""
         return self._probe.reason if self._uses_probe else self._nvml.reason
 
     def get_gpu_driver(self) -> GpuDriver | None:
-        """Return the NVIDIA driver that the last `read_gpus` found; None: not known."""
+        """Return the NVIDIA driver that the last `read_gpus` found; None: there is none, or it is not known."""
         return self._probe.driver if self._uses_probe else self._nvml.driver
 
     def list_unread_gpus(self) -> tuple[UnreadGpu, ...]:
-        """Return the GPUs that the last `read_gpus` left out because they cannot be read."""
+        """Return the GPUs that the last `read_gpus` left out because they cannot be read, each with the reason."""
         return self._probe.unread_gpus if self._uses_probe else self._nvml.unread_gpus
 
     async def watch_events(self) -> AsyncIterator[None]:
         """Yield whenever a replica's container may have changed, and when the connection to the daemon breaks or is
-        made.
+        made, until `close`. Events count from the first step of the iteration on. A lost connection raises nothing.
         """
         watch = EventWatch(self._write_daemon.connect, [*own_filter(self._instance), f"{ROLE}={REPLICA_ROLE}"])
         self._watches.add(watch)
@@ -294,7 +304,9 @@ class DockerRuntime:
         """Check whether a replica could be started. Starts and pulls nothing.
 
         Its files and its image must exist, the definition must render to a command line, and, with GPUs, the image
-        must set no variables of the loader and suit the host's driver.
+        must set no variables of the dynamic loader and suit the driver that the last `read_gpus` found. The result
+        names `missing_image` if only the image is missing and a pull may fetch it. A failed check does not raise.
+        Raises RuntimeUnavailableError if the daemon does not answer.
         """
         image = image or get_engine(definition).resolve_image(definition, self._images)
         error = await asyncio.to_thread(self._find_problem, model, definition)
@@ -331,7 +343,11 @@ class DockerRuntime:
         return None
 
     async def pull_image(self, image: str) -> None:
-        """Pull an image, without a time limit. Raises StartError with the registry's own reason."""
+        """Pull an image, without a time limit. Raises StartError with the registry's own reason.
+
+        If the call is cancelled or the runtime is closed, the pull ends at its next progress message; after `close`,
+        this call may return without an error although the image is missing.
+        """
         stop_event = threading.Event()
         self._pull_stops.add(stop_event)
         try:
@@ -345,7 +361,10 @@ class DockerRuntime:
     # Starting and ending
 
     async def start_replica(self, request: StartRequest) -> None:
-        """Start a replica. Does nothing if a replica of that name was started before. Raises StartError."""
+        """Start a replica. One whose container was only created is started; nothing happens if it was started before.
+
+        Raises StartError as `Runtime` says, here also if the image, the network or a claimed GPU is missing.
+        """
         surroundings = await self.get_surroundings()
         models = await asyncio.to_thread(self._present_models, surroundings)
         host = HostContext(self._instance, self._network, surroundings.publishes_ports, models, self._log_mib)
@@ -390,7 +409,11 @@ class DockerRuntime:
         return [mount if folder == self._roots.first or folder.is_dir() else None for folder, mount in folders]
 
     async def stop_replica(self, name: str, grace_s: float) -> None:
-        """End a replica and remove its container, with which its whole process tree ends."""
+        """End a replica and remove its container, with which its whole process tree ends. The container gets its
+        image's stop signal, SIGKILL after `grace_s` seconds. Does nothing if there is no such replica.
+
+        Raises RuntimeUnavailableError if the container does not end, or if the daemon refuses.
+        """
         container = await self._find(name)
         if container is None:
             return
@@ -399,7 +422,8 @@ class DockerRuntime:
         await self._forget(name, str(container["Id"]))
 
     async def remove_replica(self, name: str) -> None:
-        """Remove a replica that has ended or was never started. One that runs is left as it is."""
+        """Remove a replica that has ended or was never started. One that runs is left as it is, with a warning in the
+        log; nothing is raised. Does nothing if there is no such replica."""
         container = await self._find(name)
         if container is None:
             return
@@ -417,7 +441,9 @@ class DockerRuntime:
         await self._write_daemon.call(lambda client: remove_container(client, container_id))
 
     async def close(self) -> None:
-        """Release connections, and remove the GPU probe and an unused network. Engines go on running."""
+        """Release connections, end `watch_events` and pulls, and remove the GPU probe and an unused network. Engines go
+        on running. If the daemon does not answer within `CLOSE_S` seconds, probe and network stay; nothing is raised.
+        """
         for stop_event in tuple(self._pull_stops):
             stop_event.set()
         for watch in tuple(self._watches):

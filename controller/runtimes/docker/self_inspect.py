@@ -24,12 +24,14 @@ _ID_AS_HOSTNAME: Final = re.compile(r"[0-9a-f]{12}")
 
 
 class DockerSetupError(RuntimeUnavailableError):
-    """The installation is set up in a way that cannot work, and waiting does not help. The message says what to do."""
+    """The installation is set up in a way that cannot work, and waiting does not help: engines could not be reached, or
+    not be given the models. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The place of the controller as the daemon sees it."""
+    """How the daemon sees the controller: in which container it runs, how it reaches engines, and from where engines
+    get the models folders."""
 
     container_id: str | None
     """None: the controller does not run in a container of this daemon."""
@@ -40,7 +42,8 @@ class Surroundings:
 
 
 def inspect_surroundings(client: docker.APIClient, roots: ModelRoots, network: str) -> Surroundings:
-    """Ask the daemon for the surroundings. `network` is the engines' network. Blocks.
+    """Ask the daemon how it sees this process. `roots` are the models folders, `network` is the name of the engines'
+    network. Blocks.
 
     Raises DockerSetupError if engines could not be reached or not be given the models, and errors of docker-py.
     """
@@ -62,9 +65,10 @@ def inspect_surroundings(client: docker.APIClient, roots: ModelRoots, network: s
 
 
 def own_container_ids(mountinfo: str, hostname: str) -> list[str]:
-    """Return what the id of this process's container may be, most likely first; empty if it is in no container.
+    """Return what the id of this process's container may be, most likely first. Empty if nothing hints at a container.
 
-    `mountinfo` is the content of /proc/self/mountinfo.
+    `mountinfo` is the content of /proc/self/mountinfo. A `hostname` of 12 hexadecimal digits counts as the beginning of
+    an id. The daemon must be asked whether it knows the container.
     """
     container_ids = dict.fromkeys(_ID_IN_MOUNTS.findall(mountinfo))
     if _ID_AS_HOSTNAME.fullmatch(hostname) and not any(each.startswith(hostname) for each in container_ids):

@@ -22,9 +22,11 @@ MAX_POLL_S: Final = 0.5
 
 
 async def stop_container(daemon: Daemon, container: Inspected, grace_s: float) -> None:
-    """Stop a container, and return when it has ended. SIGKILL follows after `grace_s` seconds.
+    """Stop an inspected container, and return when it has ended or is gone. SIGKILL follows after `grace_s` seconds.
+    The container is not removed. One that does not run is no error.
 
-    Raises RuntimeUnavailableError if the container does not end even then.
+    Raises RuntimeUnavailableError if the container does not end within `KILL_WAIT_S` seconds after SIGKILL, or if the
+    daemon does not answer.
     """
     container_id = str(container["Id"])
     signal = str(container["Config"].get("StopSignal") or "SIGTERM")

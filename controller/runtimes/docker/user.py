@@ -22,14 +22,15 @@ _LOOKED_AT: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """Owner, group and mode of a file or folder that an engine must read."""
+    """Owner, group and mode (`st_mode`) of a file or folder that an engine must read: see `entries_to_read`."""
 
     uid: int
     gid: int
     mode: int
 
     def readable_by(self, uid: int, gid: int) -> bool:
-        """Return whether a process of this user without capabilities can read it, and enter it if it is a folder."""
+        """Return whether a process of this user and group without capabilities can read it, and enter it if it is a
+        folder. Root (0) gets no exception; further groups and access lists do not count."""
         needed_bits = 0o5 if stat.S_ISDIR(self.mode) else 0o4
         shift = 6 if uid == self.uid else 3 if gid == self.gid else 0
         return (self.mode >> shift) & needed_bits == needed_bits
@@ -37,11 +38,12 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class UserIdentity:
-    """User, group and capabilities of a container."""
+    """User, group and capabilities of an engine's container, as `choose_identity` returns them."""
 
     uid: int
     gid: int
     cap_add: tuple[str, ...] = ()
+    """Capabilities that the container keeps, by Docker's names; all others are dropped."""
 
     @property
     def user(self) -> str:
@@ -50,7 +52,8 @@ class UserIdentity:
 
 
 def choose_identity(entries: Sequence[FileEntry]) -> UserIdentity:
-    """Return the first user that can read all entries: an owner that is not root, the unprivileged user, or root.
+    """Return the first user that can read all entries: an owner among the entries that is not root, in their order,
+    then the unprivileged user, then root. Without entries, the unprivileged user.
 
     If none can, return root with DAC_OVERRIDE, since root without capabilities cannot read others' files.
     """
@@ -65,7 +68,8 @@ def entries_to_read(roots: ModelRoots, paths: Iterable[str]) -> list[FileEntry]:
     """Return all that must be readable to load these model paths: the files, all below them, and the parent folders.
 
     The files come before their parent folders, so that `choose_identity` prefers their owner. Files that do not exist
-    are left out; the preflight reports them.
+    or cannot be looked at are left out; the preflight reports them. Of a model's folder, at most 10,000 files are
+    looked at. Blocks.
     """
     root_folders = roots.resolve().folders
     model_entries: dict[Path, FileEntry] = {}

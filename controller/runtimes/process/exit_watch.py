@@ -19,8 +19,8 @@ NO_PIDFDS: Final = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES})
 class ExitWatch:
     """Calls `on_exit` in the event loop, once for each added process that has ended.
 
-    A process that ended before it was added is reported at the loop's next turn. Create it in the event loop, and use
-    it there only.
+    A process that ended before it was added is reported at the loop's next turn. Create the watch in the event loop,
+    use it there only, and close it. It does not reap children.
     """
 
     def __init__(self, on_exit: Callable[[Process], None]) -> None:
@@ -30,7 +30,8 @@ class ExitWatch:
         self._timers: dict[Process, asyncio.Handle] = {}
 
     def add_process(self, process: Process) -> None:
-        """Watch a process. Does nothing if it is watched already."""
+        """Watch a process, which need not be a child. Does nothing if it is watched already. Raises OSError if a pidfd
+        cannot be opened for another reason than that this system allows none, as with too many open files."""
         if process in self._fds or process in self._timers:
             return
         try:
@@ -59,7 +60,7 @@ class ExitWatch:
             timer.cancel()
 
     def close(self) -> None:
-        """Stop watching all processes."""
+        """Stop watching all processes; `on_exit` is not called for them. The watch can be used again."""
         for process in (*self._fds, *self._timers):
             self.discard_process(process)
 
@@ -77,7 +78,8 @@ class ExitWatch:
 
 
 async def wait_any(processes: Iterable[Process], timeout_s: float) -> None:
-    """Return when one of the processes has ended, or after `timeout_s` seconds."""
+    """Return when one of the processes has ended, or after `timeout_s` seconds, without saying which. Without
+    processes, the latter."""
     end_event = asyncio.Event()
     watch = ExitWatch(lambda _: end_event.set())
     try:

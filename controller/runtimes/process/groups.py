@@ -37,7 +37,7 @@ RESCAN_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ReplicaMark:
-    """What identifies the processes of a replica."""
+    """What identifies the processes of a replica, by its record. The module's docstring says how it is used."""
 
     start_id: str
     """Value of `START_ENV` in the engine's environment."""
@@ -50,7 +50,8 @@ class ReplicaMark:
 
 
 def group_members(mark: ReplicaMark, known_processes: Collection[Process] = ()) -> list[Process]:
-    """Return all running processes of a replica, including those of `known_processes` that still run.
+    """Return all running processes of a replica, in no particular order, including those of `known_processes` that
+    still run. Empty: all have ended. Blocks, since it reads all of /proc. This process itself is never included.
 
     A process that is ending no longer shows its files or environment, but may still hold memory, so it counts if it is
     in the session. Should the session id be another's by now, no harm is done, since the process is ending anyway.
@@ -75,7 +76,8 @@ def group_members(mark: ReplicaMark, known_processes: Collection[Process] = ()) 
 
 
 def find_leader(mark: ReplicaMark) -> Process | None:
-    """Return the engine's process of an interrupted start: the replica's process that leads a session; None if none."""
+    """Return the engine's process of an interrupted start: the replica's process that leads a session; None if there is
+    none. Blocks as `group_members`."""
     for process in group_members(mark):
         stat = read_stat(process.pid)
         if stat is not None and stat.process == process and stat.session == process.pid:
@@ -84,7 +86,8 @@ def find_leader(mark: ReplicaMark) -> Process | None:
 
 
 def has_variable(pid: int, name: str, value: str) -> bool:
-    """Return whether a process was started with this environment variable. False also if that cannot be read."""
+    """Return whether the environment with which a process was started has this variable with this value. False also if
+    the environment cannot be read, as of an ended process or another user's."""
     try:
         environment = _read_environment(PROC / str(pid))
     except OSError:  # it has ended, or belongs to another user
@@ -139,7 +142,9 @@ async def end_processes(mark: ReplicaMark, grace_s: float, reap: Callable[[], ob
     """End every process of a replica: SIGTERM first, SIGKILL after `grace_s` seconds.
 
     Returns when all are gone, however long that takes, since a process that is stuck in a driver still holds its
-    memory. Calls `reap` whenever a process may have ended, so that the caller can collect its child.
+    memory. Calls `reap` whenever a process may have ended, and at the end, so that the caller can collect its child.
+    While the engine itself lives, processes that it starts after its SIGTERM get no signal. Raises PermissionError if a
+    process belongs to another user.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + grace_s

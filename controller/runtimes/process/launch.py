@@ -35,7 +35,8 @@ from controller.state import HOST, Gpu
 
 
 class Launcher:
-    """Renders the command lines of engines, records their starts and spawns them. Blocking: call it in a thread."""
+    """Renders the command lines of engines, records their starts and spawns them. A process runtime has one. Blocking:
+    call its methods in a thread."""
 
     def __init__(
         self,
@@ -65,7 +66,8 @@ class Launcher:
         self._port_lock = threading.Lock()
 
     def check_preflight(self, model: str, definition: Definition) -> str | None:
-        """Return why an engine could not be started, by its files, its program and its command line; None: it could."""
+        """Return why an engine could not be started, by its files, its program and its command line; None: it could.
+        Whether its GPUs are there is not checked. A failed check does not raise."""
         engine = get_engine(definition)
         try:
             if problem := check_model(self._roots, engine, definition):
@@ -77,9 +79,9 @@ class Launcher:
             return f"the program of {model} cannot be looked at: {error}"
 
     def render_replica(self, record: ReplicaRecord, definition: Definition) -> Rendered | None:
-        """Return what a replica would be started with now, at its own address.
+        """Return what a replica would be started with now, at the address and with the GPUs in its record.
 
-        None if the definition does not render, or if its GPUs cannot be read.
+        None if the definition yields no command line, or if one of these GPUs is gone or cannot be read.
         """
         try:
             gpus = self._claimed_gpus(record.claims)
@@ -91,7 +93,10 @@ class Launcher:
     def start_replica(self, request: StartRequest, children: MutableMapping[str, Child]) -> Process | None:
         """Start an engine, and return its process. None: there is a record of that name, so nothing was started.
 
-        The engine is a child of this process; `children` gets it, by replica name. Raises StartError.
+        The engine is a child of this process; `children` gets it, by replica name, and the caller must reap it. Raises
+        StartError if a claimed GPU is missing or cannot be used, no port is free, the program cannot be started, or a
+        file cannot be written; record and log are removed again then. Raises RuntimeUnavailableError if a record cannot
+        be read, and ValueError, TypeError or KeyError if the definition yields no command line.
         """
         try:
             gpus = self._claimed_gpus(request.claims)

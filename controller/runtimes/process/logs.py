@@ -52,10 +52,11 @@ class ProcessLogCursor:
 
 
 class ProcessLogs:
-    """The folder of logs. Engines append to their files (O_APPEND) and do not notice when a log is cut.
+    """The folder of logs of one process runtime: a file per replica, and `ended_logs` with the ends of removed ones'
+    logs. Engines append to their files (O_APPEND) and do not notice when a log is cut. Methods block.
 
     An engine's open log carries a lock (flock), which its children inherit. So a log that can be locked has no process
-    left that writes to it.
+    left that writes to it. Names become file names unchecked, so callers must check names that come from outside.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
@@ -69,17 +70,21 @@ class ProcessLogs:
         self.ended_logs = EndedLogs(ended_folder)
 
     def log_path(self, name: str) -> Path:
-        """Return the file to which an engine writes."""
+        """Return the path of the file to which the replica's engine writes, whether or not it exists."""
         return self._folder / f"{name}.log"
 
     def open_log(self, name: str) -> int:
-        """Open and lock the log of a new engine. Return a file descriptor for its stdout and stderr."""
+        """Open and lock the log of a new engine. Return a file descriptor for its stdout and stderr, which the caller
+        must close once the engine has it. An existing file is appended to.
+
+        Raises BlockingIOError if a process still has the log open as its output, and OSError if it cannot be opened.
+        """
         fd = os.open(self.log_path(name), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return fd
 
     def is_written_to(self, name: str) -> bool:
-        """Return whether a process still has the log open as its output."""
+        """Return whether a process still has the log open as its output. False if there is no log."""
         try:
             with self.log_path(name).open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -92,7 +97,9 @@ class ProcessLogs:
     def bound_log(self, name: str) -> None:
         """Cut a log that is longer than the limit: copy its last part, half of the limit, beside it, and empty it.
 
-        Lines that are written during the copy are lost.
+        Lines that are written during the copy are lost, and so is what an earlier cut put beside the log. A log that is
+        missing or short enough is left alone. If the copy cannot be written, as on a full disk, the log is emptied all
+        the same, with a warning.
         """
         path = self.log_path(name)
         try:
@@ -105,21 +112,26 @@ class ProcessLogs:
             os.truncate(path, 0)
 
     def read_tail(self, name: str, lines: int = TAIL_LINES) -> str:
-        """Return the last lines of a replica's log, also of a removed one; empty if there are none."""
+        """Return the last `lines` lines of a replica's log as one text (see `plain_tail`), or of its kept log once it
+        was removed; empty if there are none."""
         return plain_tail(self._last_bytes(name, 4 * tail_bytes(lines)), lines)
 
     def retire_log(self, name: str) -> None:
-        """Delete the log of a replica that has ended, except for its end, which is kept among `ended_logs`."""
+        """Delete the log of a replica that has ended, except for its end, which is kept among `ended_logs`. Without a
+        log, do nothing. Raises OSError if the log cannot be read or deleted, but not if its end cannot be kept."""
         with self._cut_lock:
             self.ended_logs.save_log(name, self._current_bytes(name, KEPT_BYTES))
             self._earlier_path(name).unlink(missing_ok=True)
             self.log_path(name).unlink(missing_ok=True)
 
     def read_after(self, name: str, cursor: str | None, lines: int, *, has_ended: bool) -> LogPart | None:
-        """Return the whole lines that were written after `cursor`, each once. With None, return the last `lines` lines.
+        """Return the whole lines that were written after `cursor`, each once. With None, or a text that is no cursor,
+        return the last `lines` lines.
 
         `has_ended`: no more will be written, so that an unfinished last line is returned too. A line that is written
-        while the log is cut may be incomplete. Returns None if there is no log.
+        while the log is cut may be incomplete. A part has at most `PART_BYTES` bytes; `running` stays true until all
+        was returned. Of a removed replica, return what follows in its kept log. If there is none either, return an
+        empty part with `running` False, or None without a cursor.
         """
         log_cursor = ProcessLogCursor.parse(cursor)
         with self._cut_lock:

@@ -14,9 +14,9 @@ _MIB = 2**20
 def process_host_mib(processes: Iterable[Process]) -> int | None:
     """Return the MiB of main memory that the processes hold together, including mapped model files.
 
-    None if none of the processes can be read. Memory that they share counts once (PSS). But the result is at least the
-    memory (RSS) of the largest process: PSS counts a model file only in part if another replica has mapped it too, and
-    the replica needs all of it once the other one is gone.
+    None if none of the processes can be read; never 0. Memory that they share counts once (PSS). But the result is at
+    least the memory (RSS) of the largest process: PSS counts a model file only in part if another replica has mapped it
+    too, and the replica needs all of it once the other one is gone. Blocks.
     """
     pss_bytes, largest_rss = 0, 0
     for process in processes:

@@ -81,7 +81,7 @@ class Records:
         self._lock = threading.Lock()
 
     def read_records(self) -> list[ReplicaRecord]:
-        """Return every record of this instance.
+        """Return every record of this instance, in order of replica names, also those of ended replicas.
 
         Raises RuntimeUnavailableError if a record cannot be parsed, and OSError if the folder cannot be read. It is
         then unknown which engines run.
@@ -90,14 +90,16 @@ class Records:
             return [record for path in self._paths() if (record := self._read(path)) is not None]
 
     def read_record(self, name: str) -> ReplicaRecord | None:
-        """Return the record of one replica; None if there is none, or if it is another instance's. Raises as
-        `read_records`.
+        """Return the record of one replica; None if there is none, or if the file names another instance.
+
+        Raises as `read_records`, and ValueError if `name` is not a name of this instance's replicas.
         """
         with self._lock:
             return self._read(self._path(name))
 
     def create_record(self, record: ReplicaRecord) -> bool:
-        """Write a new record. Returns False, and writes nothing, if there is a record of that name. Raises OSError."""
+        """Write a new record, and return True once it is on disk. Return False, and write nothing, if there is a record
+        of that name. Raises OSError if it cannot be written, and ValueError for a name of another instance."""
         with self._lock:
             path = self._path(record.name)
             if path.exists():
@@ -106,7 +108,8 @@ class Records:
             return True
 
     def update_record(self, name: str, **changes: Any) -> ReplicaRecord | None:
-        """Change fields of a record, and return the changed record. None: there is no such record any more.
+        """Change fields of a record, and return the changed record. None: there is no such record any more. `changes`
+        are not validated. Raises as `read_record`.
 
         If the file cannot be written, as on a full disk, the changed record is returned all the same. The changes are
         observations of the engine, which the next observation makes again.
@@ -125,11 +128,13 @@ class Records:
             return changed_record
 
     def note_started(self, name: str, leader: Process) -> ReplicaRecord | None:
-        """Write into a record that the engine was started as the process `leader`. Returns as `update_record`."""
+        """Write into a record that the engine was started as the process `leader`, now. Returns and raises as
+        `update_record`: a failed write is only logged."""
         return self.update_record(name, pid=leader.pid, start_ticks=leader.start_ticks, started_at=time.time())
 
     def remove_record(self, name: str) -> None:
-        """Delete the record of a replica. Does nothing if there is none."""
+        """Delete the record of a replica. Does nothing if there is none. Raises as `read_record`, and OSError if the
+        file cannot be deleted."""
         with self._lock:
             path = self._path(name)
             if self._read(path) is not None:

@@ -67,10 +67,13 @@ class ProcessRuntime:
             instance: Id of this installation, part of every replica's name.
             state: The state folder.
             models: The models folders.
-            python: The interpreter that runs our workers.
-            log_mib: MiB of each engine's output that are kept.
+            python: Path of the Python interpreter that runs the workers (`python -m worker`).
+            log_mib: MiB of each engine's output after which its log is cut to half of that.
             host: Address on which engines listen.
             nvml: Reads GPUs; None: the NVML library of this process.
+
+        Raises:
+            OSError: A folder cannot be made.
         """
         state = state.resolve()
         self._instance = instance
@@ -168,12 +171,13 @@ class ProcessRuntime:
             return await asyncio.to_thread(self._logs.read_tail, name, lines)
 
     async def list_ended_logs(self, model: str) -> builtins.list[str]:
-        """Return the names of the model's removed replicas whose logs are kept, newest first."""
+        """Return the names of the model's removed replicas whose logs are kept, newest first; empty: there are none."""
         with _state_errors():
             return await asyncio.to_thread(self._logs.ended_logs.list_names, self._instance, model)
 
     async def read_log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
-        """Return what the engine wrote after `cursor`. An invalid cursor counts as None."""
+        """Return what the engine wrote after `cursor`, from its log or, once the replica is removed, from its kept log.
+        See `Runtime`."""
         if not is_replica_name(self._instance, name):
             return None
         with _state_errors():
@@ -185,13 +189,15 @@ class ProcessRuntime:
         return LogPart((), cursor or "", running=True) if part is None and record is not None else part
 
     async def render_replica(self, replica: SeenReplica, definition: Definition, image: str | None) -> Rendered | None:
-        """Return what a running replica would be started with now; None if that is unknown, or if it has no record."""
+        """Return what a running replica would be started with now, at the address in its record. None if it has no
+        record, if the definition yields no command line, or if a claimed GPU cannot be read. `image` is ignored."""
         with _state_errors():
             record = await asyncio.to_thread(self._records.read_record, replica.name)
         return None if record is None else self._launcher.render_replica(record, definition)
 
     async def read_gpus(self) -> tuple[Gpu, ...] | None:
-        """Return the host's GPUs. Their processes name the replicas that they belong to. Empty: none. None: unknown."""
+        """Return the host's GPUs, as `NvmlReader.read_gpus` does. Their processes name the replicas that they belong
+        to."""
         return await self._owners.name_owners(await asyncio.to_thread(self._nvml.read_gpus))
 
     async def _list_processes(self) -> dict[str, builtins.list[int]]:
@@ -205,7 +211,8 @@ class ProcessRuntime:
             return await asyncio.to_thread(look)
 
     async def read_host_mib(self, name: str) -> int | None:
-        """Return the MiB of main memory that an engine and its children hold; None if the replica does not run."""
+        """Return the MiB of main memory that an engine and its children hold. None if the replica does not run, or if
+        its processes cannot be read."""
 
         def look() -> int | None:
             record = self._records.read_record(name)
@@ -215,19 +222,21 @@ class ProcessRuntime:
             return await asyncio.to_thread(look)
 
     def get_gpu_error(self) -> str | None:
-        """Return why the last `read_gpus` found no GPU or failed; None if it found GPUs."""
+        """Return why the last `read_gpus` found no GPU or failed, as a sentence; None if it found GPUs, or was never
+        called."""
         return self._nvml.reason
 
     def get_gpu_driver(self) -> GpuDriver | None:
-        """Return the NVIDIA driver that the last `read_gpus` found; None: not known."""
+        """Return the NVIDIA driver that the last `read_gpus` found; None: there is none, or it is not known."""
         return self._nvml.driver
 
     def list_unread_gpus(self) -> tuple[UnreadGpu, ...]:
-        """Return the GPUs that the last `read_gpus` left out because they cannot be read."""
+        """Return the GPUs that the last `read_gpus` left out because they cannot be read, each with the reason."""
         return self._nvml.unread_gpus
 
     def watch_events(self) -> AsyncIterator[None]:
-        """Yield whenever engines have ended, once for one or more of them."""
+        """Yield whenever engines have ended, once for one or more of them, until `close`. Only engines that
+        `list_replicas` or `start_replica` of this object saw running are watched. Starts are not reported."""
         changed = asyncio.Event()
         self._listeners.add(changed)
         return self._events(changed)
@@ -261,17 +270,18 @@ class ProcessRuntime:
 
     async def check_preflight(self, model: str, definition: Definition, image: str | None) -> PreflightResult:
         """Check whether a replica could be started: files, program and Python package exist, and the definition renders
-        to a command line. Starts nothing.
+        to a command line. Starts nothing. `image` is ignored. A failed check does not raise; the result says why.
         """
         error = await asyncio.to_thread(self._launcher.check_preflight, model, definition)
         return PreflightResult(error is None, time.time(), error)
 
     async def pull_image(self, image: str) -> None:
-        """Raise StartError: processes have no images."""
+        """Always raise StartError: processes have no images."""
         raise StartError("the process runtime has no images")
 
     async def start_replica(self, request: StartRequest) -> None:
-        """Start an engine. Does nothing if there is a record of that name. Raises StartError."""
+        """Start an engine, in a session of its own. Does nothing if there is a record of that name. If the caller is
+        cancelled, the start is finished all the same. Raises as `Launcher.start_replica`."""
 
         async def work() -> None:
             async with self._lock_of(request.name):
@@ -283,14 +293,21 @@ class ProcessRuntime:
         await asyncio.shield(self._start_task(f"start {request.name}", work()))
 
     async def stop_replica(self, name: str, grace_s: float) -> None:
-        """End an engine and all its processes, however long that takes, and remove the replica."""
+        """End an engine and all its processes, however long that takes, and remove the replica: SIGTERM, then SIGKILL
+        after `grace_s` seconds. The end of its log is kept. Does nothing if there is no record of that name. Waits for
+        a start or stop of the same replica that is under way.
+
+        Raises RuntimeUnavailableError if a process belongs to another user or a file cannot be deleted, and ValueError
+        for a name of another instance.
+        """
         with _state_errors():
             async with self._lock_of(name):
                 if (record := await asyncio.to_thread(self._records.read_record, name)) is not None:
                     await self._end_replica(record, grace_s)
 
     async def remove_replica(self, name: str) -> None:
-        """Remove a replica that has ended or was never started. One that runs is left as it is."""
+        """Remove a replica that has ended or was never started, and kill what the engine left behind. A replica whose
+        engine runs is left as it is, with a warning in the log; nothing is raised. Otherwise as `stop_replica`."""
         with _state_errors():
             async with self._lock_of(name):
                 record = await asyncio.to_thread(self._records.read_record, name)
@@ -351,7 +368,9 @@ class ProcessRuntime:
         return task
 
     async def close(self) -> None:
-        """Stop watching, and cancel operations under way. Engines go on running."""
+        """End `watch_events`, and cancel starts and clean-ups under way. Engines go on running. A start whose thread
+        already works is finished in it; the next controller finds its engine by the record. Blocks until NVML is
+        closed."""
         self._closed = True
         self._notify()
         if self._exit_watch is not None:

@@ -32,22 +32,22 @@ _PORT_TRIES: Final = 32
 
 
 def inherited_environment(controller: Mapping[str, str]) -> dict[str, str]:
-    """Return the part of the controller's environment that engines inherit."""
+    """Return the part of the controller's environment that engines inherit (`_INHERITED` and `LC_*`), and
+    PYTHONUNBUFFERED=1. `controller` is that environment and is not changed."""
     kept_variables = {key: value for key, value in controller.items() if key in _INHERITED or key.startswith("LC_")}
     # Without it, a Python engine buffers what it prints to a file, and loses it when killed.
     return {"PYTHONUNBUFFERED": "1"} | kept_variables
 
 
 def mark_variables(instance: str, name: str, start_id: str) -> dict[str, str]:
-    """Return the environment variables by which an engine's processes are found."""
+    """Return the environment variables that mark an engine's processes: instance, replica name and start id. By the
+    start id, the processes are found again."""
     return {INSTANCE_ENV: instance, REPLICA_ENV: name, START_ENV: start_id}
 
 
 def check_gpu_support(engine: Engine[Any], gpus: Sequence[Gpu]) -> None:
-    """Refuse a MIG instance where the engine cannot be told to use it.
-
-    The error is permanent, and names the instance.
-    """
+    """Raise a permanent StartError, which names the instance, if one of `gpus` is a MIG instance and the engine cannot
+    be told to use it. Otherwise do nothing."""
     instance = None if engine.takes_mig_instances else next((gpu for gpu in gpus if gpu.mig is not None), None)
     if instance is not None:
         raise StartError(
@@ -59,10 +59,10 @@ def check_gpu_support(engine: Engine[Any], gpus: Sequence[Gpu]) -> None:
 
 
 def find_free_port(host: str, taken_ports: Collection[int]) -> int:
-    """Return a port on `host` that nothing listens on and that is not among `taken_ports`. Raises StartError.
+    """Return a port on `host` that nothing listens on and that is not among `taken_ports`. The port is not reserved.
 
     Another program may take the port before the engine listens. Then the engine exits, and its next attempt gets
-    another port.
+    another port. Raises StartError if the host gives no port, or only taken ones in several tries.
     """
     for _ in range(_PORT_TRIES):
         try:
@@ -76,9 +76,12 @@ def find_free_port(host: str, taken_ports: Collection[int]) -> int:
 
 
 def spawn_engine(argv: Sequence[str], env: Mapping[str, str], cwd: Path, log: int) -> Child:
-    """Start a program that leads a session of its own, so that it survives the controller. Raises StartError.
+    """Start a program that leads a session of its own, so that it survives the controller, and return it. The caller
+    must reap it.
 
-    `log` is the file descriptor for its stdout and stderr.
+    `log` is the file descriptor for its stdout and stderr, which stays open here. `env` is its whole environment.
+    Raises StartError if the program cannot be started; permanent if it is missing or not executable, or if the command
+    line or environment is invalid.
     """
     try:
         # The runtime reaps the process, perhaps after this object is gone. Setting `returncode` below keeps Popen from
@@ -97,7 +100,7 @@ def spawn_engine(argv: Sequence[str], env: Mapping[str, str], cwd: Path, log: in
 
 
 class Child:
-    """A child process that must be reaped. Thread-safe."""
+    """A child process that must be reaped: call `poll` once it has ended. Thread-safe."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

@@ -24,11 +24,13 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """The content of /proc/PID/stat for one process."""
+    """The content of /proc/PID/stat for one process, as `read_stat` read it once."""
 
     process: Process
     parent: int
+    """Pid of the parent."""
     session: int
+    """Session id: the pid of the process that began the session."""
     has_ended: bool
     """No thread of the process runs. A zombie whose other threads still run has not ended, since they hold memory."""
     is_exiting: bool
@@ -36,12 +38,12 @@ class Stat:
 
 
 def boot_id() -> str:
-    """Return an id that changes with every boot of the host. Compare start times only within one boot."""
+    """Return an id that changes with every boot of the host. Compare start times (`Process`) only within one boot."""
     return (PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def read_stat(pid: int) -> Stat | None:
-    """Read /proc/PID/stat; None if there is no such process."""
+    """Read /proc/PID/stat; None if there is no such process. A zombie still has one."""
     try:
         text = (PROC / str(pid) / "stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -54,7 +56,8 @@ def read_stat(pid: int) -> Stat | None:
 
 
 def list_stats() -> Iterator[Stat]:
-    """Yield the state of every process on the host, including ended ones that were not reaped."""
+    """Yield the state of every process on the host (of this PID namespace), including ended ones that were not reaped.
+    Processes that end meanwhile are left out."""
     with os.scandir(PROC) as entries:
         pids = [int(entry.name) for entry in entries if entry.name.isdigit()]
     for pid in pids:
@@ -63,6 +66,7 @@ def list_stats() -> Iterator[Stat]:
 
 
 def is_alive(process: Process) -> bool:
-    """Return whether the process runs. A zombie does not."""
+    """Return whether the process runs. A zombie none of whose threads runs does not, nor does another process that now
+    has the pid."""
     stat = read_stat(process.pid)
     return stat is not None and stat.process == process and not stat.has_ended

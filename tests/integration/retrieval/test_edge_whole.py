@@ -1,0 +1,30 @@
+"""The whole of retrieval on the real Qdrant Edge: what is found, kept over restarts, and told apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import qdrant_edge
+
+from retrieval.vector_store.edge import EdgeVectorStore
+from tests.support.retrieval_harness import retrieval_harness
+
+
+def edge(folder: Path) -> EdgeVectorStore:
+    return EdgeVectorStore(folder / "edge", qdrant_edge.Bm25())
+
+
+async def test_documents_are_found_and_kept(tmp_path: Path) -> None:
+    settings = {"retrieval_embedding_model": "m"}
+    async with retrieval_harness(tmp_path, store=edge(tmp_path), **settings) as here:
+        await here.add("The quick brown fox.\n\nA lazy dog sleeps.", "d", metadata={"lang": "en", "draft": True})
+        await here.add("Another fox runs.", "e", metadata={"lang": "de", "draft": False})
+        await here.add("A fox of somebody else.", "d", tenant="bob")
+        assert (await here.texts("sleeping dogs", mode="sparse")) == ["A lazy dog sleeps."]
+        assert sorted(await here.texts("fox")) == ["A lazy dog sleeps.", "Another fox runs.", "The quick brown fox."]
+        assert await here.texts("fox", filter={"draft": True}, mode="sparse") == ["The quick brown fox."]
+        assert await here.texts("fox", filter={"type": "ne", "key": "lang", "value": "en"}) == ["Another fox runs."]
+        await here.add("The new fox.", "d")
+    async with retrieval_harness(tmp_path, store=edge(tmp_path), **settings) as here:
+        assert sorted(await here.texts("foxes", mode="sparse")) == ["Another fox runs.", "The new fox."]
+        assert await here.texts("fox", tenant="bob") == ["A fox of somebody else."]
