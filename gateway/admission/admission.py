@@ -270,7 +270,10 @@ class Admission:
         ]
 
     def waiting_tickets(self, model: str) -> list[Ticket]:
-        """Return the tickets that wait for `model`, next to enter first; empty for an unknown model."""
+        """Return the tickets that wait for `model`, next to enter first; empty for an unknown model.
+
+        `model`: the model's own name.
+        """
         queue = self._queues.get(model)
         return queue.waiting_tickets() if queue else []
 

@@ -11,7 +11,7 @@ from gateway.sessions.replica_sessions import ReplicaSessions, Session, SessionC
 
 
 class SessionTerms(NamedTuple):
-    """How the replicas of a model keep sessions. The same for all of them."""
+    """How many sessions each replica of a model keeps, and how requests name them; read from its `ModelRoute`."""
 
     capacity: int
     """Maximum number of sessions that a replica keeps."""

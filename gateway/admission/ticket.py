@@ -63,7 +63,7 @@ class Queue(Protocol):
 
     @property
     def fair_queue(self) -> QueueLength:
-        """The waiting tickets; only their number can be read here."""
+        """The queue of the model's waiting tickets; this protocol gives only their number (`waiting_count`)."""
 
     def update_broken_count(self) -> None:
         """Bring the number of replicas with an open circuit breaker up to date; `serve_queue` uses it.

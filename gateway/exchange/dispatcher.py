@@ -89,16 +89,16 @@ class InferenceDispatcher:
         return opener
 
     def find_websocket(self, path: bytes) -> WebSocketOpener | None:
-        """Return the function that authorizes a WebSocket at this path; None: only `/v1/responses` has one.
+        """Return the function that opens a WebSocket at `/v1/responses` or `/responses`; None: another path.
 
-        See InferenceRoutes.
+        See InferenceRoutes. The function authenticates the caller, and raises RoundhouseError where that fails.
         """
         if b"%" in path:
             path = unquote_to_bytes(path)
         return self._open_session if path in (RESPONSES_PATH, _BARE_RESPONSES_PATH) else None
 
     def max_body_bytes(self) -> int:
-        """Return the maximum number of bytes of a request's body, by the settings."""
+        """Return the setting `max_body_bytes`: the maximum bytes of a request's body. The reader refuses longer ones."""
         return self._services.settings.max_body_bytes
 
     @property

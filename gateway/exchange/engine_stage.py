@@ -78,7 +78,7 @@ class EngineStage:
             self._attempt.pause()
 
     def resume(self) -> None:
-        """Read from the engine again. Does nothing if no attempt is under way."""
+        """Read from the engine again after `pause`. Does nothing if no attempt is under way or paused."""
         if self._attempt is not None:
             self._attempt.resume()
 

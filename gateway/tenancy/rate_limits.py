@@ -377,7 +377,8 @@ class RateLimits:
 
     @property
     def client_count(self) -> int:
-        """Number of clients without a key whose usage is kept."""
+        """Number of clients without a key whose usage is kept: at most `REMEMBERED_CLIENTS`, and a few more while
+        clients with running requests cannot be forgotten."""
         return len(self._clients)
 
     def forget_key(self, name: str, state: _KeyUsage) -> None:

@@ -37,7 +37,11 @@ class EngineFailureError(Exception):
 
 
 class EngineRefusedError(EngineFailureError):
-    """No connection to the engine could be opened within the time limit, so the request never reached it."""
+    """No connection to the engine could be opened, so the request never reached it.
+
+    The connection was refused or timed out, its TLS failed, the endpoint's URL or token cannot be used, or the gateway
+    stops. `Attempt` also uses it for a 401 to a replica's own token, which another engine at its address answers.
+    """
 
     def __init__(self, text: str = "it accepts no connection") -> None:
         super().__init__(text)
@@ -227,7 +231,7 @@ class EngineConnection(asyncio.Protocol):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection is closed or closing."""
+        """Whether the connection is closed or closing, so that it must not get another request."""
         return self._is_lost
 
     def give_up(self) -> None:

@@ -72,7 +72,7 @@ class ConnectionPool(Generic[C]):
 
     @property
     def idle_count(self) -> int:
-        """Number of open connections that wait for a request."""
+        """Number of open connections that carry no request and are kept for a later one, over all origins."""
         return sum(len(origin.idle_connections) for origin in self._origins.values())
 
     def origin_of(self, address: Address) -> Origin[C]:
