@@ -98,7 +98,7 @@ class InferenceDispatcher:
         return self._open_session if path in (RESPONSES_PATH, _BARE_RESPONSES_PATH) else None
 
     def max_body_bytes(self) -> int:
-        """Return the setting `max_body_bytes`: the maximum bytes of a request's body. The reader refuses longer ones."""
+        """Return the setting `max_body_bytes`: maximum bytes of a request's body. The reader refuses longer ones."""
         return self._services.settings.max_body_bytes
 
     @property
