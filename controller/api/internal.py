@@ -17,13 +17,19 @@ from controller.schema.status import ControllerStatus, PlanView
 
 
 class PauseRequest(BaseModel):
-    """Body of POST /internal/pause."""
+    """Body of POST /internal/pause, which pauses or resumes the controller; the answer is its `ControllerStatus`.
+
+    The state survives a restart of the controller. Asking for the present state again is no error.
+    """
 
     paused: bool = Field(description="true: the controller observes and changes nothing. false: it acts.")
 
 
 class ShutdownRequest(BaseModel):
-    """Body of POST /internal/shutdown."""
+    """Body of POST /internal/shutdown, which is answered with 202 before the controller begins to exit.
+
+    Without `stop_engines`, the engines go on running for the next controller.
+    """
 
     stop_engines: bool = Field(default=False, description="true: stop every engine before the controller exits.")
 

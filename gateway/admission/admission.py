@@ -26,15 +26,16 @@ _NOBODY: Final[Sequence[Grant]] = ()
 
 
 class Admission:
-    """The slots of all replicas, and one queue per model.
+    """Decides for each request whether it enters a replica, waits or is refused. One per gateway.
 
-    In all methods, `now` is monotonic seconds, and the caller must pass each returned grant to its ticket's owner or
-    release the ticket.
+    It holds the slots of all replicas, and one queue per model. In all methods, `now` is monotonic seconds, and the
+    caller must pass each returned grant to its ticket's owner or release the ticket.
 
     Invariant: the requests inside a replica hold at most `target_inflight` slots, unless a new table lowered that
-    number. No ticket waits that could enter, with three exceptions: a circuit breaker's trial became due since the last
-    call (see `admit_trials`); a replica is kept for a request that needs more of it than is free; the first
-    `MOST_LOOKS` tickets of the queue do not fit, and one behind them would.
+    number. No ticket waits that could enter, with these exceptions: a circuit breaker's trial became due since the last
+    call (see `admit_trials`); a replica is kept for a request that needs more of it than is free, or that has left the
+    queue since; a turn of a session waits for its home; the first `MOST_LOOKS` tickets of the queue do not fit, and one
+    behind them would.
     """
 
     def __init__(self, queue_limit: int | None) -> None:
@@ -79,6 +80,7 @@ class Admission:
         Raises:
             RoundhouseError: `queue_full` (`ticket.place` is set), or `engine_unreachable` if the model is loaded and no
                 replica accepts requests. The ticket stays new.
+            KeyError: the model is neither in the table in force nor has tickets left from an earlier one.
             AssertionError: the ticket is not new.
         """
         assert ticket.state == "new"
@@ -86,10 +88,12 @@ class Admission:
         return queue.admit_ticket(ticket, now)
 
     def release_ticket(self, ticket: Ticket, now: float) -> Sequence[Grant]:
-        """Give back the ticket's slots, or remove it from the queue. Returns grants for tickets that enter now.
+        """Give back the ticket's slots, or remove it from the queue. Returns the outcomes for tickets that waited.
 
-        Call when the request is done or its client is gone. Repeated calls, and calls for a ticket that was refused or
-        that a grant with an error has removed, change nothing and return no grants.
+        These grants are for tickets that enter now, or hold an error for those that have no replica left to try; there
+        are none if `ticket` itself waited. Call when the request is done or its client is gone. Repeated calls, and
+        calls for a ticket that was refused or that a grant with an error has removed, change nothing and return no
+        grants.
         """
         state = ticket.state
         if state == "inside":
@@ -115,8 +119,9 @@ class Admission:
         After a broken connection, open a new one for the next attempt: another stale one would prove nothing.
 
         Raises:
-            RoundhouseError: `engine_unreachable` if no replica is left to try. The ticket keeps its slot until
-                `release_ticket`.
+            RoundhouseError: `engine_unreachable` if no replica is left to try, or `MAX_BREAKS` attempts of the ticket
+                ended in a broken connection. The ticket keeps its slot until `release_ticket`.
+            AssertionError: the ticket is not inside a replica.
         """
         assert ticket.state == "inside"
         queue, replica = ticket.queue, ticket.replica
@@ -138,6 +143,7 @@ class Admission:
         Raises:
             RoundhouseError: `kv_cache_exhausted` if the engine reported it and its number of tokens is unknown or the
                 ticket had all of them. The ticket keeps its slot until `release_ticket`.
+            AssertionError: the ticket is not inside a replica.
         """
         assert ticket.state == "inside"
         pool, claim = ticket.replica.token_pool, ticket.claim
@@ -216,6 +222,7 @@ class Admission:
 
         Raises:
             RoundhouseError: `engine_unreachable` if no replica is left to try.
+            KeyError: the model is neither in the table in force nor has tickets left from an earlier one.
         """
         return self._queues[route.name].choose_replica(now, retries)
 
@@ -249,8 +256,9 @@ class Admission:
         return slots.queue.serve_queue(now)
 
     def admit_trials(self, now: float) -> Sequence[Grant]:
-        """Admit waiting tickets to replicas whose circuit breaker allows a trial now. Call about once per second.
+        """Admit every waiting ticket that can enter now, as time goes by. Call about once per second.
 
+        This begins the trials of circuit breakers whose pause is over, and lets turns of sessions leave their home.
         `now`: monotonic seconds. Returns grants for the tickets that enter, and grants with an error for those that
         have no replica left to try; pass them to the tickets' owners.
         """
@@ -262,12 +270,18 @@ class Admission:
         ]
 
     def waiting_tickets(self, model: str) -> list[Ticket]:
-        """Return the tickets that wait for `model`, next to enter first; empty for an unknown model."""
+        """Return the tickets that wait for `model`, next to enter first; empty for an unknown model.
+
+        `model`: the model's own name.
+        """
         queue = self._queues.get(model)
         return queue.waiting_tickets() if queue else []
 
     def list_places(self, model: str) -> list[tuple[Ticket, QueuePlace]]:
-        """Return the tickets that wait for `model` with their places as they are now, next to enter first."""
+        """Return the tickets that wait for `model` with their places as they are now, next to enter first.
+
+        `model`: the model's own name. Empty for an unknown model, and where none waits.
+        """
         queue = self._queues.get(model)
         return queue.list_places() if queue else []
 

@@ -67,7 +67,10 @@ class EngineSlots:
         return self._occupy(slot, None, now)
 
     def release(self, slot: int, now: float) -> None:
-        """Mark an occupied slot as idle. Its holder keeps it."""
+        """Mark a slot that `place_session` or `place_stranger` occupied as idle, last used at `now`.
+
+        The session that holds the slot keeps it. Whether the slot is occupied is not checked.
+        """
         self._busy[slot] = False
         self._used_at[slot] = now
 

@@ -118,7 +118,7 @@ class FairQueue:
     def settle_slot_time(self, ticket: Ticket, seconds: float) -> None:
         """Correct the tenant's charge for `ticket`, which leaves its replica now after `seconds` inside.
 
-        Call once per ticket that was charged by `charge_entry` or `take_ticket`.
+        Call once for each time that `charge_entry` or `take_ticket` has charged the ticket.
         """
         account = ticket.account
         account.inflight -= 1
@@ -160,7 +160,10 @@ class FairQueue:
                 heapreplace(heap, (counter, turn, account, tickets, waiting_count - 1))
 
     def queue_position(self, ticket: Ticket, cost: float) -> int:
-        """Return the position, from 1, in `queue_order(cost)` of a ticket that `add_ticket` has just added."""
+        """Return the position, from 1, in `queue_order(cost)` of a ticket that `add_ticket` has just added.
+
+        AssertionError for a ticket that does not wait, but not where only one tenant has waiting tickets.
+        """
         account = ticket.account
         number = sum(len(rank) for rank in account.ranks[: ticket.rank + 1])
         if account.waiting_count == self.waiting_count:

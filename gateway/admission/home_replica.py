@@ -15,14 +15,17 @@ _LEAST_SAMPLE: Final = 128
 
 
 def rendezvous_score(key: bytes, replica: str) -> int:
-    """Return the score of a replica for a session. The replica with the highest score is the session's home: another
-    one that comes or goes takes or leaves its own sessions alone (highest random weight, Thaler and Ravishankar)."""
+    """Return the score, 0 to 2**64 - 1, of the replica of this name for the session `key`, equal in every gateway.
+
+    The replica with the highest score is the session's home (rendezvous hashing). So a replica that comes or goes
+    changes the home only of sessions that it gets or had. Raises ValueError for a key of more than 64 bytes.
+    """
     digest = blake2b(replica.encode(), digest_size=8, key=key)
     return int.from_bytes(digest.digest(), "big")
 
 
 class ReplicaLoad(NamedTuple):
-    """Load and cache of one replica, as `leaves_home` compares them."""
+    """Load of one replica, and what its cache holds for one turn of a session, as `leaves_home` compares them."""
 
     slots_taken: int
     has_room: bool
@@ -34,12 +37,12 @@ class ReplicaLoad(NamedTuple):
 def leaves_home(
     home: ReplicaLoad, other: ReplicaLoad, slots: int, mean_s: float | None, token_s: float | None, waited_s: float
 ) -> bool:
-    """Return whether a turn goes to `other`, which has room, because the turn is expected to be answered sooner there.
+    """Return whether a session's turn goes to `other` instead of `home`, because its answer is expected sooner there.
 
-    A replica of `slots` slots whose answers take `mean_s` seconds delays a turn by that for each round of its slots:
-    while the turn shares the engine with those inside, or waits for one of them to leave. To this comes `token_s`
-    seconds for each token that only the other of the two replicas has in its cache. `waited_s`: seconds since the turn
-    began to wait for its home.
+    The caller has checked that `other` has room. The expected delay at a replica is `mean_s`, the mean seconds of an
+    answer, times the share of its `slots` that is taken. At the home, `waited_s` is added, the seconds since the turn
+    began to wait for it. A replica with fewer cached tokens of the prompt gets `token_s` seconds more per missing
+    token. On equal delays the turn stays.
 
     `mean_s` None: no answer has come yet; a home with room is never left, and a full one always. `token_s` None: not
     known; a home that has more cached tokens is left only when it is full, and one that has fewer is left at once.

@@ -188,7 +188,7 @@ class ModelQueue:
         self.retrying_count += ticket.retries is not NO_RETRIES
 
     def drop_ticket(self, ticket: Ticket) -> None:
-        """Remove a waiting ticket from the queue, and set its state to `gone`. The ticket must be waiting."""
+        """Remove a waiting ticket from the queue, and set its state to `gone`. KeyError if the ticket does not wait."""
         self.fair_queue.drop_ticket(ticket)
         self._update_waiting_counts(ticket)
         ticket.state = "gone"
@@ -218,7 +218,7 @@ class ModelQueue:
         return grants
 
     def waiting_tickets(self) -> list[Ticket]:
-        """Return the waiting tickets, next to enter first."""
+        """Return the waiting tickets, next to enter first, as far as each fits when its turn comes."""
         return list(self.fair_queue.queue_order(self.mean_s or _UNKNOWN_COST))
 
     def list_places(self) -> list[tuple[Ticket, QueuePlace]]:

@@ -19,7 +19,12 @@ _UNLOADED: Final = (ModelState.UNLOADED, ModelState.UNLOADING)
 
 
 class ModelSessions:
-    """The sessions of one model. Those of each replica are in `ReplicaSlots.placement`, which this class makes."""
+    """Decides to which replica of one model a turn of a session goes, and places the turn there.
+
+    A session is a conversation whose cache a replica keeps, a turn is one of its requests, and its home is the replica
+    with the highest `rendezvous_score`. The sessions of each replica are in `ReplicaSlots.placement`, which this class
+    makes. `ModelQueue` has one, and is the only caller.
+    """
 
     __slots__ = ("_lost_keys", "_terms", "prefill_pace")
 
@@ -66,15 +71,20 @@ class ModelSessions:
         self._lost_keys.pop(claim.key, None)
 
     def find_home(self, claim: SessionClaim, replicas: Iterable[ReplicaSlots], now: float) -> ReplicaSlots | None:
-        """Return the home of a session among `replicas`; None: all of them are left out after failures."""
+        """Return the home of the claim's session among those of `replicas` whose circuit breaker admits requests now.
+
+        None: there is none. Room is not looked at.
+        """
         well_replicas = [replica for replica in replicas if replica.admits_request(now)]
         return max(
             well_replicas, key=lambda replica: rendezvous_score(claim.key, replica.endpoint.replica), default=None
         )
 
     def find_holder(self, claim: SessionClaim, replicas: Iterable[ReplicaSlots], now: float) -> ReplicaSlots | None:
-        """Return the replica that has most tokens of the turn's prompt in its cache; None: no replica has any. Replicas
-        that are left out after failures do not count."""
+        """Return the replica that is expected to have most tokens of the turn's prompt in its cache; None: none has.
+
+        Replicas whose circuit breaker admits no request now do not count. Room is not looked at.
+        """
         holder, most_tokens = None, 0
         for replica in replicas:
             tokens = 0 if replica.placement is None else _cached_tokens(replica, claim)

@@ -27,8 +27,9 @@ ReplicaT = TypeVar("ReplicaT")
 
 
 class PrefixAffinity(Generic[ReplicaT]):
-    """The replica that each prompt beginning was last sent to, by the keys of `prefix_keys`.
+    """Remembers to which replica each prompt beginning was last sent, by the keys of `prefix_keys`.
 
+    `ModelQueue` prefers such a replica among equally busy ones; `EngineSlots` keeps slot numbers in place of replicas.
     Holds a bounded number of keys, and forgets those first whose `record_request` was longest ago.
     """
 

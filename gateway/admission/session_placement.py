@@ -11,7 +11,7 @@ from gateway.sessions.replica_sessions import ReplicaSessions, Session, SessionC
 
 
 class SessionTerms(NamedTuple):
-    """How the replicas of a model keep sessions. The same for all of them."""
+    """How many sessions each replica of a model keeps, and how requests name them; read from its `ModelRoute`."""
 
     capacity: int
     """Maximum number of sessions that a replica keeps."""
@@ -31,7 +31,10 @@ class SessionTerms(NamedTuple):
 
 
 class SessionPlacement:
-    """The sessions and slots of one replica. Made when the first turn of a session enters the replica."""
+    """Which sessions one replica keeps, and which engine slot each request inside it has.
+
+    Made when the first turn of a session enters the replica; from then on it counts every request that enters.
+    """
 
     __slots__ = ("_slots_by_ticket", "sessions", "slots")
 
@@ -74,8 +77,10 @@ class SessionPlacement:
                 self._give_up_slot(dropped)
 
     def abandon(self) -> None:
-        """Forget the slots of the requests inside, because the replica leaves the table or its slots change. The
-        placement must not be used afterwards, but for `sessions`."""
+        """Set `engine_slot` of the tickets inside to None, because the replica leaves the table or its slots change.
+
+        Only `sessions` may be used afterwards; the tickets inside are not to be released here.
+        """
         for ticket in self._slots_by_ticket:
             ticket.engine_slot = None
         self._slots_by_ticket.clear()

@@ -36,7 +36,10 @@ class Slots(Protocol):
     placement: SessionPlacement | None
 
     def release(self, ticket: Ticket) -> None:
-        """Give back the slots and KV cache tokens of `ticket`. Call once for a ticket that is inside this replica."""
+        """Give back the slots and KV cache tokens of `ticket`; a second call would give back the slots again.
+
+        Call once for a ticket that is inside this replica. `ModelQueue.release_ticket` does so.
+        """
 
 
 class QueueLength(Protocol):
@@ -60,7 +63,7 @@ class Queue(Protocol):
 
     @property
     def fair_queue(self) -> QueueLength:
-        """The waiting tickets; only their number can be read here."""
+        """The queue of the model's waiting tickets; this protocol gives only their number (`waiting_count`)."""
 
     def update_broken_count(self) -> None:
         """Bring the number of replicas with an open circuit breaker up to date; `serve_queue` uses it.
@@ -69,13 +72,19 @@ class Queue(Protocol):
         """
 
     def release_ticket(self, ticket: Ticket, now: float) -> None:
-        """Give back the slot of a ticket that is inside. The caller sets `ticket.state`. `now`: monotonic seconds."""
+        """Give back the slots of a ticket that is inside, and settle its tenant's charge. `now`: monotonic seconds.
+
+        The caller sets `ticket.state`, and calls `serve_queue` for the tickets that wait.
+        """
 
     def requeue_ticket(self, ticket: Ticket) -> None:
-        """Queue a ticket again after `release_ticket`, in front of its tenant's others."""
+        """Queue a ticket again after `release_ticket`, in front of its tenant's others, and set its state to `waiting`.
+
+        The limit of the queue does not apply.
+        """
 
     def drop_ticket(self, ticket: Ticket) -> None:
-        """Remove a waiting ticket from the queue, and set its state to `gone`."""
+        """Remove a waiting ticket from the queue, and set its state to `gone`. KeyError if the ticket does not wait."""
 
     def serve_queue(self, now: float) -> list[Grant]:
         """Admit every waiting ticket that can enter at `now` (monotonic seconds); see `ModelQueue.serve_queue`.
@@ -84,14 +93,20 @@ class Queue(Protocol):
         """
 
     def replicas_left(self, retries: RetryState, now: float) -> Sequence[Slots]:
-        """Return the replicas that a request with these `retries` may still try; empty if none is left."""
+        """Return the replicas that a request with these `retries` may try now, or once they have room or pass a trial.
+
+        Empty if none is left. `now`: monotonic seconds.
+        """
 
     def explain_unreachable(self, retries: RetryState, now: float) -> RoundhouseError:
-        """Return, and do not raise, the `engine_unreachable` error that says why no replica is left to try."""
+        """Return, and do not raise, the `engine_unreachable` error that says why no replica is left to try.
+
+        `now`: monotonic seconds.
+        """
 
 
 class QueuePlace(NamedTuple):
-    """Where a request stood in its model's queue when it arrived.
+    """Where a request stands in its model's queue: when it arrived (`Ticket.place`), or now (`Admission.list_places`).
 
     `position` counts from 1, and 1 means that the request entered a replica at once: the first waiting request has 2.
     `depth` is the number of waiting requests plus 1, this request included if it waits. `wait_ms` is the estimated wait
@@ -107,8 +122,9 @@ AT_ONCE: Final = QueuePlace(1, 1, 0)
 
 
 class Ticket:
-    """One request's claim to slots of a replica. Created by the caller of admission, and used for one request only.
+    """One request's claim to slots of a replica. Created by the caller of `Admission`, and used for one request only.
 
+    Its state goes from `new` to `waiting` or `inside`, possibly between these two several times, and ends as `gone`.
     Except for `is_refused`, attributes that the constructor does not take are set by admission.
     """
 

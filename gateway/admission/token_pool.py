@@ -167,9 +167,10 @@ class TokenPool:
 
         The tokens are granted even if the cache is full. Returns after how many events of the answer, from its start,
         to call again (`NEVER` if the ticket holds no tokens here), and the tickets that must leave because the cache is
-        full, possibly `ticket` itself: first the latest to enter that `can_resend` says can be sent again unnoticed by
-        their clients, then the latest to enter whose answers have no limit. The caller removes them; the last ticket
-        inside never has to leave, and none where the engine makes room by itself.
+        full, possibly `ticket` itself: first the latest to enter that were preempted less than `MOST_PREEMPTIONS` times
+        and for which `can_resend` returns True (no client would notice that the request is sent again), then the latest
+        to enter whose answers have no limit. The caller removes them; the last ticket inside never has to leave, and
+        none where the engine makes room by itself.
         """
         claim = self.tickets.get(ticket)
         if claim is None:

@@ -51,11 +51,14 @@ class AdmissionStage:
         """When the request entered the queue, in monotonic seconds; None: it is not in the queue."""
 
     def admit_request(self, route: ModelRoute) -> None:
-        """Check and count the request, and send it or put it into the queue of its model, `route`.
+        """Check and count the request, and send it or put it into the queue of its model, `route`. Call once.
+
+        A hook of `before_admission` may answer the request instead; then nothing is sent or queued.
 
         Raises:
-            RoundhouseError: the model cannot serve this request or is not available, `queue_full`, or
-                `rate_limit_exceeded`. The caller must end the request.
+            RoundhouseError: the engine does not serve the API or this request; `rate_limit_exceeded`; the model is not
+                loaded and will not be (see `refusal_of`); `queue_full`; `engine_unreachable`; or what a hook raises.
+                The caller must end the request.
         """
         self._check_request(route)
         exchange = self._exchange
@@ -216,8 +219,9 @@ class AdmissionStage:
         `is_refused`: the replica did not accept the connection; False: it accepted and broke it.
 
         Raises:
-            RoundhouseError: `engine_unreachable` if no replica is left to try; the model's refusal if it is not loaded
-                and will not be; or see `renew_route`. The caller must end the request.
+            RoundhouseError: `engine_unreachable` if no replica is left to try, or after two broken connections, or, for
+                an API that takes no slot, after two attempts; the model's refusal if it is not loaded and will not be;
+                or see `renew_route`. The caller must end the request.
         """
         admission, exchange = self._exchange.services.admission, self._exchange
         if self.ticket is not None:

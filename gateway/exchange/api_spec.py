@@ -46,7 +46,10 @@ class ApiSpec:
 
     @property
     def dialect(self) -> Dialect:
-        """The API's family, for what does not depend on the engine: errors and heartbeats."""
+        """The `Dialect` of the API's family (OpenAI, Anthropic, llama.cpp ...), by which clients are answered.
+
+        Use it for what does not depend on the engine: errors and heartbeats.
+        """
         return SERVING_OPTIONS[self.path][0].dialect
 
     def read_request(self, body: bytes | LargeBody, client: ClientCall, routes: Routes) -> InferenceRequest:

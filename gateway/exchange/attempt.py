@@ -158,7 +158,7 @@ class Attempt:
             self._call.pause()
 
     def resume(self) -> None:
-        """Read from the engine again. Does nothing after the end."""
+        """Read from the engine again after `pause`. Does nothing if it is not paused, or after the end."""
         if self._call is not None:
             self._call.resume()
 

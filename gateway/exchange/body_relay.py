@@ -20,7 +20,10 @@ than this times the bytes that may be held is cut off."""
 
 
 class CacheExhaustedError(Exception):
-    """The engine ended the request, because its KV cache has no room for the request beside the others."""
+    """The engine ended the request, because its KV cache has no room for the request beside the others.
+
+    Raised by `BodyRelay.finish_answer` only, and handled by `Attempt`; clients never see it.
+    """
 
     def __init__(self, *, may_resend: bool) -> None:
         """`may_resend`: the client has no part of an answer. False: its answer has ended with the engine's error."""

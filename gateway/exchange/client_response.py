@@ -252,8 +252,8 @@ class ClientResponse:
     def send_error(self, error: RoundhouseError) -> None:
         """End the answer with `error`, in the form that is still possible. Does nothing after the end.
 
-        Nothing sent yet: a whole answer with the error's status. A stream: its last events. Parts: the connection is
-        broken off.
+        Nothing sent yet: as `send_whole`, as a rule with the error's status. A stream: its last events. Parts: the
+        connection is broken off.
         """
         if self.is_ended:
             return

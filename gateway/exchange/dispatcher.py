@@ -89,16 +89,16 @@ class InferenceDispatcher:
         return opener
 
     def find_websocket(self, path: bytes) -> WebSocketOpener | None:
-        """Return the function that authorizes a WebSocket at this path; None: only `/v1/responses` has one.
+        """Return the function that opens a WebSocket at `/v1/responses` or `/responses`; None: another path.
 
-        See InferenceRoutes.
+        See InferenceRoutes. The function authenticates the caller, and raises RoundhouseError where that fails.
         """
         if b"%" in path:
             path = unquote_to_bytes(path)
         return self._open_session if path in (RESPONSES_PATH, _BARE_RESPONSES_PATH) else None
 
     def max_body_bytes(self) -> int:
-        """Return the maximum number of bytes of a request's body, by the settings."""
+        """Return the setting `max_body_bytes`: maximum bytes of a request's body. The reader refuses longer ones."""
         return self._services.settings.max_body_bytes
 
     @property
@@ -117,15 +117,15 @@ class InferenceDispatcher:
             exchange.fail_request(_stopped_error())
 
     def next_request_id(self) -> str:
-        """Return a new request id, for an answer to input that is no inference request."""
+        """Return a new request id, for an answer to input that is no inference request, such as malformed HTTP."""
         return self._next_id()
 
     async def run_timers(self) -> None:
         """Do what is due by the clock for all exchanges, until cancelled. Never returns; failures are logged.
 
         Every 0.5 s, or more often where a time limit of the settings is short, call `run_due` on exchanges whose
-        `due_at` has passed, and let admission try replicas whose circuit breaker allows a trial. One scan replaces a
-        timer per request (ADR 8).
+        `due_at` has passed, let admission admit what waits and can enter by now (`admit_trials`), and send the progress
+        comments that are due. One scan replaces a timer per request (ADR 8).
         """
         services = self._services
         settings = services.settings

@@ -78,14 +78,15 @@ class EngineStage:
             self._attempt.pause()
 
     def resume(self) -> None:
-        """Read from the engine again. Does nothing if no attempt is under way."""
+        """Read from the engine again after `pause`. Does nothing if no attempt is under way or paused."""
         if self._attempt is not None:
             self._attempt.resume()
 
     def end(self) -> Attempt | None:
         """Cancel the attempt that is under way, and return it, or the one that ended with an answer.
 
-        None: no attempt was sent, or the last one failed. A second call returns None.
+        None: no attempt was sent, or the last one failed. A second call returns None. The client's answer and the slot
+        stay as they are.
         """
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
@@ -149,7 +150,10 @@ class EngineStage:
             exchange.run_guarded(partial(self._admission.preempt_request, by_engine=True))
 
     def extend_answer(self, answered: int) -> None:
-        """See AttemptOwner. Requests that must leave the engine to make room are preempted now."""
+        """See AttemptOwner. Requests that must leave the engine to make room are preempted or ended now.
+
+        This request may be among them.
+        """
         attempt, ticket = self._attempt, self._admission.ticket
         if attempt is None or ticket is None:
             return

@@ -141,10 +141,9 @@ class Exchange:
     # From the client
 
     def authorize_caller(self, caller: Caller) -> None:
-        """Set the caller, and add the exchange to those that the clock calls (`run_due`). Call when the headers are
-        read.
+        """Set the caller, and add the exchange to those that the clock calls (`run_due`) and a stop ends.
 
-        Checks nothing.
+        Call once, when the headers are read. Checks nothing, in spite of its name.
         """
         self.caller = caller
         self.services.exchanges.add(self)
@@ -320,11 +319,13 @@ class Exchange:
         self.request = self.answer.request = request
 
     def count_request(self) -> float:
-        """Count the request against its key's limits and begin the heartbeats of a stream. Does so once; later calls
-        only return the time. Return monotonic seconds.
+        """Count the request against its key's limits, begin the heartbeats of a stream, and return `services.now()`.
+
+        That is in monotonic seconds. Later calls only return the time. The exchange gives back what was counted when it
+        ends.
 
         Raises:
-            RoundhouseError: `rate_limit_exceeded`.
+            RoundhouseError: `rate_limit_exceeded`, at the first call only. The caller must end the request.
         """
         request, account, now = self.request, self.account, self.services.now()
         if account.is_counted:

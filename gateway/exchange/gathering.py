@@ -16,7 +16,8 @@ from gateway.tenancy.rate_limits import BYTES_PER_TOKEN, answer_bound
 def should_gather(services: Services, route: ModelRoute, request: InferenceRequest) -> bool:
     """Return whether to ask the engine for a stream and gather it into the blocking answer to `request`.
 
-    False if the engine notices when a client leaves, or the answer is expected to take less than `gather_after_s`.
+    False if the engine notices when a client leaves, or the answer is expected to take less than `gather_after_s`
+    seconds; where that cannot be told, True.
     Whether the API and its family can be gathered is not checked.
     """
     return not (route.notices_leaving or _ends_soon(services, route.name, request))

@@ -25,12 +25,13 @@ class Pause(NamedTuple):
     """
 
     future: asyncio.Future[Any]
-    """An exception of it ends the request, and a RoundhouseError is sent to the client.
+    """An exception of it ends the request: a RoundhouseError is sent to the client, another as `internal_error`.
 
-    It is not cancelled when the request ends otherwise: a hook that wants this does it in `on_end`.
+    It is not cancelled when the request ends otherwise: a hook that wants this does it in `on_end`. If it is cancelled,
+    the exchange goes on waiting: whoever cancels it must end the request.
     """
     then: Callable[[Any], None] | None = None
-    """Called with the result, if the request is not over. May raise RoundhouseError."""
+    """Called with the result, if the request is not over; None: the result is ignored. May raise RoundhouseError."""
 
 
 RequestHook: TypeAlias = "Callable[[Exchange, ModelRoute], Pause | None]"

@@ -27,7 +27,10 @@ from gateway.protocols.chat.prompt_progress import (
 
 
 class ProgressRun:
-    """Tells one client of the progress of its request. A `ProgressTeller`."""
+    """Sends one client the progress comments of its request: queue, load and prefill. A `ProgressTeller`.
+
+    Made for a stream with `X-Progress: true`; lives as long as the exchange, whose hooks call it.
+    """
 
     __slots__ = ("_engine_tells", "_exchange", "_is_added", "_pace", "_place", "_route", "_ticket")
 
@@ -46,7 +49,7 @@ class ProgressRun:
         """Whether the request asks the engine for that, and the client's own did not."""
 
     def hooks(self) -> ExchangeHooks:
-        """Return the hooks that tell the client."""
+        """Return the hooks that send the comments. Add them to the exchange once."""
         return ExchangeHooks(
             on_wait=(self._note_wait,),
             before_send=(self._ask_engine,),

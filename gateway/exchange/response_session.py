@@ -39,7 +39,7 @@ _TOLD_HEADERS: Final = ("retry-after", "x-should-retry", "x-request-id")
 
 @dataclass(frozen=True, slots=True)
 class SocketTurn:
-    """What a request that came over WebSocket has beside its fields. Immutable; made by `read_create`."""
+    """What belongs to one request over WebSocket beside the fields of its body. Immutable; made by `read_create`."""
 
     recent: RecentResponse
     """The connection's memory of its last response, which the next request may continue."""

@@ -11,10 +11,10 @@ from gateway.routing.table import Routes
 
 
 def find_model(routes: Routes, name: str) -> ModelRoute:
-    """Return the model with this name or alias.
+    """Return the model with exactly this name or alias, in whatever state it is. The caller's key is not checked.
 
     Raises:
-        RoundhouseError: `unknown_model`.
+        RoundhouseError: `unknown_model` if no declared model has it.
     """
     route = routes.names.get(name)
     if route is None:
@@ -23,29 +23,37 @@ def find_model(routes: Routes, name: str) -> ModelRoute:
 
 
 class LoadingError(RoundhouseError):
-    """Error `model_loading`, with the progress of the load from 0 to 1; None: unknown."""
+    """Error `model_loading` of a request to a model that is being loaded, or was not loaded in time.
+
+    `progress` is the part of the load that is done, from 0 to 1; None: unknown.
+    """
 
     def __init__(self, message: str, progress: float | None, retry_after_s: float | None = None) -> None:
         super().__init__("model_loading", message, param="model", retry_after_s=retry_after_s)
         self.progress = progress
 
     def build_headers(self) -> dict[str, str]:
-        """Return the usual headers of the error, and `x-load-progress` if the progress is known."""
+        """Return `retry-after`, and `x-load-progress` with two decimals (`0.25`) if the progress is known."""
         headers = super().build_headers()
         return headers if self.progress is None else headers | {"x-load-progress": f"{self.progress:.2f}"}
 
 
 class RemoteDownError(RoundhouseError):
-    """Error `model_failed` of a remote model, which is probed again. Unlike after a failed load, a retry may help."""
+    """Error `model_failed` of a remote model whose health probe failed, and is repeated at a known time.
+
+    Unlike after a failed load, a retry may help.
+    """
 
     def build_headers(self) -> dict[str, str]:
-        """Return `Retry-After` only, without the `x-should-retry: false` of other failed models."""
+        """Return `retry-after` in whole seconds, at least 1, in place of a failed model's `x-should-retry: false`."""
         return {"retry-after": str(max(1, round(self.retry_after_s or DEFAULT_RETRY_AFTER_S)))}
 
 
 def refusal_of(route: ModelRoute, now: float, *, shows_paths: bool = False) -> RoundhouseError | None:
-    """Return the error for a request to a model that is not loaded; None if it is loaded.
+    """Return, without raising it, the error for a request to a model that is not loaded; None if it is loaded.
 
+    The code is `model_not_loaded`, `model_unloading`, `model_failed` (as `RemoteDownError` for a remote model that is
+    probed again) or, as `LoadingError`, `model_loading`. Its message has the last error, without network addresses.
     `now`: Unix time in seconds. `shows_paths`: keep file paths of the server in the message.
     """
     if route.state == ModelState.LOADED:
@@ -73,20 +81,23 @@ def refusal_of(route: ModelRoute, now: float, *, shows_paths: bool = False) -> R
 
 
 def is_worth_waiting(route: ModelRoute) -> bool:
-    """Return whether a request should wait for the model to load: it is `autoload`, and its last load did not fail."""
+    """Return whether a request to a model that is not loaded should wait: the model is `autoload` and not failed."""
     return route.autoload and route.state != ModelState.FAILED
 
 
 def not_loaded_in_time(name: str, limit_s: float, route: ModelRoute | None) -> LoadingError:
-    """Return the error for a request that waited `limit_s` seconds for a load of the model `name`.
+    """Return, without raising it, the error for a request that waited `limit_s` seconds for a load of the model `name`.
 
-    `route` None: the model has left the table.
+    `route`: the model in the present table, of which the progress is taken; None: the model has left the table.
     """
     message = f"The model {name!r} was not loaded within {limit_s:g} s."
     return LoadingError(message, route.progress if route is not None else None)
 
 
 def no_longer_loading(route: ModelRoute) -> RoundhouseError:
-    """Return the error for a request that waited for a model that has been unloaded, perhaps before it ever ran."""
+    """Return, without raising it, the error `model_unloading` for a request that waited for the load of a model.
+
+    Use it where the model is unloaded again, or its load was given up, and nothing is going to load it.
+    """
     text = f"The model {route.name!r} was unloaded while the request waited for it."
     return RoundhouseError("model_unloading", text, param="model")

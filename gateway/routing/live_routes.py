@@ -10,16 +10,16 @@ from gateway.routing.table import Routes
 
 
 class LiveRoutes:
-    """Holds the `Routes` in force.
+    """Holds the `Routes` in force: those of the latest routing table that the controller link accepted.
 
-    Everything runs in one event loop, so a table stays in force between a read and a decision unless an `await` lies
-    between them.
+    One per gateway, used from one event loop only. So a table stays in force between a read and a decision unless an
+    `await` lies between them. The table stays in force while the controller is away.
     """
 
     def __init__(self) -> None:
         self._current: Routes | None = None
         self.on_table: Callable[[Routes], None] = lambda _: None
-        """Called after a new table has come into force."""
+        """Called within `apply_table`, after the new table has come into force."""
 
     @property
     def current_or_none(self) -> Routes | None:
@@ -40,6 +40,9 @@ class LiveRoutes:
         return self._current
 
     def apply_table(self, table: RoutingTable) -> None:
-        """Index `table` and put it in force."""
+        """Put `table` in force, and call `on_table`, whose exceptions are not caught.
+
+        Its stamp is not compared: the caller must have refused an older table, or one of another controller.
+        """
         self._current = routes = Routes.of(table)
         self.on_table(routes)

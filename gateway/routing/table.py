@@ -12,21 +12,23 @@ from gateway.tenancy.api_keys import KeyRing
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """An indexed routing table. Immutable: a new table makes new `Routes`."""
+    """A routing table, indexed for the look-ups of requests. Immutable: a new table makes new `Routes`."""
 
     instance: str
+    """Name of the installation whose controller made the table."""
     stamp: Stamp
+    """Version of the table; later ones of the same installation are greater."""
     models: Mapping[str, ModelRoute]
     """Models by their own names, in the table's order."""
     names: Mapping[str, ModelRoute]
     """Models by every name that clients may use. A model's own name wins over another model's alias."""
     replicas: frozenset[str]
-    """Names of all replicas that take requests."""
+    """Names of the replicas of all models' endpoints, which take new requests; remote models' endpoints included."""
     keys: KeyRing
 
     @classmethod
     def of(cls, table: RoutingTable) -> Routes:
-        """Index a routing table."""
+        """Index a routing table. Nothing is raised for an alias that two models have: the later model gets it."""
         models = {route.name: route for route in table.models}
         aliases = {alias: route for route in table.models for alias in route.aliases}
         return cls(
@@ -39,6 +41,9 @@ class Routes:
         )
 
     def sole_model(self, path: str) -> str | None:
-        """Return the name of the only model whose engine serves `path`; None if none or several do."""
+        """Return the name of the only model, in whatever state, whose engine serves `path`; None if none or several do.
+
+        `path`: as in `ModelRoute.apis`, such as `/v1/embeddings`.
+        """
         model_names = [route.name for route in self.models.values() if path in route.apis]
         return model_names[0] if len(model_names) == 1 else None

@@ -28,7 +28,10 @@ _BEARER: Final = b"bearer "
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Caller:
-    """The sender of a request: one key and its rights, or a client without a key while no keys are declared."""
+    """The sender of a request: one key with its rights and limits, or a client without a key while none are declared.
+
+    It is immutable and belongs to one routing table; `KeyRing.renew_caller` finds that of a later table.
+    """
 
     name: str | None
     """The key's name; None: a client without a key."""
@@ -59,30 +62,33 @@ class Caller:
 
     @classmethod
     def of(cls, key: Key) -> Caller:
-        """Make the caller of a declared key."""
+        """Make the caller of a declared key. Never raises: a digest that is not hexadecimal matches no secret."""
         return _caller_of(key, key.name)
 
     def require_scope(self, scope: KeyScope) -> None:
-        """Check that the key has `scope`.
+        """Check that the key has `scope`. A caller without a key has every scope.
 
         Raises:
-            RoundhouseError: `scope_required`.
+            RoundhouseError: `scope_required` if the key lacks it.
         """
         if scope not in self.scopes:
             raise RoundhouseError("scope_required", f"The key {self.name} lacks the scope `{scope}`.")
 
     def require_model(self, route: ModelRoute) -> None:
-        """Check that the key may use the model.
+        """Check that the key may use the model: a pattern of the key matches the model's name or one of its aliases.
 
         Raises:
-            RoundhouseError: `model_not_allowed`.
+            RoundhouseError: `model_not_allowed` if none does.
         """
         if self._models is not None and not self.may_see_model(route):
             # The message does not name the model: an alias must not reveal the model's own name.
             raise RoundhouseError("model_not_allowed", f"The key {self.name} is not for this model.", param="model")
 
     def may_see_model(self, route: ModelRoute) -> bool:
-        """Return whether the key may see and use the model, by its name or by an alias."""
+        """Return whether a pattern of the key matches the model's name or one of its aliases.
+
+        If so, the key may use the model by any of these names. True for a key without patterns, and without a key.
+        """
         if self._models is None:
             return True
         cache_entry = self._access_cache.get(route.name)
@@ -95,14 +101,17 @@ class Caller:
         return is_allowed
 
     def may_see_name(self, name: str) -> bool:
-        """Return whether one of the key's patterns matches this model name or alias."""
+        """Return whether one of the key's patterns matches exactly this text; aliases are not looked up.
+
+        Matching is case-sensitive, and `*` stands for any text. True for a key without patterns, and without a key.
+        """
         return self._models is None or any(_matches(pieces, name) for pieces in self._models)
 
     def tier_rank(self, service_tier: object) -> int:
-        """Return the queue rank for the `service_tier` of a request: 0 priority, 1 default, 2 flex.
+        """Return the queue rank for the `service_tier` of a request: 0 priority, 1 default, 2 flex; lowest first.
 
-        A tier that the key lacks counts as the next lower one that the key has, or else the next higher one. A value
-        that names no tier (`auto`, unknown texts, other types, which the engine may refuse) counts as `default`.
+        A tier that the key lacks counts as the next lower one that the key has, or else the next higher one. Any other
+        value (None, `auto`, unknown texts, other types) counts as `default`, and nothing is raised.
         """
         if service_tier.__class__ is str:
             return self._ranks.get(service_tier, self._default_rank)
@@ -176,7 +185,7 @@ ANONYMOUS: Final = _caller_of(_EVERYBODY, None)
 
 
 class KeyRing:
-    """The keys of one routing table, indexed by the digests of their secrets."""
+    """The keys of one routing table, indexed by name and by the digests of their secrets. Immutable."""
 
     __slots__ = ("_by_digest", "by_name", "is_empty")
 
@@ -192,12 +201,13 @@ class KeyRing:
         return cls(Caller.of(key) for key in keys)
 
     def authenticate_key(self, headers: Sequence[tuple[bytes, bytes]], now_unix: float) -> Caller:
-        """Return the caller of a request with these headers, whose names are in lower case.
+        """Return the caller whose secret is in `Authorization: Bearer` or `X-Api-Key`; `ANONYMOUS` without any keys.
 
-        `now_unix`: Unix time in seconds.
+        `headers`: names in lower case. `now_unix`: Unix time in seconds; a key is refused from `expires_at` on.
 
         Raises:
-            RoundhouseError: `invalid_api_key` if the key is missing, unknown or expired, or there are two.
+            RoundhouseError: `invalid_api_key` if both headers are missing, the key is unknown or expired,
+                `Authorization` has another scheme, a header is repeated, or the two headers have different secrets.
         """
         if self.is_empty:
             return ANONYMOUS
@@ -220,13 +230,13 @@ class KeyRing:
         return caller
 
     def renew_caller(self, caller: Caller, now_unix: float) -> Caller:
-        """Return the present caller of a request that was authenticated under an older table.
+        """Return the caller of this table, with its present rights, for the `caller` that an older table returned.
 
-        `now_unix`: Unix time in seconds.
+        A caller without a key is returned as it is. `now_unix`: Unix time in seconds.
 
         Raises:
-            RoundhouseError: `invalid_api_key` if the key was revoked or has expired, or if the request carried none and
-                keys are declared now.
+            RoundhouseError: `invalid_api_key` if no key of that name is declared any more, its secret was changed, or
+                it has expired; or if the request carried no key and keys are declared now.
         """
         if caller.name is None:
             if not self.is_empty:

@@ -23,8 +23,9 @@ UNFIT_TEXT: Final = re.compile(rb"[^\x21-\x7e ]+")
 
 
 def find_client_text(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """Return how a client names itself: `X-Client-Id`, else `User-Agent`, cut to `LONGEST_CLIENT_ID`; empty if neither.
+    """Return how a client names itself: the first `X-Client-Id`, else the last `User-Agent`; empty if it has neither.
 
+    The value is cut to `LONGEST_CLIENT_ID` bytes and not cleaned: it may hold characters that are unfit for a header.
     `headers`: names in lower case.
     """
     client_text = b""
@@ -38,18 +39,24 @@ def find_client_text(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
 
 
 def clean_client_text(client_text: bytes) -> bytes:
-    """Remove characters that could end a header or a line of a log; `anonymous` if nothing is left."""
+    """Return the text cut to `LONGEST_CLIENT_ID` bytes, with only its printable ASCII characters.
+
+    Spaces at both ends are removed as well. `anonymous` if nothing is left.
+    """
     return UNFIT_TEXT.sub(b"", client_text[:LONGEST_CLIENT_ID]).strip() or b"anonymous"
 
 
 def client_id_of(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """Return the client's id for `X-Client-Id` and `X-RateLimit-Client`, from the headers of its request."""
+    """Return the client's id for `X-Client-Id` and `X-RateLimit-Client`, from the headers of its request.
+
+    `headers`: names in lower case. The id is never empty: a client that does not name itself is `anonymous`.
+    """
     return clean_client_text(find_client_text(headers))
 
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """Limits of each client while no keys are declared; None: no such limit."""
+    """Limits of each client id while no keys are declared: per minute, and requests at a time. None: no such limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -57,14 +64,17 @@ class ClientLimits:
 
 
 class ClientDirectory:
-    """Finds the caller of a request without a key."""
+    """Makes the callers of requests without a key, and caches the latest `REMEMBERED_CALLERS`.
+
+    The authenticator asks it while no keys are declared. Usage is counted in `RateLimits`, by client id.
+    """
 
     def __init__(self, limits: ClientLimits) -> None:
         self._is_limited = limits != ClientLimits()
         self._caller_of = lru_cache(REMEMBERED_CALLERS)(partial(_limited_caller, limits))
 
     def find_caller(self, headers: Sequence[tuple[bytes, bytes]]) -> Caller:
-        """Return the caller for a request's headers.
+        """Return the caller for a request's headers, whose names are in lower case. It never raises.
 
         Without limits, that is `ANONYMOUS` for all; else a caller with the rights of `ANONYMOUS`, the client's id and
         the limits.

@@ -41,7 +41,9 @@ _DUST: Final = 1e-6
 def estimated_tokens(body_bytes: int, fields: Mapping[str, Any]) -> int:
     """Estimate the tokens of a request: its prompt, by its size, and the longest answers that it allows.
 
-    Images and sound, and answers without a limit, count as 0 here; the engine's count settles them at the end.
+    `body_bytes`: size of the JSON body, of which `BYTES_PER_TOKEN` bytes count as one token. `fields`: its top-level
+    fields. Answers without a limit count as 0, and so do images and sound in bodies above `LARGE_BODY_BYTES`;
+    `RateLimitEntry.settle_request` corrects the estimate by the engine's count.
     """
     if body_bytes > LARGE_BODY_BYTES:
         body_bytes = max(0, body_bytes - count_media_bytes(fields))
@@ -49,7 +51,12 @@ def estimated_tokens(body_bytes: int, fields: Mapping[str, Any]) -> int:
 
 
 def answer_bound(fields: Mapping[str, Any]) -> int | None:
-    """Return the most tokens that a request allows for all its answers together; None: it sets no limit."""
+    """Return the most tokens that a request allows for all its answers together; None: it sets no limit.
+
+    The first valid field of `max_tokens`, `max_completion_tokens`, `max_output_tokens` and `n_predict` counts, times
+    the number of answers (`n` or `n_cmpl`). A limit that is no integer from 1 to `MOST_TOKENS` is ignored, and a number
+    of answers that is none from 1 to `MOST_ANSWERS` counts as 1.
+    """
     for name in _BOUNDS:
         bound = fields.get(name)
         if bound.__class__ is int and 0 < bound <= MOST_TOKENS:
@@ -66,7 +73,11 @@ def _answer_count(fields: Mapping[str, Any]) -> int:
 
 
 def count_media_bytes(fields: Mapping[str, Any]) -> int:
-    """Return how many bytes of a body are `data:` URIs and base64; all others count as text."""
+    """Return how many characters of a body's fields are `data:` URIs and base64, which are a byte each.
+
+    `fields`: the body's top-level fields. Only the first `MOST_LOOKS` JSON values of messages, prompt, input, content
+    and image data are visited. Nothing is decoded, and nothing is raised for fields of unexpected types.
+    """
     size = 0
     pending: list[tuple[str, Any]] = [(name, fields[name]) for name in reversed(_MEDIA_IN) if name in fields]
     for _ in range(MOST_LOOKS):
@@ -84,12 +95,18 @@ def count_media_bytes(fields: Mapping[str, Any]) -> int:
 
 
 def client_headers(caller: Caller) -> list[tuple[bytes, bytes]]:
-    """Return the header of a 429 that says whose limit was reached; none for a caller without name and limits."""
+    """Return the header `x-ratelimit-client` of a 429, which says whose limit was reached, as a list of one pair.
+
+    Empty for a caller that has neither a key nor limits.
+    """
     return [(b"x-ratelimit-client", caller.client_id)] if caller.name is not None or caller.is_limited else []
 
 
 class TokenBucket:
-    """A limit per minute: `capacity` units, refilled continuously within one minute."""
+    """A limit per minute: `capacity` units, which refill continuously within one minute. A new bucket is full.
+
+    The caller takes units by lowering `level`, which may become negative. Times are monotonic seconds.
+    """
 
     __slots__ = ("capacity", "level", "refilled_at")
 
@@ -99,22 +116,25 @@ class TokenBucket:
         self.refilled_at = now
 
     def refill(self, now: float) -> None:
-        """Add the units of the time since the last refill. Call before reading `level`."""
+        """Add the units of the time since the last refill, at most up to `capacity`. Call before reading `level`.
+
+        A `now` before the last refill adds nothing.
+        """
         if now > self.refilled_at:
             level = self.level + (now - self.refilled_at) * self.capacity / 60
             self.level = level if level < self.capacity else float(self.capacity)
             self.refilled_at = now
 
     def resize(self, capacity: int, now: float) -> None:
-        """Change the capacity; the level stays the same share of it."""
+        """Refill the bucket, then change its capacity. `level`, even if negative, stays the same share of it."""
         self.refill(now)
         self.level *= capacity / self.capacity
         self.capacity = capacity
 
     def wait_s(self, amount: float) -> float:
-        """Return the seconds from the last refill until `amount` may be taken; 0: now.
+        """Return the seconds from the last refill until `amount` may be taken; 0: now. Call `refill` first.
 
-        An amount above the capacity may be taken when the bucket is full.
+        Nothing is taken. An amount above the capacity may be taken when the bucket is full.
         """
         if amount <= self.level:
             return 0.0
@@ -136,7 +156,7 @@ class _KeyUsage:
         self.token_bucket = _adapt_bucket(None, caller.tokens_per_minute, now)
 
     def adapt_limits(self, caller: Caller, now: float) -> None:
-        """Adopt the key's limits of a new table."""
+        """Adopt the key's limits of a new table. Its running requests, and the used share of each limit, stay."""
         self.is_gone = False
         self.concurrency = caller.concurrency
         self.request_bucket = _adapt_bucket(self.request_bucket, caller.requests_per_minute, now)
@@ -159,7 +179,11 @@ def _adapt_bucket(bucket: TokenBucket | None, capacity: int | None, now: float) 
 
 
 class RateLimitEntry:
-    """One admitted request, to be settled or released once at its end."""
+    """What one admitted request took of its caller's limits; made by `RateLimits`.
+
+    Whoever admitted the request calls `settle_request` or `release_request` when it ends. The first call counts; later
+    ones do nothing. All requests without limits share an entry that counts nothing.
+    """
 
     __slots__ = ("_estimated_tokens", "_limits", "_name", "_state", "_token_bucket")
 
@@ -173,11 +197,12 @@ class RateLimitEntry:
     def settle_request(
         self, now: float, used_tokens: int | None, *, was_sent: bool, is_failed: bool, passed_tokens: int
     ) -> None:
-        """Count the tokens of a finished inference request.
+        """Stop counting an inference request as running, and settle its tokens. Repeated calls do nothing.
 
-        `used_tokens`: as the engine counted them; None: it did not. `was_sent`: the request reached an engine; if not,
-        the request counts for nothing. `is_failed`: the answer is an error. `passed_tokens`: tokens of the answer that
-        were relayed, for an answer that broke off; it costs at least the estimate.
+        `now`: monotonic seconds. `used_tokens`: prompt and answer as the engine counted them; None: it did not.
+        `was_sent`: the request was sent to an engine; if not, it gives back its tokens and its request per minute.
+        `is_failed`: the answer is an error, which costs no tokens unless the engine counted some. Any other answer
+        without a count costs `passed_tokens` (tokens that were relayed), and at least the estimate.
         """
         if not was_sent:
             self._return_request(now)
@@ -195,9 +220,10 @@ class RateLimitEntry:
             self.release_request(now, 0)
 
     def release_request(self, now: float, used_tokens: int | None) -> None:
-        """Stop counting the request, and settle its tokens. Repeated calls do nothing.
+        """Stop counting the request as running, and charge `used_tokens` in place of the estimate.
 
-        `used_tokens` None: unknown, so the estimate stands.
+        `now`: monotonic seconds. `used_tokens` None: unknown, so the estimate stands. The request per minute stays
+        used. Repeated calls do nothing.
         """
         state = self._state
         if state is None:
@@ -218,9 +244,10 @@ _FREE: Final = RateLimitEntry(None, "", None, 0)
 
 
 class RateLimits:
-    """Usage of every key that has limits, by the key's name, across routing tables.
+    """Counts requests and tokens of every key that has limits, by the key's name. Outlives routing tables.
 
-    Usage of clients without a key goes by their ids. Clients choose these, so the number that is kept is bounded.
+    Usage of clients without a key goes by their ids. Clients choose these, so the number that is kept is bounded. Each
+    gateway counts for itself, in memory. `now` is monotonic seconds in every method.
     """
 
     __slots__ = ("_clients", "_states")
@@ -231,10 +258,10 @@ class RateLimits:
         """By client id; the client of the latest request is last."""
 
     def follow_keys(self, ring: KeyRing, now: float) -> None:
-        """Adopt the limits of a new table. Running requests stay counted.
+        """Adopt the limits of a new table's keys. Call it for each table. Running requests stay counted.
 
-        Keys that vanished are forgotten when they have no running request, and clients without a key as soon as keys
-        are declared.
+        Usage of keys that vanished, or have no limits any more, is forgotten when their last request ends, and that of
+        clients without a key as soon as keys are declared.
         """
         if not ring.is_empty:
             self._clients.clear()
@@ -250,14 +277,15 @@ class RateLimits:
     def admit_request(
         self, caller: Caller, estimated_tokens: int, now: float, *, ending_requests: int = 0
     ) -> RateLimitEntry:
-        """Count a request that begins, waiting included. One that is refused uses nothing up. So many requests of the
-        caller's as `ending_requests` end because of this one.
+        """Count a request against the caller's limits, from before it waits in a queue until it ends.
 
-        Settle or release the entry that is returned when the request ends.
+        The caller of this method must settle or release the returned entry when the request ends. `ending_requests`:
+        number of the caller's running requests that this one replaces, which do not count for `concurrency`. A request
+        whose tokens exceed the limit per minute is admitted when the whole limit is free.
 
         Raises:
-            RoundhouseError: `rate_limit_exceeded`; `retry_after_s` says when a request would be admitted, unless the
-                limit is on requests at a time.
+            RoundhouseError: `rate_limit_exceeded`, and nothing is counted; `retry_after_s` is the whole seconds until a
+                request of this size would be admitted, or None if `concurrency` is reached.
         """
         if not caller.is_limited:
             return _FREE
@@ -284,12 +312,15 @@ class RateLimits:
         return RateLimitEntry(self, caller.name or "", state, estimated_tokens)
 
     def admit_read(self, caller: Caller, now: float, *, is_concurrent: bool = True) -> RateLimitEntry:
-        """Count a request that only reads what the gateway or the controller knows. It takes nothing of the requests
-        and tokens per minute, and has a bound of its own. One that is refused uses nothing up. `is_concurrent` False:
-        it is about a request that is under way, and none of those at a time itself.
+        """Count a request that only reads what the gateway or the controller knows, and runs no model.
+
+        It takes nothing of the requests and tokens per minute. A key with `requests_per_minute` may make
+        `READS_PER_MINUTE` reads besides, or as many as that limit, if that is more. `is_concurrent` False: the read is
+        about a running request, so it neither counts for `concurrency` nor is refused for it. The caller of this method
+        must release the returned entry when the read ends.
 
         Raises:
-            RoundhouseError: `rate_limit_exceeded`, as `admit_request`.
+            RoundhouseError: `rate_limit_exceeded`, and nothing is counted; `retry_after_s` as for `admit_request`.
         """
         if not caller.is_limited:
             return _FREE
@@ -309,7 +340,7 @@ class RateLimits:
         return RateLimitEntry(self, caller.name or "", state, 0)
 
     def header_lines(self, caller: Caller, now: float) -> bytes:
-        """Return `response_headers` as lines of an HTTP/1.1 header section, each with CRLF."""
+        """Return `response_headers` as lines of an HTTP/1.1 header section, each with CRLF; empty if it is empty."""
         if not caller.is_limited:
             return b""
         state, lines = self._state_of(caller, now), ""
@@ -320,7 +351,11 @@ class RateLimits:
         return lines.encode()
 
     def response_headers(self, caller: Caller, now: float) -> list[tuple[bytes, bytes]]:
-        """Return the `x-ratelimit-*` headers for the caller's limits per minute; none without such limits."""
+        """Return the caller's `x-ratelimit-limit-*`, `-remaining-*` and `-reset-*` headers; empty without such limits.
+
+        There are three each for requests and tokens per minute. `remaining` is rounded down and at least 0; `reset` is
+        the time until the limit is wholly free, as `duration_text`.
+        """
         if not caller.is_limited:
             return []
         state = self._state_of(caller, now)
@@ -333,17 +368,24 @@ class RateLimits:
         return headers
 
     def count_inflight(self, name: str) -> int:
-        """Return the number of running requests of a key; 0 for a key without limits."""
+        """Return the number of counted requests of a key that have not ended, waiting ones and reads included.
+
+        0 for an unknown key, and for requests that were admitted while the key had no limits.
+        """
         state = self._states.get(name)
         return state.inflight if state is not None else 0
 
     @property
     def client_count(self) -> int:
-        """Number of clients without a key whose usage is kept."""
+        """Number of clients without a key whose usage is kept: at most `REMEMBERED_CLIENTS`, and a few more while
+        clients with running requests cannot be forgotten."""
         return len(self._clients)
 
     def forget_key(self, name: str, state: _KeyUsage) -> None:
-        """Forget the usage of a key that is no longer declared. Called by its last running request."""
+        """Forget the usage of a key that is not declared or limited any more, if it is still `state`.
+
+        Only `RateLimitEntry` calls it, when the key's last request ends. An unknown name does nothing.
+        """
         if self._states.get(name) is state:
             del self._states[name]
 
@@ -413,7 +455,10 @@ def _rate_limit_error(caller: Caller, limit: str, wait_s: float | None) -> Round
 
 
 def duration_text(seconds: float) -> str:
-    """Format a duration as OpenAI's rate limit headers do: `20ms`, `12s`, `6m0s`, `1h0m0s`. Rounded up."""
+    """Format a duration as OpenAI's rate limit headers do: `20ms`, `12s`, `6m0s`, `1h0m0s`. `0ms` if it is negative.
+
+    It is rounded up, below one second to whole milliseconds, from there to whole seconds.
+    """
     if seconds < 1:
         milliseconds = math.ceil(seconds * 1000 - _DUST)
         if milliseconds < 1000:

@@ -63,7 +63,11 @@ class _EngineRoute:
 
 
 class EngineClient:
-    """Sends requests to engines, over connections that are kept open. Belongs to one event loop."""
+    """Sends HTTP/1.1 requests to engines, over connections that are kept open between requests.
+
+    One per gateway, used from one event loop only. Nothing is retried, and only connecting has a time limit: callers
+    cancel an `EngineCall` that takes too long. Call `close` at the end.
+    """
 
     def __init__(
         self,
@@ -72,8 +76,8 @@ class EngineClient:
         ssl_context: ssl.SSLContext | None = None,
         pool: ConnectionPool[EngineConnection] | None = None,
     ) -> None:
-        """`connect_timeout_s`: for name resolution, TCP and TLS together. `ssl_context` None: trust the system's
-        certificate authorities. `pool` None: a pool of its own."""
+        """`connect_timeout_s`: seconds for name resolution, TCP and TLS together. `ssl_context` None: trust the
+        system's certificate authorities. `pool` None: a pool of its own; `close` closes a given pool as well."""
         self._connect_timeout_s = connect_timeout_s
         self._ssl_context = ssl_context
         self._pool: ConnectionPool[EngineConnection] = pool or ConnectionPool()
@@ -84,7 +88,7 @@ class EngineClient:
 
     @property
     def open_connections(self) -> int:
-        """Number of open connections, idle or in use."""
+        """Number of open connections, idle or in use; those that are being opened are not counted."""
         return self._pool.open_count
 
     @property
@@ -113,11 +117,13 @@ class EngineClient:
         *,
         fresh: bool,
     ) -> EngineCall:
-        """Send a request. The answer, or a failure to connect, is passed to `listener` later.
+        """Send a request on an idle connection, or a new one, and return at once.
 
-        `path`: path and query in the gateway's own API; see `target.head_of`. `headers`: whole lines with CRLF, without
-        those that every request has (host, authorization, content-type, content-length, accept, accept-encoding,
-        user-agent). They are sent unchecked. `fresh`: open a new connection even if an idle one exists.
+        The answer, or the failure, is passed to `listener` later: `EngineRefusedError` also for an endpoint whose URL
+        or token cannot be used, and after `close`. `path`: path and query in the gateway's own API; see
+        `target.head_of`. `headers`: whole lines with CRLF, without those that every request has (host, authorization,
+        content-type, content-length, accept, accept-encoding, user-agent). They are sent unchecked. `fresh`: open a new
+        connection even if an idle one exists, which the engine may have closed meanwhile.
 
         Raises:
             ValueError: `method` or `path` has characters that a request line cannot hold.
@@ -144,7 +150,11 @@ class EngineClient:
         return call
 
     async def close(self) -> None:
-        """Cancel all requests, and wait until all connections are closed. Later requests get `EngineRefusedError`."""
+        """Cancel all requests without calling their listeners, and wait until all connections are closed.
+
+        The listeners of later requests get `EngineRefusedError`. A second call after the first has returned does
+        nothing.
+        """
         self._is_closed = True
         tasks = list(self._connect_tasks)
         for task in tasks:

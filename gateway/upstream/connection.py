@@ -30,59 +30,89 @@ _ONE_TURN_BYTES = 512 * 1024
 
 
 class EngineFailureError(Exception):
-    """A request to an engine failed. The text is for people; the library's own error is the cause."""
+    """A request to an engine failed; passed to `EngineListener.engine_failed`, never raised.
+
+    The text says in words what the engine did. `__cause__` is the operating system's or the parser's error; None: none.
+    """
 
 
 class EngineRefusedError(EngineFailureError):
-    """The engine could not be connected to, so the request never reached it."""
+    """No connection to the engine could be opened, so the request never reached it.
+
+    The connection was refused or timed out, its TLS failed, the endpoint's URL or token cannot be used, or the gateway
+    stops. `Attempt` also uses it for a 401 to a replica's own token, which another engine at its address answers.
+    """
 
     def __init__(self, text: str = "it accepts no connection") -> None:
         super().__init__(text)
 
 
 class EngineBrokenError(EngineFailureError):
-    """The connection was closed before the answer's first byte. A connection that was kept open may have been stale."""
+    """The connection was closed before the answer's first byte; the engine may have read the request or not.
+
+    Also used when the engine closed an idle connection just before the request was sent on it.
+    """
 
     def __init__(self) -> None:
         super().__init__("it closed the connection before it answered")
 
 
 class EngineGarbledError(EngineFailureError):
-    """Bytes arrived, but not the whole head of an HTTP answer."""
+    """Bytes arrived, but no usable head of an HTTP answer: it is invalid, incomplete or above `MAX_HEAD_BYTES`.
+
+    Also used if what came with the head in one read is invalid HTTP, since then nothing is delivered.
+    """
 
     def __init__(self, text: str = "what it sent is not an HTTP answer") -> None:
         super().__init__(text)
 
 
 class EngineDiedError(EngineFailureError):
-    """The answer ended before it was complete, or became invalid HTTP."""
+    """The answer broke off after its head was delivered: too early an end, invalid HTTP, or the listener raised."""
 
     def __init__(self, text: str = "the connection ended before its answer was complete") -> None:
         super().__init__(text)
 
 
 class EngineListener(Protocol):
-    """Receives the answer to a request.
+    """Receives the answer to one request, in the event loop.
 
-    The methods are called in the order below, and never from within `EngineClient.send_request` or `cancel`, `pause`
-    and `resume` of `EngineCall`.
+    `engine_head` is called once, `engine_data` any number of times, then `engine_end`; or at any point `engine_failed`,
+    after which nothing follows. None is called from within `EngineClient.send_request` or `cancel`, `pause` and
+    `resume` of `EngineCall`, nor after `cancel`. If `engine_head` or `engine_data` raises, the exception is logged, the
+    connection closed, and `engine_failed` called with `EngineDiedError`.
     """
 
     def engine_head(self, status: int, headers: Headers) -> None:
-        """Take status and headers of the final answer. Header names are in lower case."""
+        """Take status, 200 to 599, and headers of the final answer; informational answers (1xx) are skipped.
+
+        Header names are in lower case, in the order of the answer, and may repeat.
+        """
 
     def engine_data(self, data: bytes) -> None:
-        """Take bytes of the body, never empty. The parts of one read come in one call."""
+        """Take the next bytes of the body, never empty, without the framing of chunks.
+
+        All bytes of one read from the socket come in one call.
+        """
 
     def engine_end(self) -> None:
-        """The answer is complete, and the connection is free for another request. No further call follows."""
+        """Take the end of a complete answer. The listener may send another request from here.
+
+        An exception is logged only. No further call follows.
+        """
 
     def engine_failed(self, failure: EngineFailureError) -> None:
-        """The request failed; called instead of `engine_end`. No further call follows."""
+        """Take the failure of the request, before or after `engine_head`; called instead of `engine_end`.
+
+        An exception is logged only. No further call follows.
+        """
 
 
 class EngineCall:
-    """Handle of a request in flight. Once the request has ended, its methods do nothing."""
+    """Handle of one request to an engine, returned by `EngineClient.send_request`, to cancel or pause it.
+
+    Once the request has ended, its methods do nothing.
+    """
 
     __slots__ = ("connect_task", "connection", "is_paused", "listener")
 
@@ -94,9 +124,13 @@ class EngineCall:
         self.connect_task: asyncio.Task[None] | None = None
         """Opens the request's connection; None: it has one, or has ended."""
         self.is_paused = False
+        """Whether `pause` was called, and `resume` not since; also while the request is not connected yet."""
 
     def cancel(self) -> None:
-        """Close the connection, so that the engine notices and stops. The listener is not called again."""
+        """Close the connection at once, or stop opening it, so that the engine notices and stops.
+
+        The listener is not called again, not even with a failure. Returns at once, and may be called repeatedly.
+        """
         self.listener = None
         if self.connection is not None:
             self.connection.drop()
@@ -106,19 +140,27 @@ class EngineCall:
             self.connect_task = None
 
     def pause(self) -> None:
-        """Stop reading from the engine. Bytes that were already read are still delivered, and an end among them."""
+        """Stop reading from the engine until `resume`, so that a slow client slows the engine down.
+
+        Bytes that were already read are still delivered, and an end among them. Repeated calls do nothing; calls are
+        not counted. A request that is still being connected is paused once it is sent.
+        """
         self.is_paused = True
         if self.connection is not None:
             self.connection.pause()
 
     def resume(self) -> None:
-        """Resume reading from the engine after `pause`."""
+        """Resume reading from the engine after one or more calls of `pause`; without these, do nothing."""
         self.is_paused = False
         if self.connection is not None:
             self.connection.resume()
 
     def fail_call(self, failure: EngineFailureError, cause: BaseException | None) -> None:
-        """End the request with `failure`, unless it has ended already. `cause`: exception behind the failure."""
+        """End the request and call the listener's `engine_failed`, unless the request has ended or was cancelled.
+
+        For `EngineClient` and the connection only: the connection is not closed. `cause` becomes `failure.__cause__`.
+        What the listener raises is logged.
+        """
         listener = self.listener
         if listener is None:
             return
@@ -131,7 +173,11 @@ class EngineCall:
 
 
 class EngineConnection(asyncio.Protocol):
-    """A connection that carries one request at a time. Bytes that arrive while none is running close it."""
+    """One TCP or TLS connection to an engine: writes a request at a time, and parses the answer for its listener.
+
+    Made by `EngineClient`. After a complete answer it goes to the pool of idle connections, if the engine keeps it
+    open, else it is closed. It is also closed when bytes or the end of the stream arrive while no request is running.
+    """
 
     __slots__ = (
         "_bytes_without_body",
@@ -157,7 +203,7 @@ class EngineConnection(asyncio.Protocol):
     def __init__(self, origin: Origin[EngineConnection], pool: ConnectionPool[EngineConnection]) -> None:
         self.origin = origin
         self.idle_round = 0
-        """The pool's round in which the connection became idle."""
+        """Number of the pool's round (half its idle time) in which the connection became idle. Set by the pool."""
         self._pool = pool
         self._call: EngineCall | None = None
         self._transport: asyncio.Transport
@@ -185,7 +231,7 @@ class EngineConnection(asyncio.Protocol):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection is closed or closing."""
+        """Whether the connection is closed or closing, so that it must not get another request."""
         return self._is_lost
 
     def give_up(self) -> None:
@@ -199,7 +245,11 @@ class EngineConnection(asyncio.Protocol):
                 delattr(self, name)
 
     def send_request(self, call: EngineCall, head: bytes, body: RequestBody) -> None:
-        """Send a request. The connection must be new, or idle and taken from the pool. `head`: with the empty line."""
+        """Begin to send a request, and return at once. What the engine cannot take yet is sent later.
+
+        The connection must be new, or idle and taken out of the pool's list; this is not checked. `head`: request line
+        and headers, up to and with the empty line. A failure is passed to the call's listener later.
+        """
         self._call = call
         call.connection = self
         self._status = 0
@@ -228,11 +278,11 @@ class EngineConnection(asyncio.Protocol):
             self._transport.write(part)
 
     def pause(self) -> None:
-        """Stop reading from the engine."""
+        """Stop reading from the engine; does nothing if reading is stopped or the connection is closed."""
         self._transport.pause_reading()
 
     def resume(self) -> None:
-        """Resume reading from the engine after `pause`."""
+        """Resume reading from the engine after `pause`; does nothing without it or if the connection is closed."""
         self._transport.resume_reading()
 
     def drop(self) -> None:

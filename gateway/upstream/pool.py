@@ -22,17 +22,23 @@ class Pooled(Protocol):
     """The pool's round in which the connection became idle. Set by the pool."""
 
     def abort(self) -> None:
-        """Close the connection at once. It calls `ConnectionPool.remove_connection` in a later turn of the loop."""
+        """Close the connection at once, without waiting for the peer; unsent bytes are lost.
+
+        The connection calls `ConnectionPool.remove_connection` in a later turn of the event loop.
+        """
 
     def drop(self) -> None:
-        """Close the connection at once, and cancel the request that it carries."""
+        """Close the connection like `abort`, and forget the request that it carries without calling its listener."""
 
 
 C = TypeVar("C", bound=Pooled)
 
 
 class Origin(Generic[C]):
-    """An address of engines, and the idle connections to it, latest used last."""
+    """An address of engines, and the idle connections to it, latest used last.
+
+    Whoever sends a request on an idle connection takes it out of the list first, from its end.
+    """
 
     __slots__ = ("address", "idle_connections")
 
@@ -42,13 +48,15 @@ class Origin(Generic[C]):
 
 
 class ConnectionPool(Generic[C]):
-    """The connections to all origins. One timer closes idle ones; it runs only while some are idle.
+    """Counts the connections to all origins, keeps idle ones for later requests, and closes those idle for too long.
 
-    Idle time is counted in rounds of that timer, so no clock is read per request.
+    It opens none. Idle time is counted in rounds of one timer, which runs only while some are idle. Belongs to one
+    event loop.
     """
 
     def __init__(self, keep_s: float = KEEP_S, keep_per_origin: int = KEEP_PER_ORIGIN) -> None:
-        """`keep_s`, `keep_per_origin`: see `KEEP_S` and `KEEP_PER_ORIGIN`."""
+        """`keep_s`: seconds after which an idle connection is closed at the latest; at the earliest after half of
+        them. `keep_per_origin`: maximum number of idle connections to one address; there is no maximum of busy ones."""
         self._round_s = keep_s / 2
         self._keep_per_origin = keep_per_origin
         self._origins: dict[Address, Origin[C]] = {}
@@ -59,16 +67,16 @@ class ConnectionPool(Generic[C]):
 
     @property
     def open_count(self) -> int:
-        """Number of open connections, idle or in use."""
+        """Number of open connections, idle or in use; one counts until its transport has reported the close."""
         return len(self._open)
 
     @property
     def idle_count(self) -> int:
-        """Number of open connections that wait for a request."""
+        """Number of open connections that carry no request and are kept for a later one, over all origins."""
         return sum(len(origin.idle_connections) for origin in self._origins.values())
 
     def origin_of(self, address: Address) -> Origin[C]:
-        """Return the origin with an address; a new one on first use."""
+        """Return the origin with an address; a new one, without connections, on first use or after `forget_unused`."""
         origin = self._origins.get(address)
         if origin is None:
             origin = self._origins[address] = Origin(address)
@@ -81,11 +89,14 @@ class ConnectionPool(Generic[C]):
         self._origins = {address: origin for address, origin in self._origins.items() if address in used_addresses}
 
     def add_connection(self, connection: C) -> None:
-        """Count a new connection, which is about to carry a request."""
+        """Count a new open connection. It is not idle: the caller sends a request on it."""
         self._open.add(connection)
 
     def keep_idle(self, connection: C) -> None:
-        """Keep a connection for the next request to its origin, or close it if enough are idle."""
+        """Keep a connection whose request has ended for the next request to its origin.
+
+        Close it instead if `keep_per_origin` connections are idle there already.
+        """
         idle_connections = connection.origin.idle_connections
         if len(idle_connections) >= self._keep_per_origin:
             connection.abort()
@@ -96,20 +107,26 @@ class ConnectionPool(Generic[C]):
             self._timer = asyncio.get_running_loop().call_later(self._round_s, self._sweep)
 
     def withdraw_idle(self, connection: C) -> None:
-        """Take a connection that is closing off the idle ones, if it is among them."""
+        """Remove a connection that is closing from its origin's idle ones; do nothing if it is not among them."""
         idle_connections = connection.origin.idle_connections
         if connection in idle_connections:
             idle_connections.remove(connection)
 
     def remove_connection(self, connection: C) -> None:
-        """Stop counting a connection, which is closed."""
+        """Stop counting a connection whose transport is closed, and no longer keep it idle.
+
+        Do nothing if the connection was never added.
+        """
         self.withdraw_idle(connection)
         self._open.discard(connection)
         if self._all_lost is not None and not self._open and not self._all_lost.done():
             self._all_lost.set_result(None)
 
     async def close(self) -> None:
-        """Close every connection and wait until they are closed."""
+        """Close every connection, also those that carry requests, and wait until all transports are closed.
+
+        No listener is called. Use no connection afterwards; calls must not overlap.
+        """
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

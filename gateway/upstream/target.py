@@ -24,23 +24,22 @@ _OWN_HEADERS = (
 
 
 class Address(NamedTuple):
-    """Address to connect to. Endpoints with equal addresses share connections."""
+    """Address to open connections to. Endpoints with equal addresses share idle connections, also with other tokens."""
 
     tls: bool
     host: str
-    """Name or IP address; IPv6 without brackets."""
+    """Name or IP address in lower case; IPv6 without brackets."""
     port: int
 
 
 class Target(NamedTuple):
-    """Where and how to send requests for one endpoint of the routing table: its URL, parsed, and its token. `target_of`
-    makes it, the gateway's client keeps it per endpoint, and `head_of` writes request heads with it. It holds no
-    connection."""
+    """The parsed base URL and token of an endpoint, as `head_of` needs them. It holds the secret token."""
 
     address: Address
     base_path: str
+    """Path of the base URL, which precedes every request's path; empty or with a leading slash."""
     host_header: bytes
-    """Value of the `host` header, with the port unless it is the scheme's default."""
+    """Value of the Host header; with the port only if it is not the scheme's own."""
     authorization: bytes
     """A header line with CRLF; empty without a token."""
     api_prefix: str
@@ -48,10 +47,11 @@ class Target(NamedTuple):
 
 
 def target_of(endpoint: Endpoint) -> Target:
-    """Parse an endpoint's base URL and token.
+    """Parse an endpoint's base URL and token. No name is resolved. An empty token counts as none.
 
     Raises:
-        ValueError: the base URL or the token cannot be used. The text holds neither.
+        ValueError: the base URL is not http or https, has a user name, query or fragment, or a port outside of 1 to
+            65535; or the token has characters that a header cannot hold. The text quotes neither.
     """
     url = endpoint.base_url
     match = _BASE_URL.fullmatch(url)
@@ -73,13 +73,15 @@ def target_of(endpoint: Endpoint) -> Target:
 
 
 def head_of(target: Target, method: str, path: str) -> bytes:
-    """Return the head of a request without `content-length`, the request's own headers and the empty line.
+    """Return the head of a request: the request line and the headers that every request has, each line with CRLF.
 
-    `path`: path and query in the gateway's API. A leading `/v1` becomes the endpoint's `api_prefix`, because a remote's
-    base URL may contain it.
+    The caller appends `content-length` where there is a body, the request's own headers and the empty line. `path`:
+    path and query in the gateway's API. A leading `/v1/` becomes the endpoint's `api_prefix` and `/`, because a
+    remote's base URL may contain it.
 
     Raises:
-        ValueError: `method` or `path` has characters that a request line cannot hold.
+        ValueError: `method` is not of upper-case ASCII letters, or `path` does not begin with `/`, or has a space, a
+            `#`, a control character or one outside of ASCII.
     """
     api_path = target.api_prefix + path[len("/v1") :] if path.startswith("/v1/") else path
     full_path = target.base_path + api_path
