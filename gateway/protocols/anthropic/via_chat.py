@@ -10,6 +10,7 @@ from gateway.protocols.anthropic import request as messages
 from gateway.protocols.anthropic.answer_stream import MessagesWriter
 from gateway.protocols.anthropic.dialect import MessagesDialect
 from gateway.protocols.common.conversation import AnswerWriter, Fields, Prompt
+from gateway.protocols.common.output_constraints import CONSTRAINT_FIELDS
 from gateway.protocols.common.request import InferenceRequest
 from gateway.protocols.via_chat.dialect import ViaChatBase, ViaChatDialect
 from gateway.protocols.via_chat.token_count import TokenCountDialect
@@ -44,7 +45,7 @@ class MessagesViaChat(_MessagesBase, ViaChatDialect, MessagesDialect):
     def read_request(self, request: InferenceRequest) -> Prompt:
         """Return what the request asks for. `max_tokens` is required. Raises RoundhouseError as
         `request.read_prompt`."""
-        return messages.read_prompt(request.outline_fields)
+        return messages.read_prompt(request.whole_where_any(CONSTRAINT_FIELDS))
 
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:
         """Return a new `MessagesWriter` for one answer."""
@@ -57,7 +58,7 @@ class MessagesTokenCount(_MessagesBase, TokenCountDialect, MessagesDialect):
     def read_request(self, request: InferenceRequest) -> Prompt:
         """Return what the request asks for. `max_tokens` may be missing. Raises RoundhouseError as
         `request.read_prompt`."""
-        return messages.read_prompt(request.outline_fields, needs_limit=False)
+        return messages.read_prompt(request.whole_where_any(CONSTRAINT_FIELDS), needs_limit=False)
 
     def build_count(self, tokens: int) -> Fields:
         """Return the body of Anthropic's token count, `{"input_tokens": tokens}`."""

@@ -36,6 +36,8 @@ class ViaChatBase(ABC):
     def read_request(self, request: InferenceRequest) -> Prompt:
         """Return what the request asks for. Called once for each request, by `check_request`.
 
+        `passed_fields` must hold the whole text of constraints (`adapt_constraints`), also of a large body.
+
         Raises:
             RoundhouseError: `invalid_request`, or another code for what cannot be translated, such as
                 `modality_unsupported`; its `param` is the path to the value in it.

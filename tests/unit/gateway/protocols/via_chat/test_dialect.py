@@ -1,0 +1,68 @@
+"""Requests that are translated into chat completions: what is checked, and what the engine gets."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from controller.schema.routing import ModelRoute
+from gateway.protocols.anthropic.via_chat import MESSAGES_COUNTED_VIA_CHAT, MESSAGES_VIA_CHAT
+from gateway.protocols.common.dialect import Dialect
+from gateway.protocols.common.large_body import LARGE_BYTES, LargeBody
+from gateway.protocols.common.request import InferenceRequest, parse_request
+from gateway.protocols.completions.via_chat import COMPLETIONS_VIA_CHAT
+from tests.fakes.fake_controller import route
+
+MESSAGE: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
+PROMPT: dict[str, Any] = {"prompt": "Hi"}
+LONG_TEXT = 'say "no"\n' * (LARGE_BYTES // 8)
+LONG_SCHEMA = {"type": "string", "description": LONG_TEXT}
+
+
+def read(dialect: Dialect, fields: dict[str, Any], model: ModelRoute) -> InferenceRequest:
+    """Return the request after it was checked; a large one is read by its outline."""
+    raw = json.dumps({"model": "m", **fields}).encode()
+    body = LargeBody()
+    body.add_part(raw)
+    body.finish()
+    request = parse_request(raw if len(raw) <= LARGE_BYTES else body, may_stream=True)
+    dialect.check_request(request, model)
+    return request
+
+
+def sent(dialect: Dialect, request: InferenceRequest, model: ModelRoute) -> dict[str, Any]:
+    """Return what the engine gets."""
+    body = request.fill(dialect.engine_body(request, model, as_stream=False))
+    fields: dict[str, Any] = json.loads(body if isinstance(body, bytes) else b"".join(body))
+    return fields
+
+
+def backend(name: str, **fields: Any) -> ModelRoute:
+    return route("m").model_copy(update={"backend": name, **fields})
+
+
+@pytest.mark.parametrize(
+    ("dialect", "asked"),
+    [(MESSAGES_VIA_CHAT, MESSAGE), (MESSAGES_COUNTED_VIA_CHAT, MESSAGE), (COMPLETIONS_VIA_CHAT, PROMPT)],
+    ids=["messages", "token count", "completions"],
+)
+@pytest.mark.parametrize(
+    ("constraint", "in_engines_words"),
+    [
+        ({"guided_json": json.dumps(LONG_SCHEMA)}, {"json_schema": LONG_SCHEMA}),
+        ({"guided_json": LONG_SCHEMA}, {"json_schema": LONG_SCHEMA}),
+        ({"guided_choice": [LONG_TEXT]}, {"grammar": f"root ::= {json.dumps(LONG_TEXT)}"}),
+        ({"structured_outputs": {"choice": [LONG_TEXT]}}, {"grammar": f"root ::= {json.dumps(LONG_TEXT)}"}),
+        ({"grammar": LONG_TEXT}, {"grammar": LONG_TEXT}),
+    ],
+    ids=["JSON of a schema", "schema", "choice", "choice of a holder", "grammar"],
+)
+def test_constraints_of_a_large_body_are_read_whole(
+    dialect: Dialect, asked: dict[str, Any], constraint: dict[str, Any], in_engines_words: dict[str, Any]
+) -> None:
+    model = backend("llama_cpp")
+    fields = sent(dialect, read(dialect, {**asked, **constraint}, model), model)
+    assert {name: fields.get(name) for name in in_engines_words} == in_engines_words
+    assert "guided_json" not in fields
