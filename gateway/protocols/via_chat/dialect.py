@@ -57,7 +57,7 @@ class ViaChatBase(ABC):
         if request.prompt is None:
             request.prompt = self.read_request(request)
         check_prompt(request.prompt, route.capabilities, route.name)
-        adapt_constraints(dict(request.prompt.passed_fields), route, is_chat=True)
+        _check_constraints(request.prompt, route)
         check_foreign_fields(dict(request.prompt.passed_fields), CHAT_FIELDS, route)
         is_repeated = route.backend == llama_server.BACKEND
         request.repeated_turn = (
@@ -93,8 +93,7 @@ class ViaChatDialect(ViaChatBase):
         is set. Call after `check_request`.
 
         Raises:
-            RoundhouseError: `invalid_request`: the tool that must be called is not among the tools, or the request has
-                two constraints on the answer's form.
+            RoundhouseError: `invalid_request`: the tool that must be called is not among the tools.
         """
         fields = self._chat_fields(request, route)
         if as_stream or request.stream:
@@ -122,6 +121,16 @@ class ViaChatDialect(ViaChatBase):
         errors that it raises."""
         writer, repeated_turn = self.open_writer(request), request.repeated_turn
         return lambda body: translate_body(body, writer, repeated_turn)
+
+
+def _check_constraints(prompt: Prompt, route: ModelRoute) -> None:
+    """Refuse the constraints on the answer's form that `adapt_constraints` refuses, under the client's names."""
+    fields, output = dict(prompt.passed_fields), prompt.output_format
+    if output is None:
+        adapt_constraints(fields, route, is_chat=True)
+    else:
+        fields["response_format"] = codec.write_format(output)
+        adapt_constraints(fields, route, is_chat=True, format_name=output.place)
 
 
 def _whole_turn(turn: Assistant | None, request: InferenceRequest) -> Assistant | None:

@@ -97,7 +97,7 @@ def test_what_is_no_long_text_stays(fields: dict[str, Any]) -> None:
 
 def test_keys_of_objects_are_filled_in_their_order() -> None:
     key = TEXTS["prose"]
-    fields = {"model": "m", "tools": [{"a": 1, key: {"x": 1, key * 2: key}, "data": key, "b": 2}]}
+    fields: dict[str, Any] = {"model": "m", "tools": [{"a": 1, key: {"x": 1, key * 2: key}, "data": key, "b": 2}]}
     body = large_body(json.dumps(fields).encode())
     outline = json.loads(body.outline)
     assert outline != fields

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
 from gateway.protocols.anthropic.via_chat import MESSAGES_COUNTED_VIA_CHAT, MESSAGES_VIA_CHAT
 from gateway.protocols.common.dialect import Dialect
@@ -17,6 +18,7 @@ from tests.fakes.fake_controller import route
 
 MESSAGE: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
 PROMPT: dict[str, Any] = {"prompt": "Hi"}
+FORMAT = {"type": "json_schema", "schema": {"type": "object"}}
 LONG_TEXT = 'say "no"\n' * (LARGE_BYTES // 8)
 LONG_SCHEMA = {"type": "string", "description": LONG_TEXT}
 
@@ -66,3 +68,22 @@ def test_constraints_of_a_large_body_are_read_whole(
     fields = sent(dialect, read(dialect, {**asked, **constraint}, model), model)
     assert {name: fields.get(name) for name in in_engines_words} == in_engines_words
     assert "guided_json" not in fields
+
+
+@pytest.mark.parametrize("name", ["guided_json", "grammar"])
+@pytest.mark.parametrize(
+    ("dialect", "asked", "place"),
+    [
+        (MESSAGES_VIA_CHAT, {**MESSAGE, "output_config": {"format": FORMAT}}, "output_config.format"),
+        (MESSAGES_VIA_CHAT, {**MESSAGE, "output_format": FORMAT}, "output_format"),
+        (MESSAGES_COUNTED_VIA_CHAT, {**MESSAGE, "output_format": FORMAT}, "output_format"),
+        (COMPLETIONS_VIA_CHAT, {**PROMPT, "response_format": {"type": "json_object"}}, "response_format"),
+    ],
+)
+def test_two_constraints_are_refused_before_the_request_waits(
+    dialect: Dialect, asked: dict[str, Any], place: str, name: str
+) -> None:
+    with pytest.raises(RoundhouseError) as caught:
+        read(dialect, {**asked, name: '{"type": "string"}'}, backend("llama_server"))
+    assert (caught.value.entry.code, caught.value.param) == ("invalid_request", place)
+    assert f"`{name}` and `{place}`" in caught.value.message
