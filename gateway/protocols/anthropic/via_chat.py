@@ -17,24 +17,15 @@ from gateway.protocols.via_chat.token_count import TokenCountDialect
 
 
 class _MessagesBase(ViaChatBase):
-    """The check that messages and their token count share."""
+    """What messages and their token count share."""
 
-    def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
-        """Refuse what the model does not support. See `ViaChatBase`.
-
-        A `thinking` object is dropped where the model does not support it, because Anthropic's clients send one to any
-        model. A `thinking` string is refused then, as in chat completions.
-
-        Raises:
-            RoundhouseError: `invalid_request`, or the code of what the model does not support.
-        """
-        if request.prompt is None:
-            request.prompt = self.read_request(request)
-        thinking = request.prompt.thinking
-        is_wish = thinking is not None and not isinstance(request.outline_fields["thinking"], str)
-        if is_wish and thinking not in route.capabilities.thinking_modes:
-            request.prompt = replace(request.prompt, thinking=None, thinking_tokens=None)
-        super().check_request(request, route)
+    def prompt_for(self, request: InferenceRequest, prompt: Prompt, route: ModelRoute) -> Prompt:
+        """Return `prompt` without a `thinking` object that the model does not support, because Anthropic's clients send
+        one to any model. A `thinking` string stays, and is refused, as in chat completions. See `ViaChatBase`."""
+        is_wish = prompt.thinking is not None and not isinstance(request.outline_fields["thinking"], str)
+        if is_wish and prompt.thinking not in route.capabilities.thinking_modes:
+            return replace(prompt, thinking=None, thinking_tokens=None)
+        return prompt
 
 
 class MessagesViaChat(_MessagesBase, ViaChatDialect, MessagesDialect):

@@ -56,17 +56,21 @@ class ViaChatBase(ABC):
         """
         if request.prompt is None:
             request.prompt = self.read_request(request)
-        check_prompt(request.prompt, route.capabilities, route.name)
-        _check_constraints(request.prompt, route)
-        check_foreign_fields(dict(request.prompt.passed_fields), CHAT_FIELDS, route)
+        prompt = self.prompt_for(request, request.prompt, route)
+        check_prompt(prompt, route.capabilities, route.name)
+        _check_constraints(prompt, route)
+        check_foreign_fields(dict(prompt.passed_fields), CHAT_FIELDS, route)
         is_repeated = route.backend == llama_server.BACKEND
-        request.repeated_turn = (
-            _whole_turn(llama_server.repeated_turn(request.prompt), request) if is_repeated else None
-        )
+        request.repeated_turn = _whole_turn(llama_server.repeated_turn(prompt), request) if is_repeated else None
+
+    def prompt_for(self, request: InferenceRequest, prompt: Prompt, route: ModelRoute) -> Prompt:
+        """Return `prompt`, what `request` asks for, without the wishes that this model may ignore. `request.prompt`
+        keeps them, because the model may change while the request waits."""
+        return prompt
 
     def _chat_fields(self, request: InferenceRequest, route: ModelRoute) -> Fields:
-        prompt = request.prompt
-        assert prompt is not None, "checked before"
+        assert request.prompt is not None, "checked before"
+        prompt = self.prompt_for(request, request.prompt, route)
         thinking_fields = {} if prompt.thinking is None else {"thinking": prompt.thinking}
         fields = adapt_fields(adapt_thinking(codec.write_request(prompt) | thinking_fields, route), route)
         fields = adapt_constraints(fields, route, is_chat=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from controller.schema.admin import Capabilities
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
 from gateway.protocols.anthropic.via_chat import MESSAGES_COUNTED_VIA_CHAT, MESSAGES_VIA_CHAT
@@ -87,3 +88,22 @@ def test_two_constraints_are_refused_before_the_request_waits(
         read(dialect, {**asked, name: '{"type": "string"}'}, backend("llama_server"))
     assert (caught.value.entry.code, caught.value.param) == ("invalid_request", place)
     assert f"`{name}` and `{place}`" in caught.value.message
+
+
+@pytest.mark.parametrize("dialect", [MESSAGES_VIA_CHAT, MESSAGES_COUNTED_VIA_CHAT], ids=["messages", "token count"])
+def test_a_wish_to_think_is_kept_for_a_model_that_changes_while_the_request_waits(dialect: Dialect) -> None:
+    plain = backend("llama_server", capabilities=Capabilities())
+    thinker = backend(
+        "llama_server",
+        capabilities=Capabilities(thinking_modes=("default", "enabled", "disabled")),
+        thinking_control="chat_template_kwargs",
+    )
+    told = {"chat_template_kwargs": {"enable_thinking": True}, "thinking_budget_tokens": 2}
+    request = read(dialect, {**MESSAGE, "thinking": {"type": "enabled", "budget_tokens": 2}}, plain)
+    for model, wish in ((plain, {}), (thinker, told), (plain, {})):
+        dialect.check_request(request, model)
+        fields = sent(dialect, request, model)
+        assert {name: fields[name] for name in told if name in fields} == wish
+    with pytest.raises(RoundhouseError) as caught:
+        read(dialect, {**MESSAGE, "thinking": "enabled"}, plain)
+    assert caught.value.entry.code == "thinking_unsupported"
