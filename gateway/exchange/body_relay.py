@@ -217,7 +217,7 @@ class WholeRelay:
                 raise _disconnected_error("it sent more than a blocking answer may hold")
             held_body = b"".join(self._held_parts)
             self._is_flowing = True
-            self.usage = self._answer.dialect.find_usage(held_body)
+            self.usage = self._find_usage(held_body)
             self._held_parts.clear()
             self._answer.send_part(self._status, self._lines, held_body)
 
@@ -239,10 +239,15 @@ class WholeRelay:
         elif answer.status:
             raise _disconnected_error("it answered a stream with something else")
         else:
-            self.usage = answer.dialect.find_usage(body)
+            self.usage = self._find_usage(body)
             if self._translate is not None:
                 body = self._translate(body)
         answer.send_whole(self._status, self._lines, body)
+
+    def _find_usage(self, body: bytes) -> Usage | None:
+        request = self._answer.request
+        assert request is not None, "it was sent"
+        return self._answer.dialect.find_usage(body, request)
 
 
 def _lines(headers: list[Header], *, is_error: bool) -> bytes:

@@ -92,7 +92,7 @@ class MessagesDialect(PassthroughDialect):
             return None
         return MessagesCollector(request.model)
 
-    def find_usage(self, body: bytes) -> Usage | None:
+    def find_usage(self, body: bytes, request: InferenceRequest) -> Usage | None:
         """Return the token counts in a blocking answer; None if it has none. See `usage_in`."""
         return usage.usage_in(body)
 

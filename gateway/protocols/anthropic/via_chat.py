@@ -10,30 +10,22 @@ from gateway.protocols.anthropic import request as messages
 from gateway.protocols.anthropic.answer_stream import MessagesWriter
 from gateway.protocols.anthropic.dialect import MessagesDialect
 from gateway.protocols.common.conversation import AnswerWriter, Fields, Prompt
+from gateway.protocols.common.output_constraints import CONSTRAINT_FIELDS
 from gateway.protocols.common.request import InferenceRequest
 from gateway.protocols.via_chat.dialect import ViaChatBase, ViaChatDialect
 from gateway.protocols.via_chat.token_count import TokenCountDialect
 
 
 class _MessagesBase(ViaChatBase):
-    """The check that messages and their token count share."""
+    """What messages and their token count share."""
 
-    def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
-        """Refuse what the model does not support. See `ViaChatBase`.
-
-        A `thinking` object is dropped where the model does not support it, because Anthropic's clients send one to any
-        model. A `thinking` string is refused then, as in chat completions.
-
-        Raises:
-            RoundhouseError: `invalid_request`, or the code of what the model does not support.
-        """
-        if request.prompt is None:
-            request.prompt = self.read_request(request)
-        thinking = request.prompt.thinking
-        is_wish = thinking is not None and not isinstance(request.outline_fields["thinking"], str)
-        if is_wish and thinking not in route.capabilities.thinking_modes:
-            request.prompt = replace(request.prompt, thinking=None, thinking_tokens=None)
-        super().check_request(request, route)
+    def prompt_for(self, request: InferenceRequest, prompt: Prompt, route: ModelRoute) -> Prompt:
+        """Return `prompt` without a `thinking` object that the model does not support, because Anthropic's clients send
+        one to any model. A `thinking` string stays, and is refused, as in chat completions. See `ViaChatBase`."""
+        is_wish = prompt.thinking is not None and not isinstance(request.outline_fields["thinking"], str)
+        if is_wish and prompt.thinking not in route.capabilities.thinking_modes:
+            return replace(prompt, thinking=None, thinking_tokens=None)
+        return prompt
 
 
 class MessagesViaChat(_MessagesBase, ViaChatDialect, MessagesDialect):
@@ -44,7 +36,7 @@ class MessagesViaChat(_MessagesBase, ViaChatDialect, MessagesDialect):
     def read_request(self, request: InferenceRequest) -> Prompt:
         """Return what the request asks for. `max_tokens` is required. Raises RoundhouseError as
         `request.read_prompt`."""
-        return messages.read_prompt(request.outline_fields)
+        return messages.read_prompt(request.whole_where_any(CONSTRAINT_FIELDS))
 
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:
         """Return a new `MessagesWriter` for one answer."""
@@ -57,7 +49,7 @@ class MessagesTokenCount(_MessagesBase, TokenCountDialect, MessagesDialect):
     def read_request(self, request: InferenceRequest) -> Prompt:
         """Return what the request asks for. `max_tokens` may be missing. Raises RoundhouseError as
         `request.read_prompt`."""
-        return messages.read_prompt(request.outline_fields, needs_limit=False)
+        return messages.read_prompt(request.whole_where_any(CONSTRAINT_FIELDS), needs_limit=False)
 
     def build_count(self, tokens: int) -> Fields:
         """Return the body of Anthropic's token count, `{"input_tokens": tokens}`."""

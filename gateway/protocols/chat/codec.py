@@ -49,7 +49,7 @@ def write_request(prompt: Prompt) -> Fields:
         if prompt.parallel_tool_calls is not None:
             fields["parallel_tool_calls"] = prompt.parallel_tool_calls
     if prompt.output_format is not None:
-        fields["response_format"] = _response_format(prompt.output_format)
+        fields["response_format"] = write_format(prompt.output_format)
     if prompt.max_tokens is not None:
         fields["max_tokens"] = prompt.max_tokens
     if prompt.stop:
@@ -220,7 +220,8 @@ def _tool_choice(choice: ToolChoice) -> str | Fields:
     return choice.kind
 
 
-def _response_format(output: OutputFormat) -> Fields:
+def write_format(output: OutputFormat) -> Fields:
+    """Return the `response_format` of a chat completion request."""
     if output.schema is None:
         return {"type": "json_object"}
     schema: Fields = {"name": output.name, "schema": output.schema}

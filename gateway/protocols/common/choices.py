@@ -35,17 +35,26 @@ def count_slots(fields: Mapping[str, Any], route: ModelRoute) -> int:
     """Return how many of a replica's slots a request takes: one for each answer to each of its prompts.
 
     From 1 to `route.target_inflight`, because further answers wait inside the engine. 1 if `route.choices_take_slots`
-    is false. Values of the wrong type count as 1; the engine refuses them.
+    is false.
     """
     if not route.choices_take_slots:
         return 1
-    count = 1
-    for name in _NAMES:
-        choices = fields.get(name)
-        if choices.__class__ is int and choices > 1:
-            count = choices
-            break
-    prompt = fields.get("prompt")
-    if prompt.__class__ is list and len(prompt) > 1 and prompt[0].__class__ in (str, list):  # else one, as tokens
-        count *= len(prompt)
+    count = count_choices(fields) * count_prompts(fields.get("prompt"))
     return min(count, route.target_inflight) if count > 1 else 1
+
+
+def count_choices(fields: Mapping[str, Any]) -> int:
+    """Return how many answers to each prompt a request asks for, as llama-server reads it: `n_cmpl`, or `n` if that is
+    missing or null. Values of the wrong type count as 1; the engine refuses them."""
+    count = fields.get("n_cmpl")
+    if count is None:
+        count = fields.get("n")
+    return count if count.__class__ is int and count > 1 else 1
+
+
+def count_prompts(prompt: Any) -> int:
+    """Return the number of prompts in a request's `prompt`. An array that holds a token is one prompt of tokens and
+    texts; any other is an array of prompts."""
+    if not isinstance(prompt, list) or any(isinstance(part, int) for part in prompt):
+        return 1
+    return max(len(prompt), 1)

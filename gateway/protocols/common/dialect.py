@@ -133,9 +133,9 @@ class Dialect(Protocol):
         """Return the function that converts an engine's blocking answer into the client's body; None: the body passes
         unchanged. It is not called for errors. It may raise RoundhouseError, which becomes the answer."""
 
-    def find_usage(self, body: bytes) -> Usage | None:
-        """Return the token counts in the body of an engine's blocking answer, or in its first part, without decoding
-        all of it; None if it has none."""
+    def find_usage(self, body: bytes, request: InferenceRequest) -> Usage | None:
+        """Return the token counts in the body of an engine's blocking answer to `request`, or in its first part,
+        without decoding all of it; None if it has none."""
 
     def error_body(self, error: RoundhouseError, request_id: str) -> bytes:
         """Return an error of Roundhouse as JSON in the family's form, with `request_id` in it."""

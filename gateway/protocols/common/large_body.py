@@ -181,8 +181,8 @@ class LargeBody:
         yield text[end:]
 
     def fill_fields(self, fields: dict[str, Any], *, kept_names: Collection[str]) -> None:
-        """Replace, in place, each string value in a decoded outline by what it is in the body. Use it before texts are
-        interpreted or stored. Values of fields in `kept_names`, at any depth, and keys of objects stay as they are.
+        """Replace, in place, each string in a decoded outline by what it is in the body, keys of objects too. Use it
+        before texts are interpreted or stored. Values of fields in `kept_names`, at any depth, stay as they are.
 
         Raises:
             RoundhouseError: as `fill_text`.
@@ -190,6 +190,10 @@ class LargeBody:
         pending: list[Any] = [fields]
         while pending:
             container = pending.pop()
+            if isinstance(container, dict) and any(_MARK_CHARACTER in key for key in container):
+                filled = {self.fill_text(key): value for key, value in container.items()}
+                container.clear()
+                container.update(filled)  # in the old order
             for key, value in container.items() if isinstance(container, dict) else enumerate(container):
                 if isinstance(value, dict | list):
                     pending.append(value)

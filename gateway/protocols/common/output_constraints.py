@@ -48,19 +48,22 @@ class _Constraint(NamedTuple):
     """Field of the request that sets the constraint."""
 
 
-def adapt_constraints(fields: Fields, route: ModelRoute, *, is_chat: bool) -> Fields:
+def adapt_constraints(
+    fields: Fields, route: ModelRoute, *, is_chat: bool, format_name: str = _RESPONSE_FORMAT
+) -> Fields:
     """Return the fields of a chat completion (`is_chat`) or a completion with the output constraint as the model's
     engine understands it; the same object if nothing must change. Fields for engines other than llama.cpp and vLLM pass
     unchanged and unchecked.
 
     The text of constraints is interpreted, so `fields` must be the whole body if it has any of `CONSTRAINT_FIELDS`.
+    `format_name`: the client's name of `response_format`, for errors.
 
     Raises:
         RoundhouseError: `structured_output_unsupported`: llama.cpp has no such constraint (a regular expression or
             structural tags). `invalid_request`: the request has two constraints, or one of the wrong form.
     """
     if route.backend in _LLAMA:
-        return _adapt_for_llama(fields, route.name, is_chat=is_chat)
+        return _adapt_for_llama(fields, route.name, format_name, is_chat=is_chat)
     if route.backend in _VLLM and not _is_free(fields) and (constraint := _find_constraint(fields)) is not None:
         if constraint.field == _HOLDER:
             return fields
@@ -68,12 +71,12 @@ def adapt_constraints(fields: Fields, route: ModelRoute, *, is_chat: bool) -> Fi
     return fields
 
 
-def _adapt_for_llama(fields: Fields, model: str, *, is_chat: bool) -> Fields:
+def _adapt_for_llama(fields: Fields, model: str, format_name: str, *, is_chat: bool) -> Fields:
     constraint = None if _is_free(fields) else _find_constraint(fields)
     if _RESPONSE_FORMAT in fields and (constraint is not None or not is_chat):
         asked_format = _read_response_format(fields)
         if constraint is not None and asked_format is not None:
-            raise _two_constraints(constraint.field, _RESPONSE_FORMAT)
+            raise _two_constraints(constraint.field, format_name)
         constraint = constraint or asked_format
     if constraint is None or constraint.field in _LLAMA_FIELDS:
         return fields

@@ -47,7 +47,7 @@ class EnvelopeDialect(PassthroughDialect):
 
     heartbeat: bytes = b": ka\n\n"
 
-    def find_usage(self, body: bytes) -> Usage | None:
+    def find_usage(self, body: bytes, request: InferenceRequest) -> Usage | None:
         """Return the token counts in a blocking answer; None if it has none. See `usage_in`."""
         return usage.usage_in(body)
 

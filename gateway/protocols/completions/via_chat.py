@@ -6,6 +6,7 @@ from typing import Final
 
 from gateway.protocols.chat.dialect import OpenAIDialect
 from gateway.protocols.common.conversation import AnswerWriter, Prompt
+from gateway.protocols.common.output_constraints import CONSTRAINT_FIELDS
 from gateway.protocols.common.request import InferenceRequest
 from gateway.protocols.completions import codec
 from gateway.protocols.completions.codec import CompletionWriter
@@ -18,7 +19,7 @@ class CompletionsViaChat(ViaChatDialect, OpenAIDialect):
     def read_request(self, request: InferenceRequest) -> Prompt:
         """Return what the request asks for, as a conversation of one user message. Raises RoundhouseError as
         `codec.read_prompt`."""
-        return codec.read_prompt(request.outline_fields)
+        return codec.read_prompt(request.whole_where_any(CONSTRAINT_FIELDS))
 
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:
         """Return a new `CompletionWriter` for one answer, whose id is made of the request's id."""

@@ -97,8 +97,11 @@ def _shorten_packed(item: Fields, vector: str, shortening: Shortening) -> Fields
     if _needs_shortening(len(vector_bytes) // 4, shortening):
         numbers = normalize_vector(struct.unpack_from(layout, vector_bytes))
     if shortening.is_unpacked:
+        numbers = numbers or struct.unpack(layout, vector_bytes)
+        if not all(map(math.isfinite, numbers)):
+            raise _no_embeddings()  # JSON cannot express such numbers
         fields = {name: value for name, value in item.items() if name != "encoding_format"}  # llama-server repeats it
-        return {**fields, "embedding": numbers or struct.unpack(layout, vector_bytes)}
+        return {**fields, "embedding": numbers}
     return {**item, "embedding": base64.b64encode(struct.pack(layout, *numbers)).decode()} if numbers else item
 
 

@@ -6,12 +6,13 @@ Streams are `data:` events. The last event of each answer has `"stop": true`.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
 from gateway.protocols.common import bodies, errors
-from gateway.protocols.common.choices import check_choices
+from gateway.protocols.common.choices import check_choices, count_choices, count_prompts
 from gateway.protocols.common.dialect import EventStream, StreamCollector, Usage
 from gateway.protocols.common.event_reader import EventCollector, Fields
 from gateway.protocols.common.openai_events import error_event, find_error
@@ -20,28 +21,58 @@ from gateway.protocols.common.request import InferenceRequest
 from gateway.protocols.common.sse import data_of, last_event
 from gateway.protocols.common.stream_compat import differs_as_stream, wants_probabilities
 from gateway.protocols.common.streams import PassthroughStream
-from gateway.protocols.common.usage import add_usage, usage_of
+from gateway.protocols.common.usage import usage_of
 
 _EVALUATED: Final = re.compile(rb'"tokens_evaluated"\s*:\s*(\d{1,15})')
 _PREDICTED: Final = re.compile(rb'"tokens_predicted"\s*:\s*(\d{1,15})')
 _DONE: Final = re.compile(rb"(?:^|\n)data:\s*\[DONE\]\s*\Z")
 
 
+class _UsageTally:
+    """Adds up the tokens of the answers to one request. Each prompt counts once: its `choices` answers all report its
+    tokens."""
+
+    __slots__ = ("_choices", "_completion", "_evaluated", "_most", "usage")
+
+    def __init__(self, choices: int) -> None:
+        self._choices = choices
+        self._evaluated = self._most = self._completion = 0
+        self.usage: Usage | None = None
+        """Usage of all answers so far; None: no answer reported any. Before all have ended, the prompts' count may be
+        too low."""
+
+    def note_counts(self, evaluated_counts: Sequence[int], predicted_counts: Sequence[int]) -> None:
+        """Add `tokens_evaluated` and `tokens_predicted` of answers that have ended. Ignores answers without the
+        second."""
+        if not predicted_counts:
+            return
+        self._evaluated += sum(evaluated_counts)
+        self._most = max(self._most, *evaluated_counts, 0)
+        self._completion += sum(predicted_counts)
+        prompt_tokens = max(self._most, -(-self._evaluated // self._choices))
+        self.usage = Usage(prompt_tokens, self._completion)
+
+
+def _counts_in(pattern: re.Pattern[bytes], body: bytes) -> list[int]:
+    return [int(count) for count in pattern.findall(body)]
+
+
 class NativeStream(PassthroughStream):
     """`EventStream` of llama.cpp's own events, passed through; error events get Roundhouse's error envelope. It is
-    complete when `answers` answers have ended, or an error or `[DONE]` has come."""
+    complete when `choices` answers to each of `prompts` prompts have ended, or an error or `[DONE]` has come."""
 
-    __slots__ = ("_expected", "_request_id", "_stops")
+    __slots__ = ("_expected", "_request_id", "_stops", "_tally")
 
     _usage_mark: ClassVar[bytes] = b'"stop_type"'
     """Occurs only in the last event of an answer."""
     _error_mark: ClassVar[bytes] = b"error"
 
-    def __init__(self, answers: int, request_id: str) -> None:
+    def __init__(self, choices: int, prompts: int, request_id: str) -> None:
         super().__init__()
-        self._expected = answers
+        self._expected = choices * prompts
         self._request_id = request_id
         self._stops = 0
+        self._tally = _UsageTally(choices)
 
     def fail_stream(self, error: RoundhouseError, request_id: str) -> bytes:
         """Return the error as a `data:` event; empty if the stream is already complete. See `EventStream`."""
@@ -50,8 +81,8 @@ class NativeStream(PassthroughStream):
     def _filter_event(self, event: bytes) -> bytes:
         if self._usage_mark in event:
             self._stops += 1
-            if (usage := usage_in(event)) is not None:
-                self.usage = add_usage(self.usage, usage)
+            self._tally.note_counts(_counts_in(_EVALUATED, event), _counts_in(_PREDICTED, event))
+            self.usage = self._tally.usage
         error = find_error(event)
         return event if error is None else error_event(event, error, self._request_id)
 
@@ -76,13 +107,14 @@ class NativeStream(PassthroughStream):
 
 class NativeCollector(EventCollector):
     """`StreamCollector` of llama.cpp's own events. The blocking answer is one object, or an array of objects, by their
-    `index`, if several answers came. It is None until `answers` answers have ended."""
+    `index`, if several answers came. It is None until `choices` answers to each of `prompts` prompts have ended."""
 
-    __slots__ = ("_answers", "_expected")
+    __slots__ = ("_answers", "_expected", "_tally")
 
-    def __init__(self, answers: int) -> None:
+    def __init__(self, choices: int, prompts: int) -> None:
         super().__init__()
-        self._expected = answers
+        self._expected = choices * prompts
+        self._tally = _UsageTally(choices)
         self._answers: dict[int, _Answer] = {}
 
     def _take_event(self, fields: Fields) -> None:
@@ -98,7 +130,9 @@ class NativeCollector(EventCollector):
         if answer.add_part(fields):
             prompt_tokens, completion_tokens = fields.get("tokens_evaluated"), fields.get("tokens_predicted")
             usage = usage_of({"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens})
-            self.usage = add_usage(self.usage, usage) if usage else self.usage
+            if usage is not None:
+                self._tally.note_counts([usage.prompt], [usage.completion])
+                self.usage = self._tally.usage
 
     def _build_answer(self) -> Any:
         answers = [self._answers[index].build_answer() for index in sorted(self._answers)]
@@ -163,7 +197,8 @@ class NativeDialect(EnvelopeDialect):
 
     def open_stream(self, request: InferenceRequest) -> EventStream:
         """Return a new `NativeStream` for as many answers as the request asks for: `n_cmpl` or `n` for each prompt."""
-        return NativeStream(_answers_asked(request.outline_fields), request.id)
+        fields = request.outline_fields
+        return NativeStream(count_choices(fields), count_prompts(fields.get("prompt")), request.id)
 
     def open_collector(self, request: InferenceRequest) -> StreamCollector | None:
         """Return a new `NativeCollector`; None if a stream cannot give the same answer to the request. That is so where
@@ -178,11 +213,16 @@ class NativeDialect(EnvelopeDialect):
             return None
         if wants_probabilities(fields) and fields.get("stop"):
             return None
-        return NativeCollector(_answers_asked(fields))
+        return NativeCollector(count_choices(fields), count_prompts(fields.get("prompt")))
 
-    def find_usage(self, body: bytes) -> Usage | None:
-        """Return the token counts of all answers in a blocking answer; None if it has none. See `usage_in`."""
-        return usage_in(body)
+    def find_usage(self, body: bytes, request: InferenceRequest) -> Usage | None:
+        """Return the token counts of all prompts and answers in a blocking answer; None if it has none.
+
+        The names searched for cannot occur inside JSON strings, where a quote follows a backslash.
+        """
+        tally = _UsageTally(count_choices(request.outline_fields))
+        tally.note_counts(_counts_in(_EVALUATED, body), _counts_in(_PREDICTED, body))
+        return tally.usage
 
     def error_as_events(self, body: bytes, request: InferenceRequest | None = None) -> bytes:
         """Return the error, whose JSON is `body`, as a `data:` event. See `Dialect`."""
@@ -190,29 +230,3 @@ class NativeDialect(EnvelopeDialect):
 
 
 NATIVE: Final = NativeDialect()
-
-
-def usage_in(body: bytes) -> Usage | None:
-    """Return the token counts in a body or an event; None if it has no `tokens_predicted`. The completion is the sum
-    over all answers; the prompt is that of the first answer alone, also where the answers have different prompts.
-
-    The names searched for cannot occur inside JSON strings, where a quote follows a backslash.
-    """
-    predicted_counts = _PREDICTED.findall(body)
-    if not predicted_counts:
-        return None
-    evaluated_match = _EVALUATED.search(body)
-    return Usage(int(evaluated_match.group(1)) if evaluated_match else 0, sum(map(int, predicted_counts)))
-
-
-def _answers_asked(fields: Fields) -> int:
-    count = fields.get("n_cmpl", fields.get("n"))
-    return _count_prompts(fields.get("prompt")) * (count if isinstance(count, int) and count > 1 else 1)
-
-
-def _count_prompts(prompt: Any) -> int:
-    """Return the number of prompts. An array that holds a token is one prompt of tokens and texts; any other is an
-    array of prompts."""
-    if not isinstance(prompt, list) or any(isinstance(part, int) for part in prompt):
-        return 1
-    return max(len(prompt), 1)

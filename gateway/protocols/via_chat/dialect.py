@@ -36,6 +36,8 @@ class ViaChatBase(ABC):
     def read_request(self, request: InferenceRequest) -> Prompt:
         """Return what the request asks for. Called once for each request, by `check_request`.
 
+        `passed_fields` must hold the whole text of constraints (`adapt_constraints`), also of a large body.
+
         Raises:
             RoundhouseError: `invalid_request`, or another code for what cannot be translated, such as
                 `modality_unsupported`; its `param` is the path to the value in it.
@@ -54,17 +56,21 @@ class ViaChatBase(ABC):
         """
         if request.prompt is None:
             request.prompt = self.read_request(request)
-        check_prompt(request.prompt, route.capabilities, route.name)
-        adapt_constraints(dict(request.prompt.passed_fields), route, is_chat=True)
-        check_foreign_fields(dict(request.prompt.passed_fields), CHAT_FIELDS, route)
+        prompt = self.prompt_for(request, request.prompt, route)
+        check_prompt(prompt, route.capabilities, route.name)
+        _check_constraints(prompt, route)
+        check_foreign_fields(dict(prompt.passed_fields), CHAT_FIELDS, route)
         is_repeated = route.backend == llama_server.BACKEND
-        request.repeated_turn = (
-            _whole_turn(llama_server.repeated_turn(request.prompt), request) if is_repeated else None
-        )
+        request.repeated_turn = _whole_turn(llama_server.repeated_turn(prompt), request) if is_repeated else None
+
+    def prompt_for(self, request: InferenceRequest, prompt: Prompt, route: ModelRoute) -> Prompt:
+        """Return `prompt`, what `request` asks for, without the wishes that this model may ignore. `request.prompt`
+        keeps them, because the model may change while the request waits."""
+        return prompt
 
     def _chat_fields(self, request: InferenceRequest, route: ModelRoute) -> Fields:
-        prompt = request.prompt
-        assert prompt is not None, "checked before"
+        assert request.prompt is not None, "checked before"
+        prompt = self.prompt_for(request, request.prompt, route)
         thinking_fields = {} if prompt.thinking is None else {"thinking": prompt.thinking}
         fields = adapt_fields(adapt_thinking(codec.write_request(prompt) | thinking_fields, route), route)
         fields = adapt_constraints(fields, route, is_chat=True)
@@ -91,8 +97,7 @@ class ViaChatDialect(ViaChatBase):
         is set. Call after `check_request`.
 
         Raises:
-            RoundhouseError: `invalid_request`: the tool that must be called is not among the tools, or the request has
-                two constraints on the answer's form.
+            RoundhouseError: `invalid_request`: the tool that must be called is not among the tools.
         """
         fields = self._chat_fields(request, route)
         if as_stream or request.stream:
@@ -120,6 +125,16 @@ class ViaChatDialect(ViaChatBase):
         errors that it raises."""
         writer, repeated_turn = self.open_writer(request), request.repeated_turn
         return lambda body: translate_body(body, writer, repeated_turn)
+
+
+def _check_constraints(prompt: Prompt, route: ModelRoute) -> None:
+    """Refuse the constraints on the answer's form that `adapt_constraints` refuses, under the client's names."""
+    fields, output = dict(prompt.passed_fields), prompt.output_format
+    if output is None:
+        adapt_constraints(fields, route, is_chat=True)
+    else:
+        fields["response_format"] = codec.write_format(output)
+        adapt_constraints(fields, route, is_chat=True, format_name=output.place)
 
 
 def _whole_turn(turn: Assistant | None, request: InferenceRequest) -> Assistant | None:

@@ -103,6 +103,28 @@ async def test_what_is_refused() -> None:
         await nothing_left(here.here)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_process_that_cannot_be_started_is_told_in_the_familys_envelope(stream: bool) -> None:
+    async with site() as here:
+        server: Any = here.here.server
+        object.__setattr__(server._gateway.inference._services, "documents", DocumentReader(("/nowhere/python",)))
+        file = {"type": "file", "file": {"filename": "a.pdf", "file_data": PDF}}
+        source = {"type": "base64", "media_type": "application/pdf", "data": PDF.partition(",")[2]}
+        for path, fields in (
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": [file]}]}),
+            ("/v1/responses", {"input": asked_with(FILE)}),
+            (
+                "/v1/messages",
+                {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "document", "source": source}]}]},
+            ),
+        ):
+            async with here.here.post(path, model="m", stream=stream, **fields) as answer:
+                error = (await answer.json())["error"]
+                assert (answer.status, error["code"], bool(error["message"])) == (500, "internal_error", True), path
+        assert not here.engine.requests
+        await nothing_left(here.here)
+
+
 async def test_who_leaves_or_is_stopped_ends_the_reading() -> None:
     async with site(shutdown_grace_s=0.1) as here:
         server: Any = here.here.server

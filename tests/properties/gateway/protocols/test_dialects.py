@@ -214,7 +214,7 @@ def test_garbage_harms_nothing(dialect: Dialect, stream: bytes, places: list[int
         json.loads(result[1])
         dialect.engine_error_body(result[0], result[1], "r")
     dialect.engine_error_body(500, stream, "r")
-    dialect.find_usage(stream)
+    dialect.find_usage(stream, request())
 
 
 @pytest.mark.parametrize("dialect", FAMILIES)

@@ -11,16 +11,19 @@ from controller.schema.errors import RoundhouseError
 from gateway.protocols.anthropic.dialect import MESSAGES
 from gateway.protocols.chat.dialect import CHAT, COMPLETIONS
 from gateway.protocols.common.dialect import HOLD_LIMIT, Dialect, EventStream, EventTooLongError, Usage
-from gateway.protocols.common.request import parse_request
+from gateway.protocols.common.request import InferenceRequest, parse_request
 from gateway.protocols.llama_native.dialect import NATIVE
 
 LOST = RoundhouseError("engine_disconnected", "Gone.")
 FAMILIES: list[Dialect] = [CHAT, COMPLETIONS, MESSAGES, NATIVE]
 
 
+def request_of(**fields: Any) -> InferenceRequest:
+    return parse_request(json.dumps({"model": "m", **fields}).encode(), may_stream=True)
+
+
 def stream_of(dialect: Dialect, **fields: Any) -> EventStream:
-    raw = json.dumps({"model": "m", "stream": True, **fields}).encode()
-    return dialect.open_stream(parse_request(raw, may_stream=True))
+    return dialect.open_stream(request_of(stream=True, **fields))
 
 
 def typed(kind: str, **fields: Any) -> bytes:
@@ -185,11 +188,18 @@ def test_usage_of_the_other_families() -> None:
         typed("message_stop"),
     )
     assert events.usage == Usage(7, 9, 3)
-    events = stream_of(NATIVE, n=2)
-    end = data(stop=True, stop_type="eos", tokens_evaluated=5, tokens_predicted=4)
-    ended = [(events.feed_data(end), events.is_complete)[1] for _ in range(2)]
-    assert ended == [False, True]
-    assert events.usage == Usage(5, 8)
+
+
+@pytest.mark.parametrize("choices", [{"n": 2}, {"n_cmpl": None, "n": 2}])
+@pytest.mark.parametrize("prompts", [1, 2])
+def test_usage_of_a_native_stream_is_that_of_all_prompts_and_answers(choices: dict[str, Any], prompts: int) -> None:
+    events = stream_of(NATIVE, **choices, prompt=["x"] * prompts)
+    seen = []
+    for evaluated in [5, 5, 7, 7][: 2 * prompts]:
+        events.feed_data(data(stop=True, stop_type="eos", tokens_evaluated=evaluated, tokens_predicted=4))
+        seen.append((events.is_complete, events.usage))
+    first = [(False, Usage(5, 4)), (prompts == 1, Usage(5, 8))]
+    assert seen == [*first, *[(False, Usage(9, 12)), (True, Usage(12, 16))][: 2 * (prompts - 1)]]
 
 
 @pytest.mark.parametrize(
@@ -200,11 +210,29 @@ def test_usage_of_the_other_families() -> None:
         (MESSAGES, {"usage": {"input_tokens": 1, "cache_creation_input_tokens": 4, "output_tokens": 2}}, Usage(5, 2)),
         (MESSAGES, {"input_tokens": 5}, None),
         (NATIVE, {"tokens_predicted": 3, "tokens_evaluated": 9, "prompt": '"tokens_predicted":99'}, Usage(9, 3)),
-        (NATIVE, [{"tokens_predicted": n, "tokens_evaluated": 9} for n in (3, 4)], Usage(9, 7)),
+        (NATIVE, {"tokens_predicted": 3}, Usage(0, 3)),
         (NATIVE, {"content": "x"}, None),
         (CHAT, {"usage": {"total_tokens": 6}}, Usage(6, 0)),
     ],
 )  # fmt: skip
 def test_usage_of_blocking_answers(dialect: Dialect, body: Any, usage: Usage | None) -> None:
     for separators in ((",", ":"), None):
-        assert dialect.find_usage(json.dumps(body, separators=separators).encode()) == usage
+        assert dialect.find_usage(json.dumps(body, separators=separators).encode(), request_of()) == usage
+
+
+@pytest.mark.parametrize(
+    ("fields", "evaluated", "prompt_tokens"),
+    [
+        ({"n": 2}, (9, 9), 9),
+        ({"n_cmpl": None, "n": 2}, (9, 9), 9),
+        ({"prompt": ["a", "b c"]}, (9, 4), 13),
+        ({"prompt": ["a", "b c"], "n": 2}, (9, 9, 4, 4), 13),
+        ({"prompt": ["a", "b c"], "n": 2}, (9,), 9),  # of a long answer's first part
+    ],
+)
+def test_usage_of_a_native_answer_is_that_of_all_prompts(
+    fields: dict[str, Any], evaluated: tuple[int, ...], prompt_tokens: int
+) -> None:
+    answers = [{"tokens_predicted": 3, "tokens_evaluated": tokens} for tokens in evaluated]
+    usage = NATIVE.find_usage(json.dumps(answers).encode(), request_of(**fields))
+    assert usage == Usage(prompt_tokens, 3 * len(evaluated))

@@ -19,6 +19,9 @@ from tests.fakes.fake_controller import route
         ({"n": 3}, 3),
         ({"n": 9}, 4),
         ({"n_cmpl": 2, "n": 3}, 2),
+        ({"n_cmpl": 1, "n": 3}, 1),
+        ({"n_cmpl": None, "n": 3}, 3),
+        ({"n_cmpl": True, "n": 3}, 1),
         ({"n": None}, 1),
         ({"n": True}, 1),
         ({"n": "3"}, 1),
@@ -28,6 +31,11 @@ from tests.fakes.fake_controller import route
         ({"prompt": ["one", "two"]}, 2),
         ({"prompt": [[1, 2], [3]], "n": 2}, 4),
         ({"prompt": [1, 2, 3, 4, 5]}, 1),
+        ({"prompt": ["one", 2, "three"]}, 1),
+        ({"prompt": ["one", [2, 3], [4, "five"]]}, 3),
+        ({"prompt": {"prompt_string": "one"}}, 1),
+        ({"prompt": [{"prompt_string": "one"}, {"prompt_string": "two"}]}, 2),
+        ({"prompt": [], "n": 2}, 2),
     ],
 )
 def test_each_answer_to_each_prompt_takes_a_slot(fields: dict[str, Any], slots: int) -> None:

@@ -95,6 +95,19 @@ def test_what_is_no_long_text_stays(fields: dict[str, Any]) -> None:
     assert outline == fields
 
 
+def test_keys_of_objects_are_filled_in_their_order() -> None:
+    key = TEXTS["prose"]
+    fields: dict[str, Any] = {"model": "m", "tools": [{"a": 1, key: {"x": 1, key * 2: key}, "data": key, "b": 2}]}
+    body = large_body(json.dumps(fields).encode())
+    outline = json.loads(body.outline)
+    assert outline != fields
+    tool = outline["tools"][0]
+    body.fill_fields(outline, kept_names=("data",))
+    assert outline["tools"][0] is tool
+    assert body.fill_text(tool["data"]) == key != tool["data"]
+    assert json.dumps(outline) == json.dumps({"model": "m", "tools": [{**fields["tools"][0], "data": tool["data"]}]})
+
+
 def test_equal_beginnings_have_equal_outlines_however_they_came() -> None:
     raw = json.dumps(chat(TEXTS["code"])).encode()
     outlines = {large_body(raw, part_bytes).outline for part_bytes in (999, 65536, 262144, len(raw))}

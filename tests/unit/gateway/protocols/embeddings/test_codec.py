@@ -209,6 +209,13 @@ def test_what_is_no_answer_of_embeddings_is_the_engines_failure(told: Any) -> No
     assert caught.value.entry.code == "engine_disconnected"
 
 
+@pytest.mark.parametrize("dimensions", [2, 3])
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_numbers_that_json_cannot_express_are_the_engines_failure(number: float, dimensions: int) -> None:
+    with pytest.raises(RoundhouseError, match="no embeddings"):
+        given(checked(route("m", shortens_embeddings=True), dimensions=dimensions), answer(packed([number, 1.0, 2.0])))
+
+
 def test_what_is_no_json_is_the_engines_failure() -> None:
     translate = EMBEDDINGS.get_body_converter(checked(route("m"), dimensions=2))
     assert translate is not None

@@ -1,0 +1,109 @@
+"""Requests that are translated into chat completions: what is checked, and what the engine gets."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from controller.schema.admin import Capabilities
+from controller.schema.errors import RoundhouseError
+from controller.schema.routing import ModelRoute
+from gateway.protocols.anthropic.via_chat import MESSAGES_COUNTED_VIA_CHAT, MESSAGES_VIA_CHAT
+from gateway.protocols.common.dialect import Dialect
+from gateway.protocols.common.large_body import LARGE_BYTES, LargeBody
+from gateway.protocols.common.request import InferenceRequest, parse_request
+from gateway.protocols.completions.via_chat import COMPLETIONS_VIA_CHAT
+from tests.fakes.fake_controller import route
+
+MESSAGE: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
+PROMPT: dict[str, Any] = {"prompt": "Hi"}
+FORMAT = {"type": "json_schema", "schema": {"type": "object"}}
+LONG_TEXT = 'say "no"\n' * (LARGE_BYTES // 8)
+LONG_SCHEMA = {"type": "string", "description": LONG_TEXT}
+
+
+def read(dialect: Dialect, fields: dict[str, Any], model: ModelRoute) -> InferenceRequest:
+    """Return the request after it was checked; a large one is read by its outline."""
+    raw = json.dumps({"model": "m", **fields}).encode()
+    body = LargeBody()
+    body.add_part(raw)
+    body.finish()
+    request = parse_request(raw if len(raw) <= LARGE_BYTES else body, may_stream=True)
+    dialect.check_request(request, model)
+    return request
+
+
+def sent(dialect: Dialect, request: InferenceRequest, model: ModelRoute) -> dict[str, Any]:
+    """Return what the engine gets."""
+    body = request.fill(dialect.engine_body(request, model, as_stream=False))
+    fields: dict[str, Any] = json.loads(body if isinstance(body, bytes) else b"".join(body))
+    return fields
+
+
+def backend(name: str, **fields: Any) -> ModelRoute:
+    return route("m").model_copy(update={"backend": name, **fields})
+
+
+@pytest.mark.parametrize(
+    ("dialect", "asked"),
+    [(MESSAGES_VIA_CHAT, MESSAGE), (MESSAGES_COUNTED_VIA_CHAT, MESSAGE), (COMPLETIONS_VIA_CHAT, PROMPT)],
+    ids=["messages", "token count", "completions"],
+)
+@pytest.mark.parametrize(
+    ("constraint", "in_engines_words"),
+    [
+        ({"guided_json": json.dumps(LONG_SCHEMA)}, {"json_schema": LONG_SCHEMA}),
+        ({"guided_json": LONG_SCHEMA}, {"json_schema": LONG_SCHEMA}),
+        ({"guided_choice": [LONG_TEXT]}, {"grammar": f"root ::= {json.dumps(LONG_TEXT)}"}),
+        ({"structured_outputs": {"choice": [LONG_TEXT]}}, {"grammar": f"root ::= {json.dumps(LONG_TEXT)}"}),
+        ({"grammar": LONG_TEXT}, {"grammar": LONG_TEXT}),
+    ],
+    ids=["JSON of a schema", "schema", "choice", "choice of a holder", "grammar"],
+)
+def test_constraints_of_a_large_body_are_read_whole(
+    dialect: Dialect, asked: dict[str, Any], constraint: dict[str, Any], in_engines_words: dict[str, Any]
+) -> None:
+    model = backend("llama_cpp")
+    fields = sent(dialect, read(dialect, {**asked, **constraint}, model), model)
+    assert {name: fields.get(name) for name in in_engines_words} == in_engines_words
+    assert "guided_json" not in fields
+
+
+@pytest.mark.parametrize("name", ["guided_json", "grammar"])
+@pytest.mark.parametrize(
+    ("dialect", "asked", "place"),
+    [
+        (MESSAGES_VIA_CHAT, {**MESSAGE, "output_config": {"format": FORMAT}}, "output_config.format"),
+        (MESSAGES_VIA_CHAT, {**MESSAGE, "output_format": FORMAT}, "output_format"),
+        (MESSAGES_COUNTED_VIA_CHAT, {**MESSAGE, "output_format": FORMAT}, "output_format"),
+        (COMPLETIONS_VIA_CHAT, {**PROMPT, "response_format": {"type": "json_object"}}, "response_format"),
+    ],
+)
+def test_two_constraints_are_refused_before_the_request_waits(
+    dialect: Dialect, asked: dict[str, Any], place: str, name: str
+) -> None:
+    with pytest.raises(RoundhouseError) as caught:
+        read(dialect, {**asked, name: '{"type": "string"}'}, backend("llama_server"))
+    assert (caught.value.entry.code, caught.value.param) == ("invalid_request", place)
+    assert f"`{name}` and `{place}`" in caught.value.message
+
+
+@pytest.mark.parametrize("dialect", [MESSAGES_VIA_CHAT, MESSAGES_COUNTED_VIA_CHAT], ids=["messages", "token count"])
+def test_a_wish_to_think_is_kept_for_a_model_that_changes_while_the_request_waits(dialect: Dialect) -> None:
+    plain = backend("llama_server", capabilities=Capabilities())
+    thinker = backend(
+        "llama_server",
+        capabilities=Capabilities(thinking_modes=("default", "enabled", "disabled")),
+        thinking_control="chat_template_kwargs",
+    )
+    told = {"chat_template_kwargs": {"enable_thinking": True}, "thinking_budget_tokens": 2}
+    request = read(dialect, {**MESSAGE, "thinking": {"type": "enabled", "budget_tokens": 2}}, plain)
+    for model, wish in ((plain, {}), (thinker, told), (plain, {})):
+        dialect.check_request(request, model)
+        fields = sent(dialect, request, model)
+        assert {name: fields[name] for name in told if name in fields} == wish
+    with pytest.raises(RoundhouseError) as caught:
+        read(dialect, {**MESSAGE, "thinking": "enabled"}, plain)
+    assert caught.value.entry.code == "thinking_unsupported"
