@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import qdrant_edge
 
@@ -15,7 +16,7 @@ def edge(folder: Path) -> EdgeVectorStore:
 
 
 async def test_documents_are_found_and_kept(tmp_path: Path) -> None:
-    settings = {"retrieval_embedding_model": "m"}
+    settings: dict[str, Any] = {"retrieval_embedding_model": "m"}
     async with retrieval_harness(tmp_path, store=edge(tmp_path), **settings) as here:
         await here.add("The quick brown fox.\n\nA lazy dog sleeps.", "d", metadata={"lang": "en", "draft": True})
         await here.add("Another fox runs.", "e", metadata={"lang": "de", "draft": False})
