@@ -17,6 +17,7 @@ from retrieval.api.search import SearchRoutes
 from retrieval.api.tenants import TenantRoutes
 from retrieval.catalog.database import CatalogDatabase
 from retrieval.catalog.originals import Originals
+from retrieval.catalog.versions import count_states, oldest_accepted_at
 from retrieval.documents.service import DocumentService
 from retrieval.embedding.client import ModelClient, ModelRefusedError, ModelUnavailableError
 from retrieval.embedding.prefixes import Prefixes, choose_prefixes
@@ -25,6 +26,7 @@ from retrieval.ingestion.document_changes import DocumentChanges
 from retrieval.ingestion.garbage_collector import GarbageCollector
 from retrieval.ingestion.index import Index
 from retrieval.ingestion.pipeline import IngestionPipeline
+from retrieval.metrics import Figures, RetrievalMetrics
 from retrieval.parsing.base import ChunkingOptions, Parser
 from retrieval.search.service import SearchService
 from retrieval.settings import RetrievalSettings
@@ -62,6 +64,8 @@ class Retrieval:
         folder = data_folder(settings)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._settings = settings
+        self._clock = clock
+        self.metrics = RetrievalMetrics()
         self.store = store
         self._parser = parser
         self.catalog = CatalogDatabase(folder)
@@ -105,16 +109,30 @@ class Retrieval:
         )
         self._tasks: list[asyncio.Task[None]] = []
 
-    def build_app(self, render_metrics: Callable[[], bytes]) -> Starlette:
-        """Return the ASGI application with all routes. `render_metrics`: the text that `/metrics` answers."""
+    def build_app(self) -> Starlette:
+        """Return the ASGI application with all routes."""
         max_bytes = self._settings.retrieval_max_file_mib * MIB
         groups = (
             DocumentRoutes(self.documents, max_bytes),
-            SearchRoutes(self.search),
+            SearchRoutes(self.search, self.metrics),
             TenantRoutes(self.documents),
         )
         handlers = {key: handler for group in groups for key, handler in group.handlers().items()}
-        return create_app(handlers, render_metrics)
+        return create_app(handlers, self.render_metrics)
+
+    async def render_metrics(self) -> bytes:
+        """Return the metrics in Prometheus' text format."""
+        states, oldest = await self.catalog.read(lambda db: (count_states(db), oldest_accepted_at(db)))
+        figures = Figures(
+            versions=states,
+            oldest_age_s=0.0 if oldest is None else max(0.0, self._clock() - oldest),
+            unindexed_documents=self.index.missing,
+            published=self.pipeline.published,
+            failed=self.pipeline.failed,
+            retried=self.pipeline.retried,
+            chunks_written=self.writer.points_written,
+        )
+        return self.metrics.render(figures)
 
     async def __aenter__(self) -> Retrieval:
         await self._open_index()

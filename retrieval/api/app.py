@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import logging
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any
+from typing import Any, Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -26,7 +26,11 @@ AsgiApp = Callable[
 ]
 
 
-def create_app(handlers: Handlers, render_metrics: Callable[[], bytes]) -> Starlette:
+_OPEN: Final = ("/health", "/metrics")
+"""Paths that need no token: a health check and Prometheus ask them."""
+
+
+def create_app(handlers: Handlers, render_metrics: Callable[[], Awaitable[bytes]]) -> Starlette:
     """Build the application: the table of routes, `/health` and `/metrics`, and error answers in the envelope.
 
     Raises KeyError for a route of the table without a handler, and ValueError for a handler without a route.
@@ -56,7 +60,7 @@ class TokenCheck:
         send: Callable[[Any], Awaitable[None]],
     ) -> None:
         """Pass a request on, or answer `invalid_api_key`."""
-        if scope["type"] == "http" and scope["path"] != "/health" and not self._is_known(dict(scope["headers"])):
+        if scope["type"] == "http" and scope["path"] not in _OPEN and not self._is_known(dict(scope["headers"])):
             error = RoundhouseError("invalid_api_key", f"The header {TOKEN_HEADER} is missing or wrong.")
             await Response(error.json_bytes(), error.entry.status, media_type="application/json")(scope, receive, send)
             return
@@ -102,8 +106,8 @@ async def _answer_health(request: Request) -> Response:
     return PlainTextResponse("ok")
 
 
-def _metrics_handler(render_metrics: Callable[[], bytes]) -> Handler:
+def _metrics_handler(render_metrics: Callable[[], Awaitable[bytes]]) -> Handler:
     async def metrics(request: Request) -> Response:
-        return Response(render_metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(await render_metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return metrics

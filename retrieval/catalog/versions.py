@@ -265,6 +265,15 @@ def count_waiting(db: sqlite3.Connection) -> int:
     return int(count)
 
 
+def oldest_accepted_at(db: sqlite3.Connection) -> float | None:
+    """Return the Unix time in seconds when the oldest version was accepted that is neither visible nor failed; None:
+    there is none."""
+    [accepted_at] = db.execute(
+        "SELECT min(accepted_at) FROM versions WHERE state IN ('queued', 'parsing', 'embedding')"
+    ).fetchone()
+    return None if accepted_at is None else float(accepted_at)
+
+
 def count_states(db: sqlite3.Connection) -> dict[str, int]:
     """Return the number of versions by state; states without any are missing."""
     return dict(db.execute("SELECT state, count(*) FROM versions GROUP BY state"))

@@ -98,6 +98,6 @@ async def retrieval_harness(
     clock = ManualClock()
     retrieval = Retrieval(RetrievalSettings(state=folder, **settings), store, parser, models, clock)
     async with retrieval:
-        transport = httpx.ASGITransport(retrieval.build_app(lambda: b""), raise_app_exceptions=False)
+        transport = httpx.ASGITransport(retrieval.build_app(), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://retrieval") as client:
             yield RetrievalHarness(retrieval, client, store, models, parser, clock)

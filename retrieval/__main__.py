@@ -1,0 +1,108 @@
+"""`python -m retrieval`: run one retrieval program until SIGTERM or SIGINT.
+
+Exit codes: 0 ended as asked, 1 failed, 2 a setting is wrong, 3 the address is taken, 4 the state folder is in use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sqlite3
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from pydantic import ValidationError
+
+from common.controller_address import split_listen_address
+from common.gateway_token import read_token
+from common.internal_server import ListeningServer, open_listener
+from common.line_writer import LineWriter, end_program, open_missing_streams
+from common.program_logs import configure_logging, keep_log_file
+from common.shared_token import SharedToken
+from retrieval.api.app import AsgiApp, TokenCheck
+from retrieval.assembly import Retrieval, data_folder
+from retrieval.embedding.client import GatewayModelClient
+from retrieval.parsing.opening import open_parser
+from retrieval.settings import RetrievalSettings
+from retrieval.vector_store.opening import open_vector_store
+
+log = logging.getLogger("retrieval")
+
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_ADDRESS: Final = 3
+EXIT_LOCKED: Final = 4
+
+
+def main() -> int:
+    """Run one retrieval program in this thread. Returns the program's exit code (see the module)."""
+    try:
+        settings = RetrievalSettings()
+        address = split_listen_address(settings.retrieval_listen)
+    except (ValidationError, ValueError) as error:
+        return _fail(EXIT_USAGE, _first_problem(error))
+    configure_logging(settings.log_level)
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    settings.state.mkdir(parents=True, exist_ok=True)
+    keep_log_file(settings.state, "retrieval", settings.log_mib)
+    # Chat goes first wherever both want a core.
+    os.nice(5)
+    try:
+        return asyncio.run(_serve(settings, address))
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
+            return _fail(EXIT_LOCKED, f"another process uses {data_folder(settings)}")
+        return _fail(EXIT_FAILED, f"{data_folder(settings)}: {error}")
+    except (OSError, sqlite3.Error) as error:
+        return _fail(EXIT_FAILED, f"{data_folder(settings)}: {error}")
+
+
+async def _serve(settings: RetrievalSettings, address: Path | tuple[str, int]) -> int:
+    token = SharedToken(settings.token_file, "the token of retrieval and the gateway")
+    token.ensure_token()  # before anybody can connect: who does has read it
+    try:
+        listener = open_listener(address)
+    except OSError as error:
+        return _fail(EXIT_ADDRESS, f"cannot listen on {settings.retrieval_listen}: {error.strerror or error}")
+    folder = data_folder(settings)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    store = open_vector_store(settings, folder)
+    parser = open_parser(settings)
+    async with (
+        GatewayModelClient(settings.gateway_url, lambda: read_token(settings.token_file)) as models,
+        Retrieval(settings, store, parser, models, time.time) as retrieval,
+    ):
+        ended = asyncio.Event()
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(signal_number, ended.set)
+        app: AsgiApp = retrieval.build_app()
+        if not isinstance(address, Path):
+            app = TokenCheck(app, token)
+        server = ListeningServer(app, address, listener)
+        log.info("vectors in %s, listening on %s", store.kind, settings.retrieval_listen)
+        await ended.wait()
+        await server.close()
+    return 0
+
+
+def _first_problem(error: ValidationError | ValueError) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    variable = "_".join(["ROUNDHOUSE", *(str(step).upper() for step in first["loc"])]) if first["loc"] else ""
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{variable}: {message}" if variable else message
+
+
+def _fail(code: int, message: str) -> int:
+    LineWriter(sys.stderr).write_line(f"roundhouse retrieval: {message}")
+    return code
+
+
+if __name__ == "__main__":
+    open_missing_streams()
+    end_program(main())
