@@ -164,3 +164,11 @@ def test_a_chunk_knows_the_page_that_it_begins_on() -> None:
         starts.append(len(text))
         text += page + "\n\n"
     assert [chunk.page for chunk in cut_text(text, ChunkingOptions(14, 0), "prose", starts)] == [1, 3]
+
+
+@pytest.mark.parametrize("text", ["\ufeff# Title\n\nText.", "\ufeff\n# Title\n\nText."])
+def test_a_byte_order_mark_is_in_no_chunk_and_hides_no_heading(text: str) -> None:
+    (chunk,) = cut_text(text, SMALL, "markdown")
+    assert chunk.text == "# Title\n\nText."
+    assert text.encode()[chunk.start : chunk.end].decode() == chunk.text
+    assert cut_text(text, ChunkingOptions(4, 0), "markdown")[1].headings == ("Title",)
