@@ -5,16 +5,45 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
+
+MIB = 1024 * 1024
+
+ParsingErrorCode = Literal[
+    "document_empty",
+    "document_encrypted",
+    "document_malformed",
+    "document_not_text",
+    "document_too_large",
+    "parsing_failed",
+    "parsing_timeout",
+    "unsupported_media_type",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkingOptions:
-    """How text is cut. Both are counted in tokens, estimated from the text (see `retrieval.parsing.chunking`)."""
+    """How text is cut. Both are counted in tokens, estimated from the text (see `retrieval.parsing.tokens`)."""
 
     max_tokens: int
+    """At least 1."""
     overlap_tokens: int
     """At most half of `max_tokens`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsingLimits:
+    """What one file may take. A file beyond one of these is refused, never cut off."""
+
+    max_file_bytes: int = 64 * MIB
+    max_text_bytes: int = 32 * MIB
+    """Of the extracted text, in UTF-8."""
+    max_pages: int = 5_000
+    """Pages, slides, sheets or chapters."""
+    timeout_s: float = 120.0
+    """From the moment that a process begins with the file to its answer; also its processor time, rounded up."""
+    memory_bytes: int = 1024 * MIB
+    """Address space of the process that parses, Python included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +57,8 @@ class ChunkSpan:
     text: str
     """The text between both."""
     headings: tuple[str, ...]
-    """Headings above the chunk, the outermost first; empty where the format has none."""
+    """Headings above the chunk, the outermost first; empty where the format has none. A heading that the chunk begins
+    with is in its text, and not among these."""
     page: int | None
     """Page (slide, sheet) that the chunk begins on, from 1; None where the format has none."""
 
@@ -38,22 +68,21 @@ class ParsedDocument:
     """A file's text and its chunks."""
 
     text: str
-    """For plain text, Markdown, HTML source that is kept as it is, and code: the file's own characters, so that offsets
-    hold in the file. Else what was extracted."""
+    """Of plain text, Markdown, code, CSV, JSON and XML in UTF-8: the file's own characters, a byte order mark included,
+    so that offsets hold in the file. In another encoding: the file's characters. Of HTML, PDF, Office, EPUB and e-mail:
+    the text that was extracted, as Markdown where the format has structure. Never blank."""
     media_type: str
     """What the file turned out to be."""
     chunks: Sequence[ChunkSpan]
-    """In the order of the text. Empty only if the text is."""
+    """In the order of the text. At least one."""
 
 
 class ParsingError(Exception):
     """A file cannot be parsed, and a later try would end the same way. The text says why in plain words."""
 
-    def __init__(self, code: str, message: str) -> None:
-        """`code`: `document_empty`, `document_encrypted`, `document_too_large`, `document_not_text`,
-        `unsupported_media_type`, `document_malformed`, `parsing_timeout` or `parsing_failed`."""
+    def __init__(self, code: ParsingErrorCode, message: str) -> None:
         super().__init__(message)
-        self.code = code
+        self.code: ParsingErrorCode = code
 
 
 class Parser(Protocol):

@@ -1,0 +1,200 @@
+"""Text of HTML, as Markdown: headings, paragraphs, lists, tables and preformatted text."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from typing import Final
+
+from retrieval.parsing.formats.text_builder import TextBuilder
+
+_CHARSET: Final = re.compile(
+    rb"""<(?:meta[^>]{0,200}charset|\?xml[^>]{0,100}encoding)\s*=\s*["']?\s*([\w.:-]{1,40})""", re.IGNORECASE
+)
+_BAD_DECLARATION: Final = re.compile(r"<!\[(?!(?:CDATA\[|if\b|else\b|endif\b))", re.IGNORECASE)
+"""Makes the standard library's parser fail."""
+_LINE_BREAK: Final = "\x00"
+"""Stands for `<br>` until the text is complete. No decoded text has this character."""
+
+_HEADINGS: Final = {f"h{level}": level for level in range(1, 7)}
+_LISTS: Final = frozenset(("menu", "ol", "ul"))
+_BLOCKS: Final = frozenset((
+    "address", "article", "aside", "blockquote", "body", "caption", "center", "dd", "details", "dialog", "div", "dl",
+    "dt", "fieldset", "figcaption", "figure", "footer", "form", "head", "header", "hgroup", "hr", "html", "legend",
+    "main", "p", "pre", "search", "section", "summary", "tbody", "tfoot", "thead", "title",
+))  # fmt: skip
+_SKIPPED: Final = frozenset(("nav", "noscript", "script", "select", "style", "svg", "template", "object", "iframe"))
+"""Elements whose text is left out: programs, styles, drawings, and menus."""
+_ENDS_SKIPPING: Final = frozenset(("article", "body", "main", "h1"))
+"""Elements that end what is left out, where a page forgot to."""
+_DEEPEST_LIST: Final = 6
+
+
+def find_charset(data: bytes) -> str | None:
+    """Return the encoding that the beginning of the file names, None if it names none."""
+    found = _CHARSET.search(data[:4096])
+    return found.group(1).decode("ascii") if found else None
+
+
+def extract_html(markup: str, builder: TextBuilder) -> None:
+    """Add the text of an HTML page. Markup that is wrong in any way is read as far as possible.
+
+    Raises:
+        ParsingError: `document_too_large`.
+    """
+    reader = _HtmlReader(builder)
+    reader.feed(_BAD_DECLARATION.sub("&lt;![", markup))
+    reader.close()
+    reader.finish()
+
+
+class _HtmlReader(HTMLParser):
+    """Turns tags into blocks. Nesting is followed only where it matters: lists, tables, preformatted text."""
+
+    def __init__(self, builder: TextBuilder) -> None:
+        super().__init__(convert_charrefs=True)
+        self._builder = builder
+        self._inline: list[str] = []
+        self._skipped: list[str] = []
+        self._lists: list[int | None] = []
+        """Of each open list: the number of its next item; None where items have no numbers."""
+        self._prefix = ""
+        self._is_item = False
+        self._row: list[str] | None = None
+        self._preformatted = 0
+        self._title = ""
+        self._has_heading = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Begin what the tag stands for."""
+        if tag in _ENDS_SKIPPING:
+            self._skipped.clear()
+        if tag in _SKIPPED:
+            self._skipped.append(tag)
+        if self._skipped:
+            return
+        if tag == "br":
+            self._inline.append(_LINE_BREAK)
+        elif tag == "img":
+            self._inline.append(dict(attrs).get("alt") or "")
+        elif tag in ("td", "th"):
+            self._start_cell()
+        elif tag in ("tr", "table"):
+            self._end_row()
+            self._flush()
+            if tag == "table":
+                self._builder.end_lines()
+        elif tag == "li" or tag in _LISTS or tag in _HEADINGS or tag in _BLOCKS:
+            self._flush()
+            self._start_block(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        """End what the tag stands for; a tag that ends nothing is passed over."""
+        if self._skipped:
+            if tag in self._skipped:
+                del self._skipped[self._skipped.index(tag) :]
+            return
+        if tag == "pre" and self._preformatted:
+            self._flush()
+            self._preformatted -= 1
+        elif tag in ("tr", "table"):
+            self._end_row()
+        elif tag in _LISTS:
+            self._flush()
+            del self._lists[-1:]
+        elif tag == "title":
+            self._title = self._title or " ".join("".join(self._inline).split())
+            self._inline.clear()
+        elif tag == "li" or tag in _HEADINGS or tag in _BLOCKS:
+            self._flush()
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Read `<br/>` as `<br>`, and `<p/>` as `<p>`; of what is left out, nothing begins."""
+        if tag not in _SKIPPED:
+            self.handle_starttag(tag, attrs)
+
+    def handle_data(self, data: str) -> None:
+        """Take text."""
+        if not self._skipped:
+            self._inline.append(data)
+
+    def unknown_decl(self, data: str) -> None:
+        """Take the text of a CDATA section."""
+        if data.startswith("CDATA["):
+            self.handle_data(data[6:])
+
+    def finish(self) -> None:
+        """Add what the page did not end, and its title if it has no heading."""
+        self._end_row()
+        self._flush()
+        if self._title and not self._has_heading:
+            self._builder.add_block(f"Title: {self._title}")
+
+    def _start_cell(self) -> None:
+        if self._row is None:
+            self._flush()
+            self._row = []
+        elif self._row:
+            self._flush()
+        self._inline.clear()
+        self._row.append("")
+
+    def _start_block(self, tag: str) -> None:
+        if tag in _LISTS:
+            self._lists.append(1 if tag == "ol" else None)
+        elif tag == "li":
+            self._start_item()
+        elif tag == "pre":
+            self._preformatted += 1
+        elif tag in _HEADINGS:
+            self._has_heading = True
+            self._prefix = "#" * _HEADINGS[tag] + " "
+
+    def _start_item(self) -> None:
+        depth = min(len(self._lists), _DEEPEST_LIST)
+        number = self._lists[-1] if self._lists else None
+        self._prefix = "  " * max(0, depth - 1) + ("- " if number is None else f"{number}. ")
+        self._is_item = True
+        if number is not None:
+            self._lists[-1] = number + 1
+
+    def _end_row(self) -> None:
+        if self._row is None:
+            return
+        self._flush()
+        cells, self._row = self._row, None
+        if any(cells):
+            self._builder.add_line(f"| {' | '.join(cells)} |")
+
+    def _flush(self) -> None:
+        """Add the text since the last block, with what stands before it."""
+        text = "".join(self._inline)
+        self._inline.clear()
+        if self._row is not None:
+            words = " ".join(text.replace(_LINE_BREAK, " ").split())
+            if words and self._row:
+                self._row[-1] = f"{self._row[-1]} {words}".strip()
+            return
+        if self._preformatted and not self._prefix:
+            if text and not text.isspace():
+                newline = "\n"
+                fence = "````" if "```" in text else "```"
+                self._builder.add_block(f"{fence}\n{text.replace(_LINE_BREAK, newline).strip(newline)}\n{fence}")
+            return
+        text = _join_lines(text)
+        if not text:
+            return
+        prefix, is_item = self._prefix, self._is_item
+        self._prefix, self._is_item = "", False
+        if prefix.startswith("#"):
+            self._builder.add_block(prefix + " ".join(text.split()))
+        elif is_item:
+            self._builder.add_line(prefix + text)
+        else:
+            self._builder.add_block("\\" + text if text.startswith("#") else text)
+
+
+def _join_lines(text: str) -> str:
+    """Collapse blanks as a browser does, so that `<br>` alone breaks lines."""
+    lines = (" ".join(line.split()) for line in text.split(_LINE_BREAK))
+    return "\n".join(line for line in lines if line)

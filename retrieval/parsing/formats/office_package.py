@@ -1,0 +1,138 @@
+"""Reads ZIP files that hold XML (Office Open XML, EPUB), within limits, and without a DTD's entities."""
+
+from __future__ import annotations
+
+import posixpath
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+from urllib.parse import unquote
+from xml.parsers import expat
+
+from retrieval.parsing.base import ParsingError, ParsingLimits
+
+_MOST_PARTS: Final = 100_000
+_BLOCK_BYTES: Final = 1024 * 1024
+_EXPANSION: Final = 8
+"""Bytes of XML that may be read per byte of text that is allowed."""
+
+StartHandler = Callable[[str, Mapping[str, str]], None]
+EndHandler = Callable[[str], None]
+TextHandler = Callable[[str], None]
+
+
+class OfficePackage:
+    """An open ZIP file. Its parts are decompressed as they are read, and counted together."""
+
+    def __init__(self, path: Path, limits: ParsingLimits) -> None:
+        """Open the file.
+
+        Raises:
+            ParsingError: `document_malformed`, `document_encrypted` or `document_too_large`.
+        """
+        try:
+            self._archive = zipfile.ZipFile(path)
+        except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as error:
+            raise ParsingError("document_malformed", f"the file is no intact ZIP archive ({error})") from error
+        self._left = limits.max_text_bytes * _EXPANSION
+        infos = self._archive.infolist()
+        if len(infos) > _MOST_PARTS:
+            raise ParsingError("document_too_large", f"the file has more than {_MOST_PARTS} parts")
+        if any(info.flag_bits & 1 for info in infos):
+            raise ParsingError("document_encrypted", "the file is encrypted, and needs a password")
+        self.names = frozenset(info.filename for info in infos)
+
+    def __enter__(self) -> OfficePackage:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._archive.close()
+
+    def read_part(self, name: str) -> bytes:
+        """Return a part's bytes.
+
+        Raises:
+            ParsingError: `document_malformed`: it is missing or damaged; `document_too_large`.
+        """
+        blocks: list[bytes] = []
+        self._read_blocks(name, blocks.append)
+        return b"".join(blocks)
+
+    def parse_part(
+        self, name: str, start: StartHandler, end: EndHandler | None = None, text: TextHandler | None = None
+    ) -> None:
+        """Parse a part as XML, and call the handlers with names of elements and attributes without their namespace.
+
+        Raises:
+            ParsingError: `document_malformed`: it is missing, damaged, no XML, or declares entities;
+                `document_too_large`.
+        """
+        parser = expat.ParserCreate(namespace_separator=" ")
+        parser.buffer_text = True
+        parser.ordered_attributes = True
+        parser.StartElementHandler = lambda tag, attributes: start(_get_local_name(tag), _get_attributes(attributes))
+        if end is not None:
+            parser.EndElementHandler = lambda tag: end(_get_local_name(tag))
+        if text is not None:
+            parser.CharacterDataHandler = text
+        parser.EntityDeclHandler = _refuse_entity
+        try:
+            self._read_blocks(name, lambda block: parser.Parse(block, False))
+            parser.Parse(b"", True)
+        except expat.ExpatError as error:
+            raise ParsingError("document_malformed", f"{name} in the file is no well-formed XML ({error})") from error
+
+    def read_relations(self, name: str) -> dict[str, tuple[str, str]]:
+        """Return what a part refers to: by id the kind (`slide`, `worksheet`) and the name of the other part. Empty if
+        it refers to nothing; what lies outside the file is left out.
+
+        Raises:
+            ParsingError: `document_malformed` or `document_too_large`.
+        """
+        folder, base = posixpath.split(name)
+        relations_name = f"{folder}/_rels/{base}.rels".lstrip("/")
+        relations: dict[str, tuple[str, str]] = {}
+
+        def start(tag: str, attributes: Mapping[str, str]) -> None:
+            if tag == "Relationship" and attributes.get("TargetMode") != "External":
+                target = resolve_name(folder, attributes.get("Target", ""))
+                relations[attributes.get("Id", "")] = (attributes.get("Type", "").rpartition("/")[2], target)
+
+        if relations_name in self.names:
+            self.parse_part(relations_name, start)
+        return relations
+
+    def _read_blocks(self, name: str, take: Callable[[bytes], object]) -> None:
+        if name not in self.names:
+            raise ParsingError("document_malformed", f"the file lacks its part {name!r:.200}")
+        try:
+            with self._archive.open(name) as part:
+                while block := part.read(_BLOCK_BYTES):
+                    self._left -= len(block)
+                    if self._left < 0:
+                        raise ParsingError("document_too_large", "the file expands to more than is allowed")
+                    take(block)
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, OSError) as error:
+            raise ParsingError("document_malformed", f"{name!r:.200} in the file is damaged ({error})") from error
+
+
+def resolve_name(folder: str, target: str) -> str:
+    """Return the name of a part that a part in `folder` names."""
+    target = unquote(target.partition("#")[0])
+    joined = target[1:] if target.startswith("/") else posixpath.join(folder, target)
+    return posixpath.normpath(joined)
+
+
+def _refuse_entity(*_: object) -> None:
+    raise ParsingError("document_malformed", "the file declares XML entities, which no such document needs")
+
+
+def _get_local_name(name: str) -> str:
+    return name.rpartition(" ")[2]
+
+
+def _get_attributes(pairs: list[str]) -> dict[str, str]:
+    return {_get_local_name(pairs[at]): pairs[at + 1] for at in range(0, len(pairs), 2)}

@@ -1,0 +1,204 @@
+"""Tell what a file is: by its content first, then by its name, then by the media type that a client declared. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Final, Literal
+
+from retrieval.parsing.base import ParsingError
+from retrieval.parsing.structure import Structure
+
+FileFormat = Literal["text", "html", "mail", "pdf", "zip"]
+"""How the file is read. `zip`: DOCX, PPTX, XLSX or EPUB, which its parts tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class DetectedFile:
+    """What a file is."""
+
+    format: FileFormat
+    media_type: str
+    """Of a `zip`: preliminary."""
+    structure: Structure = "prose"
+    """Of a `text`."""
+
+
+_REFUSED: Final = (
+    (b"\x89PNG", "a PNG image"),
+    (b"\xff\xd8\xff", "a JPEG image"),
+    (b"GIF8", "a GIF image"),
+    (b"II*\x00", "a TIFF image"),
+    (b"MM\x00*", "a TIFF image"),
+    (b"RIFF", "an image, a sound or a film"),
+    (b"OggS", "a sound or a film"),
+    (b"ID3", "a sound"),
+    (b"fLaC", "a sound"),
+    (b"\x1aE\xdf\xa3", "a film"),
+    (b"\x1f\x8b", "a gzip archive"),
+    (b"BZh", "a bzip2 archive"),
+    (b"\xfd7zXZ\x00", "an xz archive"),
+    (b"(\xb5/\xfd", "a zstd archive"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
+    (b"Rar!\x1a\x07", "a RAR archive"),
+    (b"\x7fELF", "a program"),
+    (b"MZ\x90\x00", "a program"),
+    (b"SQLite format 3\x00", "an SQLite database"),
+    (b"{\\rtf", "an RTF document"),
+    (b"%!PS", "a PostScript document"),
+    (b"AT&TFORM", "a DjVu document"),
+)
+"""What a file begins with, and what it is then. None of these is read."""
+_OLE: Final = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+_ENCRYPTED_PACKAGE: Final = "EncryptedPackage".encode("utf-16-le")
+_PDF_WITHIN: Final = 1024
+"""Readers of PDF accept its first mark within so many bytes."""
+_HTML: Final = re.compile(
+    rb"""(?isx) \s* (?:<\?xml[^>]{0,200}\?>\s*)? (?:<!--(?:(?!-->).){0,2000}-->\s*)* <(?:!doctype\s+html|html[\s>])"""
+)
+_MAIL: Final = re.compile(rb"(?i)(?:Received|Return-Path|Message-ID|MIME-Version|Delivered-To|From|Date|Subject): ")
+_HEADER: Final = re.compile(rb"[!-9;-~]{1,76}:[ \t]|[ \t]")
+
+_MARKDOWN: Final = DetectedFile("text", "text/markdown", "markdown")
+_PLAIN: Final = DetectedFile("text", "text/plain")
+_HTML_FILE: Final = DetectedFile("html", "text/html")
+_MAIL_FILE: Final = DetectedFile("mail", "message/rfc822")
+
+_BY_NAME: Final[dict[str, DetectedFile]] = {
+    **dict.fromkeys((".md", ".markdown", ".mdown", ".mkd", ".mdx", ".qmd", ".rmd"), _MARKDOWN),
+    **dict.fromkeys((".txt", ".text", ".rst", ".adoc", ".asciidoc", ".org", ".tex", ".srt", ".vtt"), _PLAIN),
+    **dict.fromkeys((".html", ".htm", ".xhtml"), _HTML_FILE),
+    ".eml": _MAIL_FILE,
+    ".log": DetectedFile("text", "text/plain", "lines"),
+    ".csv": DetectedFile("text", "text/csv", "lines"),
+    ".tsv": DetectedFile("text", "text/tab-separated-values", "lines"),
+    **dict.fromkeys((".json", ".ipynb", ".geojson"), DetectedFile("text", "application/json", "lines")),
+    **dict.fromkeys((".jsonl", ".ndjson"), DetectedFile("text", "application/x-ndjson", "lines")),
+    **dict.fromkeys((".xml", ".xsd", ".xsl", ".rss", ".atom"), DetectedFile("text", "application/xml", "lines")),
+    ".svg": DetectedFile("text", "image/svg+xml", "lines"),
+    **dict.fromkeys((".yaml", ".yml"), DetectedFile("text", "application/yaml", "lines")),
+    ".toml": DetectedFile("text", "application/toml", "lines"),
+}
+_LANGUAGES: Final = {
+    "python": (".py", ".pyi", ".pyw"),
+    "javascript": (".js", ".mjs", ".cjs", ".jsx"),
+    "typescript": (".ts", ".mts", ".cts", ".tsx"),
+    "c": (".c", ".h"),
+    "c++": (".cc", ".cpp", ".cxx", ".hh", ".hpp", ".hxx", ".cu", ".cuh", ".ino"),
+    "csharp": (".cs",),
+    "java": (".java",),
+    "kotlin": (".kt", ".kts"),
+    "scala": (".scala",),
+    "go": (".go",),
+    "rust": (".rs",),
+    "swift": (".swift",),
+    "ruby": (".rb",),
+    "php": (".php",),
+    "perl": (".pl", ".pm"),
+    "lua": (".lua",),
+    "r": (".r",),
+    "julia": (".jl",),
+    "haskell": (".hs",),
+    "ocaml": (".ml", ".mli"),
+    "elixir": (".ex", ".exs"),
+    "erlang": (".erl",),
+    "clojure": (".clj",),
+    "lisp": (".el", ".lisp", ".scm"),
+    "zig": (".zig",),
+    "dart": (".dart",),
+    "fortran": (".f", ".f90"),
+    "pascal": (".pas",),
+    "asm": (".s", ".asm"),
+    "sql": (".sql",),
+    "shellscript": (".sh", ".bash", ".zsh", ".fish"),
+    "powershell": (".ps1",),
+    "batch": (".bat", ".cmd"),
+    "css": (".css", ".scss", ".less"),
+    "vue": (".vue", ".svelte"),
+    "protobuf": (".proto",),
+    "cmake": (".cmake",),
+    "makefile": (".mk", "makefile"),
+    "dockerfile": (".dockerfile", "dockerfile"),
+    "terraform": (".tf",),
+    "config": (".ini", ".cfg", ".conf", ".properties", ".env"),
+    "diff": (".diff", ".patch"),
+}
+_CODE: Final = {
+    suffix: DetectedFile("text", f"text/x-{language}", "lines")
+    for language, suffixes in _LANGUAGES.items()
+    for suffix in suffixes
+}
+_BY_TYPE: Final[dict[str, DetectedFile]] = {
+    **{each.media_type: each for each in (*_CODE.values(), *_BY_NAME.values())},
+    "text/plain": _PLAIN,
+    "text/x-markdown": _MARKDOWN,
+    "application/xhtml+xml": _HTML_FILE,
+    "text/xml": _BY_NAME[".xml"],
+    "text/json": _BY_NAME[".json"],
+    "text/yaml": _BY_NAME[".yaml"],
+    "application/javascript": _CODE[".js"],
+    "text/javascript": _CODE[".js"],
+    "application/sql": _CODE[".sql"],
+    "text/css": _CODE[".css"],
+}
+
+
+def detect_file(data: bytes, filename: str | None, media_type: str | None) -> DetectedFile:
+    """Tell what a file is, and so how to read it. That it can be read is not known then.
+
+    `media_type` may have parameters, and be a generic one (`application/octet-stream`), which says nothing.
+
+    Raises:
+        ParsingError: `unsupported_media_type` or `document_encrypted`.
+    """
+    if data.startswith(b"PK\x03\x04"):
+        return DetectedFile("zip", "application/zip")
+    if b"%PDF-" in data[:_PDF_WITHIN]:
+        return DetectedFile("pdf", "application/pdf")
+    _refuse_binary(data)
+    named = _find_by_name(filename) or _BY_TYPE.get((media_type or "").partition(";")[0].strip().lower())
+    if named is not None:
+        # A name of text hides neither markup nor mail, but HTML is HTML whatever it is called.
+        return _HTML_FILE if named is _PLAIN and _HTML.match(data) else named
+    if _HTML.match(data):
+        return _HTML_FILE
+    if _is_mail(data):
+        return _MAIL_FILE
+    if data.startswith(b"#!"):
+        return DetectedFile("text", "text/x-script", "lines")
+    return _PLAIN
+
+
+def _refuse_binary(data: bytes) -> None:
+    if data.startswith(_OLE):
+        if _ENCRYPTED_PACKAGE in data:
+            raise ParsingError("document_encrypted", "the document is encrypted, and needs a password")
+        message = "the file is in Office's old binary format (DOC, XLS, PPT or MSG): save it as DOCX, XLSX, PPTX or EML"
+        raise ParsingError("unsupported_media_type", message)
+    for mark, kind in _REFUSED:
+        if data.startswith(mark):
+            raise ParsingError("unsupported_media_type", f"the file is {kind}, of which no text is read")
+
+
+def _find_by_name(filename: str | None) -> DetectedFile | None:
+    if filename is None:
+        return None
+    name = PurePath(filename).name.lower()
+    suffix = PurePath(name).suffix
+    for key in (suffix, name, f".{name}" if name == "env" else ""):
+        if found := _BY_NAME.get(key) or _CODE.get(key):
+            return found
+    return None
+
+
+def _is_mail(data: bytes) -> bool:
+    """Whether the first lines are headers, at least two of them headers of e-mail."""
+    known = 0
+    for line in data[:4096].split(b"\n")[:-1][:20]:
+        if not line.strip():
+            break
+        if not _HEADER.match(line):
+            return False
+        known += _MAIL.match(line) is not None
+    return known >= 2

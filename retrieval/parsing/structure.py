@@ -1,0 +1,257 @@
+"""Find where a text may be cut, and how good each place is. Pure.
+
+A text is divided into units: sentences where lines are prose, else lines; a unit that is too large is divided into
+words, and a giant word (base64, minified code) into parts of it. Every unit begins at a place where the text may be
+cut, and the strength of that place says what is divided there.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final, Literal
+
+from retrieval.parsing.tokens import TOKEN, count_tokens_between
+
+Structure = Literal["markdown", "prose", "lines"]
+"""`markdown`: headings, lists, tables, fenced code. `prose`: paragraphs of sentences. `lines`: code and data, where a
+line is the smallest part and indentation tells what belongs together."""
+
+LONGEST_HEADING: Final = 200
+"""Characters of a heading that are carried along; the rest is left out."""
+_LINE: Final = re.compile(r"[^\n]*\n?")
+_SENTENCE_END: Final = re.compile(
+    r"""[.!?\u2026]["')\]*_\u00bb\u201d\u2019]*[^\S\n]+(?=[^\sa-z])|[\u3002\uff01\uff1f\uff61]["'\uff09\u300d\u300f\u3011\u201d\u2019]*(?=[^\s])"""
+)
+_SENTENCE_LAST: Final = tuple(".!?\u2026\u3002\uff01\uff1f:")
+_LIST_ITEM: Final = re.compile(r"[-*+][ \t]|\d{1,9}[.)][ \t]|\|")
+_FENCE: Final = re.compile(r"`{3,}|~{3,}")
+_UNDERLINE: Final = re.compile(r"=+|-+")
+_JOINERS: Final = re.compile(r"[\u0300-\u036f\u200d\ufe00-\ufe0f\U0001f3fb-\U0001f3ff]")
+"""Characters that belong to the one before them: combining accents, joiners, variations and skin tones of emoji."""
+_CLOSERS: Final = (")", "]", "}", "end", "else", "elif", "except", "finally", "catch")
+
+
+class Strength(IntEnum):
+    """What is divided at a place, the best places to cut last."""
+
+    PART_OF_WORD = 0
+    WORD = 1
+    LINE = 2
+    SENTENCE = 3
+    ITEM = 4
+    """List item, table row, code after an empty line."""
+    BLOCK = 5
+    """Paragraph, list, fenced code; in code, what stands at the margin after an empty line."""
+    PAGE = 6
+    HEADING = 7
+    """Of the sixth level; the first level's is `HEADING + 5`."""
+
+
+@dataclass(slots=True)
+class Units:
+    """The units of a text, in its order. They cover it without gaps; one begins at each of `starts`.
+
+    The arrays have one element per unit, as texts of 32 MiB have millions of units.
+    """
+
+    starts: array[int] = field(default_factory=lambda: array("q"))
+    """Offsets in characters."""
+    strengths: array[int] = field(default_factory=lambda: array("b"))
+    """`Strength` of the place where the unit begins."""
+    tokens: array[int] = field(default_factory=lambda: array("q"))
+    """Estimated tokens of the unit."""
+    headings: list[tuple[int, int, str]] = field(default_factory=list)
+    """Of each heading: offset of its first character, level from 1 to 6, its text."""
+
+
+@dataclass(slots=True)
+class _Line:
+    """A line that is not blank, with what the lines before it say about its beginning."""
+
+    start: int
+    end: int
+    """After its line break and all blank lines that follow."""
+    strength: int
+    is_prose: bool
+
+
+def find_units(text: str, structure: Structure, limit: int, page_starts: Sequence[int] = ()) -> Units:
+    """Divide a text into units of at most `limit` estimated tokens.
+
+    `page_starts`: offsets in characters of pages that begin a line, ascending; places to cut, as good as a heading's
+    where the structure is `markdown`.
+    """
+    units = Units()
+    lines = _read_markdown(text, units) if structure == "markdown" else _read_lines(text, structure == "prose")
+    pages = iter(page_starts)
+    next_page = next(pages, None)
+    for line in lines:
+        while next_page is not None and next_page <= line.start:
+            if line.start:
+                line.strength = max(line.strength, Strength.PAGE)
+            next_page = next(pages, None)
+        _add_line(units, text, line, limit)
+    return units
+
+
+def _add_line(units: Units, text: str, line: _Line, limit: int) -> None:
+    """Add the units of one line."""
+    start, strength = line.start, line.strength
+    if line.is_prose:
+        for match in _SENTENCE_END.finditer(text, line.start, line.end):
+            _add_unit(units, text, start, match.end(), strength, limit)
+            start, strength = match.end(), Strength.SENTENCE
+    _add_unit(units, text, start, line.end, strength, limit)
+
+
+def _add_unit(units: Units, text: str, start: int, end: int, strength: int, limit: int) -> None:
+    count = count_tokens_between(text, start, end)
+    if count > limit:
+        for part_start, part_strength, part_count in _divide_unit(text, start, end, limit):
+            units.starts.append(part_start)
+            units.strengths.append(strength if part_start == start else part_strength)
+            units.tokens.append(part_count)
+        return
+    units.starts.append(start)
+    units.strengths.append(strength)
+    units.tokens.append(count)
+
+
+def _divide_unit(text: str, start: int, end: int, limit: int) -> Iterator[tuple[int, int, int]]:
+    """Divide a unit into parts of about an eighth of `limit`, between words where there is a place between words.
+
+    Yields of each part: its first character, the strength there, its tokens.
+    """
+    wanted = max(1, limit // 8)
+    part_start, part_strength, count = start, int(Strength.WORD), 0
+    for match in TOKEN.finditer(text, start, end):
+        at = match.start()
+        if count >= wanted and at > part_start:
+            previous, following = text[at - 1], text[at]
+            is_word = previous.isspace() or not (previous.isalnum() and following.isalnum())
+            if (is_word or count >= min(limit, 2 * wanted)) and (count >= limit or not _JOINERS.match(following)):
+                yield part_start, part_strength, count
+                part_start, part_strength, count = at, int(Strength.WORD if is_word else Strength.PART_OF_WORD), 0
+        count += 1
+    yield part_start, part_strength, count
+
+
+def _read_lines(text: str, is_prose: bool) -> Iterator[_Line]:
+    """Yield the lines of prose, or of code and data."""
+    previous, follows_blank, deepest = "", False, 0
+    for start, end, content in _find_lines(text):
+        indentation = len(content) - len(content.lstrip())
+        bare = content.strip()
+        if is_prose:
+            strength = _prose_strength(previous, follows_blank)
+        else:
+            strength = _code_strength(bare, indentation, deepest, follows_blank)
+            deepest = max(deepest, indentation) if not follows_blank else indentation
+        follows_blank = text.count("\n", start, end) > 1
+        previous = bare
+        yield _Line(start, end, strength, is_prose)
+
+
+def _prose_strength(previous: str, follows_blank: bool) -> int:
+    if follows_blank:
+        return Strength.BLOCK
+    return Strength.SENTENCE if previous.endswith(_SENTENCE_LAST) else Strength.LINE
+
+
+def _code_strength(content: str, indentation: int, deepest: int, follows_blank: bool) -> int:
+    """`deepest`: the deepest indentation since the last empty line."""
+    if content.startswith(_CLOSERS):
+        return Strength.WORD
+    if follows_blank:
+        return Strength.BLOCK if indentation == 0 else Strength.ITEM
+    return Strength.SENTENCE if indentation == 0 and deepest > 0 else Strength.LINE
+
+
+def _read_markdown(text: str, units: Units) -> Iterator[_Line]:
+    """Yield the lines of Markdown; headings are noted in `units`."""
+    lines = _find_lines(text)
+    current = next(lines, None)
+    fence, follows_blank, follows_heading, previous = "", True, False, ""
+    front_matter = text.startswith("---\n")
+    while current is not None:
+        start, end, content = current
+        following = next(lines, None)
+        bare = content.strip()
+        strength, is_prose, is_heading = int(Strength.LINE), False, False
+        if fence:
+            strength = Strength.ITEM if follows_blank else Strength.LINE
+            if bare.startswith(fence) and not bare.strip(fence[0]):
+                strength, fence = int(Strength.WORD), ""
+        elif front_matter:
+            front_matter = start == 0 or bare != "---"
+        elif opening := _FENCE.match(bare):
+            fence = opening.group()
+            strength = Strength.BLOCK
+        elif heading := _read_heading(content, bare, text, end, following, follows_blank):
+            units.headings.append((start, *heading))
+            strength, is_heading = Strength.HEADING + 6 - heading[0], True
+        else:
+            is_prose = True
+            strength = _markdown_strength(bare, previous, follows_blank)
+        if follows_heading:
+            strength = int(Strength.WORD)
+        follows_heading = is_heading or (follows_heading and not bare.strip("=-"))
+        follows_blank = text.count("\n", start, end) > 1
+        previous = bare
+        yield _Line(start, end, strength, is_prose)
+        current = following
+
+
+def _markdown_strength(content: str, previous: str, follows_blank: bool) -> int:
+    is_item = _LIST_ITEM.match(content) is not None
+    if follows_blank:
+        return Strength.ITEM if is_item and _LIST_ITEM.match(previous) else Strength.BLOCK
+    if is_item:
+        return Strength.ITEM if _LIST_ITEM.match(previous) else Strength.SENTENCE
+    return Strength.SENTENCE if previous.endswith(_SENTENCE_LAST) else Strength.LINE
+
+
+def _read_heading(
+    content: str, bare: str, text: str, end: int, following: tuple[int, int, str] | None, follows_blank: bool
+) -> tuple[int, str] | None:
+    """Return level and text of a heading: `## Text`, or one line that stands above `===` or `---`."""
+    if bare.startswith("#"):
+        marks = len(bare) - len(bare.lstrip("#"))
+        if marks > 6 or (len(bare) > marks and not bare[marks].isspace()):
+            return None
+        title = bare[marks:].strip()
+        closing = title.rstrip("#")
+        if closing != title and (not closing or closing[-1].isspace()):
+            title = closing.rstrip()
+        return (marks, title[:LONGEST_HEADING]) if title else None
+    if (
+        following is None
+        or not follows_blank
+        or following[0] != end
+        or text.count("\n", 0 if end < 2 else end - 2, end) > 1
+    ):
+        return None
+    underline = following[2].strip()
+    if not _UNDERLINE.fullmatch(underline) or len(underline) < 2 or bare.startswith(("|", "-", ">")):
+        return None
+    return (1 if underline[0] == "=" else 2), bare[:LONGEST_HEADING]
+
+
+def _find_lines(text: str) -> Iterator[tuple[int, int, str]]:
+    """Yield start, end and content of each line that is not blank. Blank lines belong to the line before them, those
+    at the beginning of the text to the first line."""
+    start, content = 0, ""
+    for match in _LINE.finditer(text):
+        line = match.group()
+        if not line or line.isspace():
+            continue
+        if content:
+            yield start, match.start(), content
+            start = match.start()
+        content = line
+    if content:
+        yield start, len(text), content

@@ -1,0 +1,195 @@
+"""Documents, written by hand: DOCX, PPTX, XLSX, ODT, EPUB, e-mail, and what may be wrong with them."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from xml.sax.saxutils import escape
+
+_OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006"
+_PACKAGE = "http://schemas.openxmlformats.org/package/2006"
+_WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+_SLIDES = "http://schemas.openxmlformats.org/presentationml/2006/main"
+_DRAWING = "http://schemas.openxmlformats.org/drawingml/2006/main"
+_SHEETS = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+_TYPE = "application/vnd.openxmlformats-officedocument"
+_XML = '<?xml version="1.0" encoding="UTF-8" standalone="yes"?>\n'
+
+
+def make_zip(files: Mapping[str, bytes | str]) -> bytes:
+    """One with these files, `mimetype` not compressed."""
+    out = BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content, zipfile.ZIP_STORED if name == "mimetype" else zipfile.ZIP_DEFLATED)
+    return out.getvalue()
+
+
+def make_docx(*paragraphs: str, prolog: str = "", body: str = "") -> bytes:
+    """One with these paragraphs; `# Text` and `## Text` are headings, `a | b` is a row of a table. `prolog`: what
+    stands before the root element of the document, such as a DTD. `body`: further XML."""
+    parts: list[str] = []
+    rows: list[str] = []
+    for text in (*paragraphs, ""):
+        if "|" in text:
+            cells = "".join(f"<w:tc>{_paragraph(cell.strip())}</w:tc>" for cell in text.split("|"))
+            rows.append(f"<w:tr>{cells}</w:tr>")
+            continue
+        if rows:
+            parts.append(f"<w:tbl>{''.join(rows)}</w:tbl>")
+            rows = []
+        if text:
+            level = len(text) - len(text.lstrip("#"))
+            parts.append(_paragraph(text.lstrip("# "), f"Heading{level}" if level else ""))
+    document = f'<w:document xmlns:w="{_WORD}"><w:body>{"".join(parts)}{body}</w:body></w:document>'
+    return make_docx_of(_XML + prolog + document)
+
+
+def make_docx_of(document: bytes | str) -> bytes:
+    """One with this `word/document.xml`."""
+    styles = "".join(
+        f'<w:style w:type="paragraph" w:styleId="Heading{level}"><w:name w:val="heading {level}"/>'
+        f'<w:pPr><w:outlineLvl w:val="{level - 1}"/></w:pPr></w:style>'
+        for level in range(1, 7)
+    )
+    return make_zip(
+        {
+            "[Content_Types].xml": _content_types(
+                {
+                    "/word/document.xml": f"{_TYPE}.wordprocessingml.document.main+xml",
+                    "/word/styles.xml": f"{_TYPE}.wordprocessingml.styles+xml",
+                }
+            ),
+            "_rels/.rels": _relations({"rId1": ("officeDocument", "word/document.xml")}),
+            "word/_rels/document.xml.rels": _relations({"rId1": ("styles", "styles.xml")}),
+            "word/styles.xml": f'{_XML}<w:styles xmlns:w="{_WORD}">{styles}</w:styles>',
+            "word/document.xml": document,
+        }
+    )
+
+
+def make_pptx(*slides: Sequence[str]) -> bytes:
+    """One with these slides: the title, then lines of text."""
+    numbers = range(1, len(slides) + 1)
+    ids = "".join(f'<p:sldId id="{255 + number}" r:id="rId{number}"/>' for number in numbers)
+    files: dict[str, bytes | str] = {
+        "[Content_Types].xml": _content_types(
+            {
+                "/ppt/presentation.xml": f"{_TYPE}.presentationml.presentation.main+xml",
+                **{f"/ppt/slides/slide{number}.xml": f"{_TYPE}.presentationml.slide+xml" for number in numbers},
+            }
+        ),
+        "_rels/.rels": _relations({"rId1": ("officeDocument", "ppt/presentation.xml")}),
+        "ppt/_rels/presentation.xml.rels": _relations(
+            {f"rId{number}": ("slide", f"slides/slide{number}.xml") for number in numbers}
+        ),
+        "ppt/presentation.xml": f'{_XML}<p:presentation xmlns:p="{_SLIDES}" xmlns:r="{_OFFICE}/relationships">'
+        f"<p:sldIdLst>{ids}</p:sldIdLst></p:presentation>",
+    }
+    for number, (title, *lines) in zip(numbers, slides, strict=True):
+        shapes = _shape(1, '<p:ph type="title"/>', [title]) + _shape(2, '<p:ph idx="1"/>', lines)
+        files[f"ppt/slides/slide{number}.xml"] = (
+            f'{_XML}<p:sld xmlns:p="{_SLIDES}" xmlns:a="{_DRAWING}"><p:cSld><p:spTree><p:nvGrpSpPr><p:cNvPr id="0" '
+            f'name=""/><p:cNvGrpSpPr/><p:nvPr/></p:nvGrpSpPr><p:grpSpPr/>{shapes}</p:spTree></p:cSld></p:sld>'
+        )
+    return make_zip(files)
+
+
+def make_xlsx(sheets: Mapping[str, Sequence[Sequence[str | float]]]) -> bytes:
+    """One with these sheets of rows."""
+    numbers = range(1, len(sheets) + 1)
+    names = "".join(
+        f'<sheet name="{escape(name)}" sheetId="{number}" r:id="rId{number}"/>'
+        for number, name in zip(numbers, sheets, strict=True)
+    )
+    files: dict[str, bytes | str] = {
+        "[Content_Types].xml": _content_types(
+            {
+                "/xl/workbook.xml": f"{_TYPE}.spreadsheetml.sheet.main+xml",
+                **{f"/xl/worksheets/sheet{number}.xml": f"{_TYPE}.spreadsheetml.worksheet+xml" for number in numbers},
+            }
+        ),
+        "_rels/.rels": _relations({"rId1": ("officeDocument", "xl/workbook.xml")}),
+        "xl/_rels/workbook.xml.rels": _relations(
+            {f"rId{number}": ("worksheet", f"worksheets/sheet{number}.xml") for number in numbers}
+        ),
+        "xl/workbook.xml": f'{_XML}<workbook xmlns="{_SHEETS}" xmlns:r="{_OFFICE}/relationships"><sheets>{names}'
+        "</sheets></workbook>",
+    }
+    for number, rows in zip(numbers, sheets.values(), strict=True):
+        lines = "".join(f'<row r="{row}">{_cells(row, cells)}</row>' for row, cells in enumerate(rows, 1))
+        files[f"xl/worksheets/sheet{number}.xml"] = (
+            f'{_XML}<worksheet xmlns="{_SHEETS}"><sheetData>{lines}</sheetData></worksheet>'
+        )
+    return make_zip(files)
+
+
+def make_epub(chapters: Mapping[str, str]) -> bytes:
+    """One with these chapters: title and paragraph."""
+    numbers = range(1, len(chapters) + 1)
+    items = "".join(f'<item id="c{n}" href="c{n}.xhtml" media-type="application/xhtml+xml"/>' for n in numbers)
+    spine = "".join(f'<itemref idref="c{n}"/>' for n in numbers)
+    files: dict[str, bytes | str] = {
+        "mimetype": "application/epub+zip",
+        "META-INF/container.xml": f'{_XML}<container version="1.0" '
+        'xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><rootfiles><rootfile full-path="OEBPS/book.opf" '
+        'media-type="application/oebps-package+xml"/></rootfiles></container>',
+        "OEBPS/book.opf": f'{_XML}<package xmlns="http://www.idpf.org/2007/opf" version="3.0" unique-identifier="id">'
+        '<metadata xmlns:dc="http://purl.org/dc/elements/1.1/"><dc:identifier id="id">book</dc:identifier>'
+        "<dc:title>Book</dc:title><dc:language>en</dc:language></metadata>"
+        f"<manifest>{items}</manifest><spine>{spine}</spine></package>",
+    }
+    for number, (title, text) in zip(numbers, chapters.items(), strict=True):
+        files[f"OEBPS/c{number}.xhtml"] = (
+            f'{_XML}<html xmlns="http://www.w3.org/1999/xhtml"><head><title>{title}</title></head>'
+            f"<body><h1>{title}</h1><p>{text}</p></body></html>"
+        )
+    return make_zip(files)
+
+
+def make_bomb_docx(size: int) -> bytes:
+    """A small one whose document is `size` bytes of text."""
+    head = f'{_XML}<w:document xmlns:w="{_WORD}"><w:body><w:p><w:r><w:t>'
+    return make_docx_of(head.encode() + b"word " * (size // 5) + b"</w:t></w:r></w:p></w:body></w:document>")
+
+
+def _paragraph(text: str, style: str = "") -> str:
+    properties = f'<w:pPr><w:pStyle w:val="{style}"/></w:pPr>' if style else ""
+    return f'<w:p>{properties}<w:r><w:t xml:space="preserve">{escape(text)}</w:t></w:r></w:p>'
+
+
+def _shape(number: int, placeholder: str, lines: Sequence[str]) -> str:
+    paragraphs = "".join(f"<a:p><a:r><a:t>{escape(line)}</a:t></a:r></a:p>" for line in lines)
+    return (
+        f'<p:sp><p:nvSpPr><p:cNvPr id="{number}" name="s{number}"/><p:cNvSpPr/><p:nvPr>{placeholder}</p:nvPr>'
+        f"</p:nvSpPr><p:spPr/><p:txBody><a:bodyPr/>{paragraphs}</p:txBody></p:sp>"
+    )
+
+
+def _cells(row: int, cells: Sequence[str | float]) -> str:
+    out = []
+    for column, cell in enumerate(cells):
+        place = f"{chr(65 + column)}{row}"
+        if isinstance(cell, str):
+            out.append(f'<c r="{place}" t="inlineStr"><is><t>{escape(cell)}</t></is></c>')
+        else:
+            out.append(f'<c r="{place}"><v>{cell}</v></c>')
+    return "".join(out)
+
+
+def _content_types(overrides: Mapping[str, str]) -> str:
+    parts = "".join(f'<Override PartName="{name}" ContentType="{kind}"/>' for name, kind in overrides.items())
+    return (
+        f'{_XML}<Types xmlns="{_PACKAGE}/content-types"><Default Extension="rels" '
+        'ContentType="application/vnd.openxmlformats-package.relationships+xml"/>'
+        f'<Default Extension="xml" ContentType="application/xml"/>{parts}</Types>'
+    )
+
+
+def _relations(targets: Mapping[str, tuple[str, str]]) -> str:
+    parts = "".join(
+        f'<Relationship Id="{name}" Type="{_OFFICE}/relationships/{kind}" Target="{target}"/>'
+        for name, (kind, target) in targets.items()
+    )
+    return f'{_XML}<Relationships xmlns="{_PACKAGE}/relationships">{parts}</Relationships>'
