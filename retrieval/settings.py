@@ -73,8 +73,10 @@ class RetrievalSettings(BaseSettings):
     retrieval_parsers: int = Field(1, ge=1, le=64, description="Processes that parse documents at the same time.")
     retrieval_embed_batch: int = Field(32, ge=1, le=1024, description="Chunks that are embedded with one request.")
     log_level: str = Field("INFO", description="Level of the log: DEBUG, INFO, WARNING or ERROR.")
-    log_mib: float = Field(
-        10, ge=0, description="Size of the log file in the state folder in MiB, beside one older file; 0: no file."
+    log_mib: int = Field(
+        16,
+        ge=0,
+        description="Maximum size of retrieval's own log in MiB, `logs/retrieval.log` in its state folder; 0: none.",
     )
 
     @model_validator(mode="after")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import logging
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Final
@@ -13,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from common.shared_token import SharedToken
 from common.tracebacks import without_tracebacks
 from controller.schema.errors import RoundhouseError
 from retrieval.api.requests import Handler, Handlers
@@ -48,10 +48,9 @@ def create_app(handlers: Handlers, render_metrics: Callable[[], Awaitable[bytes]
 class TokenCheck:
     """ASGI middleware that refuses requests without the token. For a port; a unix socket's file mode does it there."""
 
-    def __init__(self, app: AsgiApp, read_token: Callable[[], str | None]) -> None:
-        """`read_token`: returns the token; None: there is none, so that every request is refused."""
+    def __init__(self, app: AsgiApp, token: SharedToken) -> None:
         self._app = app
-        self._read_token = read_token
+        self._token = token
 
     async def __call__(
         self,
@@ -67,9 +66,7 @@ class TokenCheck:
         await self._app(scope, receive, send)
 
     def _is_known(self, headers: Mapping[bytes, bytes]) -> bool:
-        token = self._read_token()
-        shown = headers.get(TOKEN_HEADER.encode(), b"")
-        return token is not None and hmac.compare_digest(shown, token.encode())
+        return self._token.matches(headers.get(TOKEN_HEADER.encode(), b""))
 
 
 def _error_handlers() -> dict[Any, Callable[[Request, Exception], Response]]:
