@@ -73,6 +73,39 @@ CREATE TABLE collections (
     is_normalized INTEGER,
     state TEXT NOT NULL
 );
+CREATE TABLE files (
+    number INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    tenant TEXT NOT NULL,
+    filename TEXT NOT NULL,
+    purpose TEXT NOT NULL,
+    media_type TEXT,
+    sha256 TEXT NOT NULL,
+    bytes INTEGER NOT NULL,
+    created_at REAL NOT NULL,
+    expires_at REAL
+);
+CREATE INDEX files_by_tenant ON files (tenant, number);
+CREATE INDEX files_by_original ON files (sha256);
+CREATE TABLE vector_stores (
+    number INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    tenant TEXT NOT NULL,
+    name TEXT,
+    description TEXT,
+    metadata TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    last_active_at REAL NOT NULL,
+    expires_days INTEGER
+);
+CREATE INDEX vector_stores_by_tenant ON vector_stores (tenant, number);
+CREATE TABLE file_batches (
+    id TEXT PRIMARY KEY,
+    vector_store TEXT NOT NULL REFERENCES vector_stores (id) ON DELETE CASCADE,
+    tenant TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    files TEXT NOT NULL
+);
 CREATE TABLE indexed (
     collection INTEGER NOT NULL REFERENCES collections ON DELETE CASCADE,
     version INTEGER NOT NULL REFERENCES versions ON DELETE CASCADE,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -27,6 +27,20 @@ _DOCUMENT: Final = (
     f"SELECT d.number, d.tenant, d.space, d.id, d.created_at, d.live, l.chunks, {_VERSION} FROM documents d "
     "JOIN versions v ON v.number = d.newest LEFT JOIN versions l ON l.number = d.live"
 )
+
+
+CANCELLED: Final = "cancelled"
+"""Error code of a version that a client has stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceTotals:
+    """What a space holds."""
+
+    states: Mapping[str, int]
+    """Documents by the state of their newest version, or `cancelled`; states without any are missing."""
+    text_bytes: int
+    """Of the visible versions' texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +121,34 @@ def delete_documents(db: sqlite3.Connection, tenant: str, space: str | None = No
     count = db.execute(f"DELETE FROM documents WHERE {condition}", values).rowcount
     db.execute(f"UPDATE versions SET state = 'garbage', document = NULL WHERE {condition}", values)
     return count
+
+
+def cancel_versions(db: sqlite3.Connection, keys: Iterable[DocumentKey]) -> None:
+    """Stop making the newest versions of documents: they fail with the code `cancelled`. Those that are ready or failed
+    stay as they are."""
+    for key in keys:
+        db.execute(
+            "UPDATE versions SET state = 'failed', retry_at = NULL, error_code = ?, error_message = ? "
+            "WHERE state IN ('queued', 'parsing', 'embedding') AND number = "
+            "(SELECT newest FROM documents WHERE tenant = ? AND space = ? AND id = ?)",
+            (CANCELLED, "The batch was cancelled.", key.tenant, key.space, key.id),
+        )
+
+
+def count_space(db: sqlite3.Connection, tenant: str, space: str) -> SpaceTotals:
+    """Return the number of documents of a space by the state of their newest version, and the size of their texts."""
+    rows = db.execute(
+        "SELECT CASE WHEN v.error_code = ? THEN ? ELSE v.state END, count(*) FROM documents d "
+        "JOIN versions v ON v.number = d.newest WHERE d.tenant = ? AND d.space = ? GROUP BY 1",
+        (CANCELLED, CANCELLED, tenant, space),
+    )
+    states = dict(rows)
+    [size] = db.execute(
+        "SELECT coalesce(sum(length(t.text)), 0) FROM documents d JOIN texts t ON t.version = d.live "
+        "WHERE d.tenant = ? AND d.space = ?",
+        (tenant, space),
+    ).fetchone()
+    return SpaceTotals(states, int(size))
 
 
 def list_tenants(db: sqlite3.Connection, tenant: str | None = None) -> list[TenantTotals]:
@@ -250,8 +292,9 @@ def remove_garbage(db: sqlite3.Connection, versions: Sequence[int]) -> list[str]
 
 
 def is_original_used(db: sqlite3.Connection, sha256: str) -> bool:
-    """Whether a version needs the original of that hash."""
-    return db.execute("SELECT 1 FROM versions WHERE sha256 = ? LIMIT 1", (sha256,)).fetchone() is not None
+    """Whether a version or a file needs the original of that hash."""
+    query = "SELECT 1 FROM versions WHERE sha256 = ?1 UNION ALL SELECT 1 FROM files WHERE sha256 = ?1 LIMIT 1"
+    return db.execute(query, (sha256,)).fetchone() is not None
 
 
 def restart_versions(db: sqlite3.Connection) -> int:
