@@ -138,6 +138,8 @@ class ParserPool:
     async def _explain_failure(self, worker: _Worker, error: Exception) -> ParsingError:
         if self._is_closed:
             return ParsingError("parsing_failed", "the parser was closed")
+        if isinstance(error, FrameError):
+            worker.kill()
         code = await worker.stop()
         _log.warning("a parsing process failed (%s, exit status %s): %s", error, code, worker.get_last_words())
         if code == -signal.SIGXCPU:
@@ -210,8 +212,13 @@ class _Worker:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it did not end yet, as far as the event loop knows."""
-        return self._process.returncode is None
+        """Whether it did not end yet. The event loop may not know it yet."""
+        if self._process.returncode is not None:
+            return False
+        try:
+            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        except ChildProcessError:
+            return False
 
     async def ask(self, request: ParseRequest, most_text_bytes: int) -> ParseAnswer:
         """Return its answer.
@@ -241,7 +248,7 @@ class _Worker:
 
     def kill(self) -> None:
         """Kill it and what it started, unless it ended."""
-        if self.is_alive:
+        if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 

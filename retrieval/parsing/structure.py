@@ -28,6 +28,7 @@ _SENTENCE_END: Final = re.compile(
 )
 _SENTENCE_LAST: Final = tuple(".!?\u2026\u3002\uff01\uff1f:")
 _LIST_ITEM: Final = re.compile(r"[-*+][ \t]|\d{1,9}[.)][ \t]|\|")
+_FRONT_MATTER: Final = re.compile(r"\n?---[ \t]*\r?\n")
 _FENCE: Final = re.compile(r"`{3,}|~{3,}")
 _UNDERLINE: Final = re.compile(r"=+|-+")
 _JOINERS: Final = re.compile(r"[\u0300-\u036f\u200d\ufe00-\ufe0f\U0001f3fb-\U0001f3ff]")
@@ -176,7 +177,7 @@ def _read_markdown(text: str, units: Units) -> Iterator[_Line]:
     lines = _find_lines(text)
     current = next(lines, None)
     fence, follows_blank, follows_heading, previous = "", True, False, ""
-    front_matter = text.startswith("---\n")
+    front_matter = _FRONT_MATTER.match(text) is not None
     while current is not None:
         start, end, content = current
         following = next(lines, None)

@@ -109,6 +109,7 @@ def test_headings_with_underlines() -> None:
         "####### seven\n\n{body}\n\n{body}",
         "#\n\n{body}\n\n{body}",
         "---\ntitle: text\n---\n\n{body}\n\n{body}",
+        "\ufeff---\r\ntitle: text\r\n---\r\n\r\n{body}\n\n{body}",
         "{body}\n\n---\n\n{body}",
         "- item\n---\n\n{body}\n\n{body}",
         "| a | b |\n|---|---|\n\n{body}\n\n{body}",
@@ -171,4 +172,4 @@ def test_a_byte_order_mark_is_in_no_chunk_and_hides_no_heading(text: str) -> Non
     (chunk,) = cut_text(text, SMALL, "markdown")
     assert chunk.text == "# Title\n\nText."
     assert text.encode()[chunk.start : chunk.end].decode() == chunk.text
-    assert cut_text(text, ChunkingOptions(4, 0), "markdown")[1].headings == ("Title",)
+    assert cut_text(text, ChunkingOptions(3, 0), "markdown")[1].headings == ("Title",)
