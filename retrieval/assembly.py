@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -11,16 +12,21 @@ from typing import Final
 
 from starlette.applications import Starlette
 
+from controller.schema.errors import RoundhouseError
 from retrieval.api.app import create_app
 from retrieval.api.documents import DocumentRoutes
+from retrieval.api.files import FileRoutes
 from retrieval.api.search import SearchRoutes
 from retrieval.api.tenants import TenantRoutes
+from retrieval.api.vector_stores import VectorStoreRoutes
 from retrieval.catalog.database import CatalogDatabase
 from retrieval.catalog.originals import Originals
 from retrieval.catalog.versions import count_states, oldest_accepted_at
 from retrieval.documents.service import DocumentService
 from retrieval.embedding.client import ModelClient, ModelRefusedError, ModelUnavailableError
 from retrieval.embedding.prefixes import Prefixes, choose_prefixes
+from retrieval.file_search.file_service import FileService
+from retrieval.file_search.store_service import VectorStoreService
 from retrieval.ingestion.collection_writer import CollectionWriter
 from retrieval.ingestion.document_changes import DocumentChanges
 from retrieval.ingestion.garbage_collector import GarbageCollector
@@ -37,6 +43,7 @@ log = logging.getLogger(__name__)
 MIB: Final = 1024 * 1024
 RETRY_S: Final = 5.0
 """Seconds until work in the background is tried again after a failure."""
+EXPIRE_EVERY_S: Final = 60.0
 OPTIMIZE_EVERY_S: Final = 15.0
 OPTIMIZE_FROM: Final = 5_000
 """Points written since the last time from which a collection is optimized while nothing else is written."""
@@ -88,15 +95,28 @@ class Retrieval:
             clock=clock,
             on_garbage=self._has_garbage.set,
         )
+        chunking = ChunkingOptions(settings.retrieval_chunk_tokens, settings.retrieval_chunk_overlap_tokens)
+        max_bytes = settings.retrieval_max_file_mib * MIB
         self.documents = DocumentService(
             self.catalog,
             self.originals,
             self.changes,
-            chunking=ChunkingOptions(settings.retrieval_chunk_tokens, settings.retrieval_chunk_overlap_tokens),
-            max_bytes=settings.retrieval_max_file_mib * MIB,
+            chunking=chunking,
+            max_bytes=max_bytes,
             clock=clock,
             on_accepted=self.pipeline.wake,
             on_garbage=self._has_garbage.set,
+        )
+        self.files = FileService(
+            self.catalog,
+            self.originals,
+            max_bytes=max_bytes,
+            clock=clock,
+            on_garbage=self._has_garbage.set,
+            on_visible_change=self.changes.note_visible_change,
+        )
+        self.vector_stores = VectorStoreService(
+            self.catalog, self.documents, self.files, chunking=chunking, clock=clock
         )
         self.search = SearchService(
             self.catalog,
@@ -116,6 +136,8 @@ class Retrieval:
             DocumentRoutes(self.documents, max_bytes),
             SearchRoutes(self.search, self.metrics),
             TenantRoutes(self.documents),
+            FileRoutes(self.files, max_bytes),
+            VectorStoreRoutes(self.vector_stores, self.search),
         )
         handlers = {key: handler for group in groups for key, handler in group.handlers().items()}
         return create_app(handlers, self.render_metrics)
@@ -136,9 +158,15 @@ class Retrieval:
 
     async def __aenter__(self) -> Retrieval:
         await self._open_index()
-        await self.collector.remove_unused_originals()
+        await self.collector.remove_leftovers()
         self._has_garbage.set()
-        loops = (self.pipeline.run(), self._collect_garbage(), self._fill_index(), self._optimize())
+        loops = (
+            self.pipeline.run(),
+            self._collect_garbage(),
+            self._fill_index(),
+            self._optimize(),
+            self._delete_expired(),
+        )
         self._tasks = [asyncio.create_task(each) for each in loops]
         return self
 
@@ -185,6 +213,15 @@ class Retrieval:
                 await asyncio.sleep(RETRY_S)
             else:
                 return
+
+    async def _delete_expired(self) -> None:
+        while True:
+            try:
+                await self.files.delete_expired()
+                await self.vector_stores.empty_expired()
+            except (OSError, sqlite3.Error, RoundhouseError) as error:
+                log.warning("what has expired stays for now: %s", error)
+            await asyncio.sleep(EXPIRE_EVERY_S)
 
     async def _optimize(self) -> None:
         done = seen = 0

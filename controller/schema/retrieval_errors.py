@@ -48,6 +48,27 @@ RETRIEVAL_ERRORS: Final = (
         "The tenant has stored nothing, or the key may not see it.",
         ("GET /v1/tenants lists the tenants; a key with the scope `admin` sees all.",),
     ),
+    ErrorCode(
+        "file_not_found",
+        404,
+        _REQUEST,
+        "The tenant has no file with the id, or the vector store does not have it.",
+        ("GET /v1/files lists the files.",),
+    ),
+    ErrorCode(
+        "vector_store_not_found",
+        404,
+        _REQUEST,
+        "The tenant has no vector store with the id, or the vector store no such batch.",
+        ("GET /v1/vector_stores lists the vector stores.",),
+    ),
+    ErrorCode(
+        "vector_store_expired",
+        400,
+        _REQUEST,
+        "The vector store was not used for as long as its `expires_after` says. What it held is deleted.",
+        ("Create another vector store, and add the files to it.",),
+    ),
     ErrorCode("document_empty", 400, _REQUEST, "The document has no text.", ("Send a document with text in it.",)),
     ErrorCode(
         "document_too_large",

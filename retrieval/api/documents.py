@@ -14,12 +14,12 @@ from retrieval.api.requests import (
     Handlers,
     RequestCaller,
     answer_model,
-    header_text,
     read_boolean,
     read_caller,
     read_choice,
     read_integer,
     read_json_parameter,
+    tenant_headers,
 )
 from retrieval.api.uploads import open_upload
 from retrieval.catalog.records import DocumentKey
@@ -27,7 +27,6 @@ from retrieval.documents.service import DocumentService
 from retrieval.documents.views import build_chunk
 from retrieval.filters import FilterError, parse_filter
 from retrieval.schema.documents import ChunkList, DeletedDocument, DocumentList
-from retrieval.schema.headers import ANSWERED_TENANT_HEADER
 from retrieval.schema.routes import DOCUMENT
 
 DOCUMENTS: Final = "/v1/documents"
@@ -118,7 +117,7 @@ class DocumentRoutes:
         """Answer the text of a document."""
         caller, key = _named(request)
         text = await self._service.read_text(key)
-        return Response(text, headers=_tenant_header(caller), media_type="text/plain; charset=utf-8")
+        return Response(text, headers=tenant_headers(caller), media_type="text/plain; charset=utf-8")
 
     async def get_content(self, request: Request) -> Response:
         """Answer the original of a document."""
@@ -127,7 +126,7 @@ class DocumentRoutes:
         # Never shown by a browser as a page of this address.
         return FileResponse(
             path,
-            headers={**_tenant_header(caller), "x-content-type-options": "nosniff"},
+            headers={**tenant_headers(caller), "x-content-type-options": "nosniff"},
             media_type="application/octet-stream",
             filename=document.newest.filename or key.id,
         )
@@ -145,14 +144,10 @@ class DocumentRoutes:
                 body = json.dumps(error.build_envelope().model_dump())
                 yield b"event: error\ndata: " + body.encode() + b"\n\n"
 
-        headers = {**_tenant_header(caller), "cache-control": "no-store"}
+        headers = {**tenant_headers(caller), "cache-control": "no-store"}
         return StreamingResponse(events(), headers=headers, media_type="text/event-stream")
 
 
 def _named(request: Request) -> tuple[RequestCaller, DocumentKey]:
     caller = read_caller(request)
     return caller, DocumentKey(caller.tenant, SPACE, request.path_params["document_id"])
-
-
-def _tenant_header(caller: RequestCaller) -> dict[str, str]:
-    return {ANSWERED_TENANT_HEADER: header_text(caller.tenant)}

@@ -121,9 +121,14 @@ def answer_model(model: BaseModel, caller: RequestCaller, status: int = 200, **h
     return Response(
         model.model_dump_json(),
         status,
-        headers={ANSWERED_TENANT_HEADER: header_text(caller.tenant), **headers},
+        headers={**tenant_headers(caller), **headers},
         media_type="application/json",
     )
+
+
+def tenant_headers(caller: RequestCaller) -> dict[str, str]:
+    """Return the header that tells a client its tenant."""
+    return {ANSWERED_TENANT_HEADER: header_text(caller.tenant)}
 
 
 def header_text(text: str) -> str:

@@ -59,6 +59,12 @@ def read_text(db: sqlite3.Connection, version: int) -> bytes | None:
     return None if row is None else bytes(row[0])
 
 
+def text_size(db: sqlite3.Connection, version: int) -> int:
+    """Return the size of a version's text in bytes; 0 where it has none."""
+    row = db.execute("SELECT length(text) FROM texts WHERE version = ?", (version,)).fetchone()
+    return 0 if row is None else int(row[0])
+
+
 def find_visible(
     db: sqlite3.Connection, tenant: str, places: Iterable[tuple[int, int]]
 ) -> dict[tuple[int, int], FoundChunk]:

@@ -13,9 +13,12 @@ from typing import Any, Final, TypeVar
 
 from controller.schema.errors import RoundhouseError
 from retrieval.catalog.chunks import read_chunks, read_text
+from retrieval.catalog.cleanup import remove_unused_originals
 from retrieval.catalog.database import CatalogDatabase
+from retrieval.catalog.files import delete_files
 from retrieval.catalog.originals import IncomingOriginal, Originals
 from retrieval.catalog.records import Chunk, DocumentKey, NewVersion, StoredDocument, TenantTotals
+from retrieval.catalog.vector_stores import forget_stores
 from retrieval.catalog.versions import (
     Accepted,
     accept_version,
@@ -107,7 +110,7 @@ class DocumentService:
         chunking = choose_chunking(self._chunking, fields.max_tokens, fields.overlap_tokens)
         try:
             with await asyncio.to_thread(self._originals.begin_original) as incoming:
-                await self._receive(incoming, content)
+                await receive_original(incoming, content, self._max_bytes)
                 sha256 = incoming.sha256
                 key = DocumentKey(tenant, space, fields.id or f"doc-{sha256[:32]}")
                 with self._originals.pin(sha256):
@@ -116,6 +119,17 @@ class DocumentService:
                         key, sha256, incoming.bytes, fields.filename, fields.media_type, metadata, chunking
                     )
                     return await self._queue(new)
+        except (OSError, sqlite3.Error) as error:
+            raise storage_error(error) from None
+
+    async def accept_stored(self, new: NewVersion) -> None:
+        """Queue a version whose original is stored already. Does nothing where the document has that version.
+
+        Raises:
+            RoundhouseError: `retrieval_busy`, `storage_full`, `storage_failed`.
+        """
+        try:
+            await self._queue(new)
         except (OSError, sqlite3.Error) as error:
             raise storage_error(error) from None
 
@@ -165,6 +179,31 @@ class DocumentService:
     ) -> DocumentPage:
         """Return a page of the documents that match. Raises `invalid_request` where `after` is no document."""
 
+        found, has_more = await self.list_stored(
+            tenant,
+            space,
+            after=after,
+            limit=limit,
+            is_ascending=is_ascending,
+            matches=lambda document: (
+                (status is None or document.newest.state == status) and matches_filter(filter, document.newest.metadata)
+            ),
+        )
+        return DocumentPage([self._view(each) for each in found], has_more)
+
+    async def list_stored(
+        self,
+        tenant: str,
+        space: str,
+        *,
+        after: str | None,
+        limit: int,
+        is_ascending: bool,
+        matches: Callable[[StoredDocument], bool],
+    ) -> tuple[list[StoredDocument], bool]:
+        """Return a page of the documents that match, as the catalog has them, and whether more follow. `matches` is
+        called in the catalog's thread. Raises `invalid_request` where `after` is no document."""
+
         def read(db: sqlite3.Connection) -> list[StoredDocument]:
             cursor = None
             if after is not None:
@@ -174,15 +213,10 @@ class DocumentService:
                     raise RoundhouseError("invalid_request", message, param="after")
                 cursor = found.number
             documents = list_documents(db, tenant, space, after=cursor, is_ascending=is_ascending)
-            matching = (
-                each
-                for each in documents
-                if (status is None or each.newest.state == status) and matches_filter(filter, each.newest.metadata)
-            )
-            return list(itertools.islice(matching, limit + 1))
+            return list(itertools.islice(filter(matches, documents), limit + 1))
 
         found = await self._catalog.read(read)
-        return DocumentPage([self._view(each) for each in found[:limit]], len(found) > limit)
+        return found[:limit], len(found) > limit
 
     async def delete_document(self, key: DocumentKey) -> None:
         """Delete a document. When this returns, no search that begins finds it."""
@@ -203,10 +237,16 @@ class DocumentService:
     async def delete_tenant(self, tenant: str) -> int:
         """Delete everything of a tenant. Return how many documents it had. Raises RoundhouseError `tenant_not_found`
         where it has nothing."""
-        count = await self._write(lambda db: delete_documents(db, tenant))
-        if not count:
+
+        def delete(db: sqlite3.Connection) -> tuple[int, list[str]]:
+            forget_stores(db, tenant)
+            return delete_documents(db, tenant), delete_files(db, tenant)
+
+        count, file_hashes = await self._write(delete)
+        if not count and not file_hashes:
             raise RoundhouseError("tenant_not_found", f"The tenant {tenant!r:.100} has stored nothing.")
         self._note_deleted(tenant)
+        await remove_unused_originals(self._catalog, self._originals, file_hashes)
         return count
 
     async def read_chunks(self, key: DocumentKey, *, first: int, limit: int) -> tuple[list[Chunk], bool]:
@@ -232,15 +272,6 @@ class DocumentService:
         """Return the file of the newest version's original, and the document."""
         document = await self._find(key)
         return self._originals.path_of(document.newest.sha256), document
-
-    async def _receive(self, incoming: IncomingOriginal, content: AsyncIterable[bytes]) -> None:
-        async for part in content:
-            if incoming.bytes + len(part) > self._max_bytes:
-                message = f"The document is larger than {self._max_bytes / MIB:g} MiB."
-                raise RoundhouseError("document_too_large", message)
-            await asyncio.to_thread(incoming.write, part)
-        if not incoming.bytes:
-            raise RoundhouseError("document_empty", "The document is empty.")
 
     async def _queue(self, new: NewVersion) -> tuple[Document, bool]:
         now = self._clock()
@@ -277,6 +308,21 @@ class DocumentService:
 
     def _view(self, document: StoredDocument) -> Document:
         return build_document(document, self._changes.find_progress(document.newest.number))
+
+
+async def receive_original(incoming: IncomingOriginal, content: AsyncIterable[bytes], max_bytes: int) -> None:
+    """Write a client's content to a file.
+
+    Raises:
+        RoundhouseError: `document_empty`, or `document_too_large` beyond `max_bytes`.
+        OSError: the disk fails.
+    """
+    async for part in content:
+        if incoming.bytes + len(part) > max_bytes:
+            raise RoundhouseError("document_too_large", f"The document is larger than {max_bytes / MIB:g} MiB.")
+        await asyncio.to_thread(incoming.write, part)
+    if not incoming.bytes:
+        raise RoundhouseError("document_empty", "The document is empty.")
 
 
 def choose_chunking(default: ChunkingOptions, max_tokens: int | None, overlap_tokens: int | None) -> ChunkingOptions:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from retrieval.catalog.cleanup import remove_unused_originals
 from retrieval.catalog.database import CatalogDatabase
 from retrieval.catalog.originals import Originals
-from retrieval.catalog.versions import is_original_used, list_garbage, remove_garbage
+from retrieval.catalog.versions import list_garbage, remove_garbage
 from retrieval.ingestion.collection_writer import CollectionWriter
 from retrieval.ingestion.index import Index
 from retrieval.vector_store.base import VectorStore
@@ -49,21 +50,11 @@ class GarbageCollector:
                     await self._store.delete_versions(collection.name, garbage)
                     await self._store.flush_collection(collection.name)
             unused = await self._catalog.write(lambda db, numbers=garbage: remove_garbage(db, numbers))  # type: ignore[misc]
-            for sha256 in unused:
-                await self._remove_original(sha256)
+            await remove_unused_originals(self._catalog, self._originals, unused)
             removed += len(garbage)
 
-    async def remove_unused_originals(self) -> int:
+    async def remove_leftovers(self) -> int:
         """Remove originals that the catalog does not speak of, which a crash has left. Return how many. Call at
         start."""
         hashes = await asyncio.to_thread(lambda: list(self._originals.list_originals()))
-        used = await self._catalog.read(lambda db: {each for each in hashes if is_original_used(db, each)})
-        for sha256 in hashes:
-            if sha256 not in used:
-                await asyncio.to_thread(self._originals.remove_original, sha256)
-        return len(hashes) - len(used)
-
-    async def _remove_original(self, sha256: str) -> None:
-        # Asked again: a client may have sent the same content meanwhile.
-        if not await self._catalog.read(lambda db: is_original_used(db, sha256)):
-            await asyncio.to_thread(self._originals.remove_original, sha256)
+        return await remove_unused_originals(self._catalog, self._originals, hashes)

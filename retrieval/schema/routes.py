@@ -16,6 +16,26 @@ from retrieval.schema.documents import (
     NewDocument,
     TenantList,
 )
+from retrieval.schema.files import (
+    AttributesChange,
+    DeletedFile,
+    DeletedVectorStore,
+    DeletedVectorStoreFile,
+    File,
+    FileBatchObject,
+    FileContent,
+    FileList,
+    NewFileBatch,
+    NewVectorStore,
+    NewVectorStoreFile,
+    VectorStoreChange,
+    VectorStoreFile,
+    VectorStoreFileList,
+    VectorStoreList,
+    VectorStoreObject,
+    VectorStoreResults,
+    VectorStoreSearch,
+)
 from retrieval.schema.search import SearchRequest, SearchResult
 
 
@@ -73,6 +93,14 @@ _STATUS: Final = QueryParameter(
     {"type": "string", "enum": ["queued", "parsing", "embedding", "ready", "failed"]},
 )
 
+FILES: Final = "/v1/files"
+FILE: Final = f"{FILES}/{{file_id}}"
+STORES: Final = "/v1/vector_stores"
+STORE: Final = f"{STORES}/{{vector_store_id}}"
+STORE_FILES: Final = f"{STORE}/files"
+STORE_FILE: Final = f"{STORE_FILES}/{{file_id}}"
+STORE_BATCHES: Final = f"{STORE}/file_batches"
+STORE_BATCH: Final = f"{STORE_BATCHES}/{{batch_id}}"
 DOCUMENT: Final = "/v1/documents/{document_id}"
 _WRITE_CODES: Final = ("invalid_json", "body_too_large", "storage_full", "retrieval_busy")
 _PARSE_CODES: Final = (
@@ -84,6 +112,178 @@ _PARSE_CODES: Final = (
     "unsupported_media_type",
     "parsing_timeout",
     "parsing_failed",
+)
+
+_FILE_LIMIT: Final = QueryParameter(
+    "limit", "Most files of a page.", {"type": "integer", "minimum": 1, "maximum": 10_000, "default": 10_000}
+)
+_PURPOSE: Final = QueryParameter(
+    "purpose",
+    "Only files of that purpose.",
+    {"type": "string", "enum": ["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]},
+)
+_FILE_STATUS: Final = QueryParameter(
+    "filter",
+    "Only files of that status.",
+    {"type": "string", "enum": ["in_progress", "completed", "failed", "cancelled"]},
+)
+_STORE_CODES: Final = ("vector_store_not_found",)
+_STORE_FILE_CODES: Final = ("vector_store_not_found", "file_not_found")
+_USE_CODES: Final = ("invalid_json", "vector_store_expired", "storage_full", "retrieval_busy", *_STORE_FILE_CODES)
+
+_FILE_ROUTES: Final = (
+    RouteSpec(
+        "POST",
+        FILES,
+        "Upload a file",
+        "Stores a file durably, as OpenAI's API: a form with `file` and `purpose`. Searches find it in the vector "
+        "stores that it is added to.",
+        File,
+        takes_file=True,
+        codes=("document_empty", "document_too_large", "storage_full"),
+    ),
+    RouteSpec("GET", FILES, "List files", "The tenant's files.", FileList, query=(_FILE_LIMIT, ORDER, AFTER, _PURPOSE)),
+    RouteSpec("GET", FILE, "A file", "A file, without its content.", File, codes=("file_not_found",)),
+    RouteSpec(
+        "DELETE",
+        FILE,
+        "Delete a file",
+        "Deletes a file, also from all vector stores.",
+        DeletedFile,
+        codes=("file_not_found",),
+    ),
+    RouteSpec(
+        "GET",
+        f"{FILE}/content",
+        "The content of a file",
+        "The bytes that were sent.",
+        None,
+        codes=("file_not_found",),
+    ),
+)
+_STORE_ROUTES: Final = (
+    RouteSpec(
+        "POST",
+        STORES,
+        "Create a vector store",
+        "Creates a vector store, and adds its first files.",
+        VectorStoreObject,
+        body=NewVectorStore,
+        codes=("invalid_json", "file_not_found", "storage_full", "retrieval_busy"),
+    ),
+    RouteSpec(
+        "GET",
+        STORES,
+        "List vector stores",
+        "The tenant's vector stores.",
+        VectorStoreList,
+        query=(LIMIT, ORDER, AFTER),
+    ),
+    RouteSpec("GET", STORE, "A vector store", "Its state and files by status.", VectorStoreObject, codes=_STORE_CODES),
+    RouteSpec(
+        "POST",
+        STORE,
+        "Change a vector store",
+        "Changes the fields that are sent.",
+        VectorStoreObject,
+        body=VectorStoreChange,
+        codes=("invalid_json", *_STORE_CODES),
+    ),
+    RouteSpec(
+        "DELETE",
+        STORE,
+        "Delete a vector store",
+        "Deletes what the vector store has made of its files; the files stay.",
+        DeletedVectorStore,
+        codes=_STORE_CODES,
+    ),
+    RouteSpec(
+        "POST",
+        f"{STORE}/search",
+        "Search a vector store",
+        "Finds the chunks that fit one query or several best. Scores go from 0 to 1. `rewrite_query` has no effect.",
+        VectorStoreResults,
+        body=VectorStoreSearch,
+        codes=("invalid_json", "vector_store_expired", "embedding_unavailable", "rerank_unavailable", *_STORE_CODES),
+    ),
+    RouteSpec(
+        "POST",
+        STORE_FILES,
+        "Add a file to a vector store",
+        "Answers at once; the file is searchable when its status is `completed`.",
+        VectorStoreFile,
+        body=NewVectorStoreFile,
+        codes=_USE_CODES,
+    ),
+    RouteSpec(
+        "GET",
+        STORE_FILES,
+        "List the files of a vector store",
+        "Files with their status.",
+        VectorStoreFileList,
+        query=(LIMIT, ORDER, AFTER, _FILE_STATUS),
+        codes=_STORE_CODES,
+    ),
+    RouteSpec(
+        "GET",
+        STORE_FILE,
+        "A file of a vector store",
+        "Its status and attributes.",
+        VectorStoreFile,
+        codes=_STORE_FILE_CODES,
+    ),
+    RouteSpec(
+        "POST",
+        STORE_FILE,
+        "Change a file's attributes",
+        "Replaces the attributes. The file is indexed again; until then, searches compare the old ones.",
+        VectorStoreFile,
+        body=AttributesChange,
+        codes=_USE_CODES,
+    ),
+    RouteSpec(
+        "DELETE",
+        STORE_FILE,
+        "Remove a file from a vector store",
+        "The file itself stays.",
+        DeletedVectorStoreFile,
+        codes=_STORE_FILE_CODES,
+    ),
+    RouteSpec(
+        "GET",
+        f"{STORE_FILE}/content",
+        "The text of a file in a vector store",
+        "What was extracted from the file.",
+        FileContent,
+        codes=("document_not_found", *_STORE_FILE_CODES),
+    ),
+    RouteSpec(
+        "POST",
+        STORE_BATCHES,
+        "Add files to a vector store",
+        "Adds up to 500 files together.",
+        FileBatchObject,
+        body=NewFileBatch,
+        codes=_USE_CODES,
+    ),
+    RouteSpec("GET", STORE_BATCH, "A batch", "Its files by status.", FileBatchObject, codes=_STORE_CODES),
+    RouteSpec(
+        "POST",
+        f"{STORE_BATCH}/cancel",
+        "Cancel a batch",
+        "Stops indexing its files; those that are searchable stay.",
+        FileBatchObject,
+        codes=_STORE_CODES,
+    ),
+    RouteSpec(
+        "GET",
+        f"{STORE_BATCH}/files",
+        "List the files of a batch",
+        "All files of the batch on one page.",
+        VectorStoreFileList,
+        query=(_FILE_STATUS,),
+        codes=_STORE_CODES,
+    ),
 )
 
 ROUTES: Final = (
@@ -172,4 +372,7 @@ ROUTES: Final = (
         DeletedTenant,
         codes=("tenant_not_found",),
     ),
+    *_FILE_ROUTES,
+    *_STORE_ROUTES,
 )
+"""Every route of retrieval."""

@@ -59,6 +59,11 @@ class SearchService:
         self._prefixes_of = prefixes_of
         self._rerank_model = rerank_model
 
+    @property
+    def has_rerank_model(self) -> bool:
+        """Whether a rerank model is set."""
+        return self._rerank_model is not None
+
     async def search(self, tenant: str, spaces: Sequence[str], request: SearchRequest) -> SearchResult:
         """Return the hits, best first. Every hit is of a version that was visible during the search.
 

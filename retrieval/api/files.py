@@ -1,0 +1,113 @@
+"""/v1/files: OpenAI's files."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+
+from controller.schema.errors import RoundhouseError
+from retrieval.api.requests import (
+    Handlers,
+    answer_model,
+    read_caller,
+    read_choice,
+    read_integer,
+    tenant_headers,
+)
+from retrieval.api.uploads import file_parts, media_type_of, open_form
+from retrieval.file_search.file_service import LONGEST_LIFE_S, SHORTEST_LIFE_S, FileService
+from retrieval.file_search.views import build_file
+from retrieval.schema.files import DeletedFile, FileList
+from retrieval.schema.routes import FILE, FILES
+
+_FIELDS: Final = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
+_PURPOSES: Final = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
+_MOST: Final = 10_000
+
+
+class FileRoutes:
+    """The handlers of one service."""
+
+    def __init__(self, service: FileService, max_bytes: int) -> None:
+        """`max_bytes`: of a file."""
+        self._service = service
+        self._max_bytes = max_bytes
+
+    def handlers(self) -> Handlers:
+        """Return the handlers of this group."""
+        return {
+            ("POST", FILES): self.add_file,
+            ("GET", FILES): self.list_files,
+            ("GET", FILE): self.get_file,
+            ("DELETE", FILE): self.delete_file,
+            ("GET", f"{FILE}/content"): self.get_content,
+        }
+
+    async def add_file(self, request: Request) -> Response:
+        """Store a file."""
+        caller = read_caller(request)
+        async with open_form(request, self._max_bytes, _FIELDS) as (values, upload):
+            if values.get("purpose") not in _PURPOSES:
+                message = f"`purpose` must be one of {', '.join(_PURPOSES)}."
+                raise RoundhouseError("invalid_request", message, param="purpose")
+            file = await self._service.add_file(
+                caller.tenant,
+                file_parts(upload),
+                filename=upload.filename or "file",
+                media_type=media_type_of(upload),
+                purpose=values["purpose"],
+                expires_after_s=_life_of(values.get("expires_after[seconds]")),
+            )
+        return answer_model(build_file(file), caller)
+
+    async def list_files(self, request: Request) -> Response:
+        """Answer a page of files."""
+        caller = read_caller(request)
+        files, has_more = await self._service.list_files(
+            caller.tenant,
+            after=request.query_params.get("after"),
+            limit=read_integer(request, "limit", _MOST, 1, _MOST),
+            is_ascending=read_choice(request, "order", ("asc", "desc")) == "asc",
+            purpose=read_choice(request, "purpose", _PURPOSES),
+        )
+        ids = [file.id for file in files]
+        data = [build_file(file) for file in files]
+        return answer_model(
+            FileList(data=data, first_id=ids[0] if ids else None, last_id=ids[-1] if ids else None, has_more=has_more),
+            caller,
+        )
+
+    async def get_file(self, request: Request) -> Response:
+        """Answer a file."""
+        caller = read_caller(request)
+        file = await self._service.find_file(caller.tenant, request.path_params["file_id"])
+        return answer_model(build_file(file), caller)
+
+    async def delete_file(self, request: Request) -> Response:
+        """Delete a file."""
+        caller, file_id = read_caller(request), request.path_params["file_id"]
+        await self._service.delete_file(caller.tenant, file_id)
+        return answer_model(DeletedFile(id=file_id), caller)
+
+    async def get_content(self, request: Request) -> Response:
+        """Answer the content of a file."""
+        caller = read_caller(request)
+        file = await self._service.find_file(caller.tenant, request.path_params["file_id"])
+        # Never shown by a browser as a page of this address.
+        return FileResponse(
+            self._service.original_of(file),
+            headers={**tenant_headers(caller), "x-content-type-options": "nosniff"},
+            media_type="application/octet-stream",
+            filename=file.filename,
+        )
+
+
+def _life_of(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or not SHORTEST_LIFE_S <= int(text) <= LONGEST_LIFE_S:
+        message = f"`expires_after[seconds]` must be an integer from {SHORTEST_LIFE_S} to {LONGEST_LIFE_S}."
+        raise RoundhouseError("invalid_request", message, param="expires_after[seconds]")
+    return int(text)

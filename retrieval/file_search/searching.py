@@ -1,0 +1,74 @@
+"""Searches in vector stores, in OpenAI's form. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from retrieval.schema.files import TextContent, VectorStoreHit, VectorStoreResults, VectorStoreSearch
+from retrieval.schema.search import FusionChoice, SearchHit, SearchRequest, SearchResult
+
+
+def build_search(wanted: VectorStoreSearch, query: str, *, has_reranker: bool) -> SearchRequest:
+    """Return the search for one query. Weighted fusion, since OpenAI's scores go from 0 to 1."""
+    ranking = wanted.ranking_options
+    weights = None if ranking is None else ranking.hybrid_search
+    fusion = FusionChoice(method="weighted")
+    if weights is not None:
+        fusion = FusionChoice(
+            method="weighted", dense_weight=weights.embedding_weight, sparse_weight=weights.text_weight
+        )
+    wants_rerank = ranking is not None and ranking.ranker not in (None, "none")
+    return SearchRequest(
+        query=query[:32_768],
+        top_k=wanted.max_num_results,
+        filter=wanted.filters,
+        fusion=fusion,
+        rerank=wants_rerank and has_reranker,
+    )
+
+
+def merge_results(
+    wanted: VectorStoreSearch, queries: Sequence[str], results: Sequence[SearchResult]
+) -> VectorStoreResults:
+    """Return the hits of all queries, best first; a chunk that several queries found is there once, with its best
+    score."""
+    best: dict[tuple[str, int], VectorStoreHit] = {}
+    for result in results:
+        for hit in result.data:
+            found = _build_hit(hit, scale_score(hit, result, wanted))
+            key = (found.file_id, found.chunk)
+            if key not in best or best[key].score < found.score:
+                best[key] = found
+    threshold = 0.0 if wanted.ranking_options is None else wanted.ranking_options.score_threshold or 0.0
+    ranked = sorted(best.values(), key=lambda hit: (-hit.score, hit.file_id, hit.chunk))
+    kept = [hit for hit in ranked if hit.score >= threshold]
+    return VectorStoreResults(search_query=list(queries), data=kept[: wanted.max_num_results])
+
+
+def scale_score(hit: SearchHit, result: SearchResult, wanted: VectorStoreSearch) -> float:
+    """Return a hit's score from 0 to 1.
+
+    Hybrid: the weighted sum over the sum of the weights. Dense: the cosine, 0 where it is negative. BM25 and rerank
+    models, which have no upper bound: `s / (1 + s)`, 0 where it is negative.
+    """
+    if result.mode == "hybrid" and hit.scores.rerank is None:
+        weights = None if wanted.ranking_options is None else wanted.ranking_options.hybrid_search
+        total = 2.0 if weights is None else weights.embedding_weight + weights.text_weight
+        return min(1.0, hit.score / total) if total else 0.0
+    positive = max(0.0, hit.score)
+    return min(1.0, positive) if result.mode == "dense" else positive / (1.0 + positive)
+
+
+def _build_hit(hit: SearchHit, score: float) -> VectorStoreHit:
+    return VectorStoreHit(
+        file_id=hit.document_id,
+        filename=hit.filename or hit.document_id,
+        score=score,
+        attributes=hit.metadata,
+        content=[TextContent(text=hit.text)],
+        chunk=hit.chunk,
+        start=hit.start,
+        end=hit.end,
+        page=hit.page,
+        headings=hit.headings,
+    )

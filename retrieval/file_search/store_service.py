@@ -1,0 +1,289 @@
+"""OpenAI's vector stores: spaces of documents that are made of files."""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from controller.schema.errors import RoundhouseError
+from retrieval.catalog.chunks import text_size
+from retrieval.catalog.database import CatalogDatabase
+from retrieval.catalog.files import StoredFile
+from retrieval.catalog.records import DocumentKey, NewVersion, StoredDocument
+from retrieval.catalog.vector_stores import (
+    FileBatch,
+    StoredVectorStore,
+    add_batch,
+    find_batch,
+    find_store,
+    forget_store,
+    list_expired_stores,
+    list_stores,
+    save_store,
+    touch_store,
+)
+from retrieval.catalog.versions import cancel_versions, count_space, find_document
+from retrieval.documents.metadata import check_metadata
+from retrieval.documents.service import DocumentService, choose_chunking
+from retrieval.file_search.file_service import FileService
+from retrieval.file_search.views import build_batch, build_store, build_store_file
+from retrieval.parsing.base import ChunkingOptions
+from retrieval.schema.files import (
+    ChunkingStrategy,
+    FileBatchObject,
+    NewFileBatch,
+    NewVectorStore,
+    NewVectorStoreFile,
+    VectorStoreChange,
+    VectorStoreFile,
+    VectorStoreObject,
+)
+
+_METADATA: Final = "metadata"
+_ATTRIBUTES: Final = "attributes"
+
+
+class VectorStoreService:
+    """Vector stores of all tenants. Methods raise RoundhouseError `vector_store_not_found` for one that the tenant does
+    not have, and `file_not_found` for a file that it does not have."""
+
+    def __init__(
+        self,
+        catalog: CatalogDatabase,
+        documents: DocumentService,
+        files: FileService,
+        *,
+        chunking: ChunkingOptions,
+        clock: Callable[[], float],
+    ) -> None:
+        """`chunking`: for the strategy `auto`. `clock`: Unix time in seconds."""
+        self._catalog = catalog
+        self._documents = documents
+        self._files = files
+        self._chunking = chunking
+        self._clock = clock
+
+    async def create_store(self, tenant: str, new: NewVectorStore) -> VectorStoreObject:
+        """Create a vector store, and add its first files."""
+        check_metadata(new.metadata or {}, _METADATA)
+        chunking = self._choose_chunking(new.chunking_strategy)
+        files = [await self._files.find_file(tenant, file_id) for file_id in new.file_ids or ()]
+        now = self._clock()
+        days = None if new.expires_after is None else new.expires_after.days
+        store = StoredVectorStore(
+            f"vs_{secrets.token_hex(16)}", tenant, new.name, new.description, new.metadata or {}, now, now, days
+        )
+        await self._catalog.write(lambda db: save_store(db, store))
+        for file in files:
+            await self._add(store, file, {}, chunking)
+        return await self._view(store)
+
+    async def get_store(self, tenant: str, store_id: str) -> VectorStoreObject:
+        """Return a vector store."""
+        return await self._view(await self._find(tenant, store_id))
+
+    async def list_stores(
+        self, tenant: str, *, after: str | None, limit: int, is_ascending: bool
+    ) -> tuple[list[VectorStoreObject], bool]:
+        """Return a page of vector stores, and whether more follow."""
+        try:
+            stores = await self._catalog.read(
+                lambda db: list_stores(db, tenant, after=after, limit=limit + 1, is_ascending=is_ascending)
+            )
+        except LookupError:
+            message = f"`after` must be the id of a vector store; it is {after!r:.100}."
+            raise RoundhouseError("invalid_request", message, param="after") from None
+        return [await self._view(store) for store in stores[:limit]], len(stores) > limit
+
+    async def change_store(self, tenant: str, store_id: str, change: VectorStoreChange) -> VectorStoreObject:
+        """Change the named fields of a vector store."""
+        store = await self._find(tenant, store_id)
+        check_metadata(change.metadata or {}, _METADATA)
+        named = change.model_fields_set
+        if "name" in named:
+            store = replace(store, name=change.name)
+        if "metadata" in named:
+            store = replace(store, metadata=change.metadata or {})
+        if "expires_after" in named:
+            store = replace(store, expires_days=None if change.expires_after is None else change.expires_after.days)
+        store = replace(store, last_active_at=self._clock())
+        await self._catalog.write(lambda db: save_store(db, store))
+        return await self._view(store)
+
+    async def delete_store(self, tenant: str, store_id: str) -> None:
+        """Delete a vector store with what it has made of its files; the files stay."""
+        await self._find(tenant, store_id)
+        await self._documents.delete_space(tenant, store_id)
+        await self._catalog.write(lambda db: forget_store(db, tenant, store_id))
+
+    async def use_store(self, tenant: str, store_id: str) -> None:
+        """Note that a vector store is searched. Raises `vector_store_expired` for an expired one, too."""
+        store, now = await self._find(tenant, store_id), self._clock()
+        if store.expires_at is not None and store.expires_at < now:
+            message = f"The vector store {store_id} has expired."
+            raise RoundhouseError("vector_store_expired", message, param="vector_store_id")
+        await self._catalog.write(lambda db: touch_store(db, store_id, now))
+
+    async def add_file(self, tenant: str, store_id: str, new: NewVectorStoreFile) -> VectorStoreFile:
+        """Add a file; one that is there already gets the new attributes and sizes of chunks."""
+        check_metadata(new.attributes or {}, _ATTRIBUTES)
+        chunking = self._choose_chunking(new.chunking_strategy)
+        await self.use_store(tenant, store_id)
+        store = await self._find(tenant, store_id)
+        file = await self._files.find_file(tenant, new.file_id)
+        await self._add(store, file, new.attributes or {}, chunking)
+        return await self.get_file(tenant, store_id, new.file_id)
+
+    async def get_file(self, tenant: str, store_id: str, file_id: str) -> VectorStoreFile:
+        """Return a file of a vector store."""
+        return await self._view_file(await self._find_document(tenant, store_id, file_id))
+
+    async def list_files(
+        self, tenant: str, store_id: str, *, after: str | None, limit: int, is_ascending: bool, status: str | None
+    ) -> tuple[list[VectorStoreFile], bool]:
+        """Return a page of a vector store's files, and whether more follow."""
+        await self._find(tenant, store_id)
+        documents, has_more = await self._documents.list_stored(
+            tenant,
+            store_id,
+            after=after,
+            limit=limit,
+            is_ascending=is_ascending,
+            matches=lambda document: status is None or build_store_file(document, 0).status == status,
+        )
+        return [await self._view_file(document) for document in documents], has_more
+
+    async def change_attributes(
+        self, tenant: str, store_id: str, file_id: str, attributes: Mapping[str, Any]
+    ) -> VectorStoreFile:
+        """Replace a file's attributes. Searches compare the old ones until the file is indexed again."""
+        check_metadata(attributes, _ATTRIBUTES)
+        document = await self._find_document(tenant, store_id, file_id)
+        file = await self._files.find_file(tenant, file_id)
+        store = await self._find(tenant, store_id)
+        await self._add(store, file, attributes, document.newest.chunking)
+        return await self.get_file(tenant, store_id, file_id)
+
+    async def remove_file(self, tenant: str, store_id: str, file_id: str) -> None:
+        """Remove a file from a vector store; the file itself stays."""
+        document = await self._find_document(tenant, store_id, file_id)
+        await self._documents.delete_document(document.key)
+
+    async def read_text(self, tenant: str, store_id: str, file_id: str) -> str:
+        """Return the text that a vector store has made of a file."""
+        document = await self._find_document(tenant, store_id, file_id)
+        return (await self._documents.read_text(document.key)).decode()
+
+    async def add_batch(self, tenant: str, store_id: str, new: NewFileBatch) -> FileBatchObject:
+        """Add files together. A file that the tenant does not have refuses all of them."""
+        await self.use_store(tenant, store_id)
+        store = await self._find(tenant, store_id)
+        wanted = self._wanted_files(new)
+        files = [await self._files.find_file(tenant, each.file_id) for each in wanted]
+        batch = FileBatch(f"vsfb_{secrets.token_hex(16)}", store_id, tenant, self._clock(), [file.id for file in files])
+        await self._catalog.write(lambda db: add_batch(db, batch))
+        for each, file in zip(wanted, files, strict=True):
+            await self._add(store, file, each.attributes or {}, self._choose_chunking(each.chunking_strategy))
+        return await self._view_batch(batch)
+
+    async def get_batch(self, tenant: str, store_id: str, batch_id: str) -> FileBatchObject:
+        """Return a batch."""
+        return await self._view_batch(await self._find_batch(tenant, store_id, batch_id))
+
+    async def cancel_batch(self, tenant: str, store_id: str, batch_id: str) -> FileBatchObject:
+        """Stop indexing the files of a batch; those that are searchable stay."""
+        batch = await self._find_batch(tenant, store_id, batch_id)
+        keys = [DocumentKey(tenant, store_id, file_id) for file_id in batch.files]
+        await self._catalog.write(lambda db: cancel_versions(db, keys))
+        return await self._view_batch(batch)
+
+    async def list_batch_files(self, tenant: str, store_id: str, batch_id: str) -> list[VectorStoreFile]:
+        """Return the files of a batch, in its order; those that were removed since are missing."""
+        batch = await self._find_batch(tenant, store_id, batch_id)
+        found = [await self._read_document(DocumentKey(tenant, store_id, file_id)) for file_id in batch.files]
+        return [await self._view_file(document) for document in found if document is not None]
+
+    async def empty_expired(self) -> int:
+        """Delete what expired vector stores hold. Return how many there were."""
+        now = self._clock()
+        expired = await self._catalog.read(lambda db: list_expired_stores(db, now))
+        for tenant, store_id in expired:
+            await self._documents.delete_space(tenant, store_id)
+        return len(expired)
+
+    def _wanted_files(self, new: NewFileBatch) -> Sequence[NewVectorStoreFile]:
+        if (new.file_ids is None) == (new.files is None):
+            raise RoundhouseError("invalid_request", "Send either `file_ids` or `files`.", param="file_ids")
+        check_metadata(new.attributes or {}, _ATTRIBUTES)
+        wanted = [
+            *(new.files or ()),
+            *(
+                NewVectorStoreFile.model_construct(
+                    file_id=file_id, attributes=new.attributes, chunking_strategy=new.chunking_strategy
+                )
+                for file_id in new.file_ids or ()
+            ),
+        ]
+        for index, each in enumerate(wanted):
+            check_metadata(each.attributes or {}, f"files.{index}.{_ATTRIBUTES}")
+            self._choose_chunking(each.chunking_strategy)
+        return wanted
+
+    def _choose_chunking(self, strategy: ChunkingStrategy | None) -> ChunkingOptions:
+        if strategy is None or strategy.type == "auto":
+            return self._chunking
+        if strategy.static is None:
+            message = "`chunking_strategy.static` is missing."
+            raise RoundhouseError("invalid_request", message, param="chunking_strategy.static")
+        static = strategy.static
+        return choose_chunking(self._chunking, static.max_chunk_size_tokens, static.chunk_overlap_tokens)
+
+    async def _add(
+        self, store: StoredVectorStore, file: StoredFile, attributes: Mapping[str, Any], chunking: ChunkingOptions
+    ) -> None:
+        key = DocumentKey(store.tenant, store.id, file.id)
+        new = NewVersion(key, file.sha256, file.bytes, file.filename, file.media_type, attributes, chunking)
+        await self._documents.accept_stored(new)
+
+    async def _find(self, tenant: str, store_id: str) -> StoredVectorStore:
+        store = await self._catalog.read(lambda db: find_store(db, tenant, store_id))
+        if store is None:
+            message = f"There is no vector store {store_id!r:.100}."
+            raise RoundhouseError("vector_store_not_found", message, param="vector_store_id")
+        return store
+
+    async def _find_document(self, tenant: str, store_id: str, file_id: str) -> StoredDocument:
+        await self._find(tenant, store_id)
+        document = await self._read_document(DocumentKey(tenant, store_id, file_id))
+        if document is None:
+            message = f"The vector store has no file {file_id!r:.100}."
+            raise RoundhouseError("file_not_found", message, param="file_id")
+        return document
+
+    async def _find_batch(self, tenant: str, store_id: str, batch_id: str) -> FileBatch:
+        batch = await self._catalog.read(lambda db: find_batch(db, tenant, store_id, batch_id))
+        if batch is None:
+            message = f"The vector store has no batch {batch_id!r:.100}."
+            raise RoundhouseError("vector_store_not_found", message, param="batch_id")
+        return batch
+
+    async def _read_document(self, key: DocumentKey) -> StoredDocument | None:
+        return await self._catalog.read(lambda db: find_document(db, key))
+
+    async def _view(self, store: StoredVectorStore) -> VectorStoreObject:
+        totals = await self._catalog.read(lambda db: count_space(db, store.tenant, store.id))
+        return build_store(store, totals, self._clock())
+
+    async def _view_file(self, document: StoredDocument) -> VectorStoreFile:
+        def read_size(db: sqlite3.Connection) -> int:
+            return 0 if document.live is None else text_size(db, document.live)
+
+        return build_store_file(document, await self._catalog.read(read_size))
+
+    async def _view_batch(self, batch: FileBatch) -> FileBatchObject:
+        keys = [DocumentKey(batch.tenant, batch.vector_store, file_id) for file_id in batch.files]
+        documents = await self._catalog.read(lambda db: [find_document(db, key) for key in keys])
+        return build_batch(batch, documents)

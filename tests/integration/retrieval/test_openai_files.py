@@ -1,0 +1,166 @@
+"""OpenAI's unmodified SDK on files and vector stores. Qdrant Edge and the parsers are real; the gateway is left out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx2
+import openai
+import pytest
+import qdrant_edge
+
+from retrieval.parsing.pool import ParserPool
+from retrieval.schema.headers import TENANT_HEADER
+from retrieval.vector_store.edge import EdgeVectorStore
+from tests.support.retrieval_harness import RetrievalHarness, retrieval_harness
+
+NOTES = b"# Engines\n\nThe turntable moves the engines.\n\n# Coal\n\nCoal is stored beside the shed.\n"
+
+
+@asynccontextmanager
+async def sdk(folder: Path) -> AsyncIterator[tuple[openai.AsyncOpenAI, openai.AsyncOpenAI, RetrievalHarness]]:
+    """The SDK of two tenants."""
+    store = EdgeVectorStore(folder / "edge", qdrant_edge.Bm25())
+    async with retrieval_harness(folder, store=store, parser=ParserPool()) as here:
+        transport = httpx2.ASGITransport(here.retrieval.build_app(), raise_app_exceptions=False)
+
+        def client_of(tenant: str) -> openai.AsyncOpenAI:
+            return openai.AsyncOpenAI(
+                api_key="none",
+                base_url="http://retrieval/v1",
+                max_retries=0,
+                default_headers={TENANT_HEADER: tenant},
+                http_client=httpx2.AsyncClient(transport=transport),
+            )
+
+        yield client_of("alice"), client_of("bob"), here
+
+
+async def test_a_file_is_uploaded_added_searched_and_removed(tmp_path: Path) -> None:
+    async with sdk(tmp_path) as (alice, bob, _):
+        file = await alice.files.create(file=("notes.md", NOTES), purpose="assistants")
+        assert (file.filename, file.bytes, file.purpose, file.status) == (
+            "notes.md",
+            len(NOTES),
+            "assistants",
+            "processed",
+        )
+        assert (await alice.files.content(file.id)).content == NOTES
+        assert [each.id async for each in alice.files.list()] == [file.id]
+
+        store = await alice.vector_stores.create(name="yard", metadata={"kind": "test"})
+        added = await alice.vector_stores.files.create_and_poll(
+            file.id,
+            vector_store_id=store.id,
+            attributes={"year": 1900},
+            poll_interval_ms=20,
+            chunking_strategy={
+                "type": "static",
+                "static": {"max_chunk_size_tokens": 100, "chunk_overlap_tokens": 0},
+            },
+        )
+        assert (added.status, added.attributes, added.last_error) == ("completed", {"year": 1900}, None)
+        found = [hit async for hit in alice.vector_stores.search(store.id, query="Where is the coal?")]
+        assert [hit.file_id for hit in found] == [file.id]
+        assert "Coal is stored beside the shed." in found[0].content[0].text
+        assert 0 < found[0].score <= 1
+        none = alice.vector_stores.search(store.id, query="coal", filters={"type": "gt", "key": "year", "value": 1950})
+        assert [hit async for hit in none] == []
+
+        store = await alice.vector_stores.retrieve(store.id)
+        assert (store.status, store.file_counts.completed, store.usage_bytes) == ("completed", 1, len(NOTES))
+        text = [part async for part in alice.vector_stores.files.content(file.id, vector_store_id=store.id)]
+        assert text[0].text == NOTES.decode()
+
+        for call in (
+            bob.files.retrieve(file.id),
+            bob.vector_stores.retrieve(store.id),
+            bob.vector_stores.files.create(file_id=file.id, vector_store_id=store.id),
+            bob.files.delete(file.id),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                await call
+
+        await alice.vector_stores.files.delete(file.id, vector_store_id=store.id)
+        assert [hit async for hit in alice.vector_stores.search(store.id, query="coal")] == []
+        assert (await alice.files.retrieve(file.id)).id == file.id
+
+
+async def test_batches_are_polled_and_a_bad_file_is_told(tmp_path: Path) -> None:
+    async with sdk(tmp_path) as (alice, _, __):
+        store = await alice.vector_stores.create()
+        batch = await alice.vector_stores.file_batches.upload_and_poll(
+            store.id,
+            files=[("a.txt", b"A fox."), ("b.txt", b"A dog."), ("c.txt", b"\x00\x01\x02binary" * 100)],
+            poll_interval_ms=20,
+        )
+        assert (batch.status, batch.file_counts.completed, batch.file_counts.failed) == ("completed", 2, 1)
+        files = [each async for each in alice.vector_stores.file_batches.list_files(batch.id, vector_store_id=store.id)]
+        [failed] = [each for each in files if each.status == "failed"]
+        assert failed.last_error is not None
+        assert failed.last_error.code == "unsupported_file"
+        only = alice.vector_stores.files.list(store.id, filter="failed")
+        assert [each.id async for each in only] == [failed.id]
+        cancelled = await alice.vector_stores.file_batches.cancel(batch.id, vector_store_id=store.id)
+        assert cancelled.file_counts.completed == 2, "what is searchable stays"
+
+
+async def test_deleting_a_file_takes_it_out_of_all_vector_stores(tmp_path: Path) -> None:
+    async with sdk(tmp_path) as (alice, _, here):
+        file = await alice.files.create(file=("notes.md", NOTES), purpose="assistants")
+        stores = [await alice.vector_stores.create(file_ids=[file.id]) for _ in range(2)]
+        for store in stores:
+            await alice.vector_stores.files.poll(file.id, vector_store_id=store.id, poll_interval_ms=20)
+        await alice.files.delete(file.id)
+        for store in stores:
+            assert [hit async for hit in alice.vector_stores.search(store.id, query="coal")] == []
+        deleted = await alice.vector_stores.delete(stores[0].id)
+        assert deleted.deleted
+        assert [each.id async for each in alice.vector_stores.list()] == [stores[1].id]
+        await here.retrieval.collector.collect()
+        assert list(here.retrieval.originals.list_originals()) == []
+
+
+async def test_what_expires_is_gone(tmp_path: Path) -> None:
+    async with sdk(tmp_path) as (alice, _, here):
+        file = await alice.files.create(
+            file=("notes.md", NOTES), purpose="assistants", expires_after={"anchor": "created_at", "seconds": 3600}
+        )
+        store = await alice.vector_stores.create(
+            file_ids=[file.id], expires_after={"anchor": "last_active_at", "days": 1}
+        )
+        await alice.vector_stores.files.poll(file.id, vector_store_id=store.id, poll_interval_ms=20)
+        here.clock.now += 3601
+        with pytest.raises(openai.NotFoundError):
+            await alice.files.retrieve(file.id)
+        here.clock.now += 86_400
+        assert (await alice.vector_stores.retrieve(store.id)).status == "expired"
+        with pytest.raises(openai.BadRequestError, match="has expired"):
+            await alice.vector_stores.search(store.id, query="coal")
+        assert await here.retrieval.files.delete_expired() == 1
+
+
+async def test_bad_input_is_named(tmp_path: Path) -> None:
+    async with sdk(tmp_path) as (alice, _, __):
+        store = await alice.vector_stores.create()
+        with pytest.raises(openai.BadRequestError, match="`purpose` must be one of"):
+            await alice.files.create(file=("a.txt", b"x"), purpose="other")  # type: ignore[arg-type]
+        with pytest.raises(openai.BadRequestError, match="The document is empty"):
+            await alice.files.create(file=("a.txt", b""), purpose="assistants")
+        with pytest.raises(openai.NotFoundError, match="There is no file 'file-x'"):
+            await alice.vector_stores.files.create(file_id="file-x", vector_store_id=store.id)
+        with pytest.raises(openai.BadRequestError, match="at most half"):
+            await alice.vector_stores.create(
+                chunking_strategy={
+                    "type": "static",
+                    "static": {"max_chunk_size_tokens": 100, "chunk_overlap_tokens": 51},
+                }
+            )
+        with pytest.raises(openai.BadRequestError, match=r"filter\.type: must be"):
+            await alice.vector_stores.search(
+                store.id,
+                query="x",
+                filters={"type": "like", "key": "a", "value": 1},  # type: ignore[arg-type]
+            )
