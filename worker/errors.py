@@ -29,5 +29,5 @@ class JobCancelledError(Exception):
 
 
 class EngineFailedError(Exception):
-    """The engine raised an error that is not the request's fault; the log has the details. The client gets HTTP status
-    500."""
+    """The engine raised an error, or gave what is no answer, and it is not the request's fault. The client gets the
+    message, with HTTP status 500."""

@@ -98,7 +98,7 @@ class AdminService:
         if last_round is not None and last_round.desired.revision == self._files.revision:
             return last_round
         now = self._clock()
-        desired = self._files.desired_state(now)
+        desired = self._files.desired_state()
         preview = self._reconciler.preview_round(desired, now) if desired is not None else None
         if preview is None:
             raise RoundhouseError("controller_unavailable", self._reconciler.error or NOT_YET)

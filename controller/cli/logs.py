@@ -52,14 +52,16 @@ async def _logs(url: str, name: str, replica: str | None, lines: int, follow: bo
     async with AdminClient(url) as client:
         pieces = client.read_logs(name, replica=replica, lines=lines, follow=follow)
         async with aclosing(pieces):
-            async for piece in pieces:
-                has_text |= bool(piece)
-                if not as_json:
-                    print_piece(piece)
-                    continue
-                *full_lines, partial_line = (partial_line + piece).split("\n")
-                for line in full_lines:
-                    print_json_line({"line": line})
-    if partial_line:
-        print_json_line({"line": partial_line})
+            try:
+                async for piece in pieces:
+                    has_text |= bool(piece)
+                    if not as_json:
+                        print_piece(piece)
+                        continue
+                    *full_lines, partial_line = (partial_line + piece).split("\n")
+                    for line in full_lines:
+                        print_json_line({"line": line})
+            finally:  # Ctrl-C and a lost connection end the log within a line, too
+                if partial_line:
+                    print_json_line({"line": partial_line})
     return has_text

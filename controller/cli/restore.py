@@ -50,7 +50,7 @@ def restore(
     from controller.backup.restoring import OccupiedError, RestoreFolders, restore_archive
 
     if force and new_identity:
-        raise CommandError("--new-identity is for an empty state folder, so without --force", ExitCode.USAGE)
+        raise CommandError("--new-identity is for empty folders, so without --force", ExitCode.USAGE)
     settings = read_settings(desired=desired, state=state)
     folders = RestoreFolders(settings.state, responses or settings.state, settings.desired)
     try:
@@ -59,7 +59,8 @@ def restore(
             with _hold_folders(folders):
                 restored = restore_archive(archive, manifest, folders, force=force, new_identity=new_identity)
     except OccupiedError as error:
-        raise CommandError(f"{error}; --force replaces it, and keeps it beside") from None
+        advice = "--new-identity is for empty folders" if new_identity else "--force replaces it, and keeps it beside"
+        raise CommandError(f"{error}; {advice}") from None
     except NewerArchiveError as error:
         raise CommandError(f"{file} cannot be restored: {error}") from None
     except BackupError as error:

@@ -78,11 +78,10 @@ class DesiredStateSource:
         no last good state was recovered."""
         return self._files.in_force
 
-    def desired_state(self, now: float) -> DesiredState | None:
+    def desired_state(self) -> DesiredState | None:
         """Return the desired state: the declared models with overrides, demand and evictions applied, and the keys.
 
-        None: no valid files were ever read, nor a last good state recovered. `now` is Unix time; the result does not
-        depend on it.
+        None: no valid files were ever read, nor a last good state recovered.
         """
         in_force, stored = self._files.in_force, self._persistence.state
         if in_force is None:

@@ -72,15 +72,16 @@ class DesiredSource(Protocol):
     folder that cannot be written.
     """
 
-    def desired_state(self, now: float) -> DesiredState | None:
-        """Return the desired state at `now`, Unix time, from the files that were read last; None: no valid files were
-        ever read."""
+    def desired_state(self) -> DesiredState | None:
+        """Return the desired state now in force, from the files that were read last; None: no valid files were ever
+        read."""
 
     async def refresh_files(self, now: float) -> None:
         """Read the files again if they were last read long enough before `now`, Unix time; otherwise do nothing."""
 
     def wake_at(self) -> float | None:
-        """Return the Unix time at which `desired_state` may change by time alone; None: it does not."""
+        """Return the Unix time at which `refresh_files` must be called to confirm an edit; None: nothing is to be
+        confirmed."""
 
     def evict_models(self, models: Mapping[str, str]) -> None:
         """Drop the demand for these models until the next request for each. `models` maps names to the reason; an empty
@@ -234,7 +235,7 @@ class Reconciler:
 
     def _publish_keys(self) -> None:
         """Publish the current API keys alone: a revoked key must stop working even while engines cannot be observed."""
-        desired = self._desired.desired_state(self._clock())
+        desired = self._desired.desired_state()
         if desired is not None:
             self._hub.replace_keys(build_keys(desired.keys))
 
@@ -327,7 +328,7 @@ class Reconciler:
         self._memory.note_attempts(replica.id for replica in seen_replicas)
         self._memory.forget_finished(began_at)
         self._hub.forget_lost()
-        desired = self._desired.desired_state(began_at)
+        desired = self._desired.desired_state()
         self._track(desired, seen_replicas)
         if self.round is None:
             await self._prober.wait_for_first_round()

@@ -20,8 +20,8 @@ def messages_for(messages: Sequence[Message], *, images: bool) -> list[Object]:
     tool's result has the tool's name (empty if no earlier call has its id), and the role `developer` becomes `system`.
     `images`: the model takes images.
 
-    Raises RequestError, with the field in `param`, for content that the model does not take, an image that is no base64
-    data URL, and a malformed tool call.
+    Raises RequestError, with the field in `param`, for content that the model does not take, an image in a tool's
+    result, an image that is no base64 data URL, and a malformed tool call.
     """
     converted_messages = []
     names: dict[str, str] = {}
@@ -50,10 +50,10 @@ def _content(message: Message, place: str, *, images: bool) -> list[Object]:
     for index, part in enumerate(message.content):
         if part.get("type") == "text":
             parts.append({"type": "text", "text": str(part.get("text", ""))})
-        elif part.get("type") == "image_url" and images:
+        elif part.get("type") == "image_url" and images and message.role != "tool":
             parts.append({"type": "image", "blob": _image(part, f"{place}[{index}].image_url")})
         else:
-            readable = "text and images" if images else "text"
+            readable = "text in a tool's result" if message.role == "tool" else "text and images" if images else "text"
             raise RequestError(f"This engine reads {readable}, not {part.get('type')}.", param=f"{place}[{index}].type")
     return parts
 
@@ -74,7 +74,7 @@ def _image(part: Mapping[str, Any], place: str) -> str:
 
 def _result(content: Sequence[Mapping[str, Any]]) -> Any:
     """Return a tool's result: the value if the text is JSON, else the text."""
-    text = "\n".join(part["text"] for part in content if part["type"] == "text")
+    text = "\n".join(part["text"] for part in content)
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -91,6 +91,8 @@ def _call(call: Any, place: str) -> Object:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError) as error:
             raise RequestError(f"The arguments are not JSON: {error}.", param=f"{place}.function.arguments") from None
+    if not isinstance(arguments, dict):
+        raise RequestError("The arguments are not a JSON object.", param=f"{place}.function.arguments")
     return {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import math
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
@@ -17,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from worker.engine import Api, Engine, Job, Piece
-from worker.errors import RequestError
+from worker.errors import EngineFailedError, RequestError
 from worker.metrics import Counters, prometheus_text
 from worker.schema import (
     ChatRequest,
@@ -109,7 +110,10 @@ class Worker:
         encoding = embedding_request.encoding_format or "float"
 
         def work(job: Job) -> Iterator[list[list[float]]]:
-            yield self.engine.embed_texts([self._embedded_text(each) for each in embedding_request.inputs], job)
+            vectors = self.engine.embed_texts([self._embedded_text(each) for each in embedding_request.inputs], job)
+            if not all(all(map(math.isfinite, vector)) for vector in vectors):
+                raise EngineFailedError("The model gave a number that is not finite.")
+            yield vectors
 
         return WholeReply(
             self.runner,

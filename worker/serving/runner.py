@@ -22,8 +22,8 @@ class Run(Generic[T]):
     """One job, as an asynchronous iterator over the items that an engine thread makes. Create it with
     `Runner.start_run`, and use it in the event loop only.
 
-    Iterating ends when the job's work is done. It raises RequestError, JobCancelledError, or EngineFailedError for any
-    other exception of the work, which is logged.
+    Iterating ends when the job's work is done. It raises RequestError, JobCancelledError or EngineFailedError of the
+    work, and EngineFailedError for any other exception of it, which is logged.
     """
 
     def __init__(self, work: Work[T], counters: Counters) -> None:
@@ -68,7 +68,7 @@ class Run(Generic[T]):
         try:
             for item in self._work(self.job):
                 self._deliver(item)
-        except (RequestError, JobCancelledError) as error:
+        except (RequestError, JobCancelledError, EngineFailedError) as error:
             end = error
         except Exception:
             log.exception("the engine failed")

@@ -18,6 +18,10 @@ MOST_REPETITIONS: Final = 2000
 """llama.cpp's limit. The library writes each repetition out."""
 
 _COUNTS: Final = ("minItems", "maxItems", "minLength", "maxLength")
+_DATA: Final = ("const", "enum", "default", "examples")
+"""Keywords of a schema whose values are data."""
+_BY_NAME: Final = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
+"""Keywords of a schema whose values hold schemas by names, which are no keywords."""
 _BRACES: Final = re.compile(r"\{(\d*),?(\d*)\}")
 _ROOT: Final = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*|(?<![\w-])root(?![\w-])')
 """Matches a string, a character class or a comment of a grammar, or the name of its root rule."""
@@ -89,7 +93,9 @@ def gbnf_of(schema: Mapping[str, Any], place: str, convert: Callable[[str], str]
     """
     try:
         _check_counts(schema)
-        return _ANY.sub(lambda any_: _CHARACTER, convert(json.dumps(_share_references(schema))))
+        name = _free_name("shared", json.dumps(schema))
+        gbnf = convert(json.dumps(_share_references(schema, name)))
+        return _ANY.sub(lambda any_: _CHARACTER, gbnf.replace(_hidden_key(name), "$ref"))
     except (ValueError, TypeError, LookupError, AttributeError, AssertionError, RecursionError) as error:
         reason = str(error) or type(error).__name__
         raise RequestError(f"`{place}` cannot be followed: {reason:.300}.", param=place) from error
@@ -107,33 +113,58 @@ def _check_counts(value: Any) -> None:
         _check_counts(inner)
 
 
-def _share_references(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the schema with the target of each local reference as a definition of a unique name.
+def _share_references(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the schema with the target of each local reference as a definition of a unique name, which begins with
+    `name`, and with another key for each `$ref` in data, which the library would take for a reference.
 
     The library knows a definition by the last part of its path, even if another one has the same, and finds no
     definitions beside a reference at the root.
     """
-    name = _free_name("shared", json.dumps(schema))
     names: dict[str, str] = {}
     definitions: dict[str, Any] = {}
 
     def share(ref: str) -> str:
         if ref not in names:
             names[ref] = f"{name}-{len(names)}"
-            definitions[names[ref]] = _rebuild_schema(_target(schema, ref), share)
+            definitions[names[ref]] = _rebuild_schema(_target(schema, ref), share, hide)
         return f"#/$defs/{names[ref]}"
 
-    root = _rebuild_schema(schema, share)
-    return {**({"anyOf": [root]} if "$ref" in root else root), "$defs": definitions} if definitions else schema
+    hide = partial(_hide_references, _hidden_key(name))
+    root = _rebuild_schema(schema, share, hide)
+    return {**({"anyOf": [root]} if "$ref" in root else root), "$defs": definitions} if definitions else root
 
 
-def _rebuild_schema(value: Any, change: Callable[[str], str]) -> Any:
-    """Return the schema with every local reference changed."""
+def _hidden_key(name: str) -> str:
+    return f"{name}-ref"
+
+
+def _hide_references(key: str, data: Any) -> Any:
+    """Return the data with `key` in place of each `$ref`."""
+    if isinstance(data, list):
+        return [_hide_references(key, inner) for inner in data]
+    if not isinstance(data, dict):
+        return data
+    return {key if name == "$ref" else name: _hide_references(key, inner) for name, inner in data.items()}
+
+
+def _rebuild_schema(
+    value: Any, change: Callable[[str], str], change_data: Callable[[Any], Any] = lambda data: data
+) -> Any:
+    """Return the schema with every local reference changed, and its data (constants, defaults, examples) by
+    `change_data`."""
+    rebuild = partial(_rebuild_schema, change=change, change_data=change_data)
     if isinstance(value, list):
-        return [_rebuild_schema(inner, change) for inner in value]
+        return [rebuild(inner) for inner in value]
     if not isinstance(value, dict):
         return value
-    new_object = {key: _rebuild_schema(inner, change) for key, inner in value.items()}
+    new_object = {}
+    for key, inner in value.items():
+        if key in _DATA:
+            new_object[key] = change_data(inner)
+        elif key in _BY_NAME and isinstance(inner, dict):
+            new_object[key] = {name: rebuild(named) for name, named in inner.items()}
+        else:
+            new_object[key] = rebuild(inner)
     ref = value.get("$ref")
     return new_object | {"$ref": change(ref)} if isinstance(ref, str) and ref.startswith("#") else new_object
 

@@ -21,9 +21,9 @@ def encode_event(content: Object) -> bytes:
 
 
 def encode_json(content: Object) -> bytes:
-    """Return compact JSON in UTF-8. Half of a surrogate pair, which UTF-8 cannot encode, becomes `?`. NaN and infinity
-    are written as Python does, which is not JSON."""
-    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+    """Return compact JSON in UTF-8. Half of a surrogate pair, which UTF-8 cannot encode, becomes `?`. Raises
+    ValueError for NaN and infinity, which JSON does not have."""
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(errors="replace")
 
 
 def usage_object(job: Job) -> Object:

@@ -61,7 +61,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 def keys_of(files: DesiredStateSource, place: Place) -> list[str]:
-    state = files.desired_state(place.now)
+    state = files.desired_state()
     assert state is not None
     return [key.name for key in build_keys(state.keys)]
 
@@ -70,14 +70,14 @@ async def test_an_edit_of_keys_is_wanted_at_once_and_touches_no_model(place: Pla
     place.write(MODELS + KEYS)
     files = place.files()
     await files.read_files()
-    before = files.desired_state(place.now)
+    before = files.desired_state()
     assert files.in_force is not None
     files.set_override(Override.from_statement(files.in_force.declared_models["m"], model="m", action="load", at=1.0))
-    loaded = files.desired_state(place.now)
+    loaded = files.desired_state()
     place.now += 50
     place.write(f"{MODELS}{KEYS}  web:\n    sha256: {B}\n")
     await files.read_files()
-    after = files.desired_state(place.now)
+    after = files.desired_state()
     assert before is not None
     assert loaded is not None
     assert after is not None

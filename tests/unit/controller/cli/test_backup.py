@@ -142,11 +142,16 @@ def test_declarations_that_differ_stay_unless_forced(
     assert command("restore", file, there) == ExitCode.DONE
 
 
-def test_a_copy_beside_the_original_gets_an_identity_of_its_own(file: Path, tmp_path: Path) -> None:
+def test_a_copy_beside_the_original_gets_an_identity_of_its_own(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     there = Installation(tmp_path / "there")
     assert command("restore", file, there, "--new-identity") == ExitCode.DONE
     assert not (there.state / "identity.json").exists()
     assert command("restore", file, there, "--new-identity", "--force") == ExitCode.USAGE
+    capsys.readouterr()
+    assert command("restore", file, there, "--new-identity") == ExitCode.FAILED
+    assert capsys.readouterr().err.endswith("; --new-identity is for empty folders\n"), "and does not advise --force"
 
 
 @pytest.mark.parametrize("lock_name", ["lock", "up.lock"])

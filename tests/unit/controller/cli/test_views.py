@@ -344,15 +344,21 @@ async def test_logs_of_what_is_not_there(api: FakeControlApi, capsys: pytest.Cap
     )
 
 
-async def test_followed_logs_come_at_once_and_end_with_ctrl_c(api: FakeControlApi) -> None:
-    api.log = [b"first\n", "then"]
-    program = await started(api, "logs", "chat", "--follow")
+@pytest.mark.parametrize(
+    ("arguments", "first", "rest"),
+    [((), b"first\n", b"unfinished"), (("--json",), b'{"line": "first"}\n', b'{"line": "unfinished"}\n')],
+)
+async def test_followed_logs_come_at_once_and_end_with_ctrl_c(
+    api: FakeControlApi, arguments: tuple[str, ...], first: bytes, rest: bytes
+) -> None:
+    api.log = [b"first\nunfinished", "then"]
+    program = await started(api, "logs", "chat", "--follow", *arguments)
     assert program.stdout is not None
     async with asyncio.timeout(60):
-        assert await program.stdout.readline() == b"first\n"
+        assert await program.stdout.readline() == first
     assert api.asked == [("logs", {"name": "chat", "lines": "100", "follow": "true"})]
     program.send_signal(signal.SIGINT)
-    assert await program.communicate() == (b"", b"")
+    assert await program.communicate() == (rest, b"")
     assert program.returncode == ExitCode.DONE
 
 

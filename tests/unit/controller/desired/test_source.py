@@ -50,21 +50,21 @@ def place(tmp_path: Path) -> Iterator[Place]:
     made.store.close()
 
 
-def _wanted(files: DesiredStateSource, now: float) -> dict[str, int]:
-    state = files.desired_state(now)
+def _wanted(files: DesiredStateSource) -> dict[str, int]:
+    state = files.desired_state()
     assert state is not None
     return {name: model.replicas for name, model in state.models.items()}
 
 
 async def test_the_last_good_state_rules_a_restart_over_broken_files(place: Place) -> None:
-    assert place.files().desired_state(place.now) is None
+    assert place.files().desired_state() is None
     place.write(LAZY.format(enabled="true"))
     files = place.files()
     await files.read_files()
     place.write("models: [")
     again = place.files()
     await again.read_files()
-    assert _wanted(again, place.now) == {"m": 1}
+    assert _wanted(again) == {"m": 1}
     assert again.list_problems()
 
 
@@ -73,10 +73,10 @@ async def test_since_stands_still_after_a_restart(place: Place) -> None:
     await place.files().read_files()
     files = place.files()
     await files.read_files()
-    first = files.desired_state(place.now)
+    first = files.desired_state()
     place.now += 50
     await files.read_files()
-    later = files.desired_state(place.now)
+    later = files.desired_state()
     assert first is not None
     assert later is not None
     assert later.generation == first.generation > 0
@@ -85,7 +85,7 @@ async def test_since_stands_still_after_a_restart(place: Place) -> None:
 
 async def test_a_model_is_as_old_as_its_name_in_the_files(place: Place) -> None:
     def declared_at() -> float:
-        state = files.desired_state(place.now)
+        state = files.desired_state()
         assert state is not None
         return state.models["m"].first_declared_at
 
@@ -106,7 +106,7 @@ async def test_a_model_is_as_old_as_its_name_in_the_files(place: Place) -> None:
     await files.read_files()
     place.now += 50
     await files.read_files()
-    state = files.desired_state(place.now)
+    state = files.desired_state()
     assert state is not None
     assert "m" not in state.models
     place.write(LAZY.format(enabled="true"))
@@ -118,42 +118,42 @@ async def test_demand_loads_and_an_edit_of_enabled_ends_it(place: Place) -> None
     place.write(LAZY.format(enabled="false") + "    replicas: 2\n")
     files = place.files()
     await files.read_files()
-    assert _wanted(files, place.now) == {"m": 0}
+    assert _wanted(files) == {"m": 0}
     report = GatewayReport(gateway_id="g", stamp=None, demand={"m": place.now})
     assert files.take_demand(report)
     assert not files.take_demand(report)
-    assert _wanted(files, place.now) == {"m": 2}
-    assert _wanted(place.files(), place.now) == {"m": 2}, "demand outlives a restart"
+    assert _wanted(files) == {"m": 2}
+    assert _wanted(place.files()) == {"m": 2}, "demand outlives a restart"
     place.write(LAZY.format(enabled="false") + "    replicas: 1\n")
     await files.read_files()
-    assert _wanted(files, place.now) == {"m": 0}
+    assert _wanted(files) == {"m": 0}
 
 
 async def test_a_model_that_rests_stays_so_over_a_restart_until_it_is_asked_for(place: Place) -> None:
     place.write(LAZY.format(enabled="true") + "    replicas: 2\n")
     files = place.files()
     await files.read_files()
-    assert _wanted(files, place.now) == {"m": 2}
+    assert _wanted(files) == {"m": 2}
     before = files.revision
     files.evict_models({"m": "makes room for n"})
     assert files.revision > before
     again = place.files()
     await again.read_files()
     for each in (files, again):
-        state = each.desired_state(place.now)
+        state = each.desired_state()
         assert state is not None
         assert (state.models["m"].replicas, state.models["m"].demand_replicas) == (0, 2)
         assert state.models["m"].statement.reason == "makes room for n; the next request loads it"
         assert not state.models["m"].drain_ends
     old = GatewayReport(gateway_id="g", stamp=None, demand={"m": place.now - 100})
     assert not again.take_demand(old), "a gateway tells of the last request, before the rest, again and again"
-    assert _wanted(again, place.now) == {"m": 0}
+    assert _wanted(again) == {"m": 0}
     place.now += 1
     assert again.take_demand(GatewayReport(gateway_id="g", stamp=None, demand={"m": place.now}))
-    assert _wanted(again, place.now) == {"m": 2}
+    assert _wanted(again) == {"m": 2}
     again.evict_models({"m": "not used for 5 s"})
     again.request_reload(["m"])
-    assert _wanted(again, place.now) == {"m": 2}
+    assert _wanted(again) == {"m": 2}
 
 
 @pytest.mark.parametrize("edit", ["    replicas: 2\n", "    autoload: false\n"])
@@ -165,10 +165,10 @@ async def test_an_edit_that_says_what_is_to_run_ends_a_rest_and_another_one_does
     files.evict_models({"m": "makes room for n"})
     place.write(text + "    autoload: true\n    stub_text: other\n")
     await files.read_files()
-    assert _wanted(files, place.now) == {"m": 0}
+    assert _wanted(files) == {"m": 0}
     place.write(text + ("" if "autoload" in edit else "    autoload: true\n") + edit)
     await files.read_files()
-    assert _wanted(files, place.now) == {"m": 2 if "replicas" in edit else 1}
+    assert _wanted(files) == {"m": 2 if "replicas" in edit else 1}
 
 
 async def test_a_statement_of_an_operator_ends_a_rest(place: Place) -> None:
@@ -178,9 +178,9 @@ async def test_a_statement_of_an_operator_ends_a_rest(place: Place) -> None:
     files.evict_models({"m": "makes room for n"})
     declared = {"backend": "stub", "autoload": True, "enabled": False}
     files.set_override(Override.from_statement(declared, model="m", action="load", at=place.now))
-    assert _wanted(files, place.now) == {"m": 1}
+    assert _wanted(files) == {"m": 1}
     assert files.drop_override("m")
-    state = files.desired_state(place.now)
+    state = files.desired_state()
     assert state is not None
     assert state.models["m"].statement.reason == "autoload: no request asked for it yet"
 
@@ -193,13 +193,13 @@ async def test_a_statement_that_an_edit_ended_stays_ended_when_the_edit_is_taken
     place.store.save_memory(StoredState(overrides={"m": unload}))
     files = place.files()
     await files.read_files()
-    assert _wanted(files, place.now) == {"m": 0}
+    assert _wanted(files) == {"m": 0}
     place.write(text + "    replicas: 2\n")
     await files.read_files()
-    assert _wanted(files, place.now) == {"m": 2}
+    assert _wanted(files) == {"m": 2}
     place.write(text)
     await files.read_files()
-    assert _wanted(files, place.now) == {"m": 1}
+    assert _wanted(files) == {"m": 1}
 
 
 async def test_a_model_that_vanishes_is_gone_after_two_reads_two_seconds_apart(place: Place) -> None:
@@ -208,12 +208,12 @@ async def test_a_model_that_vanishes_is_gone_after_two_reads_two_seconds_apart(p
     await files.read_files()
     place.write("models:\n  n: {backend: stub}\n")
     await files.read_files()
-    assert set(_wanted(files, place.now)) == {"m", "n"}
+    assert set(_wanted(files)) == {"m", "n"}
     wake = files.wake_at()
     assert wake is not None
     place.now = wake
     await files.refresh_files(place.now)
-    assert set(_wanted(files, place.now)) == {"n"}
+    assert set(_wanted(files)) == {"n"}
 
 
 async def test_a_disk_that_is_full_costs_memory_and_not_the_pause(
@@ -230,7 +230,7 @@ async def test_a_disk_that_is_full_costs_memory_and_not_the_pause(
         broken.setattr(place.store, "save_memory", full)
         files.set_paused(True)
         files.remember_loaded(frozenset({"m"}), {})
-    state = files.desired_state(place.now)
+    state = files.desired_state()
     assert state is not None
     assert state.paused
     assert caplog.text.count("not stored") == 1
@@ -289,7 +289,7 @@ async def test_what_no_longer_fits_ends_and_stays_ended_when_the_edit_is_taken_b
     assert ended[-1] == {"m": ["llama_server_n_ctx", "llama_server_threads"]}
     place.write(text.format(backend="llama_server"))
     await files.read_files()
-    state = files.desired_state(place.now)
+    state = files.desired_state()
     assert state is not None
     assert state.models["m"].params == {"target_inflight": 3}
     place.write(text.format(backend="llama_server") + "    enabled: false\n")

@@ -41,7 +41,7 @@ class Wanted:
     async def refresh_files(self, now: float) -> None:
         """Nothing to read."""
 
-    def desired_state(self, now: float) -> DesiredState | None:
+    def desired_state(self) -> DesiredState | None:
         """As set."""
         return self.value
 

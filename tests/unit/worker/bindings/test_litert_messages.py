@@ -77,7 +77,16 @@ def test_texts() -> None:
             "messages[0].content[0].type",
             "text and images",
         ),
+        (
+            {**picture(f"data:image/png;base64,{PNG}"), "role": "tool", "tool_call_id": "1"},
+            True,
+            "messages[0].content[0].type",
+            "reads text in a tool's result, not image_url",
+        ),
         (call("{"), True, "messages[0].tool_calls[0].function.arguments", "not JSON"),
+        (call("[1]"), True, "messages[0].tool_calls[0].function.arguments", "not a JSON object"),
+        (call('"a"'), True, "messages[0].tool_calls[0].function.arguments", "not a JSON object"),
+        (call([1]), True, "messages[0].tool_calls[0].function.arguments", "not a JSON object"),
         ({"role": "assistant", "tool_calls": ["x"]}, True, "messages[0].tool_calls[0]", "`function` with a `name`"),
     ],
 )

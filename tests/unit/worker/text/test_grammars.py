@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from typing import Any
 
 import pytest
 
+from tests.support.require import require
 from worker.errors import RequestError
 from worker.text.grammars import MOST_REPETITIONS, allow_call, allow_reasoning, any_call_schema, gbnf_of, schema_asked
 from worker.text.reasoning import QWEN
@@ -100,6 +102,27 @@ def test_references_lead_to_definitions_of_their_own_names() -> None:
 
 
 SHARED = {"$ref": "#/$defs/shared-0"}
+REF = "#/nowhere"
+
+
+@pytest.mark.parametrize("data", [{"const": {"$ref": REF}}, {"enum": [[{"$ref": REF}], 5]}])
+@pytest.mark.parametrize("place", ["const", "default", "properties"])
+def test_a_reference_in_data_is_data(data: dict[str, Any], place: str) -> None:
+    require("llama_cpp", importlib.util.find_spec("llama_cpp") is not None, "llama-cpp-python is not installed")
+    from llama_cpp.llama_grammar import json_schema_to_gbnf
+
+    [(keyword, value)] = data.items()
+    schema = {
+        "properties": {place: {"$ref": "#/$defs/n"}, "data": data | {"default": value, "examples": [value]}},
+        "required": [place, "data"],
+        "$defs": {"n": {"type": "null"}},
+    }
+    for asked in (schema, any_call_schema({"f": schema})):
+        gbnf = gbnf_of(asked, "here", json_schema_to_gbnf)
+        [rule] = re.findall(r"data ::= (.*)", gbnf)
+        [first, *_] = value if keyword == "enum" else [value]
+        assert rule.startswith(json.dumps(json.dumps(first)))
+        assert gbnf.count("$ref") == 1
 
 
 @pytest.mark.parametrize("ref", ["#/$defs/a", "#a", "#/type/0", "#/anyOf/2", "#/anyOf/x"])
