@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from retrieval.parsing.base import ChunkingOptions, ChunkSpan
-from retrieval.parsing.structure import Strength, Structure, Units, find_units
+from retrieval.parsing.structure import Heading, Strength, Structure, Units, find_units
 
 _BYTE_ORDER_MARK: Final = "\ufeff"
 _PREFERENCES: Final = (
@@ -25,7 +25,11 @@ _PREFERENCES: Final = (
 
 
 def cut_text(
-    text: str, options: ChunkingOptions, structure: Structure = "prose", page_starts: Sequence[int] = ()
+    text: str,
+    options: ChunkingOptions,
+    structure: Structure = "prose",
+    page_starts: Sequence[int] = (),
+    headings: Sequence[Heading] = (),
 ) -> list[ChunkSpan]:
     """Return the chunks of a text, in its order.
 
@@ -36,7 +40,7 @@ def cut_text(
     byte order mark at the beginning of the text.
 
     `page_starts`: offsets in characters of the pages, the first page's included, each at the start of a line; empty
-    where the text has no pages.
+    where the text has no pages. `headings`: of a text that is not Markdown, in its order.
 
     Raises:
         ValueError: `options` are out of range.
@@ -44,16 +48,16 @@ def cut_text(
     if options.max_tokens < 1 or not 0 <= options.overlap_tokens <= options.max_tokens // 2:
         raise ValueError("max_tokens must be at least 1, and overlap_tokens between 0 and half of max_tokens")
     body = "\n" + text[1:] if text.startswith(_BYTE_ORDER_MARK) else text
-    units = find_units(body, structure, options.max_tokens - options.overlap_tokens, page_starts)
+    units = find_units(body, structure, options.max_tokens - options.overlap_tokens, page_starts, headings)
     spans = _trim_spans(body, _pack_units(units, len(text), options))
     offsets = _find_byte_offsets(text, spans)
-    headings = _HeadingPath(units.headings)
+    above = _HeadingPath(units.headings)
     return [
         ChunkSpan(
             start=offsets[start],
             end=offsets[end],
             text=text[start:end],
-            headings=headings.find_path(start),
+            headings=above.find_path(start),
             page=max(1, bisect_right(page_starts, start)) if page_starts else None,
         )
         for start, end in spans
@@ -144,21 +148,23 @@ def _find_byte_offsets(text: str, spans: Sequence[tuple[int, int]]) -> dict[int,
 class _HeadingPath:
     """Follows the headings of a text. Asked for ascending positions."""
 
-    def __init__(self, headings: Sequence[tuple[int, int, str]]) -> None:
+    def __init__(self, headings: Sequence[Heading]) -> None:
         self._headings = headings
         self._next = 0
-        self._open: list[tuple[int, str]] = []
+        self._open: list[Heading] = []
 
     def find_path(self, position: int) -> tuple[str, ...]:
         """Return the headings above a position, the outermost first; one that begins there is not above it."""
-        while self._next < len(self._headings) and self._headings[self._next][0] < position:
-            _, level, title = self._headings[self._next]
-            while self._open and self._open[-1][0] >= level:
-                self._open.pop()
-            self._open.append((level, title))
+        while self._next < len(self._headings) and self._headings[self._next].start < position:
+            heading = self._headings[self._next]
+            self._close(heading.level)
+            self._open.append(heading)
             self._next += 1
-        # A chunk that begins with a heading of a higher level ends those that are open.
-        if self._next < len(self._headings) and self._headings[self._next][0] == position:
-            level = self._headings[self._next][1]
-            return tuple(title for each, title in self._open if each < level)
-        return tuple(title for _, title in self._open)
+        if self._next < len(self._headings) and self._headings[self._next].start == position:
+            # It ends those of its level that are open.
+            self._close(self._headings[self._next].level)
+        return tuple(heading.title for heading in self._open)
+
+    def _close(self, level: int) -> None:
+        while self._open and self._open[-1].level >= level:
+            self._open.pop()

@@ -17,6 +17,7 @@ _BYTE_ORDER_MARKS: Final = (
 _NOT_OF_FILES: Final = ("idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape", "utf-7")
 """Encodings that Python knows and that no file is in. Some take quadratic time."""
 _SAMPLE_BYTES: Final = 4096
+_BEYOND_ASCII: Final = re.compile(r"[^\x00-\x7f]")
 _CONTROL: Final = re.compile(r"[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f]")
 """Control characters that texts do not have: not bell to carriage return (terminals' logs), and not escape."""
 _MOST_CONTROLS: Final = 0.001
@@ -27,7 +28,8 @@ def decode_text(data: bytes, declared: str | None = None) -> str:
     """Return the characters of a text file.
 
     Tried in this order: a byte order mark of UTF-16 or UTF-32, UTF-8, the declared encoding, UTF-16 without a mark,
-    cp1252. A byte order mark of UTF-8 stays in the text as its first character, so that offsets hold in the file.
+    UTF-8 with some damage, cp1252. A byte order mark of UTF-8 stays in the text as its first character, so that offsets
+    hold in the file.
 
     `declared`: name of an encoding, from the media type or the content, that may be wrong or unknown; None if nothing
     was declared.
@@ -43,6 +45,8 @@ def decode_text(data: bytes, declared: str | None = None) -> str:
         text = _decode(data, declared)
     if text is None or "\x00" in text[:_SAMPLE_BYTES]:
         text = _decode(data, _guess_utf_16(data)) or text
+    if text is None:
+        text = _decode_damaged_utf_8(data)
     if text is None:
         text = data.decode("cp1252", "replace")
         if text.count("\ufffd") > _MOST_CONTROLS * len(text):
@@ -60,6 +64,14 @@ def _decode(data: bytes, encoding: str | None) -> str | None:
         return None
 
 
+def _decode_damaged_utf_8(data: bytes) -> str | None:
+    """Return None unless most of the characters beyond ASCII are intact; those that are not become U+FFFD."""
+    text = data.decode("utf-8", "replace")
+    damaged = text.count("\ufffd")
+    intact = len(_BEYOND_ASCII.findall(text)) - damaged
+    return text if damaged * 4 < intact else None
+
+
 def _guess_utf_16(data: bytes) -> str | None:
     """Return the byte order of UTF-16 if every other byte is zero in much of the text."""
     sample = data[:_SAMPLE_BYTES]
@@ -75,6 +87,6 @@ def _guess_utf_16(data: bytes) -> str | None:
 
 
 def _check_text(text: str | None) -> str:
-    if text is None or "\x00" in text or len(_CONTROL.findall(text)) > _MOST_CONTROLS * len(text):
+    if text is None or "\x00" in text or len(_CONTROL.findall(text)) > max(1, _MOST_CONTROLS * len(text)):
         raise ParsingError("document_not_text", "the file is binary, or text in an encoding that is not recognised")
     return text

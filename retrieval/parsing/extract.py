@@ -19,7 +19,7 @@ from retrieval.parsing.formats.pptx import extract_pptx
 from retrieval.parsing.formats.text_builder import TextBuilder
 from retrieval.parsing.formats.xlsx import extract_xlsx
 from retrieval.parsing.media_types import detect_file
-from retrieval.parsing.structure import Structure
+from retrieval.parsing.structure import Heading, Structure
 
 _OFFICE: Final = "application/vnd.openxmlformats-officedocument"
 _CHARSET: Final = re.compile(r"""charset\s*=\s*"?([\w.:-]{1,40})""", re.IGNORECASE)
@@ -35,6 +35,8 @@ class ExtractedText:
     structure: Structure
     page_starts: Sequence[int] = ()
     """Offsets in characters of the pages; empty where the format has none."""
+    headings: Sequence[Heading] = ()
+    """Of a text whose structure is not `markdown`."""
 
 
 def extract_file(path: Path, filename: str | None, media_type: str | None, limits: ParsingLimits) -> ExtractedText:
@@ -49,6 +51,7 @@ def extract_file(path: Path, filename: str | None, media_type: str | None, limit
     detected = detect_file(data, filename, media_type)
     builder = TextBuilder(limits)
     structure: Structure = "markdown"
+    headings: Sequence[Heading] = ()
     kind = detected.media_type
     if detected.format == "text":
         text = decode_text(data, _find_declared(media_type))
@@ -64,7 +67,7 @@ def extract_file(path: Path, filename: str | None, media_type: str | None, limit
             # The library is loaded with the first PDF.
             from retrieval.parsing.formats.pdf import extract_pdf
 
-            extract_pdf(path, builder, limits)
+            headings = extract_pdf(path, builder, limits)
             structure = "prose"
         else:
             kind = _extract_zip(path, builder, limits)
@@ -72,7 +75,7 @@ def extract_file(path: Path, filename: str | None, media_type: str | None, limit
     if not text or text.strip("\ufeff").isspace() or text == "\ufeff":
         reason = "its pages have no text, and are images perhaps" if kind == "application/pdf" else "it has no text"
         raise ParsingError("document_empty", f"nothing can be read from the file: {reason}")
-    return ExtractedText(text, kind, structure, builder.page_starts)
+    return ExtractedText(text, kind, structure, builder.page_starts, headings)
 
 
 def _extract_zip(path: Path, builder: TextBuilder, limits: ParsingLimits) -> str:

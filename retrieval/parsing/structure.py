@@ -52,9 +52,20 @@ class Strength(IntEnum):
     """Of the sixth level; the first level's is `HEADING + 5`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """A heading of a text."""
+
+    start: int
+    """Offset in characters of the line that it begins."""
+    level: int
+    """From 1, the highest, to 6."""
+    title: str
+
+
 @dataclass(slots=True)
 class Units:
-    """The units of a text, in its order. They cover it without gaps; one begins at each of `starts`.
+    """The units of a text, in its order. They cover it but for blank lines at its beginning; one begins at each of `starts`.
 
     The arrays have one element per unit, as texts of 32 MiB have millions of units.
     """
@@ -65,8 +76,7 @@ class Units:
     """`Strength` of the place where the unit begins."""
     tokens: array[int] = field(default_factory=lambda: array("q"))
     """Estimated tokens of the unit."""
-    headings: list[tuple[int, int, str]] = field(default_factory=list)
-    """Of each heading: offset of its first character, level from 1 to 6, its text."""
+    headings: list[Heading] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -80,23 +90,33 @@ class _Line:
     is_prose: bool
 
 
-def find_units(text: str, structure: Structure, limit: int, page_starts: Sequence[int] = ()) -> Units:
+def find_units(
+    text: str, structure: Structure, limit: int, page_starts: Sequence[int] = (), headings: Sequence[Heading] = ()
+) -> Units:
     """Divide a text into units of at most `limit` estimated tokens.
 
-    `page_starts`: offsets in characters of pages that begin a line, ascending; places to cut, as good as a heading's
-    where the structure is `markdown`.
+    `page_starts`: offsets in characters of pages that begin a line, ascending. `headings`: those of a text that is not
+    Markdown, in its order.
     """
-    units = Units()
+    units = Units(headings=list(headings))
     lines = _read_markdown(text, units) if structure == "markdown" else _read_lines(text, structure == "prose")
-    pages = iter(page_starts)
-    next_page = next(pages, None)
+    pages = frozenset(page_starts)
+    levels = {heading.start: heading.level for heading in headings}
+    follows_heading = False
     for line in lines:
-        while next_page is not None and next_page <= line.start:
-            if line.start:
-                line.strength = max(line.strength, Strength.PAGE)
-            next_page = next(pages, None)
+        if follows_heading:
+            line.strength = Strength.WORD
+        if line.start in pages:
+            line.strength = max(line.strength, Strength.PAGE)
+        follows_heading = line.start in levels
+        if follows_heading:
+            line.strength = _heading_strength(levels[line.start])
         _add_line(units, text, line, limit)
     return units
+
+
+def _heading_strength(level: int) -> int:
+    return Strength.HEADING + 6 - level
 
 
 def _add_line(units: Units, text: str, line: _Line, limit: int) -> None:
@@ -188,13 +208,13 @@ def _read_markdown(text: str, units: Units) -> Iterator[_Line]:
             if bare.startswith(fence) and not bare.strip(fence[0]):
                 strength, fence = int(Strength.WORD), ""
         elif front_matter:
-            front_matter = start == 0 or bare != "---"
+            front_matter = not previous or bare != "---"
         elif opening := _FENCE.match(bare):
             fence = opening.group()
             strength = Strength.BLOCK
         elif heading := _read_heading(content, bare, text, end, following, follows_blank):
-            units.headings.append((start, *heading))
-            strength, is_heading = Strength.HEADING + 6 - heading[0], True
+            units.headings.append(Heading(start, *heading))
+            strength, is_heading = _heading_strength(heading[0]), True
         else:
             is_prose = True
             strength = _markdown_strength(bare, previous, follows_blank)
@@ -243,8 +263,7 @@ def _read_heading(
 
 
 def _find_lines(text: str) -> Iterator[tuple[int, int, str]]:
-    """Yield start, end and content of each line that is not blank. Blank lines belong to the line before them, those
-    at the beginning of the text to the first line."""
+    """Yield start, end and content of each line that is not blank. Blank lines belong to the line before them."""
     start, content = 0, ""
     for match in _LINE.finditer(text):
         line = match.group()
@@ -252,7 +271,6 @@ def _find_lines(text: str) -> Iterator[tuple[int, int, str]]:
             continue
         if content:
             yield start, match.start(), content
-            start = match.start()
-        content = line
+        start, content = match.start(), line
     if content:
         yield start, len(text), content

@@ -56,7 +56,9 @@ def answer_request(request: ParseRequest, limits: ParsingLimits) -> bytes:
     """Return the frame of the answer: a file's text and chunks, or why it cannot be parsed."""
     try:
         extracted = extract_file(request.path, request.filename, request.media_type, limits)
-        chunks = cut_text(extracted.text, request.chunking, extracted.structure, extracted.page_starts)
+        chunks = cut_text(
+            extracted.text, request.chunking, extracted.structure, extracted.page_starts, extracted.headings
+        )
         return encode_answer(extracted.text, extracted.media_type, chunks, _measure_rss())
     except ParsingError as error:
         problem = error

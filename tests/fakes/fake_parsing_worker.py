@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 
 from retrieval.parsing.base import ChunkSpan, ParsingLimits
 from retrieval.parsing.messages import FRAME_HEAD, decode_request, encode_answer, read_frame_head
@@ -31,7 +32,7 @@ def main() -> None:
 
 
 def _misbehave(mode: str, limits: ParsingLimits) -> None:
-    {
+    ways: dict[str, Callable[[], object]] = {
         "hang": signal.pause,
         "spin": lambda: _spin(limits),
         "die": lambda: os.kill(os.getpid(), signal.SIGSEGV),
@@ -43,7 +44,8 @@ def _misbehave(mode: str, limits: ParsingLimits) -> None:
         "code": lambda: _write(b'{"code": "unknown", "message": "", "rss": 0}'),
         "children": _start_child,
         "allocate": lambda: _allocate(limits),
-    }[mode]()
+    }
+    ways[mode]()
 
 
 def _write(body: bytes) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import zlib
+from collections.abc import Sequence
 from io import BytesIO
 
 
@@ -21,6 +23,39 @@ def make_pdf(*pages: str) -> bytes:
         drawn = f"BT /F1 24 Tf 50 700 Td ({text}) Tj ET" if text else ""
         objects.append(_stream(drawn.encode()))
     return _file(objects)
+
+
+def make_pdf_with_outline(pages: Sequence[Sequence[str]], outline: Sequence[tuple[str, int, Sequence[str]]]) -> bytes:
+    """One with these pages of lines, and bookmarks: title, page from 0, titles of bookmarks below it on that page."""
+    objects = [b"", b"", b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"]
+    page_numbers = []
+    for lines in pages:
+        drawn = "".join(f"({line}) Tj 0 -30 Td " for line in lines)
+        objects.append(_stream(f"BT /F1 24 Tf 50 700 Td {drawn} ET".encode()))
+        resources = f"/Resources << /Font << /F1 3 0 R >> >> /Contents {len(objects)} 0 R"
+        objects.append(f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 600 800] {resources} >>".encode())
+        page_numbers.append(len(objects))
+    root = _add_bookmarks(objects, [(title, page_numbers[page], below) for title, page, below in outline])
+    kids = " ".join(f"{number} 0 R" for number in page_numbers)
+    objects[0] = f"<< /Type /Catalog /Pages 2 0 R /Outlines {root} 0 R >>".encode()
+    objects[1] = f"<< /Type /Pages /Kids [{kids}] /Count {len(pages)} >>".encode()
+    return _file(objects)
+
+
+def _add_bookmarks(objects: list[bytes], bookmarks: Sequence[tuple[str, int, Sequence[str]]]) -> int:
+    """Add one level of bookmarks, and return the number of what holds it."""
+    objects.append(b"")
+    holder = len(objects)
+    numbers = []
+    for title, page, below in bookmarks:
+        inner = _add_bookmarks(objects, [(each, page, ()) for each in below]) if below else 0
+        children = f"/First {inner + 1} 0 R /Last {inner + 1} 0 R /Count 1" if inner else ""
+        objects.append(f"<< /Title ({title}) /Parent {holder} 0 R /Dest [{page} 0 R /Fit] {children} >>".encode())
+        numbers.append(len(objects))
+    for number, following in itertools.pairwise(numbers):
+        objects[number - 1] = objects[number - 1].replace(b" >>", f" /Next {following} 0 R >>".encode())
+    objects[holder - 1] = f"<< /Type /Outlines /First {numbers[0]} 0 R /Last {numbers[-1]} 0 R >>".encode()
+    return holder
 
 
 def make_bomb() -> bytes:

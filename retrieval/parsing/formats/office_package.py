@@ -82,7 +82,8 @@ class OfficePackage:
         try:
             self._read_blocks(name, lambda block: parser.Parse(block, False))
             parser.Parse(b"", True)
-        except expat.ExpatError as error:
+        except (expat.ExpatError, LookupError, ValueError) as error:
+            # The last two: of an encoding that is unknown, or that expat cannot read.
             raise ParsingError("document_malformed", f"{name} in the file is no well-formed XML ({error})") from error
 
     def read_relations(self, name: str) -> dict[str, tuple[str, str]]:

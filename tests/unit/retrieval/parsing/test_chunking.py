@@ -6,7 +6,7 @@ import pytest
 
 from retrieval.parsing.base import ChunkingOptions, ChunkSpan
 from retrieval.parsing.chunking import cut_text
-from retrieval.parsing.structure import LONGEST_HEADING
+from retrieval.parsing.structure import LONGEST_HEADING, Heading
 from retrieval.parsing.tokens import estimate_tokens
 
 SMALL = ChunkingOptions(max_tokens=20, overlap_tokens=0)
@@ -170,6 +170,19 @@ def test_a_chunk_knows_the_page_that_it_begins_on() -> None:
 @pytest.mark.parametrize("text", ["\ufeff# Title\n\nText.", "\ufeff\n# Title\n\nText."])
 def test_a_byte_order_mark_is_in_no_chunk_and_hides_no_heading(text: str) -> None:
     (chunk,) = cut_text(text, SMALL, "markdown")
-    assert chunk.text == "# Title\n\nText."
+    assert (chunk.text, chunk.headings) == ("# Title\n\nText.", ())
     assert text.encode()[chunk.start : chunk.end].decode() == chunk.text
     assert cut_text(text, ChunkingOptions(3, 0), "markdown")[1].headings == ("Title",)
+
+
+def test_headings_that_are_given_count_as_those_of_markdown() -> None:
+    body = "One two three four five six seven eight nine ten eleven twelve."
+    text = f"1 Guide\n{body}\n1.1 Setup\n{body}\n{body}\n2 Reference\n{body}\n"
+    headings = [Heading(text.index(title), level, title) for title, level in (("1 G", 1), ("1.1", 2), ("2 R", 1))]
+    chunks = cut_text(text, ChunkingOptions(25, 8), "prose", (), headings)
+    assert [(chunk.text.split("\n")[0], chunk.headings) for chunk in chunks] == [
+        ("1 Guide", ()),
+        ("1.1 Setup", ("1 G",)),
+        (body, ("1 G", "1.1")),
+        ("2 Reference", ()),
+    ]
