@@ -34,7 +34,8 @@ class FilterError(ValueError):
 class Comparison:
     """Compares one attribute. An attribute with a list matches where one of its values does.
 
-    A document without the attribute matches `ne` and `nin`, and nothing else. Numbers are equal by value (1 and 1.0).
+    A document without the attribute matches `ne` and `nin`, and nothing else. Numbers are compared as 64-bit floats,
+    as in JavaScript: 1 equals 1.0, and integers beyond 2**53 lose their last digits.
     """
 
     key: str
@@ -148,9 +149,16 @@ def _parse_scalar(value: object, where: str) -> Scalar:
         if len(value) > LONGEST_TEXT:
             raise FilterError(f"{where}: is longer than {LONGEST_TEXT} characters")
         return value
-    if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+    if isinstance(value, bool) or (isinstance(value, int | float) and _is_finite(value)):
         return value
     raise FilterError(f"{where}: must be a string, a finite number or a boolean")
+
+
+def _is_finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # an integer that no float holds
+        return False
 
 
 def _check_fields(value: Mapping[str, Any], known: Sequence[str], where: str) -> None:
@@ -165,7 +173,9 @@ def _count(node: Filter) -> int:
 def _equal(candidate: object, value: Scalar) -> bool:
     if isinstance(candidate, bool) or isinstance(value, bool):
         return candidate is value
-    return (candidate is not None) and isinstance(candidate, str) == isinstance(value, str) and (candidate == value)
+    if isinstance(candidate, str) or isinstance(value, str):
+        return candidate == value
+    return isinstance(candidate, int | float) and float(candidate) == float(value)
 
 
 def _compare(operator: Operator, candidate: object, value: Scalar) -> bool:
@@ -173,8 +183,9 @@ def _compare(operator: Operator, candidate: object, value: Scalar) -> bool:
         return _equal(candidate, value)
     if isinstance(candidate, bool | str) or not isinstance(candidate, int | float) or isinstance(value, str):
         return False
+    number, bound = float(candidate), float(value)
     if operator == "gt":
-        return candidate > value
+        return number > bound
     if operator == "gte":
-        return candidate >= value
-    return candidate < value if operator == "lt" else candidate <= value
+        return number >= bound
+    return number < bound if operator == "lt" else number <= bound

@@ -1,51 +1,122 @@
-"""What a point carries beside its vectors, the same in every store. Pure.
+"""What is stored with a vector, and the filters that select by it, in the JSON of Qdrant's REST interface. Pure.
 
-Attributes lie below `meta`, so that no filter of a client can name the other fields. Strings and booleans are both
-stored as marked strings, because Qdrant Edge takes a boolean that is asked for as the number 1.
+Both stores hold the same payload: `tenant`, `space`, `version`, `ordinal`, and the attributes in two forms. `terms` has
+one string per value of an attribute (`lang=s:en`, `year=n:2024.0`, `draft=b:true`), under one keyword index for all
+attributes of all tenants: equality costs the same whatever attributes there are. `numbers` holds the numbers by name,
+without an index, for comparisons of order. Attributes are never fields of their own, so no filter can name `tenant`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from retrieval.filters import Scalar
-from retrieval.vector_store.base import AttributeValue, Point
+from retrieval.filters import KEY, LONGEST_TEXT, Combination, Comparison, Filter, Scalar
+from retrieval.vector_store.base import AttributeValue, Point, SearchScope
+
+DENSE_VECTOR: Final = "dense"
+SPARSE_VECTOR: Final = "bm25"
 
 TENANT: Final = "tenant"
 SPACE: Final = "space"
 VERSION: Final = "version"
 ORDINAL: Final = "ordinal"
-META: Final = "meta"
-_STRING: Final = "="
-_BOOLEAN: Final = "!"
+TERMS: Final = "terms"
+NUMBERS: Final = "numbers"
+
+HNSW_M: Final = 0
+"""Edges of a graph over all tenants: there is none."""
+HNSW_PAYLOAD_M: Final = 16
+"""Edges per point of each tenant's own graph."""
+HNSW_EF_CONSTRUCT: Final = 100
+HNSW_FULL_SCAN_KIB: Final = 10_000
+"""Tenants with fewer KiB of vectors (6,666 points of dimension 384) have no graph: all their vectors are compared."""
 
 
-def build_payload(point: Point) -> dict[str, Any]:
-    """Return the payload of a point."""
-    return {
+def make_payload(point: Point) -> dict[str, Any]:
+    """Return the payload that is stored with a point.
+
+    Attributes that no filter can name (see `retrieval.filters.KEY`) and strings that no filter can equal
+    (`LONGEST_TEXT`) are left out. Raises OverflowError for an integer that is too large for a 64-bit float.
+    """
+    named = {key: value for key, value in point.attributes.items() if KEY.fullmatch(key)}
+    payload: dict[str, Any] = {
         TENANT: point.tenant,
         SPACE: point.space,
         VERSION: point.version,
         ORDINAL: point.ordinal,
-        META: _encode_attributes(point.attributes),
     }
+    if terms := [term for key, value in named.items() for term in _make_terms(key, value)]:
+        payload[TERMS] = terms
+    if numbers := _select_numbers(named):
+        payload[NUMBERS] = numbers
+    return payload
 
 
-def attribute_path(key: str) -> str:
-    """Return the JSON path of an attribute, whose name `retrieval.filters.KEY` allows: such names have no quotes."""
-    return f'{META}."{key}"'
+def make_tenant_filter(tenant: str) -> dict[str, Any]:
+    """Return the filter that selects one tenant's points."""
+    return {"must": [_equals(TENANT, tenant)]}
 
 
-def encode_scalar(value: Scalar) -> str | int | float:
-    """Return a value as it is stored and asked for: a marked string, or the number."""
+def make_versions_filter(versions: Sequence[int]) -> dict[str, Any]:
+    """Return the filter that selects the points of these versions."""
+    return {"must": [_any_of(VERSION, list(versions))]}
+
+
+def make_search_filter(scope: SearchScope) -> dict[str, Any]:
+    """Return the filter that selects the points that a search may return."""
+    must = [_equals(TENANT, scope.tenant), _any_of(SPACE, list(scope.spaces))]
+    if scope.filter is not None:
+        must.append(make_attribute_filter(scope.filter))
+    if not scope.hidden_versions:
+        return {"must": must}
+    return {"must": must, "must_not": [_any_of(VERSION, sorted(scope.hidden_versions))]}
+
+
+def make_attribute_filter(node: Filter) -> dict[str, Any]:
+    """Return the condition with the meaning of `retrieval.filters.matches_filter`."""
+    if isinstance(node, Combination):
+        clause = "must" if node.operator == "and" else "should"
+        return {clause: [make_attribute_filter(each) for each in node.filters]}
+    if node.operator in ("eq", "in"):
+        return _has_any_term(node)
+    if node.operator in ("ne", "nin"):
+        return {"must_not": [_has_any_term(node)]}
+    # A key has no quote in it (see KEY), so it is one name of the path in quotes, whatever else is in it.
+    return {"key": f'{NUMBERS}."{node.key}"', "range": {node.operator: float(node.values[0])}}
+
+
+def _has_any_term(node: Comparison) -> dict[str, Any]:
+    terms = [_make_term(node.key, value) for value in node.values]
+    return _equals(TERMS, terms[0]) if len(terms) == 1 else _any_of(TERMS, terms)
+
+
+def _make_terms(key: str, value: AttributeValue) -> list[str]:
+    values: Sequence[Scalar] = value if isinstance(value, list) else [value]
+    return [_make_term(key, each) for each in values if not (isinstance(each, str) and len(each) > LONGEST_TEXT)]
+
+
+def _make_term(key: str, value: Scalar) -> str:
+    # "=" ends the key, for no key has one.
     if isinstance(value, bool):
-        return f"{_BOOLEAN}{value}"
-    return f"{_STRING}{value}" if isinstance(value, str) else value
+        return f"{key}=b:{'true' if value else 'false'}"
+    if isinstance(value, str):
+        return f"{key}=s:{value}"
+    return f"{key}=n:{float(value) + 0.0!r}"  # + 0.0: 0 and -0.0 are equal
 
 
-def _encode_attributes(attributes: Mapping[str, AttributeValue]) -> dict[str, Any]:
-    return {
-        key: [encode_scalar(each) for each in value] if isinstance(value, list) else encode_scalar(value)
-        for key, value in attributes.items()
-    }
+def _select_numbers(attributes: Mapping[str, AttributeValue]) -> dict[str, list[float]]:
+    numbers: dict[str, list[float]] = {}
+    for key, value in attributes.items():
+        values: Sequence[Scalar] = value if isinstance(value, list) else [value]
+        if found := [float(each) for each in values if not isinstance(each, bool | str)]:
+            numbers[key] = found
+    return numbers
+
+
+def _equals(key: str, value: str) -> dict[str, Any]:
+    return {"key": key, "match": {"value": value}}
+
+
+def _any_of(key: str, values: list[str] | list[int]) -> dict[str, Any]:
+    return {"key": key, "match": {"any": values}}

@@ -1,0 +1,43 @@
+"""Checks of what callers pass to a vector store, the same for both stores. Pure."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from array import array
+from collections.abc import Sequence
+
+from retrieval.vector_store.base import CollectionMismatchError, CollectionSpec, Point
+
+
+def check_points(spec: CollectionSpec, points: Sequence[Point]) -> None:
+    """Raise ValueError for a point that the collection cannot hold."""
+    for point in points:
+        uuid.UUID(point.id)
+        if spec.dimension is None:
+            if point.vector is not None:
+                raise ValueError(f"collection {spec.name} has no dense vectors, but point {point.id} has one")
+        elif point.vector is None:
+            raise ValueError(f"point {point.id} has no dense vector, which collection {spec.name} needs")
+        else:
+            check_vector(spec, point.vector)
+
+
+def check_vector(spec: CollectionSpec, vector: Sequence[float]) -> None:
+    """Raise ValueError for a vector of another dimension, with numbers that no 32-bit float holds, or in a collection
+    without dense vectors."""
+    if spec.dimension is None:
+        raise ValueError(f"collection {spec.name} has no dense vectors")
+    if len(vector) != spec.dimension:
+        raise ValueError(f"a vector has dimension {len(vector)}, and collection {spec.name} {spec.dimension}")
+    if not all(map(math.isfinite, array("f", vector))):
+        raise ValueError(f"a vector for collection {spec.name} has a number that is not finite")
+
+
+def check_dimension(existing: CollectionSpec, wanted: CollectionSpec) -> None:
+    """Raise CollectionMismatchError where an existing collection has another dimension than is wanted."""
+    if existing.dimension != wanted.dimension:
+        raise CollectionMismatchError(
+            f"collection {wanted.name} exists with dimension {existing.dimension or 'none'}, "
+            f"not {wanted.dimension or 'none'}"
+        )

@@ -1,0 +1,262 @@
+"""One collection of an embedded store: its shard's process, its writes, and its optimization."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from retrieval.vector_store.base import CollectionSpec, Point, ScoredPoint, VectorStoreError
+from retrieval.vector_store.edge.connection import (
+    ShardConnection,
+    ShardDamagedError,
+    ShardEndedError,
+    open_shard,
+    optimize_shard,
+)
+from retrieval.vector_store.edge.folder import CollectionFolder, CollectionRecord
+from retrieval.vector_store.edge.frames import encode_frame, encode_vector
+from retrieval.vector_store.edge.write_log import WriteLog
+from retrieval.vector_store.payload import make_payload
+
+logger = logging.getLogger(__name__)
+
+UPSERT_BATCH: Final = 64
+"""Points per request: 6 ms, which a search may have to wait."""
+FLUSH_EVERY: Final = 2000
+"""Points between flushes that the store makes by itself: the longer without one, the longer it stops searches."""
+_CATCH_UP_BYTES: Final = 1_000_000
+"""With no more than this left to apply, writes wait until the copy has it (0.1 s)."""
+_CATCH_UP_PASSES: Final = 5
+
+
+class EdgeCollection:
+    """Serves one collection. A shard's process that ends is started again, with all writes that it had answered."""
+
+    def __init__(self, folder: CollectionFolder, lock: int, record: CollectionRecord) -> None:
+        """Name the collection; `open` starts its process. `lock`: the store's lock, which every process holds too."""
+        self._folder = folder
+        self._lock = lock
+        self._record = record
+        self._connection: ShardConnection | None = None
+        self._starting = asyncio.Lock()
+        self._writing = asyncio.Lock()
+        self._optimizing = asyncio.Lock()
+        self._write_log: WriteLog | None = None
+        self._stop_optimizing = asyncio.Event()
+        self._kept_shards = {record.shard}
+        self._is_optimized = False
+        self._unflushed = 0
+        self._is_closed = False
+
+    @property
+    def spec(self) -> CollectionSpec:
+        """The collection's name and dimension."""
+        return self._record.spec
+
+    @classmethod
+    async def create(cls, folder: CollectionFolder, lock: int, spec: CollectionSpec) -> EdgeCollection:
+        """Make the collection durably, and open it. Raises VectorStoreError."""
+        shard = await asyncio.to_thread(folder.make_shard)
+        try:
+            connection = await open_shard(folder.path / shard, lock, (spec.dimension,))
+        except ShardDamagedError as error:
+            raise VectorStoreError(f"the vector store cannot create a collection: {error}") from error
+        record = CollectionRecord(spec, shard)
+        await asyncio.to_thread(folder.sync_shard, shard)
+        await asyncio.to_thread(folder.write_record, record)
+        collection = cls(folder, lock, record)
+        collection._connection = connection
+        return collection
+
+    async def open(self) -> None:
+        """Start the process, where it does not run. Raises ShardDamagedError and VectorStoreError."""
+        await self._connect()
+
+    async def upsert_points(self, points: Sequence[Point]) -> None:
+        """Write points, in batches. The lock's waiters are served in the order of their calls."""
+        async with self._writing:
+            for start in range(0, len(points), UPSERT_BATCH):
+                batch = points[start : start + UPSERT_BATCH]
+                frame = self._encode_upsert(batch)
+                self._note_write(frame)
+                await self._request(frame)
+                await self._flush_after(len(batch))
+
+    async def delete_points(self, where: Mapping[str, Any]) -> None:
+        """Delete the points that match, in batches."""
+        frame = encode_frame({"op": "delete", "where": where})
+        async with self._writing:
+            self._note_write(frame)
+            while deleted := await self._request(frame):
+                await self._flush_after(deleted)
+
+    async def flush(self) -> None:
+        """Write everything to the disk."""
+        async with self._writing:
+            await self._flush()
+
+    async def search(self, request: Mapping[str, Any], data: bytes = b"") -> list[ScoredPoint]:
+        """Return what the request finds."""
+        found = await self._request(encode_frame(request, data))
+        return [ScoredPoint(version, ordinal, score) for version, ordinal, score in found]
+
+    async def count(self, where: Mapping[str, Any] | None) -> int:
+        """Return the number of points that match."""
+        counted: int = await self._request(encode_frame({"op": "count", "where": where}))
+        return counted
+
+    async def optimize(self) -> None:
+        """Build the indexes in a copy, and serve the copy from then on. A second call waits for the first."""
+        async with self._optimizing:
+            if self._is_optimized:
+                return
+            self._is_optimized = True  # until the next write
+            task = asyncio.create_task(self._optimize())
+            try:
+                await asyncio.shield(task)
+            except asyncio.CancelledError:
+                # The task is not cancelled: it must not stop between the record and what follows from it.
+                self._stop_optimizing.set()
+                await asyncio.wait((task,))
+                raise
+            finally:
+                if task.cancelled() or task.exception() is not None:
+                    self._is_optimized = False
+                self._stop_optimizing.clear()
+
+    async def close(self) -> None:
+        """Write everything, and end the process. An optimization under way is given up."""
+        self._is_closed = True
+        self._stop_optimizing.set()
+        async with self._optimizing, self._writing, self._starting:
+            if self._connection is not None:
+                await self._connection.close()
+
+    async def delete(self) -> None:
+        """End the process, and delete the collection's files."""
+        await self.close()
+        await asyncio.to_thread(self._folder.remove)
+
+    async def _connect(self) -> ShardConnection:
+        async with self._starting:
+            if self._is_closed:
+                raise VectorStoreError("the collection was closed")
+            if self._connection is None or not self._connection.is_open:
+                self._connection = await open_shard(self._folder.path / self._record.shard, self._lock)
+            return self._connection
+
+    async def _request(self, frame: bytes) -> Any:
+        connection = self._connection
+        if connection is not None and connection.is_open:
+            try:
+                return await connection.request_encoded(frame)
+            except ShardEndedError as error:
+                logger.warning("collection %s: %s; it is started again", self.spec.name, error)
+        connection = await self._connect()
+        try:
+            return await connection.request_encoded(frame)
+        except ShardEndedError as error:
+            raise VectorStoreError(str(error)) from error
+
+    def _note_write(self, frame: bytes) -> None:
+        """Keep a write for the copy that is being optimized. Called before the write is applied: one that fails is
+        repeated by its caller, or was no loss."""
+        self._is_optimized = False
+        if self._write_log is not None:
+            self._write_log.append(frame)
+
+    async def _flush_after(self, written: int) -> None:
+        self._unflushed += written
+        if self._unflushed >= FLUSH_EVERY:
+            await self._flush()
+
+    async def _flush(self) -> None:
+        # A thread of this process writes the bulk of it, while the shard's process answers searches.
+        await asyncio.to_thread(self._folder.sync_shard, self._record.shard)
+        await self._request(encode_frame({"op": "flush"}))
+        self._unflushed = 0
+
+    def _encode_upsert(self, points: Sequence[Point]) -> bytes:
+        dimension = self.spec.dimension
+        stored = [{"id": point.id, "text": point.text, "payload": make_payload(point)} for point in points]
+        vectors = b"" if dimension is None else b"".join(encode_vector(point.vector or ()) for point in points)
+        return encode_frame({"op": "upsert", "dimension": dimension, "points": stored}, vectors)
+
+    async def _optimize(self) -> None:
+        served, copy, connection = self._record.shard, None, None
+        try:
+            copy = await self._copy_shard(served)
+            await optimize_shard(self._folder.path / copy, self._lock, self._stop_optimizing)
+            connection = await self._open_copy(copy)
+            await self._catch_up(connection)
+            await asyncio.to_thread(self._folder.sync_shard, copy)
+            async with self._writing:
+                replaced = await self._serve_copy(copy, connection)
+        except ShardEndedError as error:
+            raise VectorStoreError(str(error)) from error
+        finally:
+            self._drop_write_log()
+            if connection is not None and connection is not self._connection:
+                await connection.kill()
+            if copy is not None and copy not in self._kept_shards:
+                await asyncio.to_thread(self._folder.remove_shard, copy)
+        if replaced is not None:
+            await replaced.close()
+        await asyncio.to_thread(self._folder.remove_shard, served)
+
+    async def _copy_shard(self, served: str) -> str:
+        """Copy the shard while nobody writes, and note all writes from then on."""
+        async with self._writing:
+            if self._is_closed:
+                raise VectorStoreError("the collection was closed")
+            await self._flush()
+            copy = await asyncio.to_thread(self._folder.copy_shard, served)
+            self._write_log = WriteLog(self._folder.path)
+            return copy
+
+    async def _open_copy(self, copy: str) -> ShardConnection:
+        try:
+            return await open_shard(self._folder.path / copy, self._lock)
+        except ShardDamagedError as error:
+            raise VectorStoreError(f"the optimized copy cannot be opened: {error}") from error
+
+    async def _catch_up(self, connection: ShardConnection) -> None:
+        """Give the copy what was written meanwhile, until little is left."""
+        assert self._write_log is not None
+        for _ in range(_CATCH_UP_PASSES):
+            if self._write_log.pending_bytes <= _CATCH_UP_BYTES:
+                return
+            await _apply(self._write_log, connection)
+
+    async def _serve_copy(self, copy: str, connection: ShardConnection) -> ShardConnection | None:
+        """Give the copy the last writes, and put it in the served shard's place. Return the connection that served."""
+        assert self._write_log is not None
+        await _apply(self._write_log, connection)
+        await connection.request({"op": "flush"})
+        await asyncio.to_thread(self._folder.sync_shard, copy)
+        record = CollectionRecord(self.spec, copy)
+        async with self._starting:
+            # Until it is known which of them the record names, neither may be removed.
+            self._kept_shards = {self._record.shard, copy}
+            await asyncio.to_thread(self._folder.write_record, record)
+            replaced, self._connection, self._record = self._connection, connection, record
+            self._kept_shards = {copy}
+        self._unflushed = 0
+        return replaced
+
+    def _drop_write_log(self) -> None:
+        if self._write_log is not None:
+            self._write_log.close()
+            self._write_log = None
+
+
+async def _apply(log: WriteLog, connection: ShardConnection) -> None:
+    """Send what is in the log now. What arrives meanwhile stays there."""
+    for _ in range(log.pending_count):
+        frame = log.take()
+        assert frame is not None
+        # A deletion answers how many points it found, a batch at a time; another write answers nothing.
+        while await connection.request_encoded(frame):
+            pass

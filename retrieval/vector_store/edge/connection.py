@@ -1,0 +1,205 @@
+"""A store's side of one shard's process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from retrieval.vector_store.base import VectorStoreError
+from retrieval.vector_store.edge.frames import encode_frame, receive_frame
+
+_CLOSE_S: Final = 30.0
+"""How long a process may take to write what is pending."""
+_MACHINE_ERRNOS: Final = frozenset({12, 13, 23, 24, 28, 30, 122})
+"""Errors of the machine rather than of the files: memory, permissions, open files, space, a read-only disk, quota."""
+_OS_ERROR: Final = re.compile(r"os error (\d+)")
+
+
+class ShardDamagedError(Exception):
+    """A shard's files cannot be opened, and a later try would end the same way."""
+
+
+class ShardEndedError(Exception):
+    """A shard's process ended. What it had answered is in the shard. The text says how it ended."""
+
+
+class ShardConnection:
+    """Sends requests to the process that has a shard open, and receives the answers, in the order of the requests."""
+
+    def __init__(self, process: Process) -> None:
+        """Take over a process whose first message was read. Use `open_shard`."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process = process
+        self._writer, self._reader = process.stdin, process.stdout
+        self._waiting: deque[asyncio.Future[Any]] = deque()
+        self._ended: str | None = None
+        self._receiving = asyncio.create_task(self._receive())
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests can be sent."""
+        return self._ended is None
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
+    async def request(self, message: Mapping[str, Any], data: bytes = b"") -> Any:
+        """Send a request, and return its result.
+
+        Raises:
+            ShardEndedError: the process ended before it answered. The request may have been carried out.
+            VectorStoreError: the shard refused the request.
+        """
+        return await self.request_encoded(encode_frame(message, data))
+
+    async def request_encoded(self, frame: bytes) -> Any:
+        """As `request`, of a frame that is encoded already."""
+        if self._ended is not None:
+            raise ShardEndedError(self._ended)
+        answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting.append(answered)
+        self._writer.write(frame)
+        try:
+            with contextlib.suppress(ConnectionError):  # then the process ended, as _receive finds out
+                await self._writer.drain()
+            return await answered
+        finally:
+            answered.cancel()
+
+    async def close(self) -> None:
+        """Have the process answer what was asked before, write everything and end."""
+        self._writer.close()
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await self._process.wait()
+        except TimeoutError:
+            pass
+        finally:
+            await self.kill()
+
+    async def kill(self) -> None:
+        """End the process at once. Requests under way raise ShardEndedError."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._receiving
+
+    async def _receive(self) -> None:
+        try:
+            while True:
+                answer = await receive_frame(self._reader)
+                answered = self._waiting.popleft()
+                if answered.done():  # its caller gave up
+                    continue
+                if "error" in answer:
+                    answered.set_exception(VectorStoreError(f"the vector store failed: {answer['error']}"))
+                else:
+                    answered.set_result(answer["result"])
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        code = await self._process.wait()
+        self._ended = f"the vector store's process ended ({describe_exit(code)})"
+        self._writer.close()
+        for answered in self._waiting:
+            if not answered.done():
+                answered.set_exception(ShardEndedError(self._ended))
+        self._waiting.clear()
+
+
+async def open_shard(folder: Path, lock: int, create: tuple[int | None] | None = None) -> ShardConnection:
+    """Start a process that opens the shard in `folder`.
+
+    `lock`: a descriptor that the process holds until it ends. `create`: the dimension of the shard to make, in a
+    tuple; None: it exists.
+
+    Raises:
+        ShardDamagedError: the files cannot be opened.
+        VectorStoreError: the machine does not allow it (memory, space, permissions).
+    """
+    arguments = [] if create is None else ["none" if create[0] is None else str(create[0])]
+    process = await _start("shard_process", folder, lock, arguments)
+    assert process.stdout is not None
+    try:
+        first = await receive_frame(process.stdout)
+    except asyncio.IncompleteReadError:
+        code = await process.wait()
+        if code == -signal.SIGKILL:
+            raise VectorStoreError("the vector store's process was killed while it opened its files") from None
+        raise ShardDamagedError(describe_exit(code)) from None
+    except BaseException:
+        await _end(process)
+        raise
+    if "error" not in first:
+        return ShardConnection(process)
+    await _end(process)
+    if is_machine_error(first["error"]):
+        raise VectorStoreError(f"the vector store cannot open its files: {first['error']}")
+    raise ShardDamagedError(first["error"])
+
+
+async def optimize_shard(folder: Path, lock: int, stop: asyncio.Event) -> None:
+    """Build the indexes of a shard that nobody has open, in a process of the lowest priority. `stop` ends it.
+
+    Raises VectorStoreError where it fails or is stopped; the shard is then of no use.
+    """
+    process = await _start("optimizer", folder, lock, [])
+    finished = asyncio.create_task(process.communicate())
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((finished, stopped), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopped.cancel()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        _, text = await finished
+    if stop.is_set():
+        raise VectorStoreError("building the indexes was given up, because the store is being closed")
+    if process.returncode != 0:
+        ending = describe_exit(process.returncode or 0)
+        said = text.decode(errors="replace").strip().rsplit("\n", 1)[-1]
+        raise VectorStoreError(f"building the indexes failed ({ending}): {said:.500}")
+
+
+def is_machine_error(text: str) -> bool:
+    """Whether an error of Qdrant Edge's is the machine's and not the files'."""
+    return any(int(number) in _MACHINE_ERRNOS for number in _OS_ERROR.findall(text))
+
+
+def describe_exit(code: int) -> str:
+    """Say how a process ended, by its return code as `subprocess` gives it."""
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+async def _start(module: str, folder: Path, lock: int, arguments: Sequence[str]) -> Process:
+    capture = module == "optimizer"
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        f"retrieval.vector_store.edge.{module}",
+        str(folder),
+        str(os.getpid()),
+        *arguments,
+        stdin=DEVNULL if capture else PIPE,
+        stdout=PIPE if not capture else DEVNULL,
+        stderr=PIPE if capture else None,
+        pass_fds=(lock,),
+        # Ctrl-C in a terminal is for the program, which ends its children when it has finished.
+        start_new_session=True,
+    )
+
+
+async def _end(process: Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()

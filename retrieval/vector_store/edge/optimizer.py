@@ -1,0 +1,26 @@
+"""The program that builds the indexes of one shard that nobody else has open, at the lowest priority:
+`python -m retrieval.vector_store.edge.optimizer FOLDER PARENT`. Exits with 0 when the shard is written."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from retrieval.vector_store.edge.process_end import die_with_parent
+from retrieval.vector_store.edge.shard import Shard
+
+
+def main() -> None:
+    """Optimize the shard."""
+    folder, parent = Path(sys.argv[1]), int(sys.argv[2])
+    die_with_parent(parent)
+    os.nice(19)
+    shard = Shard.load(folder)
+    shard.optimize()
+    shard.flush()
+    shard.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""The embedded vector store: the collections in one folder."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Final, Self, TypeVar
+
+from retrieval.vector_store.arguments import check_dimension, check_points, check_vector
+from retrieval.vector_store.base import CollectionSpec, Point, ScoredPoint, SearchScope, VectorStoreError
+from retrieval.vector_store.edge.collection import EdgeCollection
+from retrieval.vector_store.edge.connection import ShardDamagedError
+from retrieval.vector_store.edge.folder import (
+    CollectionFolder,
+    CollectionRecord,
+    RecordError,
+    list_collection_folders,
+    lock_store,
+)
+from retrieval.vector_store.edge.frames import encode_vector
+from retrieval.vector_store.payload import make_search_filter, make_tenant_filter, make_versions_filter
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+_LOCK_TRIES: Final = 100
+_LOCK_PAUSE_S: Final = 0.1
+"""A killed program's processes keep its lock for a moment."""
+
+
+class EdgeStore:
+    """Implements `retrieval.vector_store.base.VectorStore` with Qdrant Edge. See `retrieval.vector_store.edge`."""
+
+    def __init__(self, folder: Path, lock: int) -> None:
+        """Take over a locked folder. Use `open`."""
+        self._folder = folder
+        self._lock = lock
+        self._collections: dict[str, EdgeCollection] = {}
+        self._changing = asyncio.Lock()
+        """Held while a collection is created, deleted or set aside."""
+
+    @classmethod
+    async def open(cls, folder: Path) -> Self:
+        """Lock the folder, made where it is missing, and open all its collections.
+
+        What a killed program left is removed. A collection that cannot be opened is set aside (`NAME.damaged`), with a
+        line in the log: it does not exist any more, so its caller makes it anew.
+
+        Raises VectorStoreError where another program has the folder, or the machine does not let it open.
+        """
+        store = cls(folder, await _lock(folder))
+        try:
+            await store._open_collections()
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+    @property
+    def kind(self) -> str:
+        """See the protocol."""
+        return "edge"
+
+    async def list_collections(self) -> Sequence[CollectionSpec]:
+        """See the protocol."""
+        return [self._collections[name].spec for name in sorted(self._collections)]
+
+    async def create_collection(self, spec: CollectionSpec) -> None:
+        """See the protocol."""
+        folder = CollectionFolder(self._folder, spec.name)
+        async with self._changing:
+            if (existing := self._collections.get(spec.name)) is not None:
+                check_dimension(existing.spec, spec)
+                return
+            try:
+                await asyncio.to_thread(folder.remove)
+                self._collections[spec.name] = await EdgeCollection.create(folder, self._lock, spec)
+            except OSError as error:
+                raise VectorStoreError(f"the vector store cannot create a collection: {error.strerror}") from error
+
+    async def delete_collection(self, name: str) -> None:
+        """See the protocol."""
+        async with self._changing:
+            if (collection := self._collections.pop(name, None)) is not None:
+                await collection.delete()
+
+    async def upsert_points(self, collection: str, points: Sequence[Point]) -> None:
+        """See the protocol."""
+        check_points(self._collections[collection].spec, points)
+        await self._call(collection, lambda found: found.upsert_points(points))
+
+    async def flush_collection(self, collection: str) -> None:
+        """See the protocol."""
+        await self._call(collection, lambda found: found.flush())
+
+    async def delete_versions(self, collection: str, versions: Sequence[int]) -> None:
+        """See the protocol."""
+        await self._call(collection, lambda found: found.delete_points(make_versions_filter(versions)))
+
+    async def search_dense(
+        self, collection: str, vector: Sequence[float], scope: SearchScope, limit: int
+    ) -> Sequence[ScoredPoint]:
+        """See the protocol."""
+        check_vector(self._collections[collection].spec, vector)
+        request = {
+            "op": "search_dense",
+            "dimension": len(vector),
+            "where": make_search_filter(scope),
+            "limit": limit,
+        }
+        return await self._call(collection, lambda found: found.search(request, encode_vector(vector)))
+
+    async def search_sparse(self, collection: str, text: str, scope: SearchScope, limit: int) -> Sequence[ScoredPoint]:
+        """See the protocol."""
+        request = {
+            "op": "search_sparse",
+            "text": text,
+            "where": make_search_filter(scope),
+            "corpus": make_tenant_filter(scope.tenant),
+            "limit": limit,
+        }
+        return await self._call(collection, lambda found: found.search(request))
+
+    async def count_points(self, collection: str, tenant: str | None = None) -> int:
+        """See the protocol."""
+        where = None if tenant is None else make_tenant_filter(tenant)
+        return await self._call(collection, lambda found: found.count(where))
+
+    async def optimize_collection(self, collection: str) -> None:
+        """See the protocol."""
+        await self._call(collection, lambda found: found.optimize())
+
+    async def close(self) -> None:
+        """See the protocol."""
+        async with self._changing:
+            collections = list(self._collections.values())
+            self._collections.clear()
+            await asyncio.gather(*(each.close() for each in collections))
+            if self._lock >= 0:
+                os.close(self._lock)
+                self._lock = -1
+
+    async def _open_collections(self) -> None:
+        folders = await asyncio.to_thread(list_collection_folders, self._folder)
+        # All of them finish, so that none is left opening when one has failed.
+        outcomes = await asyncio.gather(*map(self._open_collection, folders), return_exceptions=True)
+        for error in filter(None, outcomes):
+            raise error
+
+    async def _open_collection(self, folder: CollectionFolder) -> None:
+        try:
+            record = await asyncio.to_thread(_read_record, folder)
+            if record is None:
+                return
+            collection = EdgeCollection(folder, self._lock, record)
+            await collection.open()
+        except (RecordError, ShardDamagedError) as error:
+            await self._set_aside(folder, error)
+        else:
+            self._collections[record.spec.name] = collection
+
+    async def _call(self, name: str, do: Callable[[EdgeCollection], Awaitable[Result]]) -> Result:
+        collection = self._collections[name]
+        try:
+            return await do(collection)
+        except ShardDamagedError as error:
+            async with self._changing:
+                if self._collections.get(name) is collection:
+                    del self._collections[name]
+                    await collection.close()
+                    await self._set_aside(CollectionFolder(self._folder, name), error)
+            raise KeyError(name) from error
+        except OSError as error:
+            raise VectorStoreError(f"the vector store failed: {error.strerror}") from error
+
+    async def _set_aside(self, folder: CollectionFolder, error: Exception) -> None:
+        place = await asyncio.to_thread(folder.set_aside)
+        logger.error(
+            "collection %s of the vector store is damaged (%s); it was renamed to %s and must be made anew",
+            folder.path.name,
+            error,
+            place.name,
+        )
+
+
+def _read_record(folder: CollectionFolder) -> CollectionRecord | None:
+    """Return the record, and remove everything else; None where a collection was being created or deleted."""
+    if not folder.has_record:
+        folder.remove()
+        return None
+    record = folder.read_record()
+    folder.remove_leftovers(record.shard)
+    return record
+
+
+async def _lock(folder: Path) -> int:
+    for _ in range(_LOCK_TRIES):
+        try:
+            return await asyncio.to_thread(lock_store, folder)
+        except BlockingIOError:
+            await asyncio.sleep(_LOCK_PAUSE_S)
+        except OSError as error:
+            raise VectorStoreError(f"the vector store's folder cannot be opened: {error.strerror}") from error
+    raise VectorStoreError("the vector store's folder is in use by another program")

@@ -1,0 +1,57 @@
+"""Attributes and filters, drawn so that they meet: few keys, few values, and the values that are equal in one language
+and not in another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from retrieval.filters import Combination, Comparison, Filter, Scalar
+from retrieval.vector_store.base import AttributeValue
+
+KEYS = ("lang", "a.b", "a b", "a:b", "a/b-c", "a", "b", "tenant", "0", "numbers", "x.0", "terms", "a..b")
+TEXTS = (
+    "",
+    "en",
+    "1",
+    "1.0",
+    "true",
+    "True",
+    "n:1.0",
+    "=s:en",
+    "en=s:en",
+    '"',
+    "\\",
+    "\x00",
+    "ß",
+    "日本",
+    "2024-01-01",
+)
+NUMBERS = (0, -0.0, 1, 1.0, -1, 0.1, 2**53, 2**53 + 1, -(2**53) - 1, 2**63, 2**64, 10**30, 1e300, -1e-300, 2024)
+
+keys = st.sampled_from(KEYS)
+texts = st.sampled_from(TEXTS) | st.text(max_size=3)
+numbers: st.SearchStrategy[int | float] = (
+    st.sampled_from(NUMBERS) | st.integers(-3, 3) | st.floats(allow_nan=False, allow_infinity=False)
+)
+scalars: st.SearchStrategy[Scalar] = texts | numbers | st.booleans()
+attribute_values: st.SearchStrategy[AttributeValue] = (
+    scalars | st.lists(texts, max_size=3) | st.lists(st.integers(-3, 3) | st.booleans(), max_size=3)
+)
+attributes: st.SearchStrategy[dict[str, AttributeValue]] = st.dictionaries(keys, attribute_values, max_size=5)
+
+
+@st.composite
+def _comparisons(draw: st.DrawFn) -> Filter:
+    operator: Any = draw(st.sampled_from(("eq", "ne", "gt", "gte", "lt", "lte", "in", "nin")))
+    if operator in ("in", "nin"):
+        return Comparison(draw(keys), operator, tuple(draw(st.lists(scalars, min_size=1, max_size=4))))
+    return Comparison(draw(keys), operator, (draw(numbers if operator not in ("eq", "ne") else scalars),))
+
+
+def _combine(inner: st.SearchStrategy[Filter]) -> st.SearchStrategy[Filter]:
+    return st.builds(Combination, st.sampled_from(("and", "or")), st.lists(inner, min_size=1, max_size=3).map(tuple))
+
+
+filters: st.SearchStrategy[Filter] = st.recursive(_comparisons(), _combine, max_leaves=6)
