@@ -28,6 +28,7 @@ from retrieval.assembly import Retrieval, data_folder
 from retrieval.embedding.client import GatewayModelClient
 from retrieval.parsing.opening import open_parser
 from retrieval.settings import RetrievalSettings
+from retrieval.vector_store.base import VectorStoreError
 from retrieval.vector_store.opening import open_vector_store
 
 log = logging.getLogger("retrieval")
@@ -53,6 +54,8 @@ def main() -> int:
     os.nice(5)
     try:
         return asyncio.run(_serve(settings, address))
+    except VectorStoreError as error:
+        return _fail(EXIT_LOCKED, str(error))
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
             return _fail(EXIT_LOCKED, f"another process uses {data_folder(settings)}")
@@ -70,7 +73,7 @@ async def _serve(settings: RetrievalSettings, address: Path | tuple[str, int]) -
         return _fail(EXIT_ADDRESS, f"cannot listen on {settings.retrieval_listen}: {error.strerror or error}")
     folder = data_folder(settings)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    store = open_vector_store(settings, folder)
+    store = await open_vector_store(settings, folder)
     parser = open_parser(settings)
     async with (
         GatewayModelClient(settings.gateway_url, lambda: read_token(settings.token_file)) as models,

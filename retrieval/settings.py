@@ -54,11 +54,6 @@ class RetrievalSettings(BaseSettings):
     retrieval_passage_prefix: str | None = Field(
         None, description="Text in front of each passage that is embedded; default: what the model's family wants."
     )
-    retrieval_language: str = Field(
-        "english",
-        description="Language of the documents, for the stop words and word stems of BM25, such as `german`; `none`: "
-        "no stop words and no stems.",
-    )
     retrieval_chunk_tokens: int = Field(
         400, ge=32, le=4096, description="Largest chunk of a document, in estimated tokens."
     )

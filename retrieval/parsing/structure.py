@@ -65,7 +65,8 @@ class Heading:
 
 @dataclass(slots=True)
 class Units:
-    """The units of a text, in its order. They cover it but for blank lines at its beginning; one begins at each of `starts`.
+    """The units of a text, in its order. They cover it but for blank lines at its beginning; one begins at each of
+    `starts`.
 
     The arrays have one element per unit, as texts of 32 MiB have millions of units.
     """

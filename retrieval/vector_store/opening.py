@@ -6,16 +6,15 @@ from pathlib import Path
 
 from retrieval.settings import RetrievalSettings
 from retrieval.vector_store.base import VectorStore
-from retrieval.vector_store.bm25 import build_bm25
-from retrieval.vector_store.edge import EdgeVectorStore
+from retrieval.vector_store.edge.store import EdgeStore
+from retrieval.vector_store.server import ServerStore
 
 
-def open_vector_store(settings: RetrievalSettings, folder: Path) -> VectorStore:
-    """Open the store: a Qdrant server where its address is set, else Qdrant Edge in `folder`. Blocks.
+async def open_vector_store(settings: RetrievalSettings, folder: Path) -> VectorStore:
+    """Open the store: a Qdrant server where its address is set, else Qdrant Edge in `folder`.
 
-    Raises:
-        ValueError: the language is unknown.
-        OSError: the folder cannot be used.
+    Raises VectorStoreError where the folder cannot be used, and ValueError for an address of no server.
     """
-    bm25 = build_bm25(settings.retrieval_language)
-    return EdgeVectorStore(folder / "edge", bm25)
+    if settings.qdrant_url is not None:
+        return ServerStore.connect(settings.qdrant_url, settings.qdrant_api_key)
+    return await EdgeStore.open(folder / "edge")

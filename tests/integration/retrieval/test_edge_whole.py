@@ -5,19 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import qdrant_edge
-
-from retrieval.vector_store.edge import EdgeVectorStore
+from retrieval.vector_store.edge.store import EdgeStore
 from tests.support.retrieval_harness import retrieval_harness
-
-
-def edge(folder: Path) -> EdgeVectorStore:
-    return EdgeVectorStore(folder / "edge", qdrant_edge.Bm25())
 
 
 async def test_documents_are_found_and_kept(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"retrieval_embedding_model": "m"}
-    async with retrieval_harness(tmp_path, store=edge(tmp_path), **settings) as here:
+    async with retrieval_harness(tmp_path, store=await EdgeStore.open(tmp_path / "edge"), **settings) as here:
         await here.add("The quick brown fox.\n\nA lazy dog sleeps.", "d", metadata={"lang": "en", "draft": True})
         await here.add("Another fox runs.", "e", metadata={"lang": "de", "draft": False})
         await here.add("A fox of somebody else.", "d", tenant="bob")
@@ -26,6 +20,6 @@ async def test_documents_are_found_and_kept(tmp_path: Path) -> None:
         assert await here.texts("fox", filter={"draft": True}, mode="sparse") == ["The quick brown fox."]
         assert await here.texts("fox", filter={"type": "ne", "key": "lang", "value": "en"}) == ["Another fox runs."]
         await here.add("The new fox.", "d")
-    async with retrieval_harness(tmp_path, store=edge(tmp_path), **settings) as here:
+    async with retrieval_harness(tmp_path, store=await EdgeStore.open(tmp_path / "edge"), **settings) as here:
         assert sorted(await here.texts("foxes", mode="sparse")) == ["Another fox runs.", "The new fox."]
         assert await here.texts("fox", tenant="bob") == ["A fox of somebody else."]

@@ -9,11 +9,10 @@ from pathlib import Path
 import httpx2
 import openai
 import pytest
-import qdrant_edge
 
 from retrieval.parsing.pool import ParserPool
 from retrieval.schema.headers import TENANT_HEADER
-from retrieval.vector_store.edge import EdgeVectorStore
+from retrieval.vector_store.edge.store import EdgeStore
 from tests.support.retrieval_harness import RetrievalHarness, retrieval_harness
 
 NOTES = b"# Engines\n\nThe turntable moves the engines.\n\n# Coal\n\nCoal is stored beside the shed.\n"
@@ -22,7 +21,7 @@ NOTES = b"# Engines\n\nThe turntable moves the engines.\n\n# Coal\n\nCoal is sto
 @asynccontextmanager
 async def sdk(folder: Path) -> AsyncIterator[tuple[openai.AsyncOpenAI, openai.AsyncOpenAI, RetrievalHarness]]:
     """The SDK of two tenants."""
-    store = EdgeVectorStore(folder / "edge", qdrant_edge.Bm25())
+    store = await EdgeStore.open(folder / "edge")
     async with retrieval_harness(folder, store=store, parser=ParserPool()) as here:
         transport = httpx2.ASGITransport(here.retrieval.build_app(), raise_app_exceptions=False)
 
