@@ -15,9 +15,9 @@ from pathlib import Path
 
 import aiohttp
 
-from common.controller_address import split_listen_address
 from common.internal_server import ListeningServer, open_listener
 from common.line_writer import LineWriter, end_program, open_missing_streams
+from common.program_address import split_listen_address
 from common.program_logs import configure_logging, keep_log_file
 from common.shared_token import SharedToken
 from controller.api.app import create_app

@@ -16,9 +16,9 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from common.controller_address import split_listen_address
 from common.gateway_token import FILE_VARIABLE
 from common.listening import pick_local_host, split_hosts
+from common.program_address import split_listen_address
 from controller.artifacts.model_roots import ModelRoots, split_folders
 from controller.config.messages import explain_errors
 

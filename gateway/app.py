@@ -13,9 +13,9 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 
-from common.controller_address import ControllerAddress
-from common.controller_client import ControllerClient
 from common.listening import ListenError, resolve_host
+from common.program_address import ProgramAddress
+from common.program_client import ProgramClient
 from gateway.admission.admission import Admission
 from gateway.api import (
     INFERENCE_GROUPS,
@@ -228,7 +228,7 @@ def create_gateway(
     apis = [api for group in INFERENCE_GROUPS for api in group.APIS]
     inference = InferenceDispatcher(apis, services, authenticator, next_id)
 
-    address = ControllerAddress.parse(settings.controller_url, settings.gateway_token_file)
+    address = ProgramAddress.parse(settings.controller_url, settings.gateway_token_file)
     link = ControllerLink(
         address,
         f"gw-{secrets.token_hex(8)}",
@@ -240,7 +240,7 @@ def create_gateway(
         now=time.monotonic,
         jitter=random.random,
     )
-    controller = ControllerClient(address, CONTROLLER_CONNECT_S)
+    controller = ProgramClient(address, CONTROLLER_CONNECT_S)
     forward = admin.AdminForward(controller)
     app = _new_framework_app(link, remotes, inference, engines, controller, store, resumable_streams, certificate)
     for group in INFERENCE_GROUPS:
@@ -273,7 +273,7 @@ def _new_framework_app(
     remotes: RemoteProber,
     inference: InferenceDispatcher,
     engines: EngineClient,
-    controller: ControllerClient,
+    controller: ProgramClient,
     store: StateStore | None,
     resumable_streams: ResumableStreams,
     certificate: TlsCertificate | None,

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from common.controller_address import ControllerAddress
 from common.listening import is_loopback, split_hosts
+from common.program_address import ProgramAddress
 
 MIB = 1024 * 1024
 
@@ -212,7 +212,7 @@ class GatewaySettings(BaseSettings):
     @field_validator("controller_url")
     @classmethod
     def _known_scheme(cls, value: str) -> str:
-        address = ControllerAddress.parse(value)
+        address = ProgramAddress.parse(value)
         return value if address.socket_path is not None else address.base_url
 
     @field_validator("tls_cert", "tls_key")

@@ -18,9 +18,9 @@ import aiohttp
 from pydantic import BaseModel, JsonValue, ValidationError
 from yarl import URL
 
-from common.controller_address import ControllerAddress
-from common.controller_client import ControllerAnswer, ControllerClient
 from common.gateway_token import FILE_VARIABLE
+from common.program_address import ProgramAddress
+from common.program_client import ProgramAnswer, ProgramClient
 from controller import __version__
 from controller.cli.client_errors import RequestRefusedError, read_error, translate_failures
 from controller.cli.exit_codes import CommandError, ExitCode
@@ -94,7 +94,7 @@ class AdminClient:
         and `ROUNDHOUSE_KEY` from the environment."""
         token_file = os.environ.get(FILE_VARIABLE)
         try:
-            address = ControllerAddress.parse(url, Path(token_file) if token_file else None)
+            address = ProgramAddress.parse(url, Path(token_file) if token_file else None)
         except ValueError:
             message = f"a controller's address is unix:PATH or http://HOST:PORT, not {url}"
             raise CommandError(message, ExitCode.USAGE) from None
@@ -103,7 +103,7 @@ class AdminClient:
             headers["authorization"] = f"Bearer {key}"
         self._url = url
         self._timeout_s = timeout_s
-        self._client = ControllerClient(address, timeout_s, headers=headers, follows_redirects=True)
+        self._client = ProgramClient(address, timeout_s, headers=headers, follows_redirects=True)
 
     async def __aenter__(self) -> Self:
         await self._client.__aenter__()
@@ -310,7 +310,7 @@ class AdminClient:
         *,
         headers: Mapping[str, str] | None = None,
         body: object = None,
-    ) -> ControllerAnswer:
+    ) -> ProgramAnswer:
         target = str(URL(path, encoded=True).with_query(query)) if query else path
         content, all_headers = b"", {"accept": "*/*", **(headers or {})}
         if body is not None:

@@ -10,7 +10,7 @@ from typing import Final
 import aiohttp
 from pydantic import ValidationError
 
-from common.controller_client import ControllerGoneError
+from common.program_client import ProgramGoneError
 from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.output import one_line
 from controller.schema.errors import ErrorBody, ErrorEnvelope
@@ -63,14 +63,14 @@ class RequestRefusedError(CommandError):
 
 @contextmanager
 def translate_failures(url: str, within_s: float) -> Iterator[None]:
-    """Raise a CommandError in place of ControllerGoneError and TimeoutError in the block; other errors pass.
+    """Raise a CommandError in place of ProgramGoneError and TimeoutError in the block; other errors pass.
 
     NoControllerError: nobody answers, or not in time. LostControllerError: the connection ended, or was silent too
     long. Plain CommandError: TLS failed. `within_s`: the seconds that the requests were given, for the message.
     """
     try:
         yield
-    except ControllerGoneError as gone:
+    except ProgramGoneError as gone:
         raise _explain_failure(url, within_s, gone.__cause__) from None
     except TimeoutError as error:
         raise _explain_failure(url, within_s, error) from None

@@ -13,7 +13,7 @@ from typing import Final
 from fastapi import FastAPI
 from starlette.routing import Route
 
-from common.controller_client import ControllerAnswer, ControllerClient, ControllerGoneError
+from common.program_client import ProgramAnswer, ProgramClient, ProgramGoneError
 from controller.schema.errors import RoundhouseError
 from gateway.api.deadline import Lifetime
 from gateway.control.link import check_token_taken
@@ -56,7 +56,7 @@ class AdminForward:
     One object serves all requests of the gateway.
     """
 
-    def __init__(self, controller: ControllerClient) -> None:
+    def __init__(self, controller: ProgramClient) -> None:
         self._controller = controller
         self._running: set[Lifetime] = set()
         self._endless: set[Lifetime] = set()
@@ -117,7 +117,7 @@ class AdminForward:
                 if "content-length" not in answer.headers:
                     self._endless.add(lifetime)
                 await client_answer.relay_answer(answer)
-        except ControllerGoneError as error:
+        except ProgramGoneError as error:
             message = f"The controller does not answer: {error}. Inference goes on without it."
             raise RoundhouseError("controller_unavailable", message) from error
 
@@ -132,11 +132,11 @@ class _ClientAnswer:
         self._is_events = False
         self.is_ended = False
 
-    async def relay_answer(self, answer: ControllerAnswer) -> None:
+    async def relay_answer(self, answer: ProgramAnswer) -> None:
         """Forward the controller's answer part by part; server-sent events only whole, so that an error can follow.
 
         Raises:
-            ControllerGoneError: the controller's connection broke within the answer. Call `fail_request` then.
+            ProgramGoneError: the controller's connection broke within the answer. Call `fail_request` then.
         """
         self._is_begun = True
         self._is_events = answer.headers.get("content-type", "").startswith("text/event-stream")

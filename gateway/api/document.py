@@ -9,7 +9,7 @@ from typing import Final
 
 from fastapi import FastAPI, Response
 
-from common.controller_client import ControllerClient, ControllerGoneError
+from common.program_client import ProgramClient, ProgramGoneError
 from gateway.api.declare import admin_errors
 from gateway.api.openapi_merge import Document, decode_document, merge_documents
 from gateway.control.link import check_token_taken
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 FETCH_TIMEOUT_S: Final = 3.0
 
 
-def declare(app: FastAPI, controller: ControllerClient) -> None:
+def declare(app: FastAPI, controller: ProgramClient) -> None:
     """Add the route to `app`, which must not serve an OpenAPI document by itself (`openapi_url=None`).
 
     Each request asks `controller`, for at most `FETCH_TIMEOUT_S` seconds. Without an answer of the controller, the
@@ -37,7 +37,7 @@ def declare(app: FastAPI, controller: ControllerClient) -> None:
 class _MergedDocument:
     """Builds the document as JSON. While the controller is away, its part stays as it last was."""
 
-    def __init__(self, app: FastAPI, controller: ControllerClient) -> None:
+    def __init__(self, app: FastAPI, controller: ProgramClient) -> None:
         self._app = app
         self._controller = controller
         self._controller_json = b""
@@ -52,7 +52,7 @@ class _MergedDocument:
         try:
             async with asyncio.timeout(FETCH_TIMEOUT_S):
                 self._merge_controller(await self._fetch())
-        except (ControllerGoneError, TimeoutError) as error:
+        except (ProgramGoneError, TimeoutError) as error:
             logger.info("no description of the admin routes: %s", error or "the controller takes too long")
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             logger.warning("the controller's description of its routes cannot be used: %r", error)
@@ -71,7 +71,7 @@ class _MergedDocument:
         ) as answer:
             check_token_taken(answer)
             if answer.status != 200:
-                raise ControllerGoneError(f"the controller answered with status {answer.status}")
+                raise ProgramGoneError(f"the controller answered with status {answer.status}")
             return await answer.read_body()
 
 

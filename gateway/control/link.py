@@ -14,9 +14,9 @@ from enum import Enum
 import aiohttp
 from pydantic import ValidationError
 
-from common.controller_address import ControllerAddress
-from common.controller_client import ControllerAnswer, ControllerGoneError, open_connector
 from common.gateway_token import FILE_VARIABLE
+from common.program_address import ProgramAddress
+from common.program_client import ProgramAnswer, ProgramGoneError, open_connector
 from common.tracebacks import without_tracebacks
 from controller.schema.routing import RoutingTable
 from controller.schema.status import SCHEMA_VERSION
@@ -108,7 +108,7 @@ class ControllerLink:
 
     def __init__(
         self,
-        address: ControllerAddress,
+        address: ProgramAddress,
         gateway_id: str,
         *,
         addresses: tuple[str, ...],
@@ -256,10 +256,10 @@ class ControllerLink:
             logger.warning("no controller at %s (%s); trying on", address, reason)
 
 
-def check_token_taken(answer: ControllerAnswer) -> None:
-    """Raise ControllerGoneError if a controller's answer refuses the gateway's token (status 401); else do nothing."""
+def check_token_taken(answer: ProgramAnswer) -> None:
+    """Raise ProgramGoneError if a controller's answer refuses the gateway's token (status 401); else do nothing."""
     if answer.status == TOKEN_REFUSED:
-        raise ControllerGoneError(REFUSED_WORDS)
+        raise ProgramGoneError(REFUSED_WORDS)
 
 
 def is_token_refusal(error: Exception) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from common.controller_address import split_listen_address
+from common.program_address import split_listen_address
 from controller.cli.exit_codes import CommandError
 from controller.cli.output import print_error
 from controller.cli.service.run import ServiceRun

@@ -1,4 +1,4 @@
-"""Where a controller listens, and where it is asked: the one place that reads `unix:` addresses."""
+"""Where a program listens for others of Roundhouse, and is asked: the one place that reads `unix:` addresses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from common.gateway_token import GATEWAY_HEADER, read_token
 
 _SCHEME: Final = "unix:"
-_SOCKET_BASE_URL: Final = "http://controller"
+_SOCKET_BASE_URL: Final = "http://socket"
 """Stands in requests through a socket, where no host is needed."""
 
 
@@ -35,19 +35,21 @@ def split_listen_address(listen: str) -> Path | tuple[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class ControllerAddress:
-    """Where a client connects to a controller, or to a gateway that forwards to one, and which token it sends. Opens no
-    connection itself."""
+class ProgramAddress:
+    """Where a client connects to a controller, to a gateway that forwards to one, or to retrieval, and which token it
+    sends. Opens no connection itself."""
 
     base_url: str
     """Beginning of every URL, without a slash at its end. For a socket, a placeholder host that is not resolved."""
     socket_path: str | None = None
-    """Path of the controller's unix socket; None: the controller listens on a port."""
+    """Path of the program's unix socket; None: the program listens on a port."""
     token_file: Path | None = None
-    """File with the token of gateways; None: requests carry no token, as always through a socket."""
+    """File with the token; None: requests carry no token, as always through a socket."""
+    token_header: str = GATEWAY_HEADER
+    """Header that carries the token."""
 
     @classmethod
-    def parse(cls, url: str, token_file: Path | None = None) -> ControllerAddress:
+    def parse(cls, url: str, token_file: Path | None = None, token_header: str = GATEWAY_HEADER) -> ProgramAddress:
         """Parse `unix:<path>`, `http://host:port` or `https://host:port`. `token_file` is ignored for a socket.
 
         Raises ValueError for any other form. Host and port are not checked.
@@ -57,15 +59,15 @@ class ControllerAddress:
             return cls(_SOCKET_BASE_URL, socket_path)
         scheme, _, rest = url.partition(":")
         if scheme in ("http", "https") and rest.startswith("//") and rest.strip("/"):
-            return cls(url.rstrip("/"), None, token_file)
-        raise ValueError("must be http://host:port or unix:/path/to/controller.sock")
+            return cls(url.rstrip("/"), None, token_file, token_header)
+        raise ValueError("must be http://host:port or unix:/path/to/the.sock")
 
     def read_headers(self) -> dict[str, str]:
         """Read the token file, and return the header that carries the token; empty without a token file, and where the
-        file is missing or unusable (see `read_token`), which raises nothing. Call for each request: the controller may
+        file is missing or unusable (see `read_token`), which raises nothing. Call for each request: the program may
         make the token later, or replace it."""
         token = read_token(self.token_file) if self.token_file is not None else None
-        return {GATEWAY_HEADER: token} if token is not None else {}
+        return {self.token_header: token} if token is not None else {}
 
 
 def _socket_path(address: str) -> str | None:

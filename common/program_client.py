@@ -1,40 +1,43 @@
-"""The HTTP client of a controller, for gateways and for the command line. Answers come as bytes, in parts."""
+"""The HTTP client of a program that only other programs of Roundhouse ask: the controller, or retrieval. Answers come as
+bytes, in parts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterable, Mapping
 from types import TracebackType
 from typing import Final
 
 import aiohttp
 from yarl import URL
 
-from common.controller_address import ControllerAddress
+from common.program_address import ProgramAddress
 from common.tracebacks import without_tracebacks
 
-_UNREACHED: Final = "the controller accepts no connection"
-_UNANSWERED: Final = "the controller ended before it answered; it may have taken the request"
-_BROKEN_OFF: Final = "the connection to the controller ended before its answer was complete"
+_UNREACHED: Final = "{} accepts no connection"
+_UNANSWERED: Final = "{} ended before it answered; it may have taken the request"
+_BROKEN_OFF: Final = "the connection to {} ended before its answer was complete"
 
 
-class ControllerGoneError(Exception):
-    """The controller could not be reached, or the connection ended before its whole answer came. The text says so in
+class ProgramGoneError(Exception):
+    """The program could not be reached, or the connection ended before its whole answer came. The text says so in
     plain words; `__cause__` is the error of aiohttp or of the system."""
 
 
-class ControllerAnswer:
-    """An HTTP answer of the controller, of any status, whose headers have arrived and whose body is still to be read.
+class ProgramAnswer:
+    """An HTTP answer of the program, of any status, whose headers have arrived and whose body is still to be read.
 
     Use it as an async context manager: leaving closes the connection, also where the body was not read to its end.
     """
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, program: str) -> None:
+        """`program`: its name in errors."""
         self._response = response
+        self._program = program
         self.status = response.status
         self.headers: Mapping[str, str] = response.headers
         """Values by header name, upper or lower case."""
 
-    async def __aenter__(self) -> ControllerAnswer:
+    async def __aenter__(self) -> ProgramAnswer:
         return self
 
     async def __aexit__(
@@ -45,15 +48,15 @@ class ControllerAnswer:
     async def read_part(self) -> bytes:
         """Wait for the next bytes of the body, and return them as they come; empty at its end, and on every later call.
 
-        Raises ControllerGoneError where the connection breaks off or the request's timeout ends.
+        Raises ProgramGoneError where the connection breaks off or the request's timeout ends.
         """
         try:
             return await self._response.content.readany()
         except (aiohttp.ClientError, OSError) as error:
-            raise ControllerGoneError(_BROKEN_OFF) from error
+            raise ProgramGoneError(_BROKEN_OFF.format(self._program)) from error
 
     async def read_body(self) -> bytes:
-        """Return all that is left of the body; empty if it was read already. Raises ControllerGoneError as
+        """Return all that is left of the body; empty if it was read already. Raises ProgramGoneError as
         `read_part`."""
         parts = []
         while part := await self.read_part():
@@ -61,30 +64,32 @@ class ControllerAnswer:
         return b"".join(parts)
 
 
-class ControllerClient:
-    """Sends requests to one controller. An async context manager: `send_request` works only while it is entered.
+class ProgramClient:
+    """Sends requests to one program. An async context manager: `send_request` works only while it is entered.
 
-    Each request has a connection of its own: a kept one may have gone stale with the controller, and a load must not be
+    Each request has a connection of its own: a kept one may have gone stale with the program, and a load must not be
     sent twice to find out. Proxy variables of the environment (`HTTP_PROXY`) are ignored.
     """
 
     def __init__(
         self,
-        address: ControllerAddress,
+        address: ProgramAddress,
         connect_timeout_s: float,
         *,
+        program: str = "the controller",
         headers: Mapping[str, str] | None = None,
         follows_redirects: bool = False,
     ) -> None:
-        """`connect_timeout_s`: seconds to connect, for requests without a timeout of their own; their answers may take
-        any time. `headers` are sent with each request."""
+        """`program`: its name in errors. `connect_timeout_s`: seconds to connect, for requests without a timeout of
+        their own; their answers may take any time. `headers` are sent with each request."""
         self._address = address
+        self._program = program
         self._timeout = aiohttp.ClientTimeout(total=None, connect=connect_timeout_s, sock_connect=connect_timeout_s)
         self._headers = headers
         self._follows_redirects = follows_redirects
         self._session: aiohttp.ClientSession
 
-    async def __aenter__(self) -> ControllerClient:
+    async def __aenter__(self) -> ProgramClient:
         # Not in __init__: aiohttp's sessions belong to a running event loop.
         self._session = aiohttp.ClientSession(
             connector=open_connector(self._address),
@@ -107,18 +112,18 @@ class ControllerClient:
         method: str,
         target: str,
         headers: Mapping[str, str],
-        body: bytes = b"",
+        body: bytes | AsyncIterable[bytes] = b"",
         *,
         timeout: aiohttp.ClientTimeout | None = None,
-    ) -> ControllerAnswer:
+    ) -> ProgramAnswer:
         """Send a request and wait for the answer's headers. The caller closes the answer, by `async with`.
 
-        `target` is the path with its query, percent-encoded; it is sent as it is. `timeout` None: the client's own,
-        which bounds connecting alone; another one counts for reading the answer too. An answer with an error status is
-        returned like any other.
+        `target` is the path with its query, percent-encoded; it is sent as it is. A `body` in parts is sent as they
+        come; what its iterator raises is raised. `timeout` None: the client's own, which bounds connecting alone;
+        another one counts for reading the answer too. An answer with an error status is returned like any other.
 
         Raises:
-            ControllerGoneError: the controller cannot be reached, or ended before it answered; or the timeout ended.
+            ProgramGoneError: the program cannot be reached, or ended before it answered; or the timeout ended.
             ValueError: the address makes no URL.
         """
         url = URL(self._address.base_url + target, encoded=True)
@@ -133,14 +138,14 @@ class ControllerClient:
                 timeout=self._timeout if timeout is None else timeout,
             )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise ControllerGoneError(_UNREACHED) from without_tracebacks(error)
+            raise ProgramGoneError(_UNREACHED.format(self._program)) from without_tracebacks(error)
         except (aiohttp.ClientError, OSError) as error:
-            raise ControllerGoneError(_UNANSWERED) from without_tracebacks(error)
-        return ControllerAnswer(response)
+            raise ProgramGoneError(_UNANSWERED.format(self._program)) from without_tracebacks(error)
+        return ProgramAnswer(response, self._program)
 
 
-def open_connector(address: ControllerAddress) -> aiohttp.BaseConnector:
-    """Return a new aiohttp connector to the controller: any number of connections, none kept after its use. Call it
+def open_connector(address: ProgramAddress) -> aiohttp.BaseConnector:
+    """Return a new aiohttp connector to the program: any number of connections, none kept after its use. Call it
     within a running event loop. The caller closes it, or the session that owns it does."""
     if address.socket_path is not None:
         return aiohttp.UnixConnector(address.socket_path, limit=0, force_close=True)
