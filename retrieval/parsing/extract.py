@@ -1,4 +1,10 @@
-"""Extract the text of a file of any format that is read. Runs in the process of `worker`, and sets no limits itself."""
+"""Extract the text of a file of any format that is read. Runs in the process of `worker`, and sets no limits itself.
+
+PDFs are read by PDFium (pypdfium2: 4 MB, BSD and Apache), the other formats by the standard library. kreuzberg 4.10.4
+was measured beside it and not taken: it drops every `&`, `<` and `>` of a DOCX ("R&D" becomes "RD"), gives no texts of
+slides, takes PDFium's text too, in twice the time, writes a library into the temporary folder to do so, is 39 MB packed
+and 98 MB installed, and is maintained until the end of 2026.
+"""
 
 from __future__ import annotations
 

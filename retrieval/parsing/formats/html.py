@@ -11,8 +11,8 @@ from retrieval.parsing.formats.text_builder import TextBuilder
 _CHARSET: Final = re.compile(
     rb"""<(?:meta[^>]{0,200}charset|\?xml[^>]{0,100}encoding)\s*=\s*["']?\s*([\w.:-]{1,40})""", re.IGNORECASE
 )
-_BAD_DECLARATION: Final = re.compile(r"<!\[(?!(?:CDATA\[|if\b|else\b|endif\b))", re.IGNORECASE)
-"""Makes the standard library's parser fail."""
+_CONDITION: Final = re.compile(r"<!\[(?:CDATA\[|(?:if|else|endif)\b[^\]>]{0,200}\]>)|\]\]>", re.IGNORECASE)
+"""Marks of Word's conditions and of XML's sections, which are left out."""
 _LINE_BREAK: Final = "\x00"
 """Stands for `<br>` until the text is complete. No decoded text has this character."""
 
@@ -43,9 +43,20 @@ def extract_html(markup: str, builder: TextBuilder) -> None:
         ParsingError: `document_too_large`.
     """
     reader = _HtmlReader(builder)
-    reader.feed(_BAD_DECLARATION.sub("&lt;![", markup))
+    reader.feed(_mend_markup(markup))
     reader.close()
     reader.finish()
+
+
+def _mend_markup(markup: str) -> str:
+    """Take out what makes the standard library's parser fail, or search to the end of the text again and again:
+    declarations within brackets, comments that never end, and tags that never end."""
+    markup = _CONDITION.sub("", markup).replace("<![", "&lt;![")
+    unended = markup.find("<!--", markup.rfind("-->") + 1)
+    if unended >= 0:
+        markup = markup[:unended]
+    tail = markup.rfind(">") + 1
+    return markup[:tail] + markup[tail:].replace("<", "&lt;")
 
 
 class _HtmlReader(HTMLParser):
@@ -117,11 +128,6 @@ class _HtmlReader(HTMLParser):
         """Take text."""
         if not self._skipped:
             self._inline.append(data)
-
-    def unknown_decl(self, data: str) -> None:
-        """Take the text of a CDATA section."""
-        if data.startswith("CDATA["):
-            self.handle_data(data[6:])
 
     def finish(self) -> None:
         """Add what the page did not end, and its title if it has no heading."""

@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -143,6 +144,17 @@ async def test_a_bad_file_is_refused_with_a_reason(pool: ParserPool, tmp_path: P
         await _parse(pool, tmp_path, make(), name)
     assert raised.value.code == code
     assert await _parse(pool, tmp_path, make_pdf("still here"), "b.pdf") == "still here"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_process_has_limits_and_low_priority(pool: ParserPool, tmp_path: Path) -> None:
+    await _parse(pool, tmp_path, b"text", "a.txt")
+    (process,) = [child for child in psutil.Process().children() if "retrieval.parsing.worker" in child.cmdline()]
+    assert process.nice() == min(19, psutil.Process().nice() + 10)
+    limits = {name: process.rlimit(getattr(psutil, f"RLIMIT_{name}"))[0] for name in ("AS", "FSIZE", "CORE", "CPU")}
+    assert (limits["AS"], limits["FSIZE"], limits["CORE"]) == (LIMITS.memory_bytes, 0, 0)
+    assert 60 <= limits["CPU"] <= 600
+    assert os.getsid(process.pid) == process.pid
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -116,6 +116,9 @@ def test_an_epub_that_is_protected_is_refused_and_one_with_hidden_fonts_is_not(e
         ("<![CDATA[a]]><![foo[b<![if x]>c<!-- d --><?e?>&unknown;&#0;f", "a<![foo[bc&unknown;\ufffdf"),
         ("</ul></li></table></nav></pre>a", "a"),
         ("<p/>a<br/>b<svg/>c", "a\nbc"),
+        ("a<!-- b --> c <!-- d > e", "a c"),
+        ("<p>1 < 2", "1 < 2"),
+        ("<p>1 <b", "1 <b"),
     ],
 )
 def test_html(extract, markup: str, text: str) -> None:  # type: ignore[no-untyped-def]
