@@ -1,5 +1,5 @@
-"""The HTTP client of a program that only other programs of Roundhouse ask: the controller, or retrieval. Answers come as
-bytes, in parts."""
+"""The HTTP client of a program that only Roundhouse asks: the controller, or retrieval. Answers come as bytes, in
+parts."""
 
 from __future__ import annotations
 
