@@ -7,12 +7,13 @@ import contextlib
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 
 from fastapi import FastAPI
 
+from common.gateway_token import read_token
 from common.listening import ListenError, resolve_host
 from common.program_address import ProgramAddress
 from common.program_client import ProgramClient
@@ -25,11 +26,13 @@ from gateway.api import (
     errors,
     health,
     models,
+    retrieval,
     stored_completions,
     stored_responses,
     streams,
 )
 from gateway.api.declare import TAGS
+from gateway.api.retrieval import RetrievalForward
 from gateway.control.inflight import InflightCounts
 from gateway.control.link import ControllerLink, LinkState
 from gateway.control.remote_prober import RemoteProber
@@ -39,6 +42,7 @@ from gateway.ingress.admin_gate import AdminGate
 from gateway.ingress.authenticator import Authenticator
 from gateway.ingress.cors import Cors
 from gateway.ingress.host_check import HostCheck
+from gateway.ingress.internal_callers import InternalCallers
 from gateway.ingress.middleware import IngressMiddleware, request_id_source
 from gateway.ingress.response_headers import ResponseHeaders
 from gateway.ingress.route_access import RouteAccess
@@ -57,6 +61,7 @@ from gateway.streams.stream_folder import StreamFolder
 from gateway.tenancy.clients import ClientDirectory, ClientLimits
 from gateway.tenancy.rate_limits import RateLimits
 from gateway.upstream.client import EngineClient
+from retrieval.schema.headers import TOKEN_HEADER
 
 DESCRIPTION = """Declared language models behind one OpenAI-compatible address.
 
@@ -81,6 +86,8 @@ class Gateway:
     """Serves inference requests, which bypass FastAPI."""
     forward: admin.AdminForward
     """Forwards admin requests to the controller."""
+    retrieval: RetrievalForward
+    """Forwards requests about documents to retrieval."""
     streams: ResumableStreams
     """The streams that clients can read again."""
 
@@ -90,6 +97,7 @@ class Gateway:
         Call when the server begins to stop.
         """
         self.forward.begin_stop()
+        self.retrieval.begin_stop()
 
     @property
     def is_busy(self) -> bool:
@@ -104,6 +112,7 @@ class Gateway:
         self.inference.end_all()
         self.streams.stop_readers()
         self.forward.end_all()
+        self.retrieval.end_all()
 
 
 def open_store(settings: GatewaySettings) -> StateStore | None:
@@ -200,7 +209,16 @@ def create_gateway(
             settings.client_requests_per_minute, settings.client_tokens_per_minute, settings.client_concurrency
         )
     )
-    authenticator = Authenticator(live, hosts, cors, clients, time.time, serves_everybody=settings.serves_everybody)
+    token_path = settings.retrieval_token_path
+    authenticator = Authenticator(
+        live,
+        hosts,
+        cors,
+        clients,
+        time.time,
+        serves_everybody=settings.serves_everybody,
+        internal=InternalCallers(lambda: read_token(token_path)) if settings.retrieval else None,
+    )
     gate = AdminGate(find_admin_addresses(settings), is_open=settings.opens_admin)
     bounds = HistoryBounds(settings.max_body_bytes)
     responses = StoredResponses(store, live, bounds, time.time)
@@ -242,7 +260,12 @@ def create_gateway(
     )
     controller = ProgramClient(address, CONTROLLER_CONNECT_S)
     forward = admin.AdminForward(controller)
-    app = _new_framework_app(link, remotes, inference, engines, controller, store, resumable_streams, certificate)
+    retrieval_client = _open_retrieval_client(settings)
+    retrieval_forward = RetrievalForward(retrieval_client, gate)
+    clients_of_programs = (controller,) if retrieval_client is None else (controller, retrieval_client)
+    app = _new_framework_app(
+        link, remotes, inference, engines, clients_of_programs, store, resumable_streams, certificate
+    )
     for group in INFERENCE_GROUPS:
         group.declare(app)
     models.declare(app, live)
@@ -250,6 +273,7 @@ def create_gateway(
     streams.declare(app, resumable_streams, settings.max_body_bytes)
     stored_completions.declare(app, completions, settings.max_body_bytes)
     conversations.declare(app, Conversations(store, responses, live, bounds), settings.max_body_bytes)
+    retrieval.declare(app, retrieval_forward)
     health.declare(app, version=app.version, live=live, ledger=ledger, link=link_state, metrics=metrics)
     admin.declare(app, forward)
     document.declare(app, controller)
@@ -262,10 +286,24 @@ def create_gateway(
         lines,
         access=RouteAccess(app.routes),
         max_body_bytes=settings.max_body_bytes,
+        larger_bodies=_upload_limits(settings),
         next_id=next_id,
         now=time.monotonic,
     )
-    return Gateway(ingress, inference, forward, resumable_streams)
+    return Gateway(ingress, inference, forward, retrieval_forward, resumable_streams)
+
+
+def _open_retrieval_client(settings: GatewaySettings) -> ProgramClient | None:
+    if not settings.retrieval:
+        return None
+    address = ProgramAddress.parse(settings.retrieval_url, settings.retrieval_token_path, TOKEN_HEADER)
+    return ProgramClient(address, CONTROLLER_CONNECT_S, program="retrieval")
+
+
+def _upload_limits(settings: GatewaySettings) -> dict[str, int]:
+    # JSON may take six bytes for one of the text; retrieval itself counts the text.
+    most = settings.retrieval_max_file_mib * MIB * retrieval.ESCAPED_BYTES + retrieval.FORM_BYTES
+    return dict.fromkeys(retrieval.UPLOAD_PATHS, most)
 
 
 def _new_framework_app(
@@ -273,7 +311,7 @@ def _new_framework_app(
     remotes: RemoteProber,
     inference: InferenceDispatcher,
     engines: EngineClient,
-    controller: ProgramClient,
+    programs: Sequence[ProgramClient],
     store: StateStore | None,
     resumable_streams: ResumableStreams,
     certificate: TlsCertificate | None,
@@ -284,7 +322,10 @@ def _new_framework_app(
         tasks = [asyncio.create_task(each) for each in loops]
         if certificate is not None:
             tasks.append(asyncio.create_task(certificate.follow_files()))
-        async with controller, remotes:
+        async with contextlib.AsyncExitStack() as stack:
+            for program in programs:
+                await stack.enter_async_context(program)
+            await stack.enter_async_context(remotes)
             yield
         await engines.close()
         if store is not None:

@@ -186,6 +186,21 @@ class GatewaySettings(BaseSettings):
         description="Also write resumable streams to files in the state folder (`streams/`), so that they survive a "
         "crash of the gateway.",
     )
+    retrieval: bool = Field(
+        True,
+        description="Whether documents and searches are served: `/v1/documents`, `/v1/search`, `/v1/tenants`, "
+        "`/v1/files` and `/v1/vector_stores`, which the retrieval program answers.",
+    )
+    retrieval_url: str = Field(
+        "unix:state/retrieval.sock",
+        description="Address of the retrieval program: `http://host:port` or `unix:/path/retrieval.sock`.",
+    )
+    retrieval_token_file: Path | None = Field(
+        None,
+        description="File with the token that retrieval and the gateway show to each other. Retrieval creates the "
+        "file; default: `retrieval-token` in the state folder.",
+    )
+    retrieval_max_file_mib: int = Field(64, ge=1, le=4096, description="Largest document in MiB.")
     log_mib: int = Field(
         10,
         ge=0,
@@ -209,7 +224,7 @@ class GatewaySettings(BaseSettings):
         split_hosts(value)
         return value
 
-    @field_validator("controller_url")
+    @field_validator("controller_url", "retrieval_url")
     @classmethod
     def _known_scheme(cls, value: str) -> str:
         address = ProgramAddress.parse(value)
@@ -266,6 +281,11 @@ class GatewaySettings(BaseSettings):
     def max_body_bytes(self) -> int:
         """Largest request body, in bytes."""
         return self.max_body_mib * MIB
+
+    @property
+    def retrieval_token_path(self) -> Path:
+        """The file with the token of retrieval, named by the setting or by default."""
+        return self.retrieval_token_file or self.state / "retrieval-token"
 
     @property
     def responses_retention_s(self) -> float:

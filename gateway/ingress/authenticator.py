@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from controller.schema.errors import RoundhouseError
 from gateway.ingress.cors import Cors
 from gateway.ingress.host_check import HostCheck, check_host_form
+from gateway.ingress.internal_callers import InternalCallers
 from gateway.routing.live_routes import LiveRoutes
 from gateway.server.asgi import Header
 from gateway.tenancy.api_keys import Caller
@@ -32,15 +33,18 @@ class Authenticator:
         clock: Callable[[], float],
         *,
         serves_everybody: bool,
+        internal: InternalCallers | None = None,
     ) -> None:
         """`serves_everybody`: whether requests without a key are served while no keys are declared. `clients`: tells
-        such callers apart. `clock`: Unix time in seconds."""
+        such callers apart. `clock`: Unix time in seconds. `internal`: recognises other programs of Roundhouse; None:
+        there are none."""
         self._live = live
         self._hosts = hosts
         self._cors = cors
         self._clients = clients
         self._clock = clock
         self._serves_everybody = serves_everybody
+        self._internal = internal
 
     def authenticate_request(self, headers: Sequence[Header], *, is_http_1_1: bool) -> Caller:
         """Return the caller that a request's headers identify. `is_http_1_1`: that version requires a Host header.
@@ -51,6 +55,8 @@ class Authenticator:
                 `controller_unavailable` if no table has arrived yet, so that the keys are unknown.
         """
         keys = self._live.current.keys
+        if self._internal is not None and (internal_caller := self._internal.find_caller(headers)) is not None:
+            return internal_caller
         if not keys.is_empty:
             check_host_form(headers, may_lack_host=not is_http_1_1)
             return keys.authenticate_key(headers, self._clock())

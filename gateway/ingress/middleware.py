@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from controller.schema.errors import RoundhouseError
@@ -68,10 +68,12 @@ class IngressMiddleware:
         *,
         access: RouteAccess,
         max_body_bytes: int,
+        larger_bodies: Mapping[str, int],
         next_id: Callable[[], str],
         now: Callable[[], float],
     ) -> None:
-        """`framework`: the FastAPI application. `access`: what each route requires.
+        """`framework`: the FastAPI application. `access`: what each route requires. `larger_bodies`: largest body in
+        bytes by path, where it is not `max_body_bytes`.
 
         `next_id`: makes request ids, see `request_id_source`. `now`: monotonic seconds.
         """
@@ -84,6 +86,7 @@ class IngressMiddleware:
         self._lines = lines
         self.access = access
         self._max_body_bytes = max_body_bytes
+        self._larger_bodies = larger_bodies
         self._next_id = next_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -160,7 +163,8 @@ class IngressMiddleware:
             await send(message)
 
         try:
-            await self._framework(scope, limit_body(receive, self._max_body_bytes), with_headers)
+            limit = self._larger_bodies.get(scope["path"], self._max_body_bytes)
+            await self._framework(scope, limit_body(receive, limit), with_headers)
         except Exception:
             logger.exception("request %s failed", request_id_of(scope))
             if not is_started:

@@ -57,6 +57,8 @@ class Caller:
     """The allowed name patterns, each split at its stars; None: every model."""
     _ranks: Mapping[str, int] = field(repr=False)
     _default_rank: int = field(repr=False)
+    is_internal: bool = False
+    """Whether the caller is another program of Roundhouse, which no routing table knows."""
     _access_cache: dict[str, tuple[tuple[str, ...], bool]] = field(default_factory=dict, repr=False)
     """By model: its aliases when it was checked, and whether the key may use it."""
 
@@ -232,12 +234,14 @@ class KeyRing:
     def renew_caller(self, caller: Caller, now_unix: float) -> Caller:
         """Return the caller of this table, with its present rights, for the `caller` that an older table returned.
 
-        A caller without a key is returned as it is. `now_unix`: Unix time in seconds.
+        A caller without a key, and an internal one, is returned as it is. `now_unix`: Unix time in seconds.
 
         Raises:
             RoundhouseError: `invalid_api_key` if no key of that name is declared any more, its secret was changed, or
                 it has expired; or if the request carried no key and keys are declared now.
         """
+        if caller.is_internal:
+            return caller
         if caller.name is None:
             if not self.is_empty:
                 raise _invalid_key_error("Keys have been declared while the request waited, and it carries none.")
