@@ -89,7 +89,8 @@ lock: $(VENV)/.installed-dev ## Resolve the locked dependencies anew.
 	@$(PIP) install uv
 	@for part in gateway controller worker all dev; do \
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
-	    --no-header --no-annotate --upgrade --extra $$part pyproject.toml -o requirements/$$part.txt; \
+	    --no-header --no-annotate --upgrade --extra $$part $$(test $$part != gateway || echo --extra retrieval) \
+	    pyproject.toml -o requirements/$$part.txt; \
 	done
 
 audit: $(VENV)/.installed-dev ## Known vulnerabilities of what is locked, by pip-audit: 1 if there are any, 3 if nobody can be asked.

@@ -1,4 +1,4 @@
-"""What the catalog says of documents, versions and chunks. Pure."""
+"""What the catalog says of documents, versions and chunks."""
 
 from __future__ import annotations
 

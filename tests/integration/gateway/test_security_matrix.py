@@ -35,7 +35,9 @@ STORED = {
     "/v1/stream": "stream_not_found",
 }
 """How paths of stored objects begin, and the code where there is none of that id."""
-Kind = Literal["inference", "stored", "admin", "models", "listing", "absent", "ungated"]
+DOCUMENTS = ("/v1/documents", "/v1/search", "/v1/tenants", "/v1/files", "/v1/vector_stores")
+"""How paths of retrieval begin, which does not run here."""
+Kind = Literal["inference", "stored", "documents", "admin", "models", "listing", "absent", "ungated"]
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,8 @@ def kind_of(path: str) -> Kind:
         return "ungated"
     if path.startswith(("/v1/models", "/models")):
         return "models"
+    if path.startswith(DOCUMENTS):
+        return "documents"
     if path.startswith(tuple(STORED)) and not path.startswith("/v1/streams/"):
         return "stored"
     return "admin" if path.startswith("/v1/admin/") else "listing"
@@ -259,6 +263,8 @@ async def test_a_key_opens_what_it_says_and_no_more(who: str, caplog: pytest.Log
                     check_refusal(asked, said, status, code, who)
                 elif asked.kind == "absent":
                     assert said[0] in (404, 405), (asked, said)
+                elif asked.kind == "documents":
+                    check_refusal(asked, said, 503, "retrieval_unavailable", who)
                 elif asked.kind == "stored":
                     code_of_path = next(code for start, code in STORED.items() if asked.path.startswith(start))
                     check_refusal(asked, said, 404, code_of_path, who)

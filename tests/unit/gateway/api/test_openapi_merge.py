@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import pytest
@@ -192,7 +193,7 @@ def test_the_gateways_routes_are_described_in_full() -> None:
             assert operation["description"], path
             assert set(operation["tags"]) <= known, path
             assert operation["tags"], path
-            assert "422" not in operation["responses"], path
+            assert "HTTPValidationError" not in json.dumps(operation), path
 
 
 def test_each_error_status_of_an_inference_route_lists_its_codes() -> None:
