@@ -235,11 +235,10 @@ class ControllerSettings(BaseSettings):
         """Addresses and names that the gateway listens on, at least one."""
         return split_hosts(self.host)
 
-    @property
-    def gateway_url(self) -> str:
-        """URL of the gateway that `roundhouse up` starts, for clients on this machine. Its port is 0 where the setting
-        is 0, though the gateway then takes a free one."""
-        return url_of(pick_local_host(self.hosts), self.port)
+    def gateway_url(self, *, is_tls: bool) -> str:
+        """Return the URL of the gateway that `roundhouse up` starts, for clients on this machine. Its port is 0 where
+        the setting is 0, though the gateway then takes a free one."""
+        return url_of(pick_local_host(self.hosts), self.port, is_tls=is_tls)
 
     @property
     def images(self) -> dict[str, str]:
@@ -254,12 +253,13 @@ class ControllerSettings(BaseSettings):
         }
 
 
-def url_of(host: str, port: int) -> str:
-    """Return the http URL, without a slash at its end, by which clients on this machine reach a server that listens on
-    `host` and `port`: 0.0.0.0 and :: become the loopback address."""
+def url_of(host: str, port: int, *, is_tls: bool = False) -> str:
+    """Return the http URL (https with `is_tls`), without a slash at its end, by which clients on this machine reach a
+    server that listens on `host` and `port`: 0.0.0.0 and :: become the loopback address."""
     # An address that stands for all of the machine's cannot be connected to everywhere.
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - replaced, not listened on
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if is_tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def load_settings(**values: Any) -> ControllerSettings:

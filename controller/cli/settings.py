@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,3 +27,10 @@ def controller_url(given_url: str | None, state: Path | None) -> str:
     """Return the address at which the controller is asked: `given_url` as the operator gave it, unchecked, else where
     the settings say that a controller with this state folder listens. Raises CommandError where a setting is wrong."""
     return given_url or read_settings(state=state).controller_url
+
+
+def own_gateway_url(settings: ControllerSettings) -> str:
+    """Return the URL of the gateway that `up` starts with these settings and this environment, for programs of this
+    machine: https where it has a certificate. That is for the names that clients use, not for this address, so do not
+    verify it."""
+    return settings.gateway_url(is_tls=bool(os.environ.get("ROUNDHOUSE_TLS_CERT")))

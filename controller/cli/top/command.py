@@ -12,11 +12,12 @@ import typer
 from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.options import ControllerUrl, Json, State
 from controller.cli.output import STATE_COLOURS, print_json, print_line, print_table, table_of
-from controller.cli.settings import controller_url, read_settings
+from controller.cli.settings import controller_url, own_gateway_url, read_settings
 
 if TYPE_CHECKING:
     from rich.console import Group
 
+    from controller.cli.admin_client import AdminClient
     from controller.cli.top.source import TopSource
     from controller.cli.top.view import TopView
 
@@ -47,34 +48,34 @@ def top(
     Ctrl-C ends it. Tokens are counted when a request ends; where no gateway can be reached, the column shows `-`.
     """
     url = controller_url(controller, state)
-    gateway_url = gateway or _gateway_url()
     if once or as_json or not sys.stdout.isatty():
-        view = asyncio.run(_once(url, gateway_url, interval))
+        view = asyncio.run(_once(url, gateway, interval))
         if as_json:
             print_json(view.as_json())
         else:
             _print(view)
         return ExitCode.DONE
     with suppress(KeyboardInterrupt):
-        asyncio.run(_live(url, gateway_url, interval))
+        asyncio.run(_live(url, gateway, interval))
     return ExitCode.DONE
 
 
-def _gateway_url() -> str:
-    return read_settings().gateway_url
-
-
-async def _once(url: str, gateway: str, interval_s: float) -> TopView:
-    from controller.cli.admin_client import AdminClient  # aiohttp takes 150 ms
+def _open_source(client: AdminClient, gateway: str | None) -> TopSource:
     from controller.cli.top.source import TopSource
 
-    async with AdminClient(url) as client, TopSource(client, gateway) as source:
+    return TopSource(client, gateway or own_gateway_url(read_settings()), verifies=gateway is not None)
+
+
+async def _once(url: str, gateway: str | None, interval_s: float) -> TopView:
+    from controller.cli.admin_client import AdminClient  # aiohttp takes 150 ms
+
+    async with AdminClient(url) as client, _open_source(client, gateway) as source:
         if await source.read_first_counters():
             await asyncio.sleep(interval_s)
         return await source.read_view()
 
 
-async def _live(url: str, gateway: str, interval_s: float) -> None:
+async def _live(url: str, gateway: str | None, interval_s: float) -> None:
     """Show the live table until `q` is typed or the task is cancelled.
 
     While the controller does not answer, the last table stays.
@@ -83,10 +84,9 @@ async def _live(url: str, gateway: str, interval_s: float) -> None:
 
     from controller.cli.admin_client import AdminClient
     from controller.cli.top.quit_key import watch_quit_key
-    from controller.cli.top.source import TopSource
 
     quit_event = asyncio.Event()
-    async with AdminClient(url) as client, TopSource(client, gateway) as source:
+    async with AdminClient(url) as client, _open_source(client, gateway) as source:
         view, note = await source.read_view(), ""
         with watch_quit_key(quit_event) as has_key:
             hint = "q quits" if has_key else ""

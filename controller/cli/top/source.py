@@ -19,9 +19,11 @@ class TopSource:
     """Reads models, memory and token counters for `roundhouse top`. Keeps the last counters, from which rates follow.
     Use it as an async context manager; it does not close `client`."""
 
-    def __init__(self, client: AdminClient, gateway: str) -> None:
-        """`client` asks the admin API. `gateway` is the gateway's URL without a path."""
+    def __init__(self, client: AdminClient, gateway: str, *, verifies: bool) -> None:
+        """`client` asks the admin API. `gateway` is the gateway's URL without a path; `verifies`: its certificate is
+        verified, if it has one."""
         self._client = client
+        self._verifies = verifies
         self._metrics_url = f"{gateway.rstrip('/')}/metrics"
         self._last: TokenSample | None = None
 
@@ -50,7 +52,7 @@ class TopSource:
 
     async def _sample(self) -> TokenSample | None:
         try:
-            async with self._session.get(self._metrics_url) as response:
+            async with self._session.get(self._metrics_url, ssl=self._verifies) as response:
                 text = await response.text()
                 if response.status != 200:
                     return None

@@ -37,7 +37,7 @@ EXAMPLES: Final[Mapping[str, Mapping[str, Any]]] = {
 
 class FirstModelWatcher:
     """Polls the controller of a new `up`. Prints each failed model once per failure, and a request to try for the first
-    model that can be used; then ends."""
+    model that can be used; then ends. `gateway_url` is that of the own gateway, whose certificate is not verified."""
 
     def __init__(
         self, controller_url: str, gateway_url: str, desired: Path, models: Path, announcer: Announcer
@@ -110,7 +110,7 @@ class FirstModelWatcher:
         The API path is None where the gateway requires a key, because `up` has none.
         """
         try:
-            async with gateway.get(f"{self._gateway_url}/v1/models") as response:
+            async with gateway.get(f"{self._gateway_url}/v1/models", ssl=False) as response:
                 if response.status == KEY_WANTED:
                     return next(model.name for model in status.models if model.state is ModelState.LOADED), None
                 models = (await response.json())["data"] if response.status == 200 else []

@@ -15,6 +15,7 @@ from controller.cli import stop_timeouts
 from controller.cli.admin_client import AdminClient
 from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.orphans import stop_orphans
+from controller.cli.settings import own_gateway_url
 from controller.cli.up.announce import Announcer
 from controller.cli.up.first_model import FirstModelWatcher
 from controller.cli.up.marks import find_children, mark_specs
@@ -119,7 +120,7 @@ class UpRun:
     def _first_model(self) -> FirstModelWatcher:
         settings = self._settings
         return FirstModelWatcher(
-            settings.controller_url, settings.gateway_url, settings.desired, settings.models.first, self._announcer
+            settings.controller_url, own_gateway_url(settings), settings.desired, settings.models.first, self._announcer
         )
 
     def _on_signal(self, number: signal.Signals) -> None:

@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -20,6 +21,8 @@ from controller.runtimes.process.stat import Process
 from controller.state import ReplicaId
 
 SCHEMA_VERSION: Final = 1
+COPY_NAME: Final = ".replica.json"
+"""Name of a record's copy in the engine's working folder."""
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +72,27 @@ class ReplicaRecord(BaseModel):
         if self.pid is None or self.start_ticks is None:
             return None
         return Process(self.pid, self.start_ticks)
+
+
+def keep_copy(record: ReplicaRecord, work_dir: Path) -> None:
+    """Copy the record of a running engine to the engine's working folder, unless there is a copy. Does nothing if that
+    cannot be written."""
+    path = work_dir / COPY_NAME
+    with suppress(OSError):
+        if not path.exists():
+            write_atomic(path, record.model_dump_json(indent=1).encode(), durable=False)
+
+
+def read_copies(work: Path, instance: str) -> list[ReplicaRecord]:
+    """Return the copies of this instance's records in the working folders below `work`, also of engines that have
+    ended. Leaves out what cannot be read."""
+    copies = []
+    for path in work.glob(f"rh-{instance}-*/{COPY_NAME}"):
+        with suppress(OSError, ValidationError):
+            copy = ReplicaRecord.model_validate_json(path.read_bytes())
+            if (copy.instance, copy.name) == (instance, path.parent.name):
+                copies.append(copy)
+    return copies
 
 
 class Records:

@@ -29,7 +29,7 @@ from controller.runtimes.process.groups import ReplicaMark, end_processes, find_
 from controller.runtimes.process.launch import Launcher
 from controller.runtimes.process.logs import ProcessLogs
 from controller.runtimes.process.memory import process_host_mib
-from controller.runtimes.process.records import Records, ReplicaRecord
+from controller.runtimes.process.records import Records, ReplicaRecord, keep_copy, read_copies
 from controller.runtimes.process.spawn import Child
 from controller.runtimes.process.stat import Process, boot_id, is_alive
 from controller.schema.desired import Definition
@@ -120,7 +120,19 @@ class ProcessRuntime:
 
     def _observe_records(self) -> tuple[tuple[SeenReplica, ReplicaRecord, bool], ...]:
         current_boot = boot_id()
-        return tuple(self._observe_record(record, current_boot) for record in self._records.read_records())
+        records = self._records.read_records()
+        records += self._restore_records({record.name for record in records}, current_boot)
+        return tuple(self._observe_record(record, current_boot) for record in records)
+
+    def _restore_records(self, known_names: set[str], current_boot: str) -> builtins.list[ReplicaRecord]:
+        """Write the records anew that were deleted while their engines run, and return them."""
+        restored_records = []
+        for copy in read_copies(self._work_dir, self._instance):
+            is_lost = copy.name not in known_names and copy.boot_id == current_boot
+            if is_lost and group_members(self._mark_of(copy)) and self._records.create_record(copy):
+                log.warning("the record of %s was deleted, and is written anew: its engine runs", copy.name)
+                restored_records.append(copy)
+        return restored_records
 
     def _observe_record(self, record: ReplicaRecord, current_boot: str) -> tuple[SeenReplica, ReplicaRecord, bool]:
         self._logs.bound_log(record.name)
@@ -132,6 +144,7 @@ class ProcessRuntime:
             return self._seen_replica(record, Phase.EXITED), record, False
         is_same_boot = record.boot_id == current_boot
         if is_same_boot and record.leader is not None and is_alive(record.leader):
+            keep_copy(record, self._work_dir / record.name)
             return self._seen_replica(record, Phase.RUNNING), record, False
         exit_code = self._reap(record.name)  # only after `is_alive`: an earlier poll may miss the end
         if is_same_boot and group_members(self._mark_of(record)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.state import Phase
+from controller.state import HOST, Phase
 from tests.support.process_engines import ProcessEngines, numbers
 from tests.support.runtime_contract import RUN, exited, only, running
 from tests.support.wait import until
@@ -83,6 +84,28 @@ async def test_the_engines_of_a_killed_controller_are_adopted(processes: Process
     assert seen.exit.code is None
     await runtime.remove_replica(request.name)
     assert await runtime.list_replicas() == []
+
+
+@pytest.mark.parametrize("deletes_folder", [False, True])
+async def test_an_engine_whose_record_was_deleted_is_known_again(
+    processes: ProcessEngines, deletes_folder: bool
+) -> None:
+    first = processes.runtime()
+    request = processes.request(processes.shell(RUN), claims={HOST: 5})
+    await first.start_replica(request)
+    before, pid = await only(first), processes.leader(request.name)
+    if deletes_folder:
+        shutil.rmtree(processes.state / "replicas")
+    else:
+        processes.record_path(request.name).unlink()
+        assert await only(first) == before
+        processes.record_path(request.name).unlink()
+    runtime = processes.runtime()
+    assert await only(runtime) == before
+    await runtime.stop_replica(request.name, 30)
+    assert not running(pid)
+    assert await runtime.list_replicas() == []
+    assert processes.left() == []
 
 
 async def test_an_adopted_engine_is_ended_with_its_family(processes: ProcessEngines) -> None:
