@@ -70,6 +70,10 @@ class ControllerSettings(BaseSettings):
         description="Where engines run: `process`, `docker`, or `auto`: docker if a Docker Engine answers, else "
         "process.",
     )
+    retrieval: bool = Field(
+        True,
+        description="Whether `roundhouse up` starts the retrieval program, which keeps documents and searches them.",
+    )
     instance: str | None = Field(
         None,
         pattern=r"^[a-z0-9]{1,16}$",

@@ -40,6 +40,6 @@ def controller_stop_timeout_s(settings: ControllerSettings) -> float:
 
 
 def up_stop_timeout_s(settings: ControllerSettings) -> float:
-    """Return the seconds until `up` is killed: the sum of what the gateway, the controller and remaining engines get,
-    since it ends them one after the other."""
-    return gateway_stop_timeout_s() + 2 * controller_stop_timeout_s(settings)
+    """Return the seconds until `up` is killed: the sum of what the gateway, retrieval, the controller and remaining
+    engines get, since it ends them one after the other."""
+    return gateway_stop_timeout_s() + MARGIN_S + 2 * controller_stop_timeout_s(settings)

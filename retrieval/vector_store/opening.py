@@ -7,7 +7,6 @@ from pathlib import Path
 from retrieval.settings import RetrievalSettings
 from retrieval.vector_store.base import VectorStore
 from retrieval.vector_store.edge.store import EdgeStore
-from retrieval.vector_store.server import ServerStore
 
 
 async def open_vector_store(settings: RetrievalSettings, folder: Path) -> VectorStore:
@@ -16,5 +15,7 @@ async def open_vector_store(settings: RetrievalSettings, folder: Path) -> Vector
     Raises VectorStoreError where the folder cannot be used, and ValueError for an address of no server.
     """
     if settings.qdrant_url is not None:
+        from retrieval.vector_store.server import ServerStore  # 40 MiB that the embedded store does without
+
         return ServerStore.connect(settings.qdrant_url, settings.qdrant_api_key)
     return await EdgeStore.open(folder / "edge")

@@ -24,6 +24,7 @@ from controller.schema.desired import Definition
 from controller.schema.keys import KeyDefinition
 from controller.settings import ControllerSettings
 from gateway.settings import GatewaySettings
+from retrieval.settings import RetrievalSettings
 
 DOCS = Path(__file__).parents[2] / "docs"
 FIELDS = "| field | type | default | what it says |"
@@ -194,19 +195,27 @@ def write_models_page() -> None:
     write_table("models.md", "What a load may set", "| field | backend | takes |", load_rows())
 
 
+def write_settings_page() -> None:
+    """Write the tables of docs/settings.md anew."""
+    for heading, settings in (
+        ("Controller", ControllerSettings),
+        ("Gateway", GatewaySettings),
+        ("Retrieval", RetrievalSettings),
+    ):
+        write_table("settings.md", heading, "| variable | default | what it says |", setting_rows(settings))
+
+
 def print_others() -> None:
     """Print what is pasted into the pages by hand."""
     for engine in ENGINES.values():
         print(f"\n{engine.name}: {backend_line(engine)}")
     _print("Fields", FIELDS, field_rows(KeyDefinition))
-    variables = "| variable | default | what it says |"
-    _print("Controller", variables, setting_rows(ControllerSettings))
-    _print("Gateway", variables, setting_rows(GatewaySettings))
     _print("Exit codes", "| code | name | meaning |", exit_rows())
 
 
 if __name__ == "__main__":
     if "--write" in sys.argv[1:]:
         write_models_page()
+        write_settings_page()
     else:
         print_others()

@@ -123,6 +123,10 @@ def remove_service(name: str, *, is_system: bool, is_stopped: bool) -> Change:
     return change
 
 
+PROGRAM_FOLDERS: Final = ("common", "controller", "gateway", "retrieval")
+"""Folders of the programs that the unit runs, beside the worker's."""
+
+
 def plan_unit(
     name: str, settings: ControllerSettings, environment_file: Path, user: str | None, environ: Mapping[str, str]
 ) -> ServiceUnit:
@@ -135,7 +139,7 @@ def plan_unit(
     absolute = {"desired": settings.desired.absolute(), "state": settings.state.absolute()}
     variables = program_specs(settings.model_copy(update=absolute), {})[0].env
     carried = {variable: environ[variable] for variable in CARRIED if environ.get(variable)}
-    programs = (Path(sys.prefix), *(Path(__file__).parents[3] / each for each in ("common", "controller", "gateway")))
+    programs = (Path(sys.prefix), *(Path(__file__).parents[3] / each for each in PROGRAM_FOLDERS))
     return ServiceUnit(
         name=name,
         user=user,
@@ -147,6 +151,7 @@ def plan_unit(
         read_only=(settings.desired.absolute(), *programs, Path(__file__).parents[3] / "worker"),
         stop_timeout_s=math.ceil(
             stop_timeouts.gateway_stop_timeout_s()
+            + stop_timeouts.MARGIN_S
             + stop_timeouts.controller_stop_timeout_s(settings)
             + stop_timeouts.MARGIN_S
         ),

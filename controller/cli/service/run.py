@@ -63,6 +63,7 @@ class ServiceRun:
         that running requests may finish."""
         return (
             ("gateway", stop_timeouts.gateway_stop_timeout_s()),
+            ("retrieval", stop_timeouts.MARGIN_S),
             ("controller", stop_timeouts.controller_stop_timeout_s(self._settings)),
         )
 

@@ -47,12 +47,19 @@ def up(
 
     from controller.cli.up.announce import Announcer
     from controller.cli.up.port_check import check_port_free
-    from controller.cli.up.run import UpRun, lock_and_check, program_specs  # aiohttp and the runtimes
+    from controller.cli.up.run import (  # aiohttp and the runtimes
+        UpRun,
+        drop_retrieval_without_packages,
+        lock_and_check,
+        program_specs,
+    )
 
     lock = lock_and_check(settings.state)
     try:
         settings = settings.model_copy(update={"port": check_port_free(settings.hosts, settings.port)})
-        run = UpRun(settings, program_specs(settings, os.environ), Announcer(as_json))
+        announcer = Announcer(as_json)
+        settings = drop_retrieval_without_packages(settings, announcer)
+        run = UpRun(settings, program_specs(settings, os.environ), announcer)
         return asyncio.run(run.run())
     finally:
         os.close(lock)

@@ -8,9 +8,11 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from common.program_address import split_listen_address
 from controller.cli import stop_timeouts
 from controller.cli.admin_client import AdminClient
 from controller.cli.exit_codes import CommandError, ExitCode
@@ -37,9 +39,15 @@ GATEWAY_ENDS: Final = {
 """Exit codes of the first gateway process of an `up` that end everything."""
 
 
-def program_specs(settings: ControllerSettings, environ: Mapping[str, str]) -> tuple[ChildSpec, ChildSpec]:
-    """Return how to start the controller and the gateway, in this order: command line, environment, and the exit codes
-    that end everything. The environment is `environ` with the `settings` in it. Starts and imports neither program."""
+RETRIEVAL_PACKAGES: Final = ("qdrant_edge", "pypdfium2", "python_multipart")
+"""Modules of the extra `retrieval`, which the program cannot start without."""
+
+
+def program_specs(settings: ControllerSettings, environ: Mapping[str, str]) -> list[ChildSpec]:
+    """Return how to start the controller, the gateway and, where the settings want it, retrieval, in this order:
+    command line, environment, and the exit codes that end everything. The environment is `environ` with the `settings`
+    in it. Starts and imports none of the programs."""
+    socket = retrieval_socket(settings)
     env = {
         **environ,
         "ROUNDHOUSE_DESIRED": str(settings.desired),
@@ -50,13 +58,36 @@ def program_specs(settings: ControllerSettings, environ: Mapping[str, str]) -> t
         "ROUNDHOUSE_PORT": str(settings.port),
         "ROUNDHOUSE_CONTROLLER_LISTEN": settings.listen,
         "ROUNDHOUSE_CONTROLLER_URL": settings.controller_url,
+        "ROUNDHOUSE_RETRIEVAL": str(settings.retrieval).lower(),
+        "ROUNDHOUSE_RETRIEVAL_LISTEN": f"unix:{socket}",
+        "ROUNDHOUSE_RETRIEVAL_URL": f"unix:{socket}",
+        "ROUNDHOUSE_GATEWAY_URL": own_gateway_url(settings),
     }
     # -P: do not import a folder `controller` that happens to be in the current folder.
     python = (sys.executable, "-P", "-m")
-    return (
+    specs = [
         ChildSpec("controller", (*python, "controller"), env, CONTROLLER_ENDS),
         ChildSpec("gateway", (*python, "gateway"), env, GATEWAY_ENDS),
-    )
+    ]
+    if settings.retrieval:
+        specs.append(ChildSpec("retrieval", (*python, "retrieval"), env, dies_alone=True))
+    return specs
+
+
+def retrieval_socket(settings: ControllerSettings) -> Path:
+    """Return the path of retrieval's socket: beside the controller's, whose path an operator may have chosen to be
+    short, else in the state folder."""
+    address = split_listen_address(settings.listen)
+    return (address.parent if isinstance(address, Path) else settings.state) / "retrieval.sock"
+
+
+def drop_retrieval_without_packages(settings: ControllerSettings, announcer: Announcer) -> ControllerSettings:
+    """Return the settings without retrieval where its packages are not installed, with a note; else as they are."""
+    missing = [name for name in RETRIEVAL_PACKAGES if find_spec(name) is None]
+    if not settings.retrieval or not missing:
+        return settings
+    announcer.print_note("no documents are served: `pip install 'roundhouse[retrieval]'` brings what is missing")
+    return settings.model_copy(update={"retrieval": False})
 
 
 def lock_and_check(state: Path) -> int:
@@ -69,7 +100,7 @@ def lock_and_check(state: Path) -> int:
     try:
         live_children = [
             f"{name} (process {child.pid})"
-            for name in ("controller", "gateway")
+            for name in ("controller", "gateway", "retrieval")
             for child in find_children(state, name)
         ]
     except CommandError:
@@ -83,8 +114,8 @@ def lock_and_check(state: Path) -> int:
 
 
 class UpRun:
-    """One run of `up`: starts, supervises and ends the controller and the gateway. The caller holds the lock of the
-    state folder until `run` has returned. Raises OSError where the state folder does not exist."""
+    """One run of `up`: starts, supervises and ends the programs. The caller holds the lock of the state folder until
+    `run` has returned. Raises OSError where the state folder does not exist."""
 
     def __init__(self, settings: ControllerSettings, specs: Sequence[ChildSpec], announcer: Announcer) -> None:
         self._settings = settings
@@ -97,9 +128,9 @@ class UpRun:
 
     async def run(self) -> ExitCode:
         """Run until Ctrl-C, SIGTERM or SIGHUP, or until a program ends in a way that a restart cannot mend. Then end
-        gateway, controller and engines in this order, and return the exit code of `up`: DONE after a signal.
+        gateway, retrieval, controller and engines in this order, and return the exit code of `up`: DONE after a signal.
 
-        A second Ctrl-C kills the gateway and the controller without waiting. Call it once, in the main thread: it takes
+        A second Ctrl-C kills the programs without waiting. Call it once, in the main thread: it takes
         over the signal handlers.
         """
         loop = asyncio.get_running_loop()
@@ -140,7 +171,7 @@ class UpRun:
         await asyncio.wait([orderly_task, forced_task], return_when=asyncio.FIRST_COMPLETED)
         forced_task.cancel()
         if not orderly_task.done():
-            self._announcer.print_note("forced: killing the controller and the gateway, then stopping the engines")
+            self._announcer.print_note("forced: killing the programs, then stopping the engines")
             orderly_task.cancel()
             with suppress(asyncio.CancelledError):
                 await orderly_task
@@ -153,10 +184,15 @@ class UpRun:
 
     async def _end_in_order(self) -> None:
         # The gateway first, because its running requests need the engines.
-        gateway, controller = self._supervisor.children.get("gateway"), self._supervisor.children.get("controller")
-        if gateway is not None:
-            gateway.send_signal(signal.SIGTERM)
-            await self._wait_or_kill(gateway, stop_timeouts.gateway_stop_timeout_s())
+        # Retrieval after it, because requests may be about documents.
+        controller = self._supervisor.children.get("controller")
+        for name, within_s in (
+            ("gateway", stop_timeouts.gateway_stop_timeout_s()),
+            ("retrieval", stop_timeouts.MARGIN_S),
+        ):
+            if (child := self._supervisor.children.get(name)) is not None:
+                child.send_signal(signal.SIGTERM)
+                await self._wait_or_kill(child, within_s)
         if controller is not None and controller.pid is not None:
             await self._ask_to_end(controller)
             await self._wait_or_kill(controller, stop_timeouts.controller_stop_timeout_s(self._settings))

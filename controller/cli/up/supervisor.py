@@ -47,6 +47,8 @@ class ChildSpec:
     env: Mapping[str, str]
     fatal: Mapping[int, FatalExit] = field(default_factory=dict)
     """Exit codes of the first start that end everything."""
+    dies_alone: bool = False
+    """Whether the others go on without it: it is then started again however it ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +95,8 @@ class Child:
         """Start the process, and again whenever it fails. Call it once.
 
         Return, once the process has ended, None after `ask_to_end`; or why everything must end: the process ended with
-        exit code 0, or its first start ended with a code in `spec.fatal`. A program that cannot be started counts as a
-        failure and raises nothing.
+        exit code 0, or its first start ended with a code in `spec.fatal`, unless it dies alone. A program that cannot
+        be started counts as a failure and raises nothing.
         """
         loop = asyncio.get_running_loop()
         failures = starts = 0
@@ -129,6 +131,8 @@ class Child:
         return self.exit_code
 
     def _ending_of(self, code: int, *, first: bool) -> Ending | None:
+        if self.spec.dies_alone:
+            return None
         if code == 0:
             return Ending(ExitCode.DONE, f"the {self.spec.name} was told to end")
         fatal = self.spec.fatal.get(code)

@@ -83,6 +83,7 @@ from gateway.settings import GatewaySettings
 from gateway.storage.database import StateDatabase
 from gateway.storage.responses.records import HistoryBounds, StoredTotals
 from gateway.storage.store import FILE_NAME as RESPONSES_NAME
+from retrieval.settings import RetrievalSettings
 from worker.__main__ import LAUNCHERS, parse_engine
 from worker.__main__ import dispatch as run_worker
 from worker.clockwork import main as clockwork_main
@@ -141,6 +142,7 @@ __all__ = [
     "RemoteResult",
     "RenderContext",
     "ReplicaId",
+    "RetrievalSettings",
     "Round",
     "Stamp",
     "StartRequest",

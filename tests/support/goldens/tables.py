@@ -24,6 +24,7 @@ from tests.support.goldens.product import (
     ObservedState,
     Phase,
     ReplicaId,
+    RetrievalSettings,
     Round,
     Statement,
     StoredTotals,
@@ -44,7 +45,11 @@ def make_errors() -> Any:
 
 def make_settings() -> Any:
     """Every variable: type and bounds, default."""
-    return {"controller": _settings(ControllerSettings), "gateway": _settings(GatewaySettings)}
+    return {
+        "controller": _settings(ControllerSettings),
+        "gateway": _settings(GatewaySettings),
+        "retrieval": _settings(RetrievalSettings),
+    }
 
 
 def _settings(settings: type[BaseModel]) -> dict[str, Any]:

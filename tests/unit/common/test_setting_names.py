@@ -9,16 +9,22 @@ from common.setting_names import (
     KNOWN_VARIABLES,
     OTHER_VARIABLES,
     PREFIX,
+    RETRIEVAL_VARIABLES,
 )
 from controller.settings import ControllerSettings
 from gateway.settings import GatewaySettings
+from retrieval.settings import RetrievalSettings
 
 
-def test_it_lists_the_settings_of_both_programs() -> None:
-    for settings, listed in ((ControllerSettings, CONTROLLER_VARIABLES), (GatewaySettings, GATEWAY_VARIABLES)):
+def test_it_lists_the_settings_of_the_programs() -> None:
+    for settings, listed in (
+        (ControllerSettings, CONTROLLER_VARIABLES),
+        (GatewaySettings, GATEWAY_VARIABLES),
+        (RetrievalSettings, RETRIEVAL_VARIABLES),
+    ):
         assert {f"{PREFIX}{name.upper()}" for name in settings.model_fields} == listed, settings
 
 
 def test_no_variable_is_listed_twice() -> None:
-    assert not OTHER_VARIABLES & (CONTROLLER_VARIABLES | GATEWAY_VARIABLES)
+    assert not OTHER_VARIABLES & (CONTROLLER_VARIABLES | GATEWAY_VARIABLES | RETRIEVAL_VARIABLES)
     assert not DEPRECATED_VARIABLES.keys() & KNOWN_VARIABLES

@@ -8,22 +8,24 @@ import pytest
 
 from controller.settings import ControllerSettings, SettingsError, load_settings
 from gateway.settings import GatewaySettings
+from retrieval.settings import RetrievalSettings
 from tests.support.doc_tables import rows_of, setting_rows
 
 
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [*ControllerSettings.model_fields, *GatewaySettings.model_fields]:
+    for name in [*ControllerSettings.model_fields, *GatewaySettings.model_fields, *RetrievalSettings.model_fields]:
         monkeypatch.delenv(f"ROUNDHOUSE_{name.upper()}", raising=False)
 
 
 def test_every_setting_is_documented() -> None:
     assert rows_of("settings.md", "Controller") == setting_rows(ControllerSettings)
     assert rows_of("settings.md", "Gateway") == setting_rows(GatewaySettings)
+    assert rows_of("settings.md", "Retrieval") == setting_rows(RetrievalSettings)
 
 
 def test_every_setting_is_described() -> None:
-    for settings in (ControllerSettings, GatewaySettings):
+    for settings in (ControllerSettings, GatewaySettings, RetrievalSettings):
         assert all(field.description for field in settings.model_fields.values())
 
 

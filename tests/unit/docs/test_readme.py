@@ -10,16 +10,20 @@ import pytest
 from controller.schema.errors import ERROR_CODES
 from controller.settings import ControllerSettings
 from gateway.settings import GatewaySettings
+from retrieval.settings import RetrievalSettings
 from tests.support.doc_tables import default_words, row
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
+PROGRAMS = (("controller", ControllerSettings), ("gateway", GatewaySettings), ("retrieval", RetrievalSettings))
+
+
 def setting_lines() -> list[str]:
-    """One row per setting of either program: variable, whose, default."""
+    """One row per setting of the programs: variable, whose, default."""
     owners: dict[str, tuple[str, str]] = {}
-    for owner, settings in (("controller", ControllerSettings), ("gateway", GatewaySettings)):
+    for owner, settings in PROGRAMS:
         for name, info in settings.model_fields.items():
             variable = f"`ROUNDHOUSE_{name.upper()}`"
             known = owners.get(variable)
