@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import aiohttp
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
@@ -79,6 +80,29 @@ async def test_a_backup_that_was_taken_while_it_runs_is_restored_into_empty_volu
     compose_project.down()
 
 
+async def test_documents_are_kept_and_found(compose_project: ComposeProject) -> None:
+    compose_project.compose("up", "-d", "--no-build")
+    await until("the models are ready", compose_project.loaded, 120)
+    base = f"http://127.0.0.1:{compose_project.port}/v1"
+
+    document = {"text": "Coal is in the shed.", "id": "d"}
+
+    async def add_document() -> bool:
+        async with session.post(
+            f"{base}/documents?wait=true", json={"text": "Coal is in the shed.", "id": "d"}
+        ) as sent:
+            return sent.status == 200
+
+    async with aiohttp.ClientSession() as session:
+        await until("retrieval takes documents", add_document, 120)
+        compose_project.compose("restart", "retrieval")
+        await until("retrieval takes documents again", add_document, 120)
+        async with session.post(f"{base}/search", json={"query": "coal"}) as answer:
+            [hit] = (await answer.json())["data"]
+    assert (hit["document_id"], hit["text"]) == ("d", "Coal is in the shed.")
+    compose_project.down()
+
+
 async def test_the_core_needs_no_registry(compose_project: ComposeProject) -> None:
     """`compose_project` sets no profile: this is what a new user types."""
     (compose_project.folder / "desired-state" / "models.yaml").write_text("models: {}\n")
@@ -88,7 +112,7 @@ async def test_the_core_needs_no_registry(compose_project: ComposeProject) -> No
     files = ("-f", "compose.yaml", "-f", str(override))
     compose_project.compose(*files, "up", "-d", "--no-build")
     core = {service: container.id for service, container in compose_project.services().items()}
-    assert set(core) == {"controller", "gateway"}
+    assert set(core) == {"controller", "gateway", "retrieval"}
     more = compose_project.run_compose(*files, "--profile", "full", "up", "-d", "--no-build")
     assert more.returncode != 0, "their registry cannot be reached"
     assert {service: container.id for service, container in compose_project.services().items()} == core

@@ -148,6 +148,7 @@ async def test_what_each_part_holds_and_reaches(compose_project: ComposeProject,
                 **{f"gateway at {name}": (address, 8080, None) for name, address in at_gateway.items()},
                 "controller": ("controller", 8090, "/metrics"),
                 "controller at control": (addresses_of(controller)["control"], 8090, None),
+                "retrieval": (addresses_of(parts.services["retrieval"])["support"], 8091, None),
                 "a sibling's prompts": (parts.engines["chat"].name or "", 8000, "/slots"),
                 **parts.outside(port),
             },
@@ -168,6 +169,8 @@ async def test_what_each_part_holds_and_reaches(compose_project: ComposeProject,
                     "metrics": ("gateway.support", 8080, "/metrics"),
                     "models": ("gateway.support", 8080, models),
                     "admin": ("gateway.support", 8080, tables),
+                    "documents": ("retrieval.support", 8091, "/v1/documents"),
+                    "retrieval's metrics": ("retrieval.support", 8091, "/metrics"),
                     "gateway at egress": (at_gateway["egress"], 8080, None),
                     "gateway at engines": (at_gateway["engines"], 8080, None),
                     "controller at control": (addresses_of(controller)["control"], 8090, None),
@@ -176,7 +179,22 @@ async def test_what_each_part_holds_and_reaches(compose_project: ComposeProject,
                 },
             )
         assert [from_grafana.pop(name) for name in ("metrics", "models", "admin")] == ["200", "200", "403"]
+        assert [from_grafana.pop(name) for name in ("documents", "retrieval's metrics")] == ["401", "200"]
         assert set(from_grafana.values()) == {NO_WAY}, from_grafana
+
+        from_retrieval = look_from(
+            parts.services["retrieval"],
+            {
+                "metrics": ("gateway.support", 8080, "/metrics"),
+                "admin": ("gateway.support", 8080, tables),
+                "gateway at egress": (at_gateway["egress"], 8080, None),
+                "controller at control": (addresses_of(controller)["control"], 8090, None),
+                "engine": (addresses_of(parts.engines["chat"]).popitem()[1], 8000, None),
+                **parts.outside(port),
+            },
+        )
+        assert [from_retrieval.pop(name) for name in ("metrics", "admin")] == ["200", "403"]
+        assert set(from_retrieval.values()) == {NO_WAY}, from_retrieval
 
         with beside(compose_project, parts.networks["control"]) as prometheus:
             paths = ("/metrics", "/internal/health", "/internal/status", tables, "/internal/link")

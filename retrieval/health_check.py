@@ -1,0 +1,50 @@
+"""`python -m retrieval.health_check`: check that the retrieval program of this container answers. For Docker's
+HEALTHCHECK."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from common.program_address import split_listen_address
+
+TIMEOUT_S: Final = 4.0
+"""Seconds. Less than the timeout of the HEALTHCHECK, so that Docker keeps a reason."""
+
+
+def find_problem(environ: Mapping[str, str]) -> str | None:
+    """Ask /health of the program with these environment variables once. Return why it does not serve; None: it does.
+
+    Blocks for about `TIMEOUT_S` at most. Raises nothing.
+    """
+    try:
+        address = split_listen_address(environ.get("ROUNDHOUSE_RETRIEVAL_LISTEN", ""))
+    except ValueError as error:
+        return f"ROUNDHOUSE_RETRIEVAL_LISTEN {error}"
+    if isinstance(address, Path):
+        return "ROUNDHOUSE_RETRIEVAL_LISTEN names a socket, and a container listens on a port"
+    connection = http.client.HTTPConnection(*address, timeout=TIMEOUT_S)
+    try:
+        connection.request("GET", "/health")
+        status = connection.getresponse().status
+    except (OSError, http.client.HTTPException) as error:
+        return f"no answer from {address[0]} port {address[1]}: {error!r}"
+    finally:
+        connection.close()
+    return None if status == 200 else f"/health answers {status}"
+
+
+def main() -> int:
+    """Check once, and print to stdout what is wrong. Returns the exit code: 0 if the program serves, else 1."""
+    problem = find_problem(os.environ)
+    if problem is not None:
+        print(problem)  # noqa: T201 - Docker keeps what a health check says
+    return 0 if problem is None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
