@@ -84,13 +84,10 @@ async def test_documents_are_kept_and_found(compose_project: ComposeProject) -> 
     compose_project.compose("up", "-d", "--no-build")
     await until("the models are ready", compose_project.loaded, 120)
     base = f"http://127.0.0.1:{compose_project.port}/v1"
-
     document = {"text": "Coal is in the shed.", "id": "d"}
 
     async def add_document() -> bool:
-        async with session.post(
-            f"{base}/documents?wait=true", json={"text": "Coal is in the shed.", "id": "d"}
-        ) as sent:
+        async with session.post(f"{base}/documents?wait=true", json=document) as sent:
             return sent.status == 200
 
     async with aiohttp.ClientSession() as session:
