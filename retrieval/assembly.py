@@ -17,10 +17,13 @@ from retrieval.api.app import create_app
 from retrieval.api.documents import DocumentRoutes
 from retrieval.api.files import FileRoutes
 from retrieval.api.search import SearchRoutes
+from retrieval.api.status import StatusRoutes
 from retrieval.api.tenants import TenantRoutes
 from retrieval.api.vector_stores import VectorStoreRoutes
+from retrieval.catalog.collections import count_missing
 from retrieval.catalog.database import CatalogDatabase
 from retrieval.catalog.originals import Originals
+from retrieval.catalog.records import Collection
 from retrieval.catalog.versions import count_states, oldest_accepted_at
 from retrieval.documents.service import DocumentService
 from retrieval.embedding.client import ModelClient, ModelRefusedError, ModelUnavailableError
@@ -34,6 +37,7 @@ from retrieval.ingestion.index import Index
 from retrieval.ingestion.pipeline import IngestionPipeline
 from retrieval.metrics import Figures, RetrievalMetrics
 from retrieval.parsing.base import ChunkingOptions, Parser
+from retrieval.schema.status import IndexStatus, RetrievalStatus
 from retrieval.search.service import SearchService
 from retrieval.settings import RetrievalSettings
 from retrieval.vector_store.base import VectorStore, VectorStoreError
@@ -84,6 +88,8 @@ class Retrieval:
         self.index = Index(self.catalog, store, self.writer, models, settings.retrieval_embedding_model)
         self.collector = GarbageCollector(self.catalog, self.originals, store, self.index, self.writer)
         self._has_garbage = asyncio.Event()
+        self._wants_reindex = asyncio.Event()
+        self._reindex_error: str | None = None
         self.pipeline = IngestionPipeline(
             self.catalog,
             self.originals,
@@ -138,6 +144,7 @@ class Retrieval:
             TenantRoutes(self.documents),
             FileRoutes(self.files, max_bytes),
             VectorStoreRoutes(self.vector_stores, self.search),
+            StatusRoutes(self.read_status, self._wants_reindex.set),
         )
         handlers = {key: handler for group in groups for key, handler in group.handlers().items()}
         return create_app(handlers, self.render_metrics)
@@ -166,6 +173,7 @@ class Retrieval:
             self._fill_index(),
             self._optimize(),
             self._delete_expired(),
+            self._reindex(),
         )
         self._tasks = [asyncio.create_task(each) for each in loops]
         return self
@@ -203,6 +211,43 @@ class Retrieval:
                 log.exception("garbage was left, and is removed later")
                 await asyncio.sleep(RETRY_S)
                 self._has_garbage.set()
+
+    async def read_status(self) -> RetrievalStatus:
+        """Return what serves, and what is under way."""
+        states = await self.catalog.read(count_states)
+        active, building = self.index.active, self.index.building
+        return RetrievalStatus(
+            vector_store=self.store.kind,
+            embedding_model=self.index.wanted_model,
+            rerank_model=self._settings.retrieval_rerank_model,
+            index=None if active is None else await self._read_index(active),
+            building=None if building is None else await self._read_index(building),
+            needs_reindex=self.index.needs_reindex,
+            reindex_error=self._reindex_error,
+            versions=states,
+        )
+
+    async def _read_index(self, collection: Collection) -> IndexStatus:
+        return IndexStatus(
+            name=collection.name,
+            embedding_model=collection.model,
+            dimension=collection.dimension,
+            missing_documents=await self.catalog.read(lambda db: count_missing(db, collection.number)),
+        )
+
+    async def _reindex(self) -> None:
+        while True:
+            await self._wants_reindex.wait()
+            self._wants_reindex.clear()
+            try:
+                await self.index.reindex()
+            except (VectorStoreError, ModelUnavailableError, ModelRefusedError) as error:
+                log.warning("the reindex did not end, and is tried again: %s", error)
+                self._reindex_error = str(error)
+                await asyncio.sleep(RETRY_S)
+                self._wants_reindex.set()
+            else:
+                self._reindex_error = None
 
     async def _fill_index(self) -> None:
         while True:

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from common.program_client import ProgramClient, ProgramGoneError
 from controller.schema.errors import RoundhouseError
 from gateway.api.deadline import Lifetime
-from gateway.api.declare import ANY_OTHER, INGRESS_CODES, codes_paragraph, error_responses
+from gateway.api.declare import ADMIN_SCOPE_CODES, ANY_OTHER, INGRESS_CODES, codes_paragraph, error_responses
 from gateway.api.forwarding import (
     ForwardedAnswer,
     RunningForwards,
@@ -196,11 +196,12 @@ class _ForwardedResponse(Response):
 
 
 def _declare_route(app: FastAPI, spec: RouteSpec, forward: RetrievalForward) -> None:
-    @require_access("inference")
+    @require_access("admin" if spec.is_admin else "inference")
     async def endpoint(request: Request) -> Response:
         return _ForwardedResponse(forward)
 
-    codes = (*spec.codes, *(code for code in _CODES if code not in spec.codes))
+    scope_codes = ADMIN_SCOPE_CODES if spec.is_admin else ()
+    codes = (*spec.codes, *scope_codes, *(code for code in _CODES if code not in spec.codes))
     app.add_api_route(
         spec.path,
         endpoint,

@@ -37,6 +37,7 @@ from retrieval.schema.files import (
     VectorStoreSearch,
 )
 from retrieval.schema.search import SearchRequest, SearchResult
+from retrieval.schema.status import RetrievalStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,7 @@ class QueryParameter:
 
 @dataclass(frozen=True, slots=True)
 class RouteSpec:
-    """One route: what the gateway forwards, and what its OpenAPI document says. Every route needs the scope
-    `inference`."""
+    """One route: what the gateway forwards, and what its OpenAPI document says."""
 
     method: str
     path: str
@@ -65,6 +65,8 @@ class RouteSpec:
     takes_file: bool = False
     """Whether the body may be `multipart/form-data` with a file."""
     query: tuple[QueryParameter, ...] = ()
+    is_admin: bool = False
+    """Whether it needs the scope `admin` instead of `inference`."""
     codes: tuple[str, ...] = ()
     """Error codes of its own, besides those of every route of retrieval."""
 
@@ -374,5 +376,23 @@ ROUTES: Final = (
     ),
     *_FILE_ROUTES,
     *_STORE_ROUTES,
+    RouteSpec(
+        "GET",
+        "/v1/retrieval",
+        "The state of retrieval",
+        "Which index serves, with which model, what is under way, and how many documents there are in which state.",
+        RetrievalStatus,
+        is_admin=True,
+    ),
+    RouteSpec(
+        "POST",
+        "/v1/retrieval/reindex",
+        "Index everything anew",
+        "Builds another index in the background, with the embedding model that is set, and lets it serve when it has "
+        "everything. The old one serves until then. A call while one is being built changes nothing.",
+        RetrievalStatus,
+        status=202,
+        is_admin=True,
+    ),
 )
 """Every route of retrieval."""

@@ -35,7 +35,7 @@ STORED = {
     "/v1/stream": "stream_not_found",
 }
 """How paths of stored objects begin, and the code where there is none of that id."""
-DOCUMENTS = ("/v1/documents", "/v1/search", "/v1/tenants", "/v1/files", "/v1/vector_stores")
+DOCUMENTS = ("/v1/documents", "/v1/search", "/v1/tenants", "/v1/files", "/v1/vector_stores", "/v1/retrieval")
 """How paths of retrieval begin, which does not run here."""
 Kind = Literal["inference", "stored", "documents", "admin", "models", "listing", "absent", "ungated"]
 

@@ -123,9 +123,11 @@ async def test_another_model_is_told_and_takes_over_when_it_has_everything(tmp_p
         answer = await here.ask("POST", "/v1/search", {"query": "fox", "mode": "dense"})
         assert answer.json()["error"]["code"] == "embedding_model_changed"
         assert await here.texts("fox") == ["A fox."]
-        task = asyncio.create_task(here.retrieval.index.reindex())
+        before = (await here.ask("GET", "/v1/retrieval", is_admin=True)).json()
+        assert (before["index"]["name"], before["needs_reindex"], before["versions"]) == ("bm25", True, {"ready": 1})
+        assert (await here.ask("POST", "/v1/retrieval/reindex", is_admin=True)).status_code == 202
         await here.add("Another fox.", "e")
-        await task
+        await until("the new index serves", lambda: not here.retrieval.index.needs_reindex)
         assert sorted(await here.texts("fox", mode="hybrid")) == ["A fox.", "Another fox."]
         assert sorted(store.collections) == ["m-26"]
         assert not here.retrieval.index.needs_reindex
