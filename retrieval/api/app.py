@@ -77,7 +77,7 @@ def _error_handlers() -> dict[Any, Callable[[Request, Exception], Response]]:
     def framework_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         code = "method_not_allowed" if error.status_code == 405 else "unknown_route"
-        return _answer_error(request, RoundhouseError(code, f"There is no {request.method} {request.url.path}."))
+        return _answer_error(request, RoundhouseError(code, f"There is no {request.method} {request.scope['path']}."))
 
     def client_gone(request: Request, error: Exception) -> Response:
         return Response(status_code=499)  # nobody reads it

@@ -27,7 +27,7 @@ BASE_VARIABLE = "ROUNDHOUSE_COVERAGE_BASE"
 _CONFIGURATION = """\
 [run]
 branch = True
-source_pkgs = common,controller,gateway,worker
+source_pkgs = common,controller,gateway,retrieval,worker
 parallel = True
 relative_files = True
 patch = subprocess, _exit

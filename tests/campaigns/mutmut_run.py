@@ -22,7 +22,7 @@ from tests.campaigns.record import REPOSITORY
 from tests.support.campaign import CAMPAIGN_VARIABLE, SEED_VARIABLE
 
 INSTALL = "mutmut is not installed; `pip install 'mutmut>=3.8,<4'`, or `make install`, brings it"
-FOLDERS = ("common", "controller", "gateway", "worker", "tests")
+FOLDERS = ("common", "controller", "gateway", "retrieval", "worker", "tests")
 _PLUGINS = ("pytest_asyncio.plugin", "pytest_timeout", "tests.campaigns.mutation_plugin")
 _WITHOUT = ("cacheprovider", "unraisableexception", "threadexception")
 PYTEST_OPTIONS = [
@@ -78,7 +78,7 @@ def copy_repository(folder: Path, modules: Sequence[str], tests: Sequence[str]) 
     for name in FOLDERS:
         shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     settings = {
-        "source_paths": ["common", "controller", "gateway", "worker"],
+        "source_paths": ["common", "controller", "gateway", "retrieval", "worker"],
         "only_mutate": list(modules),
         "pytest_add_cli_args": PYTEST_OPTIONS,
         "pytest_add_cli_args_test_selection": list(tests),

@@ -37,6 +37,7 @@ _SOURCES = (
     "common",
     "controller",
     "gateway",
+    "retrieval",
     "worker",
     "requirements",
     "images",

@@ -10,7 +10,7 @@ import pytest
 from tests.campaigns.campaign_rooms import SEARCHES, Search, find_first, list_files
 from tests.campaigns.record import REPOSITORY
 
-PACKAGES = ("common/", "controller/", "gateway/", "worker/")
+PACKAGES = ("common/", "controller/", "gateway/", "retrieval/", "worker/")
 LONGEST = 500
 """Lines of a file."""
 
