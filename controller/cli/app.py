@@ -30,6 +30,7 @@ from controller.cli import (
 )
 from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.output import print_error
+from controller.cli.rag import command as rag
 from controller.cli.service import command as service
 from controller.cli.top import command as top
 from controller.cli.up import command as up
@@ -67,6 +68,7 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(key.key)
+app.add_typer(rag.rag)
 app.add_typer(service.service)
 
 

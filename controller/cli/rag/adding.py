@@ -1,0 +1,108 @@
+"""`roundhouse rag add`: which files are meant, under which ids, and what has changed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from controller.cli.exit_codes import CommandError, ExitCode
+from controller.cli.rag.client import RagClient
+
+AT_ONCE: Final = 4
+"""Files that are sent at the same time."""
+POLL_S: Final = 0.3
+_UNFIT: Final = re.compile(r"[^A-Za-z0-9._:@+~=-]+")
+_LONGEST_ID: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class FileToAdd:
+    """A file, and the id of the document that it becomes."""
+
+    path: Path
+    document_id: str
+
+
+def find_files(paths: Sequence[Path]) -> list[FileToAdd]:
+    """Return the files that `paths` name, by path; folders are searched with all that is below them, but for what
+    begins with a dot.
+
+    Raises CommandError (USAGE) for a path that does not exist, and where two files would have the same id.
+    """
+    found: dict[str, FileToAdd] = {}
+    for path in paths:
+        if not path.exists():
+            raise CommandError(f"there is no {path}", ExitCode.USAGE)
+        for file in _files_below(path):
+            added = FileToAdd(file, document_id_of(file))
+            other = found.setdefault(added.document_id, added)
+            if other.path.resolve() != file.resolve():
+                message = f"{other.path} and {file} would both be the document {added.document_id}: add one by one"
+                raise CommandError(message, ExitCode.USAGE)
+    return sorted(found.values(), key=lambda each: str(each.path))
+
+
+def document_id_of(path: Path) -> str:
+    """Return the id of a file's document: its path as it was given, with `:` between its parts, so that the same
+    command line replaces what it added before."""
+    parts = [part for part in path.parts if part not in ("/", ".", "..")]
+    return _UNFIT.sub("-", ":".join(parts))[-_LONGEST_ID:].lstrip(".:@+~=-") or "document"
+
+
+async def add_files(
+    client: RagClient,
+    files: Iterable[FileToAdd],
+    metadata: Mapping[str, Any],
+    *,
+    waits: bool,
+    on_result: Callable[[FileToAdd, dict[str, Any] | CommandError], None],
+) -> int:
+    """Send files, a few at a time, and tell each result: the document, or why it was refused. Return how many failed.
+
+    `waits`: a result is told when the document is searchable or has failed; else when it is accepted.
+    """
+    queue = list(files)
+    queue.reverse()
+    failed = 0
+
+    async def work() -> None:
+        nonlocal failed
+        while queue:
+            file = queue.pop()
+            result = await _add_one(client, file, metadata, waits=waits)
+            failed += isinstance(result, CommandError)
+            on_result(file, result)
+
+    await asyncio.gather(*(work() for _ in range(AT_ONCE)))
+    return failed
+
+
+async def _add_one(
+    client: RagClient, file: FileToAdd, metadata: Mapping[str, Any], *, waits: bool
+) -> dict[str, Any] | CommandError:
+    try:
+        document = await client.add_file(file.path, file.document_id, {"path": str(file.path), **metadata})
+        while waits and document["status"] not in ("ready", "failed"):
+            await asyncio.sleep(POLL_S)
+            document = await client.get_document(file.document_id)
+    except CommandError as error:
+        return error
+    except OSError as error:
+        return CommandError(error.strerror or str(error), ExitCode.FAILED)
+    if document["status"] == "failed":
+        return CommandError(document["error"]["message"], ExitCode.FAILED)
+    return document
+
+
+def _files_below(path: Path) -> Iterator[Path]:
+    if not path.is_dir():
+        yield path
+        return
+    for folder, folders, names in os.walk(path):
+        folders[:] = sorted(each for each in folders if not each.startswith("."))
+        yield from (Path(folder) / name for name in sorted(names) if not name.startswith("."))

@@ -1,0 +1,261 @@
+"""`roundhouse rag`: documents and searches, through a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
+
+import typer
+
+from controller.cli.exit_codes import CommandError, ExitCode
+from controller.cli.options import Json
+from controller.cli.output import one_line, print_error, print_json, print_line, print_table
+from controller.cli.settings import own_gateway_url, read_settings
+
+if TYPE_CHECKING:
+    from controller.cli.rag.adding import FileToAdd
+    from controller.cli.rag.client import RagClient
+
+Result = TypeVar("Result")
+
+rag = typer.Typer(name="rag", help="Keep documents, and search them.", no_args_is_help=True, rich_markup_mode=None)
+
+Gateway: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--gateway", metavar="URL", help="Address of the gateway; default: that of `roundhouse up`."),
+]
+Tenant: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--tenant",
+        metavar="NAME",
+        help="Whose documents, while no keys are declared; with keys, ROUNDHOUSE_KEY decides.",
+    ),
+]
+DocumentId: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="Id of the document.")]
+
+
+@rag.command()
+def add(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files and folders.")],
+    gateway: Gateway = None,
+    tenant: Tenant = None,
+    metadata: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="An attribute for filters; may be given several times."),
+    ] = None,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Return when all files are accepted, before they are searchable.")
+    ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Go on: add what changes, delete what vanishes, until Ctrl-C.")
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """Add files, or replace them where they have changed.
+
+    A document's id is the file's path as given, with `:` between its parts. Exit code 0: all files are searchable (or
+    accepted, with --no-wait). 1: some were refused.
+    """
+    from controller.cli.rag.adding import add_files, find_files
+    from controller.cli.rag.watching import follow_files
+
+    attributes = parse_attributes(metadata or ())
+    files = find_files(paths)
+
+    def tell(file: FileToAdd, result: dict[str, Any] | CommandError) -> None:
+        if isinstance(result, CommandError):
+            print_error(f"{file.path}: {result}")
+        elif as_json:
+            print_json(result)
+        else:
+            chunks = "" if result["chunks"] is None else f", {result['chunks']} chunks"
+            print_line(f"{file.path}: {result['status']} as {result['id']}{chunks}")
+
+    async def run(client: RagClient) -> int:
+        failed = await add_files(client, files, attributes, waits=not no_wait, on_result=tell)
+        if watch:
+            await follow_files(client, paths, attributes, files, tell)
+        return failed
+
+    return ExitCode.FAILED if _ask(gateway, tenant, run) else ExitCode.DONE
+
+
+@rag.command()
+def search(
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="What is looked for.")],
+    gateway: Gateway = None,
+    tenant: Tenant = None,
+    top_k: Annotated[int, typer.Option("--top-k", min=1, max=100, metavar="N", help="Most hits.")] = 5,
+    mode: Annotated[
+        str | None, typer.Option("--mode", metavar="dense|sparse|hybrid", help="By meaning, by words, or both.")
+    ] = None,
+    metadata: Annotated[
+        list[str] | None,
+        typer.Option("--where", metavar="KEY=VALUE", help="Only documents with this attribute; may be repeated."),
+    ] = None,
+    rerank: Annotated[bool, typer.Option("--rerank", help="Order the best hits by the rerank model.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Search the documents.
+
+    Exit code 0: there are hits. 1: there are none, or the search was refused.
+    """
+    body: dict[str, Any] = {"query": query, "top_k": top_k, "rerank": rerank}
+    if mode is not None:
+        body["mode"] = mode
+    if metadata:
+        body["filter"] = parse_attributes(metadata)
+    result = _ask(gateway, tenant, lambda client: client.search(body))
+    if as_json:
+        print_json(result)
+    else:
+        for hit in result["data"]:
+            place = hit["filename"] or hit["document_id"]
+            page = f", page {hit['page']}" if hit["page"] is not None else ""
+            print_line(
+                f"{hit['score']:.3f}  {place}{page}, bytes {hit['start']} to {hit['end']} ({hit['document_id']})"
+            )
+            print_line(f"       {one_line(hit['text'])[:300]}")
+    return ExitCode.DONE if result["data"] else ExitCode.FAILED
+
+
+@rag.command("ls")
+def list_documents(gateway: Gateway = None, tenant: Tenant = None, as_json: Json = False) -> int:
+    """List the documents."""
+
+    async def run(client: RagClient) -> list[dict[str, Any]]:
+        return [document async for document in client.list_documents()]
+
+    documents = _ask(gateway, tenant, run)
+    if as_json:
+        print_json(documents)
+    else:
+        rows = [
+            (each["id"], each["status"], str(each["chunks"] or ""), str(each["bytes"]), _error_of(each))
+            for each in documents
+        ]
+        print_table(("ID", "STATUS", "CHUNKS", "BYTES", "ERROR"), rows)
+    return ExitCode.DONE
+
+
+@rag.command()
+def show(document_id: DocumentId, gateway: Gateway = None, tenant: Tenant = None, as_json: Json = False) -> int:
+    """Show a document, and the chunks that were made of it."""
+
+    async def run(client: RagClient) -> dict[str, Any]:
+        document = await client.get_document(document_id)
+        return {**document, "chunk_list": [chunk async for chunk in client.list_chunks(document_id)]}
+
+    document = _ask(gateway, tenant, run)
+    if as_json:
+        print_json(document)
+        return ExitCode.DONE
+    print_line(f"{document['id']}: {document['status']}, {document['media_type']}, {document['bytes']} bytes")
+    if document["error"] is not None:
+        print_line(document["error"]["message"])
+    for chunk in document["chunk_list"]:
+        page = f" page {chunk['page']}" if chunk["page"] is not None else ""
+        headings = " > ".join(chunk["headings"])
+        print_line(f"\n#{chunk['index']} bytes {chunk['start']} to {chunk['end']}{page}  {headings}")
+        print_line(chunk["text"])
+    return ExitCode.DONE
+
+
+@rag.command("rm")
+def remove(
+    document_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of documents.")],
+    gateway: Gateway = None,
+    tenant: Tenant = None,
+) -> int:
+    """Delete documents."""
+
+    async def run(client: RagClient) -> None:
+        for document_id in document_ids:
+            await client.delete_document(document_id)
+            print_line(f"deleted {document_id}")
+
+    _ask(gateway, tenant, run)
+    return ExitCode.DONE
+
+
+@rag.command("status")
+def show_status(gateway: Gateway = None, as_json: Json = False) -> int:
+    """Show which index serves, and what is under way."""
+    status = _ask(gateway, None, lambda client: client.get_status())
+    if as_json:
+        print_json(status)
+    else:
+        for line in status_lines(status):
+            print_line(line)
+    return ExitCode.DONE
+
+
+@rag.command()
+def reindex(gateway: Gateway = None, as_json: Json = False) -> int:
+    """Make new vectors of all documents, with the embedding model that is set.
+
+    Returns at once; `roundhouse rag status` shows how far it is. Searches use the old index until the new one has
+    everything.
+    """
+    status = _ask(gateway, None, lambda client: client.start_reindex())
+    if as_json:
+        print_json(status)
+    else:
+        print_line("a reindex is under way; `roundhouse rag status` shows how far it is")
+    return ExitCode.DONE
+
+
+def parse_attributes(texts: Sequence[str]) -> dict[str, Any]:
+    """Return attributes of `KEY=VALUE`: numbers, true and false as such, everything else as text. Raises CommandError
+    (USAGE) for a text without `=`."""
+    attributes: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise CommandError(f"{text!r} must be KEY=VALUE", ExitCode.USAGE)
+        attributes[key] = _scalar_of(value)
+    return attributes
+
+
+def status_lines(status: dict[str, Any]) -> list[str]:
+    """Return the state of retrieval in words, a line each."""
+    lines = [f"vector store: {status['vector_store']}"]
+    for name in ("index", "building"):
+        if (index := status[name]) is not None:
+            model = index["embedding_model"] or "words alone"
+            lines.append(f"{name}: {index['name']} ({model}), {index['missing_documents']} documents are missing in it")
+    if status["needs_reindex"]:
+        lines.append(f"set is {status['embedding_model'] or 'no model'}: `roundhouse rag reindex` makes it so")
+    if status["reindex_error"] is not None:
+        lines.append(f"the reindex is tried again: {status['reindex_error']}")
+    states = ", ".join(f"{count} {state}" for state, count in sorted(status["versions"].items()))
+    return [*lines, f"documents: {states or 'none'}"]
+
+
+def _scalar_of(text: str) -> str | int | float | bool:
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _error_of(document: dict[str, Any]) -> str:
+    return one_line(document["error"]["message"])[:80] if document["error"] is not None else ""
+
+
+def _ask(gateway: str | None, tenant: str | None, work: Callable[[RagClient], Awaitable[Result]]) -> Result:
+    from controller.cli.rag.client import RagClient
+
+    async def run() -> Result:
+        url = gateway or own_gateway_url(read_settings())
+        async with RagClient(url, tenant, verifies=gateway is not None) as client:
+            return await work(client)
+
+    return asyncio.run(run())
