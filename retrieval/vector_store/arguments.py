@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import math
+import re
 import uuid
 from array import array
 from collections.abc import Sequence
+from typing import Final
 
 from retrieval.vector_store.base import CollectionMismatchError, CollectionSpec, Point
+
+COLLECTION_NAME: Final = re.compile(r"[a-z0-9_-]{1,100}")
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError for a name that no collection can have."""
+    if not COLLECTION_NAME.fullmatch(name):
+        raise ValueError(f"a collection's name must match {COLLECTION_NAME.pattern}, not {name!r:.120}")
 
 
 def check_points(spec: CollectionSpec, points: Sequence[Point]) -> None:

@@ -99,6 +99,7 @@ class VectorStore(Protocol):
 
         Raises:
             CollectionMismatchError: it exists with another dimension.
+            ValueError: no collection can have the name.
         """
         ...
 

@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
+import math
 import re
 import warnings
 from collections.abc import Awaitable, Callable, Sequence
@@ -29,7 +31,7 @@ from qdrant_client import AsyncQdrantClient, models
 from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
-from retrieval.vector_store.arguments import check_dimension, check_points, check_vector
+from retrieval.vector_store.arguments import check_dimension, check_name, check_points, check_vector
 from retrieval.vector_store.base import CollectionSpec, Point, ScoredPoint, SearchScope, VectorStoreError
 from retrieval.vector_store.bm25 import Bm25Encoder
 from retrieval.vector_store.payload import (
@@ -69,6 +71,7 @@ _RETRIED: Final = frozenset({429, 500, 502, 503, 504})
 _MISSING: Final = 404
 _EXISTS: Final = 409
 _REFUSED: Final = (401, 403)
+_FOREIGN: Final = "what answers at ROUNDHOUSE_QDRANT_URL is no Qdrant server"
 _INDEXES: Final[dict[str, models.KeywordIndexParams | models.IntegerIndexParams]] = {
     TENANT: models.KeywordIndexParams(type=models.KeywordIndexType.KEYWORD, is_tenant=True),
     # Without graphs: see retrieval.vector_store.edge.shard.
@@ -96,13 +99,16 @@ class ServerStore:
         *,
         prefix: str = "roundhouse-",
         read_s: float = READ_S,
+        write_s: float = WRITE_S,
         pause_s: float = PAUSE_S,
     ) -> None:
-        """Take over a client. `prefix`: how the names of the store's collections begin on the server. `read_s`: for
-        the answer to a search or a count. `pause_s`: before a second try."""
+        """Take over a client. `prefix`: how the names of the store's collections begin on the server. `read_s`,
+        `write_s`: how long the answer to a search or a count, and to a write, may take. `pause_s`: before a second try.
+        """
         self._client = client
         self._prefix = prefix
         self._read_s = read_s
+        self._write_s = write_s
         self._pause_s = pause_s
         self._bm25 = Bm25Encoder()
         self._specs: dict[str, CollectionSpec] = {}
@@ -110,7 +116,15 @@ class ServerStore:
         self._is_checked = False
 
     @classmethod
-    def connect(cls, url: str, api_key: str | None = None, *, read_s: float = READ_S, pause_s: float = PAUSE_S) -> Self:
+    def connect(
+        cls,
+        url: str,
+        api_key: str | None = None,
+        *,
+        read_s: float = READ_S,
+        write_s: float = WRITE_S,
+        pause_s: float = PAUSE_S,
+    ) -> Self:
         """Make a client for the server at `url`; nothing is asked yet. Raises ValueError for a URL of no server."""
         with warnings.catch_warnings():
             # The key goes through a network that only the services of compose.yaml are in.
@@ -118,11 +132,11 @@ class ServerStore:
             client = AsyncQdrantClient(
                 url=url,
                 api_key=api_key,
-                timeout=int(WRITE_S),
+                timeout=math.ceil(max(read_s, write_s)),
                 check_compatibility=False,  # it would ask from a thread, and warn on stderr; see _check_version
                 trust_env=False,  # no proxy
             )
-        return cls(client, read_s=read_s, pause_s=pause_s)
+        return cls(client, read_s=read_s, write_s=write_s, pause_s=pause_s)
 
     @property
     def kind(self) -> str:
@@ -143,11 +157,12 @@ class ServerStore:
 
     async def create_collection(self, spec: CollectionSpec) -> None:
         """See the protocol."""
+        check_name(spec.name)
         async with self._lock_writes(spec.name):
             try:
                 existing = await self._fetch_spec(spec.name)
             except KeyError:
-                await self._send(lambda: self._create(spec), WRITE_S)
+                await self._send(lambda: self._create(spec), self._write_s)
             else:
                 check_dimension(existing, spec)
             # An earlier call may have ended before it made them.
@@ -160,7 +175,7 @@ class ServerStore:
         async with self._lock_writes(name):
             self._specs.pop(name, None)
             with contextlib.suppress(KeyError):
-                await self._ask(name, self._client.delete_collection, WRITE_S)
+                await self._ask(name, self._client.delete_collection, self._write_s)
 
     async def upsert_points(self, collection: str, points: Sequence[Point]) -> None:
         """See the protocol."""
@@ -298,7 +313,7 @@ class ServerStore:
         return self._writing.setdefault(collection, asyncio.Lock())
 
     async def _update(self, collection: str, send: Callable[[str], Awaitable[models.UpdateResult]]) -> None:
-        result = await self._ask(collection, send, WRITE_S)
+        result = await self._ask(collection, send, self._write_s)
         if result.status is not models.UpdateStatus.COMPLETED:
             raise VectorStoreError(f"the Qdrant server has not applied a write: {result.status.value}")
 
@@ -324,6 +339,8 @@ class ServerStore:
                     return await send()
             except TimeoutError:
                 raise VectorStoreError(f"the Qdrant server did not answer within {within_s:g} s") from None
+            except (json.JSONDecodeError, UnicodeDecodeError, AssertionError):  # which the library lets through
+                raise VectorStoreError(_FOREIGN) from None
             except (ResponseHandlingException, UnexpectedResponse, ResourceExhaustedResponse) as error:
                 failure, is_passing = _describe(error, within_s)
                 if not (is_passing and tries_left):
@@ -357,7 +374,7 @@ def _describe(error: Exception, within_s: float) -> tuple[Exception, bool]:
         return VectorStoreError("the Qdrant server is not reachable (ROUNDHOUSE_QDRANT_URL)"), True
     if isinstance(source, httpx.TransportError):
         return VectorStoreError("the connection to the Qdrant server broke"), True
-    return VectorStoreError("what answers at ROUNDHOUSE_QDRANT_URL is no Qdrant server"), False
+    return VectorStoreError(_FOREIGN), False
 
 
 def _check_version(text: str) -> None:

@@ -72,6 +72,7 @@ class FakeQdrantServer:
         self._failures: list[Failure] = []
         self._runner: web.AppRunner | None = None
         self._made = 0
+        self._stopping = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         """Start to serve."""
@@ -102,6 +103,7 @@ class FakeQdrantServer:
     async def __aexit__(self, *_: object) -> None:
         """Stop to serve."""
         assert self._runner is not None
+        self._stopping.set()
         await self._runner.cleanup()
         for collection in self.collections.values():
             collection.shard.close()
@@ -117,7 +119,7 @@ class FakeQdrantServer:
             self.requests.append((request.method, request.path))
             failure = self._take_failure(request.path)
             if failure is not None and failure.kind != "lose":
-                return await _fail(request, failure)
+                return await self._fail(request, failure)
             try:
                 self._check_head(request, is_write=answer is generated.InlineResponse2008)
                 parsed = None if body is None else _parse(body, await request.json())
@@ -126,10 +128,22 @@ class FakeQdrantServer:
                 error = {"status": {"error": str(refusal)}, "time": 0.001}
                 return web.json_response(error, status=refusal.status)
             if failure is not None:
-                return await _fail(request, failure)
+                return await self._fail(request, failure)
             return web.json_response(result if answer is None else _make_answer(answer, result))
 
         return serve
+
+    async def _fail(self, request: web.Request, failure: Failure) -> web.StreamResponse:
+        if failure.kind == "hang":
+            await self._stopping.wait()
+        if failure.kind in ("hang", "close", "lose"):
+            if request.transport is not None:
+                request.transport.abort()
+            return web.Response()
+        if failure.kind == "nonsense":
+            return web.Response(text="<html>hello</html>", content_type="text/html")
+        error = {"status": {"error": "Service internal error: peer 10.1.2.3 of secret-host"}, "time": 0.001}
+        return web.json_response(error, status=int(failure.kind), headers=failure.headers)
 
     def _take_failure(self, path: str) -> Failure | None:
         for failure in self._failures:
@@ -295,19 +309,6 @@ def _make_answer(model: type[BaseModel], result: Any) -> dict[str, Any]:
 
 def _dump(parsed: BaseModel) -> Any:
     return parsed.model_dump(mode="json", by_alias=True, exclude_unset=True)
-
-
-async def _fail(request: web.Request, failure: Failure) -> web.StreamResponse:
-    if failure.kind == "hang":
-        await asyncio.Event().wait()
-    if failure.kind in ("close", "lose"):
-        assert request.transport is not None
-        request.transport.abort()
-        return web.Response()
-    if failure.kind == "nonsense":
-        return web.Response(text="<html>hello</html>", content_type="text/html")
-    error = {"status": {"error": "Service internal error: peer 10.1.2.3 of secret-host"}, "time": 0.001}
-    return web.json_response(error, status=int(failure.kind), headers=failure.headers)
 
 
 def _completed() -> dict[str, Any]:

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from retrieval.vector_store.arguments import COLLECTION_NAME, check_name
 from retrieval.vector_store.base import CollectionSpec
 
 RECORD: Final = "collection.json"
 _RECORD_VERSION: Final = 1
 _SHARD: Final = re.compile(r"shard-(\d{6,})")
-_NAME: Final = re.compile(r"[a-z0-9_-]{1,100}")
 _DAMAGED: Final = ".damaged"
 
 
@@ -61,8 +61,7 @@ class CollectionFolder:
 
     def __init__(self, store: Path, name: str) -> None:
         """Name the folder; nothing is read. Raises ValueError for a name that no collection can have."""
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"a collection's name must match {_NAME.pattern}, not {name!r:.120}")
+        check_name(name)
         self.path = store / name
         self._damaged = store / f"{name}{_DAMAGED}"
 
@@ -160,7 +159,7 @@ class CollectionFolder:
 
 def list_collection_folders(store: Path) -> list[CollectionFolder]:
     """Return the folders in a store that may be collections, by name."""
-    names = sorted(entry.name for entry in store.iterdir() if entry.is_dir() and _NAME.fullmatch(entry.name))
+    names = sorted(entry.name for entry in store.iterdir() if entry.is_dir() and COLLECTION_NAME.fullmatch(entry.name))
     return [CollectionFolder(store, name) for name in names]
 
 

@@ -111,6 +111,14 @@ async def test_a_collection_is_created_once_and_never_with_another_dimension(sto
         await store.create_collection(CollectionSpec("words", 4))
 
 
+@pytest.mark.parametrize("name", ["", "A", "../x", "a/b", "a.b", "x" * 101])
+async def test_a_name_that_no_collection_can_have_is_refused(store: VectorStore, name: str) -> None:
+    with pytest.raises(ValueError, match="name must match"):
+        await store.create_collection(CollectionSpec(name, 4))
+    await store.delete_collection(name)
+    assert await store.list_collections() == [DENSE, WORDS]
+
+
 async def test_a_deleted_collection_is_gone_with_its_points(store: VectorStore) -> None:
     await store.upsert_points("dense", [make_point(1)])
     await store.delete_collection("dense")
