@@ -80,6 +80,16 @@ async def test_a_refusal_before_the_first_byte_is_asked_again_by_the_gateway(str
         assert 'roundhouse_gateway_retries_total{model="m"} 1.0' in await here.metrics()
 
 
+async def test_the_second_try_of_a_stale_connection_counts_as_a_retry_too() -> None:
+    body = json.dumps(ANSWER).encode()
+    scripts = answered(200, body), script(b"", "close"), answered(500, EXHAUSTED), answered(200, body)
+    async with scripted(*scripts) as engine, gateway_harness() as here:
+        await here.publish(model_at(engine.url))
+        assert [(await ask(here))[0] for _ in range(2)] == [200, 200]
+        assert len(engine.requests) == 4
+        assert 'roundhouse_gateway_retries_total{model="m"} 2.0' in await here.metrics()
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_where_the_cache_is_not_known_a_refusal_says_to_come_again(stream: bool) -> None:
     async with scripted(answered(500, EXHAUSTED)) as engine, gateway_harness() as here:
