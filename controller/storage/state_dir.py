@@ -45,8 +45,8 @@ OBSERVED_MEMORY_NAME: Final = "observed-memory.json"
 
 
 class StateError(Exception):
-    """The state folder cannot be used: it cannot be written, a file is damaged or of a newer version, or it belongs to
-    another instance. The message says why, to the operator."""
+    """The state folder cannot be used: it cannot be written, a file cannot be read, is damaged or of a newer version,
+    or it belongs to another instance. The message says why, to the operator."""
 
 
 class StateLockedError(StateError):
@@ -115,13 +115,13 @@ class StateDir:
         `instance` names the instance of a new folder; None: a random name. A folder that has an identity keeps it.
         Raises StateLockedError if another process holds the lock, and StateError if the folder or its identity cannot
         be used, `instance` is not a valid id, or the folder has another instance than `instance`. Nothing is locked
-        then. An identity file that exists and cannot be read raises OSError.
+        then.
         """
         lock = lock_state_folder(folder)
         try:
             identity = _read_file(folder / IDENTITY_NAME, Identity)
             return cls(folder, lock, _settle_identity(folder, identity, instance), is_new=identity is None)
-        except StateError:
+        except BaseException:
             os.close(lock)
             raise
 
@@ -141,7 +141,7 @@ class StateDir:
         Where the number cannot be stored, or the file of earlier numbers is gone, it is `now` in milliseconds: greater
         than any count of starts, and than the number of an earlier start that could not be stored. Call `save_epoch` to
         try to store it again. Call `next_epoch` once per start. Raises StateError if the file of earlier numbers is
-        damaged, but no OSError for one that cannot be written.
+        damaged or cannot be read, but no OSError for one that cannot be written.
         """
         stored = _read_file(self.folder / EPOCH_NAME, Epoch)
         # A gateway that heard of earlier ones takes no table with a lower one.
@@ -174,7 +174,7 @@ class StateDir:
 
     def load_memory(self) -> StoredState:
         """Read what the last controller stored, or return defaults if it stored nothing. Raises StateError for a file
-        that is damaged or was written by a newer version."""
+        that is damaged, cannot be read, or was written by a newer version."""
         return _read_file(self.folder / MEMORY_NAME, StoredState) or StoredState()
 
     def save_memory(self, memory: StoredState) -> None:
@@ -248,7 +248,9 @@ def _read_file(path: Path, model: type[AnyModel]) -> AnyModel | None:
         return model.model_validate(content)
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, ValidationError) as error:
+    except OSError as error:
+        raise StateError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, RecursionError, ValidationError) as error:
         raise StateError(f"{path} is damaged ({error}); restore it or move it away") from error
 
 

@@ -33,9 +33,8 @@ class Admission:
 
     Invariant: the requests inside a replica hold at most `target_inflight` slots, unless a new table lowered that
     number. No ticket waits that could enter, with these exceptions: a circuit breaker's trial became due since the last
-    call (see `admit_trials`); a replica is kept for a request that needs more of it than is free, or that has left the
-    queue since; a turn of a session waits for its home; the first `MOST_LOOKS` tickets of the queue do not fit, and one
-    behind them would.
+    call (see `admit_trials`); a replica is kept for a request that needs more of it than is free; a turn of a session
+    waits for its home; the first `MOST_LOOKS` tickets of the queue do not fit, and one behind them would.
     """
 
     def __init__(self, queue_limit: int | None) -> None:
@@ -90,10 +89,10 @@ class Admission:
     def release_ticket(self, ticket: Ticket, now: float) -> Sequence[Grant]:
         """Give back the ticket's slots, or remove it from the queue. Returns the outcomes for tickets that waited.
 
-        These grants are for tickets that enter now, or hold an error for those that have no replica left to try; there
-        are none if `ticket` itself waited. Call when the request is done or its client is gone. Repeated calls, and
-        calls for a ticket that was refused or that a grant with an error has removed, change nothing and return no
-        grants.
+        These grants are for tickets that enter now, or hold an error for those that have no replica left to try. If
+        `ticket` waited, there are some only if a replica may have been kept for it. Call when the request is done or
+        its client is gone. Repeated calls, and calls for a ticket that was refused or that a grant with an error has
+        removed, change nothing and return no grants.
         """
         state = ticket.state
         if state == "inside":
@@ -105,8 +104,11 @@ class Admission:
                 self._forget_if_empty(queue)
             return queue.serve_queue(now) if queue.fair_queue.waiting_count else _NOBODY
         if state == "waiting":
-            ticket.queue.drop_ticket(ticket)
-            self._forget_if_empty(ticket.queue)
+            queue = ticket.queue
+            queue.drop_ticket(ticket)
+            self._forget_if_empty(queue)
+            if ticket.blocked_at is not None and queue.fair_queue.waiting_count:
+                return queue.serve_queue(now)
         ticket.state = "gone"
         return _NOBODY
 

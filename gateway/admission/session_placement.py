@@ -56,7 +56,7 @@ class SessionPlacement:
             self._place_stranger(ticket, now)
             return
         claim.decision = self.sessions.decide(claim, is_known_elsewhere=is_known_elsewhere)
-        session = self.sessions.begin_turn(claim.key, now)
+        session = self.sessions.begin_turn(claim, now)
         while (dropped := self.sessions.drop_oldest()) is not None:
             self._give_up_slot(dropped)
         self._place_turn(ticket, claim, session, now)

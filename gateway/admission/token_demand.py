@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
-from gateway.tenancy.rate_limits import LARGE_BODY_BYTES, MOST_TOKENS, count_media_bytes
-
-_LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
+from gateway.tenancy.rate_limits import LARGE_BODY_BYTES, answer_limit, count_media_bytes
 
 
 class TokenDemand(NamedTuple):
@@ -27,14 +25,8 @@ def read_demand(body_bytes: int, text_bytes: int, fields: Mapping[str, Any], seq
     """Return the `TokenDemand` of a decoded body.
 
     `text_bytes`: bytes of the body's text, less than `body_bytes` if media were cut out of the body already. `fields`:
-    the body's fields; of several limits of the answer the greatest counts, and one that is no positive integer of at
-    most `MOST_TOKENS` is ignored. `sequences`: answers to generate in parallel.
+    the body's fields, see `answer_limit`. `sequences`: answers to generate in parallel.
     """
     media_bytes = count_media_bytes(fields) if text_bytes > LARGE_BODY_BYTES else 0
-    max_tokens: int | None = None
-    for name in _LIMITS:
-        limit = fields.get(name)
-        if limit.__class__ is int and 0 < limit <= MOST_TOKENS and (max_tokens is None or limit > max_tokens):
-            max_tokens = limit
     has_media = media_bytes > 0 or body_bytes > text_bytes
-    return TokenDemand(max(0, text_bytes - media_bytes), has_media, max_tokens, sequences)
+    return TokenDemand(max(0, text_bytes - media_bytes), has_media, answer_limit(fields), sequences)

@@ -11,6 +11,8 @@ from gateway.protocols.common import errors
 from gateway.protocols.common.context_overflow import CACHE_EXHAUSTED
 from gateway.protocols.common.dialect import EventStream, EventTooLongError, StreamCollector, Usage
 from gateway.protocols.common.errors import ENGINE_ERROR, client_status
+from gateway.protocols.common.openai_events import find_error
+from gateway.protocols.common.sse import split_events
 from gateway.server.asgi import Header
 
 _CACHE_EXHAUSTED: Final = CACHE_EXHAUSTED.encode()
@@ -67,17 +69,17 @@ class BodyRelay(Protocol):
 class EventRelay:
     """Passes a stream on as a stream: whole events, as soon as they are complete. A `BodyRelay`."""
 
-    __slots__ = ("_answer", "_events", "_last_data", "events_passed")
+    __slots__ = ("_answer", "_data_before", "_events", "_last_data", "events_passed")
 
     def __init__(self, answer: ClientResponse, events: EventStream) -> None:
         self._answer = answer
         self._events = answer.events = events
-        self._last_data = b""
+        self._data_before = self._last_data = b""
         self.events_passed = 0
 
     def feed_data(self, data: bytes) -> None:
         """See BodyRelay. Sends the events that `data` completes."""
-        self._last_data = data
+        self._data_before, self._last_data = self._last_data, data
         try:
             whole_events = self._events.feed_data(data)
         except EventTooLongError as error:
@@ -97,13 +99,20 @@ class EventRelay:
             self._answer.send_events(last_events)
             last_events = b""
         self._answer.end_response(last_events)
-        if _CACHE_EXHAUSTED in self._last_data:
+        if self._has_exhausted():
             raise CacheExhaustedError(may_resend=False)
 
     @property
     def usage(self) -> Usage | None:
         """See BodyRelay."""
         return self._events.usage
+
+    def _has_exhausted(self) -> bool:
+        """Whether an event of the last two reads, over which an event may be cut, reports an exhausted KV cache."""
+        data = self._data_before + self._last_data
+        if _CACHE_EXHAUSTED not in data:
+            return False
+        return any(errors.is_exhausted(find_error(event)) for event in split_events(data))
 
 
 class CollectingRelay:
@@ -138,7 +147,7 @@ class CollectingRelay:
             raise _disconnected_error("its stream ended without its last event")
         status, body = result
         if status >= 400:
-            if _CACHE_EXHAUSTED in body:
+            if errors.reports_exhausted(body):
                 raise CacheExhaustedError(may_resend=True)
             engine_status, status = status, errors.answer_status(status, body)
             body = self._answer.dialect.engine_error_body(engine_status, body, self._answer.request_id)
@@ -230,7 +239,7 @@ class WholeRelay:
         held_parts = self._held_parts
         body = held_parts[0] if len(held_parts) == 1 else b"".join(held_parts)
         if self._is_error:
-            if _CACHE_EXHAUSTED in body:
+            if errors.reports_exhausted(body):
                 raise CacheExhaustedError(may_resend=True)
             self._status = errors.answer_status(self._engine_status, body)
             body = answer.dialect.engine_error_body(self._engine_status, body, answer.request_id)

@@ -135,10 +135,12 @@ class EngineStage:
 
         Otherwise it ends with `kv_cache_exhausted`.
         """
-        self._attempt = None
+        attempt, self._attempt = self._attempt, None
         exchange, ticket = self._exchange, self._admission.ticket
         if exchange.is_ended:
             return
+        if attempt is not None:
+            exchange.account.attempts += attempt.resent
         if ticket is not None:
             exchange.services.admission.record_overrun(ticket, exchange.services.now())
         if not may_resend:

@@ -35,7 +35,7 @@ class SessionClaim:
     """One request's turn in its session: how the request names and continues the session, and what was decided. Made
     before admission; it lives as long as the request's exchange."""
 
-    __slots__ = ("cached_tokens", "decision", "held_tokens", "key", "sampling", "transcript", "waits_since")
+    __slots__ = ("cached_tokens", "decision", "held_tokens", "key", "sampling", "session", "transcript", "waits_since")
 
     def __init__(self, key: bytes, transcript: Transcript, sampling: Sampling) -> None:
         """`key`: see `session_name.derive_session_key`. `transcript`: the messages that the request carries."""
@@ -48,6 +48,8 @@ class SessionClaim:
         """Tokens of prompt and answer that the engine has in its cache after the turn; None: there was no answer."""
         self.cached_tokens = 0
         """Tokens of the prompt that the replica was expected to have in its cache when the request was sent to it."""
+        self.session: Session | None = None
+        """The session that counts the turn as inside; None: none does."""
         self.waits_since: float | None = None
         """Monotonic time in seconds since which the turn waits for its home although another replica has room; None: it
         does not."""
@@ -106,14 +108,15 @@ class ReplicaSessions:
         session = self._sessions.get(claim.key)
         return session.tokens if session is not None and self._continues(session, claim) else 0
 
-    def begin_turn(self, key: bytes, now: float) -> Session:
-        """Count a turn of the session as inside, and return the session: a new one if the replica did not keep it. It
-        becomes the most recently used. Call `drop_oldest` afterwards until it returns None, and `end_turn` once per
-        turn."""
-        session = self._sessions.get(key)
+    def begin_turn(self, claim: SessionClaim, now: float) -> Session:
+        """Count a turn of the claim's session as inside, and return the session: a new one if the replica did not keep
+        it. It becomes the most recently used. Call `drop_oldest` afterwards until it returns None, and `end_turn` once
+        per turn."""
+        session = self._sessions.get(claim.key)
         if session is None:
-            session = self._sessions[key] = Session(now)
-        self._sessions.move_to_end(key)
+            session = self._sessions[claim.key] = Session(now)
+        claim.session = session
+        self._sessions.move_to_end(claim.key)
         session.used_at = now
         session.turns_inside += 1
         return session
@@ -135,9 +138,10 @@ class ReplicaSessions:
     def end_turn(self, claim: SessionClaim, now: float) -> Session | None:
         """End a turn that `begin_turn` counted. `claim.held_tokens` says whether it was answered: then the session
         remembers its messages. Return the session if it is dropped now because no turn of it was ever answered; None:
-        the session is kept, or was dropped before, and nothing happens."""
-        session = self._sessions.get(claim.key)
-        if session is None or not session.turns_inside:
+        the session is kept, or was dropped before, and nothing happens, even if the replica keeps a new one of the same
+        key."""
+        session, claim.session = claim.session, None
+        if session is None or self._sessions.get(claim.key) is not session:
             return None
         session.turns_inside -= 1
         session.used_at = now

@@ -20,7 +20,7 @@ READS_PER_MINUTE: Final = 600
 MOST_TOKENS: Final = 10_000_000
 """A `max_tokens` above this counts as no limit."""
 MOST_ANSWERS: Final = 128
-"""An `n` above this counts as 1."""
+"""An `n` above this counts as this many."""
 LARGE_BODY_BYTES: Final = 16 * 1024
 """Images and sound are searched for in bodies above this size only."""
 MOST_LOOKS: Final = 4096
@@ -53,23 +53,30 @@ def estimated_tokens(body_bytes: int, fields: Mapping[str, Any]) -> int:
 def answer_bound(fields: Mapping[str, Any]) -> int | None:
     """Return the most tokens that a request allows for all its answers together; None: it sets no limit.
 
-    The first valid field of `max_tokens`, `max_completion_tokens`, `max_output_tokens` and `n_predict` counts, times
-    the number of answers (`n` or `n_cmpl`). A limit that is no integer from 1 to `MOST_TOKENS` is ignored, and a number
-    of answers that is none from 1 to `MOST_ANSWERS` counts as 1.
+    That is `answer_limit` times the number of answers: the greater of `n` and `n_cmpl`, but at most `MOST_ANSWERS`. A
+    number that is no positive integer counts as 1.
     """
-    for name in _BOUNDS:
-        bound = fields.get(name)
-        if bound.__class__ is int and 0 < bound <= MOST_TOKENS:
-            return int(bound) * _answer_count(fields)
-    return None
+    limit = answer_limit(fields)
+    return None if limit is None else limit * min(_greatest(fields, _COUNTS) or 1, MOST_ANSWERS)
 
 
-def _answer_count(fields: Mapping[str, Any]) -> int:
-    for name in _COUNTS:
-        count = fields.get(name)
-        if count.__class__ is int and 0 < count <= MOST_ANSWERS:
-            return int(count)
-    return 1
+def answer_limit(fields: Mapping[str, Any]) -> int | None:
+    """Return the most tokens that a request allows for one answer; None: it sets no limit.
+
+    Of `max_tokens`, `max_completion_tokens`, `max_output_tokens` and `n_predict` the greatest counts, because engines
+    differ in which they read. One that is no integer from 1 to `MOST_TOKENS` is ignored.
+    """
+    return _greatest(fields, _BOUNDS, MOST_TOKENS)
+
+
+def _greatest(fields: Mapping[str, Any], names: tuple[str, ...], most: int | None = None) -> int | None:
+    """Return the greatest positive integer of these fields that is at most `most`; None: there is none."""
+    greatest: int | None = None
+    for name in names:
+        value = fields.get(name)
+        if value.__class__ is int and value > (greatest or 0) and (most is None or value <= most):
+            greatest = int(value)
+    return greatest
 
 
 def count_media_bytes(fields: Mapping[str, Any]) -> int:

@@ -39,6 +39,7 @@ _TOO_DEEP: Final = b'{"error":{"message":"%b"}}' % _TOO_DEEP_MESSAGE.encode()
 _OWN_FIELDS: Final = {"message": str, "type": str, "code": str, "status": int, "actionable": bool, "next_steps": list}
 _FASTAPI_BODY: Final = "body."
 _EXHAUSTED: Final = ERROR_CODES["kv_cache_exhausted"]
+_EXHAUSTED_TEXT: Final = context_overflow.CACHE_EXHAUSTED.encode()
 _MESSAGE_CHARACTERS: Final = 1000
 _MOST_BRACKETS: Final = 400
 _UNSEEN: Final = re.compile(r"(?is)<(script|style|head)\b.*?</\1>|<[^>]*>")
@@ -79,7 +80,7 @@ def answer_status(status: int, body: bytes) -> int:
     fields = decoded if isinstance(decoded, dict) else {}  # as `complete_error` reads a text
     if _find_overflow(fields, body) is not None:
         return context_overflow.STATUS
-    if _is_exhausted(fields.get("error")):
+    if is_exhausted(fields.get("error")):
         return _EXHAUSTED.status
     return client_status(status)
 
@@ -106,7 +107,7 @@ def complete_error(status: int, fields: Fields, body: bytes, request_id: str | N
             "type": "invalid_request_error",
             "code": context_overflow.CODE,
         }
-    elif _is_exhausted(error):
+    elif is_exhausted(error):
         status = _EXHAUSTED.status
         # Not the engine's message: clients would take it for a prompt that is too long.
         error = error | {"message": _EXHAUSTED.meaning, "type": _EXHAUSTED.type, "code": _EXHAUSTED.code}
@@ -126,7 +127,15 @@ def complete_error(status: int, fields: Fields, body: bytes, request_id: str | N
     return {"error": error | own_fields}
 
 
-def _is_exhausted(error: Any) -> bool:
+def reports_exhausted(body: bytes) -> bool:
+    """Whether an engine's error body reports an exhausted KV cache (`is_exhausted`). It is decoded only if it has that
+    message anywhere: an error may quote the client's text, and the model's."""
+    fields = _decode_shallow(body) if _EXHAUSTED_TEXT in body else None
+    return isinstance(fields, dict) and is_exhausted(fields.get("error"))
+
+
+def is_exhausted(error: Any) -> bool:
+    """Whether a decoded error object reports a KV cache that all running requests have filled together."""
     return isinstance(error, dict) and error.get("message") == context_overflow.CACHE_EXHAUSTED
 
 

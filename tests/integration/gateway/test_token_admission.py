@@ -80,6 +80,16 @@ async def test_a_refusal_before_the_first_byte_is_asked_again_by_the_gateway(str
         assert 'roundhouse_gateway_retries_total{model="m"} 1.0' in await here.metrics()
 
 
+async def test_the_second_try_of_a_stale_connection_counts_as_a_retry_too() -> None:
+    body = json.dumps(ANSWER).encode()
+    scripts = answered(200, body), script(b"", "close"), answered(500, EXHAUSTED), answered(200, body)
+    async with scripted(*scripts) as engine, gateway_harness() as here:
+        await here.publish(model_at(engine.url))
+        assert [(await ask(here))[0] for _ in range(2)] == [200, 200]
+        assert len(engine.requests) == 4
+        assert 'roundhouse_gateway_retries_total{model="m"} 2.0' in await here.metrics()
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_where_the_cache_is_not_known_a_refusal_says_to_come_again(stream: bool) -> None:
     async with scripted(answered(500, EXHAUSTED)) as engine, gateway_harness() as here:
@@ -99,18 +109,55 @@ async def test_a_request_that_had_all_of_the_cache_is_not_asked_again() -> None:
         assert len(engine.requests) <= 4
 
 
+@pytest.mark.parametrize("cut", [0, 20, 60])
 @pytest.mark.parametrize(
     ("path", "mark"), [("/v1/chat/completions", b'"code":"kv_cache_exhausted"'), ("/v1/messages", b"overloaded_error")]
 )
-async def test_an_error_in_the_middle_of_a_stream_has_the_code_too(path: str, mark: bytes) -> None:
-    event = b"data: " + EXHAUSTED + b"\n\n"
-    async with scripted(script(STREAM_HEAD + EVENT + event, "close")) as engine, gateway_harness() as here:
+async def test_an_error_in_the_middle_of_a_stream_has_the_code_too(path: str, mark: bytes, cut: int) -> None:
+    """`cut`: the event comes in two reads."""
+    begun, event = STREAM_HEAD + EVENT, b"data: " + EXHAUSTED + b"\n\n"
+    failing = script(begun + event, "close", cuts=[len(begun) + cut])
+    async with scripted(failing) as engine, gateway_harness() as here:
         await here.publish(model_at(engine.url, apis=("/v1/chat/completions",)))
         async with here.post(path, model="m", messages=HI, stream=True, max_tokens=9) as answer:
             body = await answer.read()
         assert answer.status == 200
         assert mark in body
         assert 'broken_answers_total{code="kv_cache_exhausted",model="m"} 1.0' in await here.metrics()
+
+
+TEXT = b"Context size has been exceeded."
+SAYS_IT = b'data: {"choices":[{"index":0,"delta":{"content":"%b"},"finish_reason":"stop"}]}\n\n' % TEXT
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+async def test_the_model_may_say_what_the_error_says(path: str) -> None:
+    done = script(STREAM_HEAD + EVENT + SAYS_IT + b"data: [DONE]\n\n", "close")
+    async with scripted(done) as engine, gateway_harness() as here:
+        await here.publish(model_at(engine.url, apis=("/v1/chat/completions",)))
+        async with here.post(path, model="m", messages=HI, stream=True, max_tokens=9) as answer:
+            assert TEXT in await answer.read()
+        assert "broken_answers_total{" not in await here.metrics()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_error_that_quotes_the_client_is_passed_on(stream: bool) -> None:
+    quoting = json.dumps({"error": {"message": "Unknown role", "value": TEXT.decode()}}).encode()
+    async with scripted(answered(400, quoting)) as engine, gateway_harness() as here:
+        await here.publish(model_at(engine.url))
+        status, _, body = await ask(here, stream=stream)
+        assert (status, body["error"]["message"]) == (400, "Unknown role")
+        assert len(engine.requests) == 1
+
+
+async def test_a_gathered_error_that_quotes_the_client_is_passed_on() -> None:
+    quoting = json.dumps({"error": {"code": 400, "message": "Unknown role", "value": TEXT.decode()}}).encode()
+    failing = script(STREAM_HEAD + b"data: " + quoting + b"\n\n", "close")
+    async with scripted(failing) as engine, gateway_harness(gather_after_s=0) as here:
+        await here.publish(model_at(engine.url, notices_leaving=False))
+        status, _, body = await ask(here)
+        assert (status, body["error"]["message"]) == (400, "Unknown role")
+        assert len(engine.requests) == 1
 
 
 # Who leaves when answers without a limit fill the cache

@@ -105,11 +105,28 @@ def test_a_newer_or_damaged_file_is_refused_and_the_lock_given_back(tmp_path: Pa
     path.write_text(json.dumps(json.loads(good) | {"schema_version": SCHEMA_VERSION + 1}))
     with pytest.raises(StateError, match="newer Roundhouse"):
         StateDir.open_folder(tmp_path)
-    path.write_text(good[:10])
-    with pytest.raises(StateError, match="damaged"):
+    for damaged in (good[:10], "[" * 100_000):
+        path.write_text(damaged)
+        with pytest.raises(StateError, match="damaged"):
+            StateDir.open_folder(tmp_path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(StateError, match=r"identity\.json cannot be read: Is a directory"):
         StateDir.open_folder(tmp_path)
+    path.rmdir()
     path.write_text(good)
     StateDir.open_folder(tmp_path).close()
+
+
+def test_other_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+    store = StateDir.open_folder(tmp_path)
+    for name in ("epoch.json", "memory.json"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(StateError, match=r"epoch\.json cannot be read: Is a directory"):
+        store.next_epoch(1.0)
+    with pytest.raises(StateError, match=r"memory\.json cannot be read: Is a directory"):
+        store.load_memory()
+    store.close()
 
 
 @pytest.mark.parametrize("name", ["", "Upper", "has space", "x" * 17])

@@ -57,6 +57,17 @@ def test_a_large_request_is_overtaken_eight_times_and_then_waited_for() -> None:
     assert harness.admission.slots_in_use == {"a": 1}, "it is alone, because nobody went in once it was kept for it"
 
 
+def test_nothing_is_kept_for_a_large_request_that_left_the_queue() -> None:
+    harness = AdmissionHarness()
+    harness.table(route_of("m", ["a"], target=4, queue_limit=100))
+    inside = [harness.come() for _ in range(3)]
+    large = harness.come("bob", slots=4)
+    while not waits(ticket := harness.come()):
+        inside.append(ticket)
+        assert not harness.leave(inside.pop(0))
+    assert harness.leave(large) == [(ticket, ticket.replica.endpoint)]
+
+
 def test_of_several_replicas_one_is_kept_for_it_and_the_others_go_on() -> None:
     harness = AdmissionHarness()
     harness.table(route_of("m", ["a", "b"], target=4, queue_limit=100))

@@ -15,7 +15,7 @@ def claim_of(name: str, *messages: str, temperature: float | None = None) -> Ses
 
 def turn(sessions: ReplicaSessions, claim: SessionClaim, *, tokens: int | None = 10) -> None:
     """A whole turn; `tokens` None: it comes to no answer."""
-    sessions.begin_turn(claim.key, 1.0)
+    sessions.begin_turn(claim, 1.0)
     sessions.drop_oldest()
     claim.held_tokens = tokens
     sessions.end_turn(claim, 2.0)
@@ -66,11 +66,11 @@ def test_the_session_used_longest_ago_makes_room() -> None:
 
 def test_a_session_with_a_turn_inside_is_not_dropped() -> None:
     sessions = ReplicaSessions(1)
-    sessions.begin_turn(b"a", 1.0)
-    sessions.begin_turn(b"b", 2.0)
+    first = claim_of("a", "x")
+    sessions.begin_turn(first, 1.0)
+    sessions.begin_turn(claim_of("b", "x"), 2.0)
     assert sessions.drop_oldest() is None
     assert len(sessions) == 2
-    first = claim_of("a", "x")
     first.held_tokens = 5
     sessions.end_turn(first, 3.0)
     assert sessions.drop_oldest() is not None
@@ -80,7 +80,7 @@ def test_a_session_with_a_turn_inside_is_not_dropped() -> None:
 def test_a_second_turn_at_the_same_time_finds_no_cache() -> None:
     sessions = ReplicaSessions(4)
     turn(sessions, claim_of("a", "x"))
-    sessions.begin_turn(b"a", 1.0)
+    sessions.begin_turn(claim_of("a", "x"), 1.0)
     assert sessions.decide(claim_of("a", "x"), is_known_elsewhere=False) == "rebuilt"
 
 
@@ -100,10 +100,23 @@ def test_a_turn_without_an_answer_leaves_what_was_there() -> None:
 def test_a_turn_of_a_session_that_is_gone_ends_unnoticed() -> None:
     sessions = ReplicaSessions(4)
     claim = claim_of("a", "x")
-    sessions.begin_turn(claim.key, 1.0)
+    sessions.begin_turn(claim, 1.0)
     sessions.drop_session(claim.key)
     assert sessions.end_turn(claim, 2.0) is None
     assert len(sessions) == 0
+
+
+def test_a_turn_of_a_session_that_is_gone_ends_none_of_a_later_one_of_that_name() -> None:
+    sessions = ReplicaSessions(1)
+    older, newer = claim_of("a", "x"), claim_of("a", "z")
+    sessions.begin_turn(older, 1.0)
+    sessions.drop_session(older.key)
+    session = sessions.begin_turn(newer, 2.0)
+    older.held_tokens = 70
+    assert sessions.end_turn(older, 3.0) is None
+    assert (session.turns_inside, session.seen, session.used_at) == (1, None, 2.0)
+    sessions.begin_turn(claim_of("b", "x"), 4.0)
+    assert sessions.drop_oldest() is None, "both have a turn inside"
 
 
 def test_a_cache_counts_for_a_turn_that_goes_on_with_it() -> None:
@@ -113,7 +126,7 @@ def test_a_cache_counts_for_a_turn_that_goes_on_with_it() -> None:
     assert sessions.count_cached(claim_of("a", "x", "y")) == 70
     assert sessions.count_cached(claim_of("a", "z", "y")) == 0
     assert sessions.count_cached(claim_of("a", "x", "y", temperature=0.5)) == 0
-    sessions.begin_turn(b"a", 3.0)
+    sessions.begin_turn(claim_of("a", "x"), 3.0)
     assert sessions.count_cached(claim_of("a", "x", "y")) == 0, "another turn has it"
 
 
