@@ -116,7 +116,7 @@ def search(
             place = hit["filename"] or hit["document_id"]
             page = f", page {hit['page']}" if hit["page"] is not None else ""
             print_line(
-                f"{hit['score']:.3f}  {place}{page}, bytes {hit['start']} to {hit['end']} ({hit['document_id']})"
+                f"{hit['score']:.3f}  {place}{page}, bytes {hit['start']} to {hit['end']} of {hit['document_id']}"
             )
             print_line(f"       {one_line(hit['text'])[:300]}")
     return ExitCode.DONE if result["data"] else ExitCode.FAILED

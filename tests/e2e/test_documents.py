@@ -1,0 +1,195 @@
+"""Documents and searches through a whole Roundhouse: a real embedding model, keys, SDK, command line, and deaths."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from tests.support.roundhouse_stack import REPOSITORY, SENTENCE, RoundhouseStack
+from tests.support.wait import until
+
+pytestmark = pytest.mark.engines
+
+MODELS = {
+    "chat": {"model_path": "clockwork.gguf", "llama_server_n_ctx": 4096, "llama_server_threads": 1},
+    "embed": {"model_path": "clockwork.gguf", "llama_server_embedding": True, "llama_server_pooling": "mean"},
+}
+MAIN = "import sys; from controller.cli.main import main; sys.exit(main())"
+NOTES = "# Engines\n\nThe turntable moves the engines.\n\n# Coal\n\nCoal is stored beside the shed.\n"
+
+
+@pytest.fixture
+async def yard(folder: Path, clockwork: Path) -> AsyncIterator[RoundhouseStack]:
+    """A Roundhouse of processes with retrieval, whose documents are embedded by a real engine."""
+    state = folder / "state"
+    stack = RoundhouseStack(
+        folder,
+        "process",
+        {
+            "ROUNDHOUSE_RETRIEVAL_LISTEN": f"unix:{state}/retrieval.sock",
+            "ROUNDHOUSE_RETRIEVAL_URL": f"unix:{state}/retrieval.sock",
+            "ROUNDHOUSE_RETRIEVAL_EMBEDDING_MODEL": "embed",
+        },
+    )
+    stack.settings["ROUNDHOUSE_GATEWAY_URL"] = stack.url
+    shutil.copy(clockwork, stack.models / "clockwork.gguf")
+    stack.declare(MODELS)
+    await stack.open()
+    stack.start("retrieval")
+    try:
+        await stack.loaded("chat", "embed")
+        yield stack
+    finally:
+        stack.kill("retrieval", signal.SIGTERM)
+        await stack.close()
+
+
+async def ask(stack: RoundhouseStack, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+    """Status and JSON of an answer of the gateway."""
+    url = stack.url + path
+    async with aiohttp.ClientSession() as session, session.request(method, url, json=body, headers=headers) as answer:
+        return answer.status, await answer.json()
+
+
+async def add(stack: RoundhouseStack, document_id: str, text: str, **headers: str) -> None:
+    """Add a document, as soon as retrieval answers."""
+
+    async def is_added() -> bool:
+        status, answer = await ask(
+            stack, "POST", "/v1/documents?wait=true", {"text": text, "id": document_id}, **headers
+        )
+        assert status in (200, 503), answer
+        return status == 200
+
+    await until("the document is added", is_added)
+
+
+async def find(stack: RoundhouseStack, query: str, **fields: Any) -> list[str]:
+    """Ids of the documents of the hits."""
+    status, answer = await ask(stack, "POST", "/v1/search", {"query": query, **fields})
+    assert status == 200, answer
+    return [hit["document_id"] for hit in answer["data"]]
+
+
+async def test_documents_are_embedded_by_an_engine_and_survive_deaths(yard: RoundhouseStack) -> None:
+    await add(yard, "yard", NOTES)
+    await add(yard, "kitchen", "Tea and bread are in the kitchen.")
+    status, answer = await ask(yard, "POST", "/v1/search", {"query": "Coal is stored beside the shed."})
+    assert (status, answer["mode"], answer["embedding_model"]) == (200, "hybrid", "embed")
+    best = answer["data"][0]
+    assert best["document_id"] == "yard"
+    assert best["scores"]["dense"] is not None
+    assert best["scores"]["sparse_rank"] == 1
+    assert NOTES.encode()[best["start"] : best["end"]].decode() == best["text"]
+
+    # It dies alone, and what it had accepted is there again.
+    yard.kill("retrieval")
+    status, answer = await ask(yard, "POST", "/v1/search", {"query": "coal"})
+    assert (status, answer["error"]["code"]) == (503, "retrieval_unavailable")
+    async with openai.AsyncOpenAI(base_url=f"{yard.url}/v1", api_key="none", max_retries=0) as client:
+        chat = await client.chat.completions.create(model="chat", messages=[{"role": "user", "content": "Hello"}])
+        assert chat.choices[0].message.content == SENTENCE
+    yard.start("retrieval")
+
+    async def is_back() -> bool:
+        status, _ = await ask(yard, "POST", "/v1/search", {"query": "coal"})
+        return status == 200
+
+    await until("retrieval answers again", is_back)
+    assert await find(yard, "coal", mode="sparse") == ["yard"]
+    # Without the engine, words are searched still.
+    status, _ = await ask(yard, "POST", "/v1/admin/models/embed/unload")
+    assert status == 200
+    await until("the engine is gone", lambda: _is_unavailable(yard))
+    assert await find(yard, "tea", mode="sparse") == ["kitchen"]
+
+
+async def _is_unavailable(yard: RoundhouseStack) -> bool:
+    status, answer = await ask(yard, "POST", "/v1/search", {"query": "tea"})
+    return status == 503 and answer["error"]["code"] == "embedding_unavailable"
+
+
+async def test_keys_keep_tenants_apart_and_admins_see_all(yard: RoundhouseStack) -> None:
+    await add(yard, "d", "A fox without a key.", **{"X-Client-Id": "alice"})
+    keys = {
+        name: {"sha256": sha256(f"secret-{name}".encode()).hexdigest(), "scopes": scopes}
+        for name, scopes in (("alice", ["inference"]), ("bob", ["inference"]), ("boss", ["inference", "admin"]))
+    }
+    (yard.desired / "keys.yaml").write_text(json.dumps({"keys": keys}))
+
+    def bearer(name: str) -> dict[str, str]:
+        return {"Authorization": f"Bearer secret-{name}"}
+
+    async def is_closed() -> bool:
+        return (await ask(yard, "GET", "/v1/documents"))[0] == 401
+
+    await until("the keys are in force", is_closed)
+    await add(yard, "d", "A fox of bob.", **bearer("bob"))
+    for name, text in (("alice", "A fox without a key."), ("bob", "A fox of bob.")):
+        # A header does not change a key's tenant.
+        headers = {**bearer(name), "X-Client-Id": "alice", "x-roundhouse-tenant": "alice", "x-roundhouse-admin": "1"}
+        status, answer = await ask(yard, "POST", "/v1/search", {"query": "fox", "mode": "sparse"}, **headers)
+        assert (status, [hit["text"] for hit in answer["data"]]) == (200, [text])
+        _, own = await ask(yard, "GET", "/v1/tenants", **headers)
+        assert [each["id"] for each in own["data"]] == [name]
+        status, answer = await ask(yard, "GET", "/v1/retrieval", **headers)
+        assert (status, answer["error"]["code"]) == (403, "scope_required")
+    status, answer = await ask(yard, "DELETE", "/v1/tenants/alice", **bearer("bob"))
+    assert (status, answer["error"]["code"]) == (404, "tenant_not_found")
+    _, everybody = await ask(yard, "GET", "/v1/tenants", **bearer("boss"))
+    assert [each["id"] for each in everybody["data"]] == ["alice", "bob"]
+    status, answer = await ask(yard, "GET", "/v1/retrieval", **bearer("boss"))
+    assert (status, answer["index"]["embedding_model"], answer["needs_reindex"]) == (200, "embed", False)
+    # The token of retrieval is nobody's to guess, and opens nothing to others.
+    status, answer = await ask(yard, "GET", "/v1/documents", **{"x-roundhouse-retrieval-token": "x" * 32})
+    assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
+
+
+async def test_the_openai_sdk_and_the_command_line(yard: RoundhouseStack, tmp_path: Path) -> None:
+    await add(yard, "first", "The first document.")
+    async with openai.AsyncOpenAI(base_url=f"{yard.url}/v1", api_key="none", max_retries=0) as client:
+        store = await client.vector_stores.create(name="yard")
+        batch = await client.vector_stores.file_batches.upload_and_poll(
+            store.id, files=[("notes.md", NOTES.encode()), ("tea.txt", b"Tea is in the kitchen.")], poll_interval_ms=50
+        )
+        assert (batch.status, batch.file_counts.completed) == ("completed", 2)
+        found = [hit async for hit in client.vector_stores.search(store.id, query="Where is the coal stored?")]
+        assert found[0].filename == "notes.md"
+        assert 0 < found[0].score <= 1
+
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "notes.md").write_text(NOTES)
+    (tmp_path / "docs" / "bad.pdf").write_bytes(b"%PDF-1.7 nothing")
+    added = await _rag(yard, tmp_path, "add", "docs", "--set", "kind=notes")
+    assert added.returncode == 1, added.stderr
+    assert "docs/notes.md: ready as docs:notes.md, 1 chunks" in added.stdout
+    assert "docs/bad.pdf: " in added.stderr
+    listed = json.loads((await _rag(yard, tmp_path, "ls", "--json")).stdout)
+    assert [(each["id"], each["status"]) for each in listed] == [("docs:bad.pdf", "failed"), ("docs:notes.md", "ready")]
+    searched = await _rag(yard, tmp_path, "search", "coal", "--where", "kind=notes")
+    assert "of docs:notes.md" in searched.stdout
+    assert (await _rag(yard, tmp_path, "search", "coal", "--where", "kind=other")).returncode == 1
+    assert "Coal is stored beside the shed." in (await _rag(yard, tmp_path, "show", "docs:notes.md")).stdout
+    assert "index: embed-128 (embed), 0 documents are missing" in (await _rag(yard, tmp_path, "status")).stdout
+    assert (await _rag(yard, tmp_path, "rm", "docs:notes.md", "docs:bad.pdf")).returncode == 0
+    assert json.loads((await _rag(yard, tmp_path, "ls", "--json")).stdout) == []
+
+
+async def _rag(yard: RoundhouseStack, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", MAIN, "rag", *arguments, "--gateway", yard.url]
+    environment = yard.environment() | {"PYTHONPATH": str(REPOSITORY)}
+    return await asyncio.to_thread(
+        subprocess.run, command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
