@@ -1,4 +1,4 @@
-"""Checks of what callers pass to a vector store, the same for both stores. Pure."""
+"""Checks of what callers pass to a vector store, the same for both stores."""
 
 from __future__ import annotations
 

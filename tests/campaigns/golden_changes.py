@@ -57,7 +57,7 @@ CHANGES: Final = (
     Change("openapi/merged", "fewer paths are passed on", '= "/v1/admin/"', '= "/v1/admin/models"'),
     Change("openapi/routes", "a path is another", '.websocket("/internal/link")', '.websocket("/internal/tables")'),
     Change("schema/desired-state", "a field has another bound", "le=31_536_000", "le=31_536_001"),
-    Change("cli/roundhouse", "an option is named otherwise", '"--no-wait"', '"--dont-wait"'),
+    Change("cli/roundhouse", "an option is named otherwise", '"--restart"', '"--anew"'),
     Change("cli/worker", "a flag takes another type", '"--token-delay-ms", type=float', '"--token-delay-ms", type=int'),
     Change("cli/exit-codes", "another number", "USAGE = 64", "USAGE = 65"),
     Change(

@@ -42,7 +42,7 @@ COMMANDS = (
     "schema",
     "version",
 )
-GROUPS = ("key", "service")
+GROUPS = ("key", "rag", "service")
 """Commands with commands of their own."""
 
 
