@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from watchfiles import awatch
@@ -25,16 +26,22 @@ RETRY_S = 1.0
 
 async def follow_files(files: DesiredStateSource, folder: Path, wake: Callable[[], None], stop: asyncio.Event) -> None:
     """Read the desired files, then call `wake`, whenever something directly in the folder changes. Returns once `stop`
-    is set. A folder that cannot be watched, as while it is missing, raises nothing: it is tried again every second,
-    with a warning each time."""
+    is set. A folder that cannot be watched, as while it is missing, raises nothing: it is tried again every second. The
+    first of several failures for the same reason is logged."""
+    last_problem = ""
     while not stop.is_set():
         try:
             async for _ in awatch(folder, debounce=DEBOUNCE_MS, step=10, stop_event=stop, recursive=False):
+                last_problem = ""
                 await files.read_files()
                 wake()
         except (OSError, RuntimeError) as error:
-            log.warning("the folder %s cannot be watched and is read from time to time: %s", folder, error)
-            await asyncio.sleep(RETRY_S)
+            if str(error) != last_problem:
+                last_problem = str(error)
+                log.warning("the folder %s cannot be watched and is read from time to time: %s", folder, error)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RETRY_S):
+                    await stop.wait()
 
 
 async def follow_runtime(runtime: Runtime, wake: Callable[[], None]) -> None:

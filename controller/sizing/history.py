@@ -30,6 +30,8 @@ KINDS_KEPT: Final = 16
 """Kinds (parameters, replica count, GPU type) that are kept per model."""
 CPU: Final = "cpu"
 """GPU type of replicas without GPUs."""
+_TYPE_SEPARATOR: Final = ", "
+"""Between the names of GPUs of several types."""
 
 log = logging.getLogger(__name__)
 
@@ -120,9 +122,9 @@ class MemoryHistory:
     def observed_requirement(self, model: DesiredModel, gpu_type: str | None) -> ObservedSample | None:
         """Return the memory that one replica was observed to hold on GPUs of this type; None if it never was.
 
-        `gpu_type` is the GPU's name; None means without GPUs. Only loads with the model's present parameters count;
-        those with the present number of replicas (the declared one while none is wanted) have precedence over others.
-        Of the `LOADS_KEPT` loads that are kept, the largest value counts.
+        `gpu_type` is that of `gpu_type_of`; None means without GPUs. Only loads with the model's present parameters
+        count; those with the present number of replicas (the declared one while none is wanted) have precedence over
+        others. Of the `LOADS_KEPT` loads that are kept, the largest value counts.
         """
         replicas = model.replicas or model.declared_definition.replicas
         digest = _digest(model)
@@ -132,7 +134,7 @@ class MemoryHistory:
 
     def largest_observed(self, model: DesiredModel, gpus: tuple[Gpu, ...] | None) -> ObservedSample | None:
         """Return the observation with the most GPU memory for one replica, over the types of GPUs among `gpus` that the
-        model may use.
+        model may use. One of a replica on GPUs of several types counts if the model may use all of these.
 
         For a model without GPUs, return its observation without GPUs. None if there is none with known GPU memory, or
         if `gpus` is None (unknown).
@@ -142,7 +144,10 @@ class MemoryHistory:
         allowed_gpus = [
             gpu for gpu in gpus or () if not model.gpu_choice or {gpu.uuid, gpu.label} & set(model.gpu_choice)
         ]
-        samples = [self.observed_requirement(model, name) for name in sorted({gpu.name for gpu in allowed_gpus})]
+        names = {gpu.name for gpu in allowed_gpus}
+        seen_types = {each.gpu for each in self._kinds if each.model == model.name}
+        gpu_types = [each for each in sorted(seen_types) if names.issuperset(each.split(_TYPE_SEPARATOR))]
+        samples = [self.observed_requirement(model, each) for each in gpu_types]
         return max(
             (each for each in samples if each is not None and each.per_gpu_mib is not None),
             key=lambda each: each.per_gpu_mib or 0,
@@ -190,7 +195,7 @@ class MemoryHistory:
     ) -> None:
         """Record the memory that a replica of `model` holds now. Of all measurements of a replica, the largest counts.
 
-        `replica` is its name, `gpu_type` the name of its GPUs (None: without GPUs), `at` a Unix time in seconds. None
+        `replica` is its name, `gpu_type` that of `gpu_type_of` (None: without GPUs), `at` a Unix time in seconds. None
         for `per_gpu_mib` or `host_mib` means that it could not be measured. The oldest of more than `LOADS_KEPT` loads
         and `KINDS_KEPT` kinds are dropped. Nothing is written to disk.
         """
@@ -225,6 +230,12 @@ class MemoryHistory:
         if len(kept_kinds) != len(self._kinds):
             self._kinds = kept_kinds
             self.revision += 1
+
+
+def gpu_type_of(names: Iterable[str]) -> str | None:
+    """Return the GPU type of a replica on GPUs of these names, which may repeat: a name, or several in alphabetical
+    order; None: there are none."""
+    return _TYPE_SEPARATOR.join(sorted(set(names))) or None
 
 
 def save_history(folder: Path, content: bytes) -> None:

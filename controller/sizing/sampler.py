@@ -17,7 +17,7 @@ from typing import Any, Final
 from controller.planning.gpu_use import SETTLED_S, measure_gpu_use
 from controller.runtimes.base import Runtime, RuntimeUnavailableError
 from controller.sizing.claims import HeldMemory
-from controller.sizing.history import MemoryHistory, save_history
+from controller.sizing.history import MemoryHistory, gpu_type_of, save_history
 from controller.state import HOST, DesiredModel, Gpu, Health, ObservedReplica, ObservedState, OpKind, Phase
 from controller.status.reconcile_round import Round
 
@@ -231,7 +231,7 @@ class MemorySampler:
             log.info("%s holds %s MiB of a GPU, of which it claims %s: raised", replica.name, per_gpu_mib, claimed_mib)
         held = HeldMemory(per_gpu_mib, host_mib)
         self._held[replica.name] = held.largest_of(self.get_held_memory(replica.name) or held)
-        gpu_type = ", ".join(sorted({gpu.name for gpu in claimed_gpus})) or None
+        gpu_type = gpu_type_of(gpu.name for gpu in claimed_gpus)
         self._history.record_sample(model, replica.name, gpu_type, per_gpu_mib=per_gpu_mib, host_mib=host_mib, at=now)
         log.debug("%s holds %s MiB on each GPU and %s MiB of main memory", replica.name, per_gpu_mib, host_mib)
         await self._save()

@@ -55,13 +55,13 @@ class StateLockedError(StateError):
 
 class Identity(BaseModel):
     """The identity of an instance, the file identity.json: `instance` is part of labels and names, `secret` (hex) the
-    key of replica tokens, which `repr` does not show."""
+    key of replica tokens, which neither `repr` nor an error shows."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", hide_input_in_errors=True)
 
     schema_version: int = SCHEMA_VERSION
     instance: str = Field(pattern=r"^[a-z0-9]{1,16}$")
-    secret: str
+    secret: str = Field(pattern=r"^([0-9a-fA-F]{2})+$")
 
     def __repr__(self) -> str:
         return f"Identity(instance={self.instance!r})"
@@ -132,7 +132,7 @@ class StateDir:
 
     @property
     def secret(self) -> bytes:
-        """The key that replica tokens are derived from, as bytes. Raises ValueError if identity.json holds no hex."""
+        """The key that replica tokens are derived from, as bytes."""
         return bytes.fromhex(self.identity.secret)
 
     def next_epoch(self, now: float) -> int:

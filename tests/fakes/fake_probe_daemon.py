@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar, cast
 
 import docker
-from docker.errors import NotFound
+from docker.errors import APIError, NotFound
 
 T = TypeVar("T")
 
@@ -25,6 +25,8 @@ class FakeProbeDaemon:
         self.first_line: str | None = None
         """What each container writes as it starts."""
         self.started = 0
+        self.start_error: str | None = None
+        """Why the daemon refuses to start a container; None: it does not."""
 
     async def call(self, work: Callable[[docker.APIClient], T]) -> T:
         """Do it at once."""
@@ -49,6 +51,8 @@ class FakeProbeDaemon:
 
     def start(self, container: str) -> None:
         """It runs, and writes its first line."""
+        if self.start_error is not None:
+            raise APIError(self.start_error, explanation=self.start_error)
         self.inspect_container(container)["State"].update(Status="running", Running=True)
         self.started += 1
         self.lines = []

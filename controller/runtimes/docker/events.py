@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import docker
 import requests
-from docker.errors import DockerException
+from docker.errors import DockerException, StreamParseError
 from docker.types import CancellableStream
 
 from controller.runtimes.base import RuntimeUnavailableError
@@ -20,6 +20,15 @@ FIRST_BACKOFF_S: Final = 0.5
 MAX_BACKOFF_S: Final = 15.0
 EVENTS: Final = ("create", "start", "die", "oom", "destroy", "pause", "unpause", "rename")
 JOIN_S: Final = 5.0
+_FAILURES: Final = (
+    DockerException,
+    StreamParseError,  # the connection ended within an event
+    requests.RequestException,
+    RuntimeUnavailableError,
+    OSError,
+    ValueError,
+)
+"""What listening ends with if the daemon, or the connection to it, fails."""
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +84,7 @@ class EventWatch:
             try:
                 if self._follow():
                     backoff = FIRST_BACKOFF_S
-            except (DockerException, requests.RequestException, RuntimeUnavailableError, OSError, ValueError) as error:
+            except _FAILURES as error:
                 log.debug("no events from the Docker daemon: %s", error)
             self._wake()
             self._stopped.wait(backoff)

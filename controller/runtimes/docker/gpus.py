@@ -82,7 +82,7 @@ class GpuProbe:
         self.driver: GpuDriver | None = None
         """The driver that the last reading found; None: it found none, failed, or did not report it."""
         self.unread_gpus: tuple[UnreadGpu, ...] = ()
-        """The GPUs that the last reading left out because they cannot be read."""
+        """The GPUs that the last reading left out because they cannot be read; empty if the probe failed."""
 
     @property
     def reason(self) -> str | None:
@@ -124,7 +124,7 @@ class GpuProbe:
             await self._daemon.call(self._start)
         except DaemonRefusedError as error:
             if no_gpu_support(error.message):
-                self._has_worked, self._problem, self.driver = False, None, None
+                self._has_worked, self._problem, self.driver, self.unread_gpus = False, None, None, ()
                 self._absence = f"this Docker Engine has no NVIDIA support: {error.message}"
                 self._not_before = self._clock() + ABSENT_RECHECK_S
                 return ()
@@ -164,7 +164,7 @@ class GpuProbe:
         self._unreadable_count = count_unreadable(self._unreadable_count, reading, is_new=is_new)
         if self._unreadable_count >= UNREADABLE_READINGS:
             log.warning("%s: nothing could be read %d times in a row: it is made anew", self._name, UNREADABLE_READINGS)
-            return await self._record_failure(reading.error or "its library fails")
+            return await self._record_failure(reading.error or "its library fails", reading.unread_gpus)
         if reading.gpus is None:
             return self._report_unread(reading.error)
         self._failures = 0
@@ -172,8 +172,8 @@ class GpuProbe:
         self._absence = None if reading.gpus else reading.error or "no NVIDIA GPU was found"
         return reading.gpus
 
-    async def _record_failure(self, problem: str) -> tuple[Gpu, ...] | None:
-        self.driver = None
+    async def _record_failure(self, problem: str, unread_gpus: tuple[UnreadGpu, ...] = ()) -> tuple[Gpu, ...] | None:
+        self.driver, self.unread_gpus = None, unread_gpus
         await self._daemon.call(self._remove)
         self._unreadable_count = 0
         self._failures += 1

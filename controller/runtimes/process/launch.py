@@ -163,8 +163,9 @@ class Launcher:
         return stat.process
 
     def _undo_start(self, name: str) -> None:
-        self._logs.retire_log(name)
-        shutil.rmtree(self._work_dir / name, ignore_errors=True)
+        if not self._logs.is_written_to(name):  # else it is another process's, which goes on in the folder and the log
+            self._logs.retire_log(name)
+            shutil.rmtree(self._work_dir / name, ignore_errors=True)
         self._records.remove_record(name)
 
     def _render_command(

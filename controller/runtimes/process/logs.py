@@ -80,7 +80,11 @@ class ProcessLogs:
         Raises BlockingIOError if a process still has the log open as its output, and OSError if it cannot be opened.
         """
         fd = os.open(self.log_path(name), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            raise
         return fd
 
     def is_written_to(self, name: str) -> bool:

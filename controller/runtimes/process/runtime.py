@@ -13,7 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
@@ -110,12 +110,12 @@ class ProcessRuntime:
         """
         with _state_errors():
             observations = await asyncio.to_thread(self._observe_records)
-        watch = self._get_exit_watch()
-        for replica, record, has_orphans in observations:
-            if has_orphans:
-                self._sweep_orphans(record)
-            elif replica.phase is Phase.RUNNING and record.leader is not None:
-                watch.add_process(record.leader)
+            watch = self._get_exit_watch()
+            for replica, record, has_orphans in observations:
+                if has_orphans:
+                    self._sweep_orphans(record)
+                elif replica.phase is Phase.RUNNING and record.leader is not None:
+                    watch.add_process(record.leader)
         return [replica for replica, _, _ in observations]
 
     def _observe_records(self) -> tuple[tuple[SeenReplica, ReplicaRecord, bool], ...]:
@@ -300,7 +300,8 @@ class ProcessRuntime:
             async with self._lock_of(request.name):
                 leader = await asyncio.to_thread(self._launcher.start_replica, request, self._children)
             if leader is not None:
-                self._get_exit_watch().add_process(leader)
+                with suppress(OSError):  # it runs all the same; `list_replicas` watches it later
+                    self._get_exit_watch().add_process(leader)
 
         # Shielded: a start must finish even if its caller is cancelled, since others would take it for done.
         await asyncio.shield(self._start_task(f"start {request.name}", work()))

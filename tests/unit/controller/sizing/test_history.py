@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from controller.engines.llama_server import LlamaServerDefinition
 from controller.sizing.claims import HeldMemory
-from controller.sizing.history import FILE_NAME, KINDS_KEPT, LOADS_KEPT, MemoryHistory, ObservedSample, save_history
+from controller.sizing.history import (
+    FILE_NAME,
+    KINDS_KEPT,
+    LOADS_KEPT,
+    MemoryHistory,
+    ObservedSample,
+    gpu_type_of,
+    save_history,
+)
 from controller.state import DesiredModel, Gpu, Requirement, Statement
 from tests.support.campaign import campaign_count
 
@@ -119,6 +127,17 @@ def test_of_the_gpus_that_it_may_use_the_costliest_counts() -> None:
     assert memory.largest_observed(model(), gpus) == ObservedSample(4400, None, 1, 5.0)
     assert memory.largest_observed(model(), None) is None
     assert memory.largest_observed(model(gpus=0), gpus) is None
+
+
+def test_a_replica_on_gpus_of_two_types_counts_where_it_may_use_both() -> None:
+    memory = MemoryHistory()
+    two = model(gpus=2)
+    took(memory, two, 4000, gpu=gpu_type_of([H200, "NVIDIA A2", H200]))
+    gpus = (Gpu("GPU-a", 0, H200, 9), Gpu("GPU-b", 1, "NVIDIA L4", 9), Gpu("GPU-c", 2, "NVIDIA A2", 9))
+    for choice, mib in {(): 4000, ("0", "2"): 4000, ("0", "1"): None}.items():
+        found = memory.largest_observed(replace(two, gpu_choice=choice), gpus)
+        assert (found and found.per_gpu_mib) == mib
+    assert gpu_type_of([]) is None
 
 
 def test_what_is_to_be_set_aside_is_told_of_what_was_seen() -> None:

@@ -118,6 +118,15 @@ def test_a_newer_or_damaged_file_is_refused_and_the_lock_given_back(tmp_path: Pa
     StateDir.open_folder(tmp_path).close()
 
 
+@pytest.mark.parametrize("secret", ["", "zz", "abc", 7])
+def test_a_secret_that_is_no_hex_is_refused_and_not_told(tmp_path: Path, secret: object) -> None:
+    path = tmp_path / "identity.json"
+    path.write_text(json.dumps({"schema_version": SCHEMA_VERSION, "instance": "i", "secret": secret}))
+    with pytest.raises(StateError, match=r"damaged \(1 validation error for Identity\nsecret\n") as caught:
+        StateDir.open_folder(tmp_path)
+    assert "input_value" not in str(caught.value)
+
+
 def test_other_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
     store = StateDir.open_folder(tmp_path)
     for name in ("epoch.json", "memory.json"):

@@ -9,6 +9,7 @@ import os
 import pytest
 import uvloop
 
+from controller.runtimes.base import RuntimeUnavailableError
 from controller.runtimes.process.exit_watch import ExitWatch, wait_any
 from controller.runtimes.process.stat import Process, read_stat
 from controller.state import Phase
@@ -62,6 +63,27 @@ async def test_an_event_needs_no_timer(processes: ProcessEngines, monkeypatch: p
     processes.kill(request.name)
     await anext(events)
     assert timers == []
+    await runtime.close()
+
+
+async def test_an_engine_that_cannot_be_watched_yet_runs_and_is_watched_later(
+    processes: ProcessEngines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_pid: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    runtime = processes.runtime()
+    request = processes.request(processes.shell(RUN))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pidfd_open", refuse)
+        await runtime.start_replica(request)
+        with pytest.raises(RuntimeUnavailableError, match="Too many open files"):
+            await runtime.list_replicas()
+    assert (await only(runtime)).phase is Phase.RUNNING
+    events = runtime.watch_events()
+    processes.kill(request.name)
+    async with asyncio.timeout(60):
+        await anext(events)
     await runtime.close()
 
 

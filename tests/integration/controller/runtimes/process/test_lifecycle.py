@@ -6,6 +6,7 @@ tests/integration/controller/runtimes/test_contract_*.py hold what processes hav
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
 import socket
@@ -179,6 +180,19 @@ async def test_a_program_that_cannot_be_run_leaves_nothing(processes: ProcessEng
         await runtime.start_replica(processes.request(processes.shell(RUN, llama_server_binary=str(program))))
     assert await runtime.list_replicas() == []
     assert not [path for path in processes.state.rglob("*") if path.is_file()]
+
+
+async def test_a_start_whose_log_another_process_has_leaves_it_that_log(processes: ProcessEngines) -> None:
+    runtime = processes.runtime()
+    request = processes.request(processes.shell(RUN))
+    with processes.log(request.name).open("w") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        log.write("of another process")
+        log.flush()
+        with pytest.raises(StartError, match="temporarily unavailable"):
+            await runtime.start_replica(request)
+    assert processes.log(request.name).read_text() == "of another process"
+    assert await runtime.list_replicas() == []
 
 
 async def test_a_taken_port_shows_as_an_early_end(processes: ProcessEngines) -> None:

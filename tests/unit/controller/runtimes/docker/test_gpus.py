@@ -106,3 +106,22 @@ async def test_gpus_that_a_probe_left_out_are_told() -> None:
         assert await host.read(Reading((GPU,), unread_gpus=(lost,))) == (GPU,)
     assert host.probe.unread_gpus == (lost,)
     assert host.daemon.started == 1
+    for _ in range(UNREADABLE_READINGS):
+        assert await host.read(Reading(None, "Unknown Error", unread_gpus=(lost,))) is None
+    assert host.daemon.container is None
+    assert host.probe.unread_gpus == (lost,), "the last reading had them"
+    host.now += 2.0
+    host.daemon.first_line = "no reading"
+    assert await host.probe.read_gpus() is None
+    assert not host.probe.unread_gpus, "which GPUs cannot be read is not known any more"
+
+
+async def test_a_docker_engine_that_loses_its_gpu_support_has_no_unread_gpus() -> None:
+    host = Host()
+    lost = UnreadGpu(1, "it has fallen off the bus", "GPU-b", "0000:0a:00.0")
+    host.daemon.first_line = Reading((GPU,), unread_gpus=(lost,)).to_line()
+    assert await host.probe.read_gpus() == (GPU,)
+    host.daemon.container = None
+    host.daemon.start_error = 'could not select device driver "" with capabilities: [[gpu utility]]'
+    assert await host.probe.read_gpus() == ()
+    assert not host.probe.unread_gpus
