@@ -380,9 +380,7 @@ class DockerRuntime:
         gpus = await self._claimed_gpus(request.claims)
         claims = describe_claims(request.claims, gpus)
         try:
-            launch, identity = await self._render_launch(
-                request.served_name, request.definition, request.image, claims
-            )
+            launch, identity = await self._render_launch(request.served_name, request.definition, request.image, claims)
         except RENDER_ERRORS as error:
             raise no_command_error(request.served_name, error) from error
         if launch.image is None:

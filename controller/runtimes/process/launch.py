@@ -94,8 +94,8 @@ class Launcher:
         """Start an engine, and return its process. None: there is a record of that name, so nothing was started.
 
         The engine is a child of this process; `children` gets it, by replica name, and the caller must reap it. Raises
-        StartError if a claimed GPU is missing or cannot be used, no port is free, the definition yields no command line,
-        the program cannot be started, or a file cannot be written; record and log are removed again then. Raises
+        StartError if a claimed GPU is missing or cannot be used, no port is free, the definition yields no command
+        line, the program cannot be started, or a file cannot be written; record and log are removed again then. Raises
         RuntimeUnavailableError if a record cannot be read.
         """
         try:

@@ -182,7 +182,9 @@ async def test_a_definition_without_a_command_line_fails_for_good(
     runtime = engines.runtime()
     request = engines.request(engines.shell(RUN))
     monkeypatch.setattr(type(get_engine(request.definition)), "render_command", render_command)
-    with pytest.raises(StartError, match=f"the definition of m cannot be turned into a command line: {fault}") as caught:
+    with pytest.raises(
+        StartError, match=f"the definition of m cannot be turned into a command line: {fault}"
+    ) as caught:
         await runtime.start_replica(request)
     assert caught.value.permanent
     assert await runtime.list_replicas() == []
