@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from controller.schema.desired import Definition
 from controller.state import HOST, Exit, Gpu, GpuDriver, Phase, PreflightResult, ReplicaId, UnreadGpu
@@ -28,6 +28,16 @@ class StartError(Exception):
         """`permanent`: another start of the same definition cannot succeed. False: it may succeed later."""
         super().__init__(message)
         self.permanent = permanent
+
+
+RENDER_ERRORS: Final = (ValueError, TypeError, KeyError)
+"""What is raised for a definition that yields no command line."""
+
+
+def no_command_error(model: str, error: Exception) -> StartError:
+    """Return (not raise) the permanent error of a start of `model` whose definition yields no command line: rendering
+    raised `error`, one of `RENDER_ERRORS`."""
+    return StartError(f"the definition of {model} cannot be turned into a command line: {error}", permanent=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +144,8 @@ class Runtime(Protocol):
         """Start one replica. Returns once the engine's process runs, long before the engine is ready.
 
         Does nothing if a replica of that name was started before, even if it has ended. The caller must have pulled the
-        image. Raises StartError if the start fails; nothing of the replica is left then. Raises ValueError, TypeError
-        or KeyError if the definition yields no command line, which `check_preflight` reports.
+        image. Raises StartError if the start fails, permanent if the definition yields no command line; nothing of the
+        replica is left then.
         """
 
     async def stop_replica(self, name: str, grace_s: float) -> None:

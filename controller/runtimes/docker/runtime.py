@@ -21,7 +21,16 @@ import docker
 from controller.artifacts.model_roots import ModelRoots
 from controller.engines import get_engine
 from controller.engines.base import ClaimedGpu, Launch
-from controller.runtimes.base import LogPart, Rendered, RuntimeUnavailableError, SeenReplica, StartError, StartRequest
+from controller.runtimes.base import (
+    RENDER_ERRORS,
+    LogPart,
+    Rendered,
+    RuntimeUnavailableError,
+    SeenReplica,
+    StartError,
+    StartRequest,
+    no_command_error,
+)
 from controller.runtimes.claimed_gpus import describe_claims, find_claimed_gpus, is_wsl2, visible_gpus
 from controller.runtimes.docker.client import Daemon, DaemonRefusedError, copy_detached
 from controller.runtimes.docker.container_spec import HostContext, container_config, models_targets, render_context
@@ -228,7 +237,7 @@ class DockerRuntime:
         try:
             gpus = describe_claims(replica.claims, await self._claimed_gpus(replica.claims))
             launch, _ = await self._render_launch(replica.id.model, definition, image, gpus)
-        except (ValueError, TypeError, KeyError, AssertionError, OSError, StartError):
+        except (*RENDER_ERRORS, AssertionError, OSError, StartError):
             return None
         image_name = launch.image
         return Rendered(
@@ -338,8 +347,8 @@ class DockerRuntime:
             engine.render_command(
                 definition, render_context(model, UserIdentity(UNPRIVILEGED, UNPRIVILEGED), self._images)
             )
-        except (ValueError, TypeError, KeyError) as error:
-            return f"the definition of {model} cannot be turned into a command line: {error}"
+        except RENDER_ERRORS as error:
+            return str(no_command_error(model, error))
         return None
 
     async def pull_image(self, image: str) -> None:
@@ -369,9 +378,11 @@ class DockerRuntime:
         models = await asyncio.to_thread(self._present_models, surroundings)
         host = HostContext(self._instance, self._network, surroundings.publishes_ports, models, self._log_mib)
         gpus = await self._claimed_gpus(request.claims)
-        launch, identity = await self._render_launch(
-            request.served_name, request.definition, request.image, describe_claims(request.claims, gpus)
-        )
+        claims = describe_claims(request.claims, gpus)
+        try:
+            launch, identity = await self._render_launch(request.served_name, request.definition, request.image, claims)
+        except RENDER_ERRORS as error:
+            raise no_command_error(request.served_name, error) from error
         if launch.image is None:
             raise StartError(f"no container image is known for {request.served_name}: set its `image`", permanent=True)
         gpu_env = visible_gpus(gpus) if gpus and self._is_wsl2 else {}

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from controller.artifacts.model_roots import ModelRoots
 from controller.engines import get_engine
 from controller.engines.base import ClaimedGpu, Launch, RenderContext
-from controller.runtimes.base import Rendered, StartError, StartRequest
+from controller.runtimes.base import RENDER_ERRORS, Rendered, StartError, StartRequest, no_command_error
 from controller.runtimes.claimed_gpus import describe_claims, find_claimed_gpus, visible_gpus
 from controller.runtimes.engine_paths import find_engine_paths
 from controller.runtimes.model_files import check_model
@@ -73,8 +73,8 @@ class Launcher:
             if problem := check_model(self._roots, engine, definition):
                 return problem
             return check_program(self._render_command(definition, model, port=1).argv)
-        except (ValueError, TypeError, KeyError) as error:
-            return f"the definition of {model} cannot be turned into a command line: {error}"
+        except RENDER_ERRORS as error:
+            return str(no_command_error(model, error))
         except OSError as error:
             return f"the program of {model} cannot be looked at: {error}"
 
@@ -87,16 +87,16 @@ class Launcher:
             gpus = self._claimed_gpus(record.claims)
             claims = describe_claims(record.claims, gpus)
             return Rendered(self._render_command(definition, record.model, record.port, claims, record.host).argv)
-        except (ValueError, TypeError, KeyError, AssertionError, StartError):
+        except (*RENDER_ERRORS, AssertionError, StartError):
             return None
 
     def start_replica(self, request: StartRequest, children: MutableMapping[str, Child]) -> Process | None:
         """Start an engine, and return its process. None: there is a record of that name, so nothing was started.
 
         The engine is a child of this process; `children` gets it, by replica name, and the caller must reap it. Raises
-        StartError if a claimed GPU is missing or cannot be used, no port is free, the program cannot be started, or a
-        file cannot be written; record and log are removed again then. Raises RuntimeUnavailableError if a record cannot
-        be read, and ValueError, TypeError or KeyError if the definition yields no command line.
+        StartError if a claimed GPU is missing or cannot be used, no port is free, the definition yields no command
+        line, the program cannot be started, or a file cannot be written; record and log are removed again then. Raises
+        RuntimeUnavailableError if a record cannot be read.
         """
         try:
             gpus = self._claimed_gpus(request.claims)
@@ -117,9 +117,11 @@ class Launcher:
 
     def _prepare_start(self, request: StartRequest, gpus: tuple[Gpu, ...]) -> tuple[ReplicaRecord, Launch]:
         port = find_free_port(self._host, {record.port for record in self._records.read_records()})
-        launch = self._render_command(
-            request.definition, request.served_name, port, describe_claims(request.claims, gpus)
-        )
+        claims = describe_claims(request.claims, gpus)
+        try:
+            launch = self._render_command(request.definition, request.served_name, port, claims)
+        except RENDER_ERRORS as error:
+            raise no_command_error(request.served_name, error) from error
         record = ReplicaRecord(
             instance=self._instance,
             name=request.name,

@@ -7,6 +7,8 @@ import stat
 
 import pytest
 
+from controller.engines import get_engine
+from controller.engines.base import Launch
 from controller.runtimes.base import RuntimeUnavailableError, StartError
 from controller.state import HOST, Phase
 from tests.support.campaign import campaign_count
@@ -168,6 +170,24 @@ async def test_a_start_that_fails_says_why_and_leaves_nothing(engines: ContractE
     assert await runtime.list_replicas() == []
     assert engines.left() == []
     assert await runtime.read_log_after(request.name, None) is None
+
+
+@pytest.mark.parametrize("fault", [ValueError("no such option"), TypeError("no number"), KeyError("program")])
+async def test_a_definition_without_a_command_line_fails_for_good(
+    engines: ContractEngines, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    def render_command(*_: object) -> Launch:
+        raise fault
+
+    runtime = engines.runtime()
+    request = engines.request(engines.shell(RUN))
+    monkeypatch.setattr(type(get_engine(request.definition)), "render_command", render_command)
+    with pytest.raises(
+        StartError, match=f"the definition of m cannot be turned into a command line: {fault}"
+    ) as caught:
+        await runtime.start_replica(request)
+    assert caught.value.permanent
+    assert await runtime.list_replicas() == []
 
 
 async def test_what_cannot_be_reached_is_unavailable_and_never_empty(engines: ContractEngines) -> None:

@@ -22,4 +22,4 @@ async def test_a_stream_that_ends_within_an_event_is_opened_again(monkeypatch: p
         watch = EventWatch(lambda: docker.APIClient(daemon.url, version="1.41"), [])
         async for _ in watch.watch_wakeups():
             if len(daemon.requests) > 1:
-                break
+                await watch.close()
