@@ -136,13 +136,20 @@ def _make_term(key: str, value: Scalar) -> str:
     return f"{key}=n:{float(value) + 0.0!r}"  # + 0.0: 0 and -0.0 are equal
 
 
-def _select_numbers(attributes: Mapping[str, AttributeValue]) -> dict[str, list[float]]:
-    numbers: dict[str, list[float]] = {}
+def _select_numbers(attributes: Mapping[str, AttributeValue]) -> dict[str, list[int | float]]:
+    numbers: dict[str, list[int | float]] = {}
     for key, value in attributes.items():
         values: Sequence[Scalar] = value if isinstance(value, list) else [value]
-        if found := [float(each) for each in values if not isinstance(each, bool | str)]:
+        if found := [_normalize(each) for each in values if not isinstance(each, bool | str)]:
             numbers[key] = found
     return numbers
+
+
+def _normalize(number: float) -> int | float:
+    """Return the 64-bit float, as an integer where it is one: Qdrant reads integers exactly, and floats of more than 15
+    digits to the last bit but one."""
+    number = float(number)
+    return int(number) if number.is_integer() and abs(number) <= 2**53 else number
 
 
 def _equals(key: str, value: str) -> dict[str, Any]:

@@ -32,8 +32,9 @@ def test_attributes_are_terms_and_numbers_and_never_fields() -> None:
         "sizes=n:1.0",
         "sizes=n:2.5",
     ]
-    assert payload["numbers"] == {"year": [2024.0], "sizes": [1.0, 2.5]}
+    assert payload["numbers"] == {"year": [2024], "sizes": [1, 2.5]}
     assert len(payload["ranks"]) == 3
+    assert [type(each) for each in (*payload["numbers"]["year"], *payload["numbers"]["sizes"])] == [int, int, float]
 
 
 def test_what_no_filter_can_ask_is_not_stored() -> None:
