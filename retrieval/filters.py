@@ -35,7 +35,8 @@ class Comparison:
     """Compares one attribute. An attribute with a list matches where one of its values does.
 
     A document without the attribute matches `ne` and `nin`, and nothing else. Numbers are compared as 64-bit floats,
-    as in JavaScript: 1 equals 1.0, and integers beyond 2**53 lose their last digits.
+    as in JavaScript: 1 equals 1.0, and integers beyond 2**53 lose their last digits. Where numbers with fractions of
+    more than 15 digits differ in their last bit alone, a vector store may order them either way.
     """
 
     key: str

@@ -3,11 +3,15 @@
 Both stores hold the same payload: `tenant`, `space`, `version`, `ordinal`, and the attributes in two forms. `terms` has
 one string per value of an attribute (`lang=s:en`, `year=n:2024.0`, `draft=b:true`), under one keyword index for all
 attributes of all tenants: equality costs the same whatever attributes there are. `numbers` holds the numbers by name,
-without an index, for comparisons of order. Attributes are never fields of their own, so no filter can name `tenant`.
+without an index, for comparisons of order; `ranks` has one integer per number, under one integer index, whose order is
+that of the numbers of one name, nearly: it finds the few points whose numbers are then compared. Attributes are never
+fields of their own, so no filter can name `tenant`.
 """
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -23,6 +27,11 @@ VERSION: Final = "version"
 ORDINAL: Final = "ordinal"
 TERMS: Final = "terms"
 NUMBERS: Final = "numbers"
+RANKS: Final = "ranks"
+_NUMBER_BITS: Final = 41
+"""Of a rank: sign, exponent and 29 bits of the number, about 9 digits. A hash of its name has the 12 bits above, so
+that a rank is exact as a 64-bit float, which is what a range compares."""
+_KEY_BITS: Final = 12
 
 HNSW_M: Final = 0
 """Edges of a graph over all tenants: there is none."""
@@ -50,6 +59,7 @@ def make_payload(point: Point) -> dict[str, Any]:
         payload[TERMS] = terms
     if numbers := _select_numbers(named):
         payload[NUMBERS] = numbers
+        payload[RANKS] = [_make_rank(key, number) for key, found in numbers.items() for number in found]
     return payload
 
 
@@ -82,13 +92,34 @@ def make_attribute_filter(node: Filter) -> dict[str, Any]:
         return _has_any_term(node)
     if node.operator in ("ne", "nin"):
         return {"must_not": [_has_any_term(node)]}
-    # A key has no quote in it (see KEY), so it is one name of the path in quotes, whatever else is in it.
-    return {"key": f'{NUMBERS}."{node.key}"', "range": {node.operator: float(node.values[0])}}
+    return _is_ordered(node.key, node.operator, float(node.values[0]))
 
 
 def _has_any_term(node: Comparison) -> dict[str, Any]:
     terms = [_make_term(node.key, value) for value in node.values]
     return _equals(TERMS, terms[0]) if len(terms) == 1 else _any_of(TERMS, terms)
+
+
+def _is_ordered(key: str, operator: str, bound: float) -> dict[str, Any]:
+    lowest = _hash_key(key) << _NUMBER_BITS
+    highest = lowest + 2**_NUMBER_BITS - 1
+    rank = _make_rank(key, bound)
+    ranks = {"gte": rank, "lte": highest} if operator in ("gt", "gte") else {"gte": lowest, "lte": rank}
+    # A key has no quote in it (see KEY), so it is one name of the path in quotes, whatever else is in it.
+    numbers = {"key": f'{NUMBERS}."{key}"', "range": {operator: bound}}
+    return {"must": [{"key": RANKS, "range": ranks}, numbers]}
+
+
+def _make_rank(key: str, number: float) -> int:
+    """Return an integer below 2**53. Of two numbers of one key, the larger has no smaller one."""
+    bits: int = struct.unpack(">Q", struct.pack(">d", number + 0.0))[0]
+    # The bits of floats are ordered as unsigned integers once the sign is turned, and all bits of negative ones.
+    ordered = bits ^ (2**64 - 1 if bits >> 63 else 2**63)
+    return _hash_key(key) << _NUMBER_BITS | ordered >> (64 - _NUMBER_BITS)
+
+
+def _hash_key(key: str) -> int:
+    return zlib.crc32(key.encode()) >> (32 - _KEY_BITS)
 
 
 def _make_terms(key: str, value: AttributeValue) -> list[str]:
@@ -105,13 +136,20 @@ def _make_term(key: str, value: Scalar) -> str:
     return f"{key}=n:{float(value) + 0.0!r}"  # + 0.0: 0 and -0.0 are equal
 
 
-def _select_numbers(attributes: Mapping[str, AttributeValue]) -> dict[str, list[float]]:
-    numbers: dict[str, list[float]] = {}
+def _select_numbers(attributes: Mapping[str, AttributeValue]) -> dict[str, list[int | float]]:
+    numbers: dict[str, list[int | float]] = {}
     for key, value in attributes.items():
         values: Sequence[Scalar] = value if isinstance(value, list) else [value]
-        if found := [float(each) for each in values if not isinstance(each, bool | str)]:
+        if found := [_normalize(each) for each in values if not isinstance(each, bool | str)]:
             numbers[key] = found
     return numbers
+
+
+def _normalize(number: float) -> int | float:
+    """Return the 64-bit float, as an integer where it is one: Qdrant reads integers exactly, and floats of more than 15
+    digits to the last bit but one."""
+    number = float(number)
+    return int(number) if number.is_integer() and abs(number) <= 2**53 else number
 
 
 def _equals(key: str, value: str) -> dict[str, Any]:

@@ -41,6 +41,7 @@ from retrieval.vector_store.payload import (
     HNSW_M,
     HNSW_PAYLOAD_M,
     ORDINAL,
+    RANKS,
     SPACE,
     SPARSE_VECTOR,
     TENANT,
@@ -80,6 +81,7 @@ _INDEXES: Final[dict[str, models.KeywordIndexParams | models.IntegerIndexParams]
         type=models.IntegerIndexType.INTEGER, lookup=True, range=False, enable_hnsw=False
     ),
     TERMS: models.KeywordIndexParams(type=models.KeywordIndexType.KEYWORD, enable_hnsw=False),
+    RANKS: models.IntegerIndexParams(type=models.IntegerIndexType.INTEGER, lookup=False, range=True, enable_hnsw=False),
 }
 
 

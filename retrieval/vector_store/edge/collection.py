@@ -22,8 +22,8 @@ from retrieval.vector_store.payload import make_payload
 
 logger = logging.getLogger(__name__)
 
-UPSERT_BATCH: Final = 64
-"""Points per request: 6 ms, which a search may have to wait."""
+UPSERT_BATCH: Final = 32
+"""Points per request: 4 ms at dimension 384, which a search may have to wait."""
 FLUSH_EVERY: Final = 2000
 """Points between flushes that the store makes by itself: the longer without one, the longer it stops searches."""
 _CATCH_UP_BYTES: Final = 1_000_000

@@ -17,6 +17,7 @@ from retrieval.vector_store.payload import (
     HNSW_M,
     HNSW_PAYLOAD_M,
     ORDINAL,
+    RANKS,
     SPACE,
     SPARSE_VECTOR,
     TENANT,
@@ -48,6 +49,7 @@ class Shard:
             (SPACE, qdrant.KeywordIndexParams(enable_hnsw=False)),
             (VERSION, qdrant.IntegerIndexParams(lookup=True, range=False, enable_hnsw=False)),
             (TERMS, qdrant.KeywordIndexParams(enable_hnsw=False)),
+            (RANKS, qdrant.IntegerIndexParams(lookup=False, range=True, enable_hnsw=False)),
         ):
             shard.update(qdrant.UpdateOperation.create_field_index(field, index))
         shard.flush()
