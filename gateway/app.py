@@ -37,6 +37,7 @@ from gateway.control.inflight import InflightCounts
 from gateway.control.link import ControllerLink, LinkState
 from gateway.control.remote_prober import RemoteProber
 from gateway.exchange.dispatcher import InferenceDispatcher
+from gateway.exchange.document_search import DocumentSearch
 from gateway.exchange.services import Services
 from gateway.ingress.admin_gate import AdminGate
 from gateway.ingress.authenticator import Authenticator
@@ -226,6 +227,7 @@ def create_gateway(
     resumable_streams = open_streams(settings, live)
     metrics.show_streams(lambda: resumable_streams.totals)
     remotes = RemoteProber(time.time)
+    retrieval_client = _open_retrieval_client(settings)
     services = Services(
         settings,
         live,
@@ -242,6 +244,7 @@ def create_gateway(
         resumable_streams,
         time.monotonic,
         time.time,
+        document_search=DocumentSearch(retrieval_client),
     )
     apis = [api for group in INFERENCE_GROUPS for api in group.APIS]
     inference = InferenceDispatcher(apis, services, authenticator, next_id)
@@ -260,7 +263,6 @@ def create_gateway(
     )
     controller = ProgramClient(address, CONTROLLER_CONNECT_S)
     forward = admin.AdminForward(controller)
-    retrieval_client = _open_retrieval_client(settings)
     retrieval_forward = RetrievalForward(retrieval_client, gate)
     clients_of_programs = (controller,) if retrieval_client is None else (controller, retrieval_client)
     app = _new_framework_app(

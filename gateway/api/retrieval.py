@@ -29,7 +29,7 @@ from gateway.api.forwarding import (
 from gateway.ingress.admin_gate import AdminGate
 from gateway.ingress.route_access import require_access
 from gateway.server.asgi import ClientGoneError, Header, Receive, Scope, Send, local_address_of, request_id_of
-from gateway.tenancy.clients import client_id_of
+from gateway.tenancy.clients import find_document_tenant
 from retrieval.schema.headers import ADMIN_HEADER, ANSWERED_TENANT_HEADER, TENANT_HEADER
 from retrieval.schema.routes import COMMON_CODES, FILES, ROUTES, RouteSpec
 
@@ -102,7 +102,7 @@ class RetrievalForward:
         """
         if self._retrieval is None:
             raise RoundhouseError("retrieval_disabled", "This Roundhouse keeps no documents.")
-        tenant = find_tenant(scope)
+        tenant = find_document_tenant(scope["state"]["caller"], scope["headers"])
         answered_tenant: list[Header] = [(ANSWERED_TENANT_HEADER.encode(), tenant.encode("ascii", "replace"))]
         client_answer = ForwardedAnswer(send, request_id_of(scope), _ANSWERED, answered_tenant)
         body = _BodyStream(receive)
@@ -150,14 +150,6 @@ class RetrievalForward:
             TENANT_HEADER: quote(tenant, safe=""),
             ADMIN_HEADER: "1" if is_admin else "0",
         }
-
-
-def find_tenant(scope: Scope) -> str:
-    """Return the tenant of an authenticated request: its key's. Without a key, what the client calls itself by
-    `X-Client-Id`, else by `User-Agent`, else `anonymous`. A header never changes a key's tenant."""
-    caller = scope["state"]["caller"]
-    tenant: str = caller.tenant if caller.name is not None else client_id_of(scope["headers"]).decode("ascii")
-    return tenant
 
 
 class _BodyStream:

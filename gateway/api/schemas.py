@@ -77,6 +77,12 @@ class ChatCompletionRequest(_Generation):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
+    rag: bool | dict[str, Any] | None = Field(
+        None,
+        description="Ground the answer in the tenant's documents: `true`, or an object with `query`, `filter`, "
+        "`top_k`, `mode`, `score_threshold`, `rerank`, `max_tokens` (docs/retrieval.md). The answer has "
+        "`sources`, and its message `annotations` for each citation.",
+    )
     store: bool | None = Field(
         None, description="Whether the gateway stores the completion, under an id that the gateway makes."
     )

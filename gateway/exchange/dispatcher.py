@@ -16,6 +16,7 @@ from gateway.exchange.completion_hooks import COMPLETION_HOOKS
 from gateway.exchange.exchange import Exchange
 from gateway.exchange.exchange_state import WAITING_STATES
 from gateway.exchange.file_hooks import FILE_HOOKS
+from gateway.exchange.grounding_hooks import GROUNDING_HOOKS
 from gateway.exchange.hooks import ExchangeHooks
 from gateway.exchange.progress_hooks import PROGRESS_HOOKS
 from gateway.exchange.response_hooks import RESPONSE_HOOKS, open_turn_hooks
@@ -41,7 +42,7 @@ _HOOKS: Final = {
     "none": FILE_HOOKS + STREAM_HOOKS + PROGRESS_HOOKS,
     "read": FILE_HOOKS + RESPONSE_HOOKS,
     "made": FILE_HOOKS + RESPONSE_HOOKS + STREAM_HOOKS + PROGRESS_HOOKS,
-    "completion": FILE_HOOKS + COMPLETION_HOOKS + STREAM_HOOKS + PROGRESS_HOOKS,
+    "completion": GROUNDING_HOOKS + FILE_HOOKS + COMPLETION_HOOKS + STREAM_HOOKS + PROGRESS_HOOKS,
 }
 """`ApiSpec.state` to the hooks of its requests by HTTP."""
 _NUMBER: Final = re.compile(rb"/[0-9]+$")

@@ -11,6 +11,7 @@ from gateway.admission.answer_pace import AnswerPaces
 from gateway.control.inflight import InflightCounts
 from gateway.control.remote_prober import RemoteProber
 from gateway.documents.reader import DocumentReader
+from gateway.exchange.document_search import DocumentSearch
 from gateway.exchange.grant_dispatcher import GrantDispatcher
 from gateway.exchange.progress_board import ProgressBoard
 from gateway.ingress.admin_gate import AdminGate
@@ -56,5 +57,6 @@ class Services:
     progress: ProgressBoard = field(default_factory=ProgressBoard)
     turns: GrantDispatcher = field(default_factory=GrantDispatcher)
     documents: DocumentReader = field(default_factory=DocumentReader)
+    document_search: DocumentSearch = field(default_factory=lambda: DocumentSearch(None))
     exchanges: set[Exchange] = field(default_factory=set)
     """All exchanges from the time their caller is known to their end."""

@@ -54,6 +54,12 @@ def client_id_of(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     return clean_client_text(find_client_text(headers))
 
 
+def find_document_tenant(caller: Caller, headers: Sequence[tuple[bytes, bytes]]) -> str:
+    """Return whose documents a request is about: those of the key's tenant, whatever the headers say; without a key,
+    those of the client as it names itself (`client_id_of`)."""
+    return caller.tenant if caller.name is not None else client_id_of(headers).decode("ascii")
+
+
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
     """Limits of each client id while no keys are declared: per minute, and requests at a time. None: no such limit."""

@@ -1,0 +1,151 @@
+"""`rag` of chat completions: what is searched, what the engine gets, and what the answer cites."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.fakes.fake_controller import route
+from tests.fakes.fake_retrieval import FakeRetrieval, fake_retrieval, hit
+from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
+
+CHAT = "/v1/chat/completions"
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello"},
+    {"role": "user", "content": "Where is the coal?"},
+]
+ANSWER = "In the shed [1] and [3], not [9]."
+
+
+@asynccontextmanager
+async def grounded() -> AsyncIterator[tuple[GatewayHarness, Any, FakeRetrieval]]:
+    """A gateway with one engine that answers `ANSWER`, and a retrieval with three hits."""
+    async with fake_retrieval() as retrieval:
+        retrieval.hits = [
+            hit(1, "Coal is in the shed."),
+            hit(2, "Tea is in the kitchen."),
+            hit(3, "The shed.", page=7),
+        ]
+        async with gateway_harness(retrieval_url=retrieval.url) as here, engines(1) as (engine,):
+            engine.words = ANSWER.split()
+            await here.publish(route("m", [engine.url]))
+            yield here, engine, retrieval
+
+
+async def ask(here: GatewayHarness, **fields: Any) -> tuple[int, Any]:
+    """Status and JSON of a blocking answer."""
+    body = {"model": "m", "messages": MESSAGES, **fields}
+    async with here.client.post(here.url + CHAT, json=body, headers={"x-client-id": "alice"}) as answer:
+        return answer.status, await answer.json()
+
+
+async def test_an_answer_cites_the_passages_that_it_used() -> None:
+    async with grounded() as (here, engine, retrieval):
+        status, answer = await ask(here, rag={"top_k": 3, "filter": {"lang": "en"}})
+        assert status == 200
+        assert retrieval.searches == [
+            ("alice", {"query": "Where is the coal?", "top_k": 3, "filter": {"lang": "en"}, "rerank": False})
+        ]
+        [sent] = engine.requests
+        assert "rag" not in sent.body
+        assert sent.body["messages"][:3] == MESSAGES[:3], "what was sent before stays as it was"
+        question = sent.body["messages"][3]["content"]
+        assert "[1] d1.md\nCoal is in the shed." in question
+        assert "[3] d3.md, page 7\nThe shed." in question
+        assert question.endswith("Question:\n\nWhere is the coal?")
+
+        message = answer["choices"][0]["message"]
+        text = message["content"]
+        assert [text[each["start_index"] : each["end_index"]] for each in message["annotations"]] == ["[1]", "[3]"]
+        assert [each["document_id"] for each in message["annotations"]] == ["d1", "d3"]
+        assert message["annotations"][1] | {"start_index": 0, "end_index": 0} == {
+            "type": "file_citation",
+            "start_index": 0,
+            "end_index": 0,
+            "number": 3,
+            "document_id": "d3",
+            "filename": "d3.md",
+            "chunk": 0,
+            "start": 10,
+            "end": 19,
+            "page": 7,
+            "score": pytest.approx(1 / 3),
+        }
+        assert [source["number"] for source in answer["sources"]] == [1, 2, 3]
+
+
+async def test_a_stream_ends_with_its_citations() -> None:
+    async with grounded() as (here, _, __):
+        body = {"model": "m", "messages": MESSAGES, "rag": True, "stream": True}
+        async with here.client.post(here.url + CHAT, json=body) as answer:
+            assert answer.status == 200
+            events = [line[6:] for line in (await answer.text()).splitlines() if line.startswith("data: ")]
+        assert events[-1] == "[DONE]"
+        chunks = [json.loads(event) for event in events[:-1]]
+        text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks if chunk["choices"])
+        [annotations] = [
+            chunk["choices"][0]["delta"]["annotations"]
+            for chunk in chunks
+            if chunk["choices"] and "annotations" in chunk["choices"][0]["delta"]
+        ]
+        assert [text[each["start_index"] : each["end_index"]] for each in annotations] == ["[1]", "[3]"]
+        assert [source["document_id"] for source in chunks[-1]["sources"]] == ["d1", "d2", "d3"]
+
+
+async def test_passages_fit_the_tokens_that_are_left_for_them() -> None:
+    async with grounded() as (here, engine, retrieval):
+        retrieval.hits = [hit(1, "x" * 150), hit(2, "y" * 60), hit(3, "z")]
+        status, answer = await ask(here, rag={"max_tokens": 50})
+        assert (status, [source["number"] for source in answer["sources"]]) == (200, [1])
+        assert "yyy" not in json.dumps(engine.requests[0].body)
+
+
+async def test_without_hits_or_with_false_the_question_stays_as_it_was() -> None:
+    async with grounded() as (here, engine, retrieval):
+        retrieval.hits = []
+        for rag in (True, False, None):
+            status, answer = await ask(here, rag=rag)
+            assert status == 200
+            assert engine.requests[-1].body["messages"] == MESSAGES
+            assert "rag" not in engine.requests[-1].body
+            assert answer.get("sources", []) == []
+        assert len(retrieval.searches) == 1
+
+
+@pytest.mark.parametrize(
+    ("rag", "param"),
+    [
+        ("yes", "rag"),
+        ({"top_k": 0}, "rag.top_k"),
+        ({"colour": 1}, "rag.colour"),
+        ({"max_tokens": 10}, "rag.max_tokens"),
+    ],
+)
+async def test_a_wrong_field_is_named_and_nothing_is_asked(rag: Any, param: str) -> None:
+    async with grounded() as (here, engine, retrieval):
+        status, answer = await ask(here, rag=rag)
+        assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "invalid_request", param)
+        status, answer = await ask(here, rag=True, messages=[{"role": "system", "content": "x"}])
+        assert (status, answer["error"]["param"]) == (400, "messages")
+        assert (engine.requests, retrieval.searches) == ([], [])
+
+
+async def test_retrievals_own_error_is_the_answer() -> None:
+    async with grounded() as (here, engine, retrieval):
+        retrieval.error = (400, {"code": "invalid_request", "message": "`filter`: is wrong.", "param": "filter"})
+        status, answer = await ask(here, rag=True)
+        assert (status, answer["error"]["param"]) == (400, "rag.filter")
+        retrieval.error = (503, {"code": "embedding_unavailable", "message": "It is away.", "param": None})
+        status, answer = await ask(here, rag=True)
+        assert (status, answer["error"]["code"]) == (503, "embedding_unavailable")
+        assert engine.requests == []
+    async with gateway_harness(retrieval=False) as here, engines(1) as (engine,):
+        await here.publish(route("m", [engine.url]))
+        status, answer = await ask(here, rag=True)
+        assert (status, answer["error"]["code"]) == (403, "retrieval_disabled")
