@@ -14,8 +14,9 @@ Field = Scalar | tuple[int | float | bool, ...]
 
 
 class ArtifactError(ValueError):
-    """A model file cannot be read, is damaged, or is not what its name says. The message continues a sentence whose
-    subject is the file."""
+    """A model's file or folder cannot be read, lies outside the models folders, is damaged, or is not what its name
+    says. The message continues a sentence whose subject is the model's path; that of `read_custom_code` begins with a
+    file's name instead."""
 
 
 def show_text(text: str) -> str:

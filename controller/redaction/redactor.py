@@ -52,8 +52,12 @@ class Redactor:
                 del known_secrets[oldest_secret]
 
     def redact_text(self, model: str, text: str, replica: str | None = None) -> str:
-        """Return the text with the model's secrets masked, and with the bearer token of `replica` if it is given.
-        Secrets of other models are not masked; of an unknown model, none are known."""
+        """Return the text with those secrets masked that `learn_secrets` was told of for the model, and with the bearer
+        token of `replica` if it is given.
+
+        Left as they are: secrets of other models, secrets that are too short to be told from other text, and values of
+        `env` that neither name nor look show to be secret (see `collect_secrets`).
+        """
         return replace_secrets(text, self._known_secrets(model, replica))
 
     def _known_secrets(self, model: str, replica: str | None) -> frozenset[str]:

@@ -15,7 +15,8 @@ _CHAT, _COUNT = APIS = (
 
 
 def declare(app: FastAPI) -> None:
-    """Add the routes of `APIS` to the OpenAPI document of `app`. `InferenceDispatcher` serves them, not FastAPI."""
+    """Add the routes of `APIS` to `app`, for its OpenAPI document and for the answer to wrong methods. Their requests
+    are served by `InferenceDispatcher`, which must be given `APIS`, too."""
     declare_inference(
         app,
         _CHAT,

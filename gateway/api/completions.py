@@ -12,7 +12,8 @@ APIS = (ApiSpec("/v1/completions", streams=True, resumes=True, scope="inference"
 
 
 def declare(app: FastAPI) -> None:
-    """Add the route of `APIS` to the OpenAPI document of `app`. `InferenceDispatcher` serves it, not FastAPI."""
+    """Add the route of `APIS` to `app`, for its OpenAPI document and for the answer to wrong methods. Its requests are
+    served by `InferenceDispatcher`, which must be given `APIS`, too."""
     declare_inference(
         app,
         APIS[0],

@@ -24,7 +24,8 @@ _OFF = "Served only with `ROUNDHOUSE_ENGINE_STATE_ROUTES=1`; a key needs the sco
 
 
 def declare(app: FastAPI) -> None:
-    """Add the routes of `APIS` to the OpenAPI document of `app`. `InferenceDispatcher` serves them, not FastAPI."""
+    """Add the routes of `APIS` to `app`, for its OpenAPI document and for the answer to wrong methods. Their requests
+    are served by `InferenceDispatcher`, which must be given `APIS`, too."""
     routes = (
         (_SLOTS, None, "Slots", "The state of each slot of the engine, as a list."),
         (

@@ -43,7 +43,8 @@ class Health(BaseModel):
 def declare(
     app: FastAPI, *, version: str, live: LiveRoutes, ledger: InflightCounts, link: LinkState, metrics: Metrics
 ) -> None:
-    """Add the routes to `app`. `version`: of the gateway. The other arguments are read at each request."""
+    """Add GET and HEAD of `/health` and `/metrics` to `app`. Both are open to everybody, without a key and under any
+    host name. `version`: of the gateway. The other arguments are read at each request."""
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health", summary="Liveness", tags=["operations"])

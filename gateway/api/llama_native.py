@@ -16,7 +16,8 @@ _INFILL, _COMPLETION, _EMBEDDING = APIS = (
 
 
 def declare(app: FastAPI) -> None:
-    """Add the routes of `APIS` to the OpenAPI document of `app`. `InferenceDispatcher` serves them, not FastAPI."""
+    """Add the routes of `APIS` to `app`, for its OpenAPI document and for the answer to wrong methods. Their requests
+    are served by `InferenceDispatcher`, which must be given `APIS`, too."""
     routes = (
         (
             _INFILL,

@@ -14,7 +14,8 @@ APIS = (_MESSAGES, _COUNT)
 
 
 def declare(app: FastAPI) -> None:
-    """Add the routes of `APIS` to the OpenAPI document of `app`. `InferenceDispatcher` serves them, not FastAPI."""
+    """Add the routes of `APIS` to `app`, for its OpenAPI document and for the answer to wrong methods. Their requests
+    are served by `InferenceDispatcher`, which must be given `APIS`, too."""
     text = "Anthropic's messages, blocking or as server-sent events from `message_start` to `message_stop`, from any \
 model that answers chats. Errors have Anthropic's form, with the fields of the envelope inside; in a stream that has \
 begun, an event `error` is the last one."

@@ -14,7 +14,8 @@ APIS = (_PROPS, _LORA)
 
 
 def declare(app: FastAPI) -> None:
-    """Add the routes of `APIS` to the OpenAPI document of `app`. `InferenceDispatcher` serves them, not FastAPI."""
+    """Add the routes of `APIS` to `app`, for its OpenAPI document and for the answer to wrong methods. Their requests
+    are served by `InferenceDispatcher`, which must be given `APIS`, too."""
     text = "Returns the engine's settings, including its chat template."
     declare_inference(app, _PROPS, request=None, answer=Anything, summary="Properties", text=text)
     text = "Lists the LoRA adapters that the engine has loaded, with their scales."

@@ -169,10 +169,12 @@ class LlamaCpp:
         return _read_forced_calls(pieces, [*must_call]) if must_call else separate_calls(pieces, request, form, call_id)
 
     def stream_completion(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
-        """Continue the prompt as it is, without a template. See `Engine`.
+        """Continue the prompt without a template. A text gets the model's begin token, and names of special tokens in
+        it are read as these tokens. See `Engine`.
 
-        Raises RequestError if the prompt is empty or holds an unknown token, the grammar cannot be followed, or, with
-        `context_length_exceeded` before the first piece, the prompt does not fit.
+        Raises RequestError, among others, if there are several prompts, the prompt has no tokens, the prompt or
+        `logit_bias` holds an unknown token, the grammar or schema cannot be followed or stands beside another one or
+        `ignore_eos`, or, with `context_length_exceeded` before the first piece, the prompt does not fit.
         """
         prompt = request.text_or_tokens
         tokens = self.tokenize(prompt, add_special=True, parse_special=True) if isinstance(prompt, str) else prompt
