@@ -26,6 +26,7 @@ from gateway.api.forwarding import (
     forwarded_target,
     stopping_error,
 )
+from gateway.exchange.document_search import check_token_accepted
 from gateway.ingress.admin_gate import AdminGate
 from gateway.ingress.route_access import require_access
 from gateway.server.asgi import ClientGoneError, Header, Receive, Scope, Send, local_address_of, request_id_of
@@ -132,6 +133,7 @@ class RetrievalForward:
             async with await self._retrieval.send_request(
                 method, target, headers, body.parts() if has_body else b""
             ) as answer:
+                check_token_accepted(answer)
                 if body.failure is None and (body.is_complete or not has_body):
                     lifetime.watch_client(body.receive, lambda: client_answer.is_ended)
                 if "content-length" not in answer.headers:

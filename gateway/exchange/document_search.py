@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
+from typing import Final
 from urllib.parse import quote
 
 from pydantic import ValidationError
 
-from common.program_client import ProgramClient, ProgramGoneError
+from common.program_client import ProgramAnswer, ProgramClient, ProgramGoneError
 from controller.schema.errors import ERROR_CODES, RoundhouseError
 from retrieval.schema.headers import TENANT_HEADER
 from retrieval.schema.search import SearchRequest, SearchResult
+
+TOKEN_REFUSED: Final = 401
+"""Status with which retrieval refuses the gateway's token, and nothing else."""
+REFUSED_WORDS: Final = "retrieval refuses the gateway's token: both must read the same ROUNDHOUSE_RETRIEVAL_TOKEN_FILE"
+
+
+def check_token_accepted(answer: ProgramAnswer) -> None:
+    """Raise ProgramGoneError if an answer of retrieval refuses the gateway's token; else do nothing."""
+    if answer.status == TOKEN_REFUSED:
+        raise ProgramGoneError(REFUSED_WORDS)
 
 
 class DocumentSearch:
@@ -38,6 +49,7 @@ class DocumentSearch:
         try:
             async with await self._retrieval.send_request("POST", "/v1/search", headers, body) as answer:
                 status, content = answer.status, await answer.read_body()
+                check_token_accepted(answer)
         except ProgramGoneError as error:
             raise RoundhouseError("retrieval_unavailable", f"Retrieval does not answer: {error}.") from None
         if status != 200:
