@@ -87,9 +87,12 @@ async def _serve(settings: RetrievalSettings, address: Path | tuple[str, int]) -
             app = TokenCheck(app, token)
         server = ListeningServer(app, address, listener)
         log.info("vectors in %s, listening on %s", store.kind, settings.retrieval_listen)
-        await ended.wait()
+        waits = [asyncio.create_task(each.wait()) for each in (ended, retrieval.has_failed)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
         await server.close()
-    return 0
+        return EXIT_FAILED if retrieval.has_failed.is_set() else 0
 
 
 def _first_problem(error: ValidationError | ValueError) -> str:

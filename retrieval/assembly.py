@@ -134,6 +134,8 @@ class Retrieval:
             settings.retrieval_rerank_model,
         )
         self._tasks: list[asyncio.Task[None]] = []
+        self.has_failed = asyncio.Event()
+        """Set when work in the background has ended by an error that nothing expected. The program must end then."""
 
     def build_app(self) -> Starlette:
         """Return the ASGI application with all routes."""
@@ -176,6 +178,8 @@ class Retrieval:
             self._reindex(),
         )
         self._tasks = [asyncio.create_task(each) for each in loops]
+        for task in self._tasks:
+            task.add_done_callback(self._note_end)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -186,6 +190,11 @@ class Retrieval:
             stack.callback(self.catalog.close)
             stack.push_async_callback(self.store.close)
             stack.push_async_callback(self._parser.close)
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.critical("work in the background ended; the program ends, to be started again", exc_info=error)
+            self.has_failed.set()
 
     def _prefixes_of(self, model: str) -> Prefixes:
         settings = self._settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Final
@@ -26,7 +27,7 @@ from retrieval.catalog.records import DocumentKey
 from retrieval.documents.service import DocumentService
 from retrieval.documents.views import build_chunk
 from retrieval.filters import FilterError, parse_filter
-from retrieval.schema.documents import ChunkList, DeletedDocument, DocumentList
+from retrieval.schema.documents import ChunkList, DeletedDocument, Document, DocumentList
 from retrieval.schema.routes import DOCUMENT
 
 DOCUMENTS: Final = "/v1/documents"
@@ -34,6 +35,8 @@ SPACE: Final = ""
 """Documents of this group belong to no vector store."""
 _STATES: Final = ("queued", "parsing", "embedding", "ready", "failed")
 _MOST: Final = 2**31
+LONGEST_WAIT_S: Final = 600.0
+"""Seconds after which `wait` answers with what is there."""
 
 
 class DocumentRoutes:
@@ -63,9 +66,17 @@ class DocumentRoutes:
         async with open_upload(request, self._max_bytes) as (fields, content):
             document, is_new = await self._service.accept_document(caller.tenant, SPACE, fields, content)
         if waits:
-            document = await self._service.wait_for_document(DocumentKey(caller.tenant, SPACE, document.id))
-        status = 202 if is_new and not waits else 200
+            document = await self._wait(DocumentKey(caller.tenant, SPACE, document.id))
+        status = 202 if (is_new and not waits) or (waits and document.status != "ready") else 200
         return answer_model(document, caller, status, location=f"{DOCUMENTS}/{document.id}")
+
+    async def _wait(self, key: DocumentKey) -> Document:
+        """Return the document when it is searchable, or as it is after `LONGEST_WAIT_S`. The caller may be gone."""
+        try:
+            async with asyncio.timeout(LONGEST_WAIT_S):
+                return await self._service.wait_for_document(key)
+        except TimeoutError:
+            return await self._service.find_document(key)
 
     async def list_documents(self, request: Request) -> Response:
         """Answer a page of documents."""

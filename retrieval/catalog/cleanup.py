@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import sqlite3
 from collections.abc import Iterable
 
 from retrieval.catalog.database import CatalogDatabase
@@ -15,8 +15,12 @@ async def remove_unused_originals(catalog: CatalogDatabase, originals: Originals
 
     Raises OSError or sqlite3.Error.
     """
+
+    def remove(db: sqlite3.Connection, sha256: str) -> bool:
+        # In the catalog's thread: no version can come to need the original between the question and the removal.
+        return not is_original_used(db, sha256) and originals.remove_original(sha256)
+
     removed = 0
     for sha256 in hashes:
-        if not await catalog.read(lambda db, sha256=sha256: is_original_used(db, sha256)):  # type: ignore[misc]
-            removed += await asyncio.to_thread(originals.remove_original, sha256)
+        removed += await catalog.read(lambda db, sha256=sha256: remove(db, sha256))  # type: ignore[misc]
     return removed

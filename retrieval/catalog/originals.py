@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import secrets
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,8 @@ class Originals:
         for path in self._incoming.iterdir():
             path.unlink()
         self._pins: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        """Held while pins change, and while an original is removed that has none."""
 
     def begin_original(self) -> IncomingOriginal:
         """Begin a new file. Write its content, and then `keep` it. Raises OSError."""
@@ -45,22 +48,25 @@ class Originals:
     @contextlib.contextmanager
     def pin(self, sha256: str) -> Iterator[None]:
         """Keep an original from being removed within the block: the catalog does not speak of it yet."""
-        self._pins[sha256] += 1
+        with self._lock:
+            self._pins[sha256] += 1
         try:
             yield
         finally:
-            self._pins[sha256] -= 1
-            if not self._pins[sha256]:
-                del self._pins[sha256]
+            with self._lock:
+                self._pins[sha256] -= 1
+                if not self._pins[sha256]:
+                    del self._pins[sha256]
 
     def remove_original(self, sha256: str) -> bool:
         """Remove an original that the catalog does not need. False: it is pinned, and stays. A missing one is no error.
 
         Raises OSError.
         """
-        if self._pins[sha256]:
-            return False
-        self.path_of(sha256).unlink(missing_ok=True)
+        with self._lock:
+            if self._pins.get(sha256):
+                return False
+            self.path_of(sha256).unlink(missing_ok=True)
         return True
 
     def list_originals(self) -> Iterator[str]:

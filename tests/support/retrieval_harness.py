@@ -91,9 +91,10 @@ async def retrieval_harness(
     store: VectorStore | None = None,
     models: FakeModels | None = None,
     parser: Parser | None = None,
+    fails: bool = False,
     **settings: Any,
 ) -> AsyncIterator[RetrievalHarness]:
-    """Run a retrieval program with its state in `folder`."""
+    """Run a retrieval program with its state in `folder`. `fails`: whether its work in the background must fail."""
     store, models, parser = store or MemoryVectorStore(), models or FakeModels(), parser or FakeParser()
     clock = ManualClock()
     retrieval = Retrieval(RetrievalSettings(state=folder, **settings), store, parser, models, clock)
@@ -101,3 +102,4 @@ async def retrieval_harness(
         transport = httpx.ASGITransport(retrieval.build_app(), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://retrieval") as client:
             yield RetrievalHarness(retrieval, client, store, models, parser, clock)
+        assert retrieval.has_failed.is_set() is fails, "work in the background ended"

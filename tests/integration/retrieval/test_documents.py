@@ -217,6 +217,16 @@ async def test_a_chunk_that_the_model_refuses_is_named(tmp_path: Path) -> None:
         assert "chunk 1: the input is too long" in answer.json()["error"]["message"]
 
 
+async def test_work_that_fails_for_no_known_reason_ends_the_program(tmp_path: Path) -> None:
+    async def fail() -> None:
+        raise RuntimeError("nobody expected it")
+
+    async with retrieval_harness(tmp_path, fails=True) as here:
+        here.retrieval.index.reindex = fail  # type: ignore[method-assign]
+        await here.ask("POST", "/v1/retrieval/reindex", is_admin=True)
+        await until("it is noted", here.retrieval.has_failed.is_set)
+
+
 async def until_document(here: RetrievalHarness, document_id: str, condition: Callable[[Any], bool]) -> None:
     async def holds() -> bool:
         return condition((await here.ask("GET", f"/v1/documents/{document_id}")).json())
