@@ -215,4 +215,5 @@ async def _lock(folder: Path) -> int:
 
 
 def _make_store_error(error: OSError) -> VectorStoreError:
-    return VectorStoreError(f"the vector store's files cannot be read or written: {error.strerror}")
+    # An error of several files (shutil.Error) has no strerror, and its text names the files.
+    return VectorStoreError(f"the vector store's files cannot be read or written: {error.strerror or 'several errors'}")
