@@ -24,6 +24,8 @@ def check_points(spec: CollectionSpec, points: Sequence[Point]) -> None:
     """Raise ValueError for a point that the collection cannot hold."""
     for point in points:
         uuid.UUID(point.id)
+        check_text(point.text, point.tenant, point.space)
+        _check_attributes(point)
         if spec.dimension is None:
             if point.vector is not None:
                 raise ValueError(f"collection {spec.name} has no dense vectors, but point {point.id} has one")
@@ -42,6 +44,28 @@ def check_vector(spec: CollectionSpec, vector: Sequence[float]) -> None:
         raise ValueError(f"a vector has dimension {len(vector)}, and collection {spec.name} {spec.dimension}")
     if not all(map(math.isfinite, array("f", vector))):
         raise ValueError(f"a vector for collection {spec.name} has a number that is not finite")
+
+
+def check_text(*texts: str) -> None:
+    """Raise UnicodeEncodeError, a ValueError, for text that is not valid Unicode."""
+    for text in texts:
+        text.encode()
+
+
+def _check_attributes(point: Point) -> None:
+    for key, value in point.attributes.items():
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, str):
+                check_text(each)
+            elif not _is_finite(each):
+                raise ValueError(f"attribute {key!r:.80} of point {point.id} is no finite 64-bit float")
+
+
+def _is_finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # an integer that no float holds
+        return False
 
 
 def check_dimension(existing: CollectionSpec, wanted: CollectionSpec) -> None:

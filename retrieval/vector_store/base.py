@@ -91,7 +91,11 @@ class VectorStore(Protocol):
         ...
 
     async def list_collections(self) -> Sequence[CollectionSpec]:
-        """Return the collections that exist, by name. Empty where the store is new, or was deleted."""
+        """Return the collections that exist, by name. Empty where the store is new, or was deleted.
+
+        A collection may cease to exist at any time, when the store finds that it is damaged: it must then be created
+        and filled anew.
+        """
         ...
 
     async def create_collection(self, spec: CollectionSpec) -> None:
@@ -111,7 +115,9 @@ class VectorStore(Protocol):
         """Write points; one with the id of a stored point replaces it. A search that begins after the return sees them.
 
         Not yet durable: see `flush_collection`. Raises KeyError where the collection does not exist, as all methods
-        below do, and ValueError for a vector of another dimension.
+        below do, and ValueError, with nothing written, for a vector of another dimension or with a number that no
+        32-bit float holds, an id that is no UUID, text that is not valid Unicode (lone surrogates), and an attribute
+        that is no finite 64-bit float.
         """
         ...
 
@@ -135,8 +141,9 @@ class VectorStore(Protocol):
     async def search_sparse(self, collection: str, text: str, scope: SearchScope, limit: int) -> Sequence[ScoredPoint]:
         """Return up to `limit` points that share words with `text`, by BM25, best first.
 
-        How rare a word is counts over the points of the scope's tenant alone, so that scores say nothing of other
-        tenants' documents.
+        How rare a word is counts over the points of the scope's tenant alone (in all spaces, and the hidden ones
+        too), so that scores say nothing of other tenants' documents. Raises ValueError for text that is not valid
+        Unicode.
         """
         ...
 
@@ -145,8 +152,9 @@ class VectorStore(Protocol):
         ...
 
     async def optimize_collection(self, collection: str) -> None:
-        """Build indexes for points that have none yet, and free the space of deleted points. Searches and writes go on
-        meanwhile. Returns when nothing is left to do. A store that does this by itself returns at once."""
+        """Build indexes for points that had none when the call began, and free the space of deleted points. Searches
+        go on meanwhile; so do writes, but for moments (0.5 s per GB). Does nothing where nothing was written since the
+        last call. A store that does this by itself returns at once."""
         ...
 
     async def close(self) -> None:

@@ -122,7 +122,7 @@ class EdgeCollection:
                 await asyncio.wait((task,))
                 raise
             finally:
-                if task.cancelled() or task.exception() is not None:
+                if not task.done() or task.cancelled() or task.exception() is not None:
                     self._is_optimized = False
                 self._stop_optimizing.clear()
 
@@ -212,8 +212,13 @@ class EdgeCollection:
             if self._is_closed:
                 raise VectorStoreError("the collection was closed")
             await self._flush()
-            copy = await asyncio.to_thread(self._folder.copy_shard, served)
-            self._write_log = WriteLog(self._folder.path)
+            log = WriteLog(self._folder.path)
+            try:
+                copy = await asyncio.to_thread(self._folder.copy_shard, served)
+            except BaseException:
+                log.close()
+                raise
+            self._write_log = log
             return copy
 
     async def _open_copy(self, copy: str) -> ShardConnection:

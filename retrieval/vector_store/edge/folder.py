@@ -117,9 +117,14 @@ class CollectionFolder:
         return name
 
     def copy_shard(self, source: str) -> str:
-        """Copy a shard that nobody writes to, and return the copy's name. Takes about 0.5 s per GB that is cached."""
+        """Copy a shard that nobody writes to, and return the copy's name. Takes about 0.5 s per GB that is cached.
+        Raises OSError, with nothing left of the copy."""
         name = self.make_shard()
-        shutil.copytree(self.path / source, self.path / name, dirs_exist_ok=True)
+        try:
+            shutil.copytree(self.path / source, self.path / name, dirs_exist_ok=True)
+        except OSError:
+            self.remove_shard(name)
+            raise
         return name
 
     def sync_shard(self, shard: str) -> None:

@@ -80,13 +80,17 @@ class EdgeStore:
                 await asyncio.to_thread(folder.remove)
                 self._collections[spec.name] = await EdgeCollection.create(folder, self._lock, spec)
             except OSError as error:
-                raise VectorStoreError(f"the vector store cannot create a collection: {error.strerror}") from error
+                raise _make_store_error(error) from error
 
     async def delete_collection(self, name: str) -> None:
         """See the protocol."""
         async with self._changing:
-            if (collection := self._collections.pop(name, None)) is not None:
+            if (collection := self._collections.pop(name, None)) is None:
+                return
+            try:
                 await collection.delete()
+            except OSError as error:
+                raise _make_store_error(error) from error
 
     async def upsert_points(self, collection: str, points: Sequence[Point]) -> None:
         """See the protocol."""
@@ -139,17 +143,19 @@ class EdgeStore:
         async with self._changing:
             collections = list(self._collections.values())
             self._collections.clear()
-            await asyncio.gather(*(each.close() for each in collections))
-            if self._lock >= 0:
-                os.close(self._lock)
-                self._lock = -1
+            try:
+                await asyncio.gather(*(each.close() for each in collections))
+            finally:
+                if self._lock >= 0:
+                    os.close(self._lock)
+                    self._lock = -1
 
     async def _open_collections(self) -> None:
         folders = await asyncio.to_thread(list_collection_folders, self._folder)
         # All of them finish, so that none is left opening when one has failed.
         outcomes = await asyncio.gather(*map(self._open_collection, folders), return_exceptions=True)
         for error in filter(None, outcomes):
-            raise error
+            raise _make_store_error(error) if isinstance(error, OSError) else error
 
     async def _open_collection(self, folder: CollectionFolder) -> None:
         try:
@@ -175,7 +181,7 @@ class EdgeStore:
                     await self._set_aside(CollectionFolder(self._folder, name), error)
             raise KeyError(name) from error
         except OSError as error:
-            raise VectorStoreError(f"the vector store failed: {error.strerror}") from error
+            raise _make_store_error(error) from error
 
     async def _set_aside(self, folder: CollectionFolder, error: Exception) -> None:
         place = await asyncio.to_thread(folder.set_aside)
@@ -204,5 +210,10 @@ async def _lock(folder: Path) -> int:
         except BlockingIOError:
             await asyncio.sleep(_LOCK_PAUSE_S)
         except OSError as error:
-            raise VectorStoreError(f"the vector store's folder cannot be opened: {error.strerror}") from error
+            raise _make_store_error(error) from error
     raise VectorStoreError("the vector store's folder is in use by another program")
+
+
+def _make_store_error(error: OSError) -> VectorStoreError:
+    # An error of several files (shutil.Error) has no strerror, and its text names the files.
+    return VectorStoreError(f"the vector store's files cannot be read or written: {error.strerror or 'several errors'}")

@@ -221,3 +221,10 @@ async def test_an_optimizer_that_dies_is_an_error_and_the_store_goes_on(tmp_path
     await store.optimize_collection("dense")
     assert await store.count_points("dense") == 2 * CHUNKS
     await store.close()
+
+
+async def test_a_folder_that_cannot_be_used_is_an_error_without_its_path(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(VectorStoreError, match="cannot be read or written: Not a directory") as raised:
+        await EdgeStore.open(tmp_path / "file" / "store")
+    assert str(tmp_path) not in str(raised.value)

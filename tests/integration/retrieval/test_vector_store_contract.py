@@ -165,14 +165,29 @@ async def test_a_vector_that_does_not_fit_is_refused_and_nothing_is_written(
             await store.search_dense(collection, vector, scope(), 1)
 
 
-async def test_an_id_that_is_no_uuid_and_text_that_is_no_unicode_are_refused(store: VectorStore) -> None:
-    with pytest.raises(ValueError, match="UUID"):
-        await store.upsert_points("dense", [Point("1", "t", "", 1, 0, "word", (1, 0, 0, 0), {})])
-    with pytest.raises(ValueError, match="surrogates"):
-        await store.upsert_points("dense", [make_point(1, "\ud800")])
+@pytest.mark.parametrize(
+    "refused",
+    [
+        Point("1", "t", "", 1, 0, "word", (1, 0, 0, 0), {}),
+        make_point(1, "\ud800"),
+        make_point(1, tenant="\ud800"),
+        make_point(1, attributes={"a": "\ud800"}),
+        make_point(1, attributes={"a": ["x", "\ud800"]}),
+        make_point(1, attributes={"a": 10**400}),
+        make_point(1, attributes={"a": float("inf")}),
+    ],
+)
+async def test_a_point_that_cannot_be_stored_is_refused_with_all_others_of_the_call(
+    store: VectorStore, refused: Point
+) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - its text is for developers
+        await store.upsert_points("dense", [*(make_point(i) for i in range(2, 200)), refused])
+    assert await store.count_points("dense") == 0
+
+
+async def test_a_query_that_is_no_unicode_is_refused(store: VectorStore) -> None:
     with pytest.raises(ValueError, match="surrogates"):
         await store.search_sparse("dense", "\ud800", scope(), 1)
-    assert await store.count_points("dense") == 0
 
 
 async def test_dense_search_orders_by_cosine(store: VectorStore) -> None:

@@ -79,6 +79,14 @@ def test_a_copy_has_the_next_number_and_leftovers_are_removed(folder: Collection
     assert [entry.name for entry in folder.path.iterdir()] == ["collection.json"]
 
 
+def test_a_copy_that_fails_leaves_nothing(folder: CollectionFolder) -> None:
+    (folder.path / "shard-000001" / "file").write_text("x")
+    os.mkfifo(folder.path / "shard-000001" / "pipe")  # which cannot be copied
+    with pytest.raises(OSError):  # noqa: PT011 - of shutil's own text
+        folder.copy_shard("shard-000001")
+    assert sorted(entry.name for entry in folder.path.iterdir()) == ["collection.json", "shard-000001"]
+
+
 def test_a_collection_that_is_set_aside_replaces_the_one_before(folder: CollectionFolder, tmp_path: Path) -> None:
     assert [each.path.name for each in list_collection_folders(tmp_path)] == ["c"]
     (tmp_path / "c.damaged").mkdir()
