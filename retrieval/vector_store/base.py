@@ -122,7 +122,8 @@ class VectorStore(Protocol):
         ...
 
     async def flush_collection(self, collection: str) -> None:
-        """Make all earlier writes durable, so that they survive a loss of power."""
+        """Make all earlier writes durable, so that they survive a loss of power. May take some tenths of a second, in
+        which searches wait: better for many documents at a time than for each."""
         ...
 
     async def delete_versions(self, collection: str, versions: Sequence[int]) -> None:

@@ -24,8 +24,9 @@ logger = logging.getLogger(__name__)
 
 UPSERT_BATCH: Final = 32
 """Points per request: 4 ms at dimension 384, which a search may have to wait."""
-FLUSH_EVERY: Final = 2000
-"""Points between flushes that the store makes by itself: the longer without one, the longer it stops searches."""
+FLUSH_EVERY: Final = 5000
+"""Points between flushes that the store makes by itself. A flush stops searches: for 15 ms per 5000 points on an idle
+disk, and for up to 0.3 s, whatever it writes, where other programs write too."""
 _CATCH_UP_BYTES: Final = 1_000_000
 """With no more than this left to apply, writes wait until the copy has it (0.1 s)."""
 _CATCH_UP_PASSES: Final = 5
