@@ -177,7 +177,7 @@ async def test_the_openai_sdk_and_the_command_line(yard: RoundhouseStack, tmp_pa
     assert "docs/notes.md: ready as docs:notes.md, 1 chunks" in added.stdout
     assert "docs/bad.pdf: " in added.stderr
     listed = json.loads((await _rag(yard, tmp_path, "ls", "--json")).stdout)
-    assert [(each["id"], each["status"]) for each in listed] == [("docs:bad.pdf", "failed"), ("docs:notes.md", "ready")]
+    assert {each["id"]: each["status"] for each in listed} == {"docs:bad.pdf": "failed", "docs:notes.md": "ready"}
     searched = await _rag(yard, tmp_path, "search", "coal", "--where", "kind=notes")
     assert "of docs:notes.md" in searched.stdout
     assert (await _rag(yard, tmp_path, "search", "coal", "--where", "kind=other")).returncode == 1

@@ -11,6 +11,7 @@ import pytest
 
 from controller.schema.errors import ERROR_CODES, ErrorEnvelope
 from controller.schema.status import ModelState
+from retrieval.schema.routes import ROUTES
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import engines, gateway_harness
 from tests.fakes.mock_engine import WORDS
@@ -292,6 +293,7 @@ async def test_the_openapi_document_describes_the_routes() -> None:
         "/v1/chat/completions/{completion_id}",
         "/v1/chat/completions/{completion_id}/messages",
         "/v1/stream",
+        *(spec.path.replace(":path", "") for spec in ROUTES),
         "/v1/stream/{conv_id}",
         "/v1/streams/lookup",
         "/v1/conversations",
