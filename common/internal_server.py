@@ -49,6 +49,9 @@ def open_listener(address: Path | tuple[str, int]) -> socket.socket:
             os.umask(old_umask)
     else:
         listener = socket.create_server(address)
+        # Connections inherit it. asyncio sets it only on sockets that name their protocol, which accepted ones of this
+        # listener do not: then the end of an answer waits 40 ms for the client's acknowledgement of its beginning.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.setblocking(False)
     return listener
 

@@ -154,6 +154,9 @@ def _bind(address: HostAddress, port: int, *, only_ipv6: bool) -> socket.socket:
     listener = socket.socket(address.family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+        )  # connections inherit it, whatever the event loop
         if address.family == socket.AF_INET6 and address.is_wildcard and only_ipv6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # IPv4 has sockets of its own
         ip, _, *rest = address.socket_address

@@ -81,7 +81,8 @@ class ProgramClient:
         follows_redirects: bool = False,
     ) -> None:
         """`program`: its name in errors. `connect_timeout_s`: seconds to connect, for requests without a timeout of
-        their own; their answers may take any time. `headers` are sent with each request."""
+        their own; their answers may take any time. `headers` are sent with each request, beside those of the address.
+        `follows_redirects`: an answer with a redirect is followed; False: it is returned."""
         self._address = address
         self._program = program
         self._timeout = aiohttp.ClientTimeout(total=None, connect=connect_timeout_s, sock_connect=connect_timeout_s)

@@ -1,4 +1,4 @@
-"""Logging of the controller and the gateway: lines on stderr, and the same lines in a bounded file."""
+"""Logging of the controller, the gateway and retrieval: lines on stderr, and the same lines in a bounded file."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ READABLE_BY_ALL: Final = 0o644
 
 
 class SharedToken:
-    """The token in a file. The program that makes the token has one object. The file is read for each comparison, so
-    that a replaced token is in force at once."""
+    """The token in a file, for the program that makes it and compares what callers show; the other program uses
+    `read_token`. The file is read for each comparison, so that a replaced token is in force at once."""
 
     def __init__(self, path: Path, name: str) -> None:
         """`name`: what the log calls the token, such as `the gateways' token`."""

@@ -1,4 +1,4 @@
-"""Names and schema versions of files that the gateway writes and the controller's commands check."""
+"""Names and schema versions of files that the gateway and retrieval write and the controller's commands check."""
 
 from __future__ import annotations
 
@@ -7,3 +7,15 @@ from typing import Final
 RESPONSES_NAME: Final = "responses.db"
 RESPONSES_SCHEMA_VERSION: Final = 2
 """`user_version` of that SQLite file. Raise it when an older gateway would misread the file."""
+
+RETRIEVAL_FOLDER: Final = "retrieval"
+"""Folder in retrieval's state folder with all of the names below."""
+CATALOG_NAME: Final = "catalog.db"
+CATALOG_SCHEMA_VERSION: Final = 2
+"""`user_version` of that SQLite file. Raise it when an older retrieval program would misread the file."""
+ORIGINALS_FOLDER: Final = "originals"
+"""Folder with the files that clients sent, each as `<first two digits of its SHA-256>/<its SHA-256>`. Who holds a
+shared `flock` of this folder keeps retrieval from removing any of them."""
+RESTORED_NAME: Final = "restored"
+"""Empty file that a restore leaves beside the catalog: what the vector store holds is of another catalog. Retrieval
+removes the file when it has emptied the vector store."""

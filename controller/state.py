@@ -330,6 +330,15 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class StartFailure:
+    """One start of a replica whose engine was never ready."""
+
+    error: str
+    duration_s: float
+    """Seconds from the start to the failure."""
+
+
+@dataclass(frozen=True, slots=True)
 class GpuDriver:
     """The host's NVIDIA driver. None in a field means that the driver does not report it."""
 
@@ -431,6 +440,8 @@ class ObservedState:
     """Image to its pull: None while the image is being pulled, else how the pull failed."""
     failures: Mapping[ReplicaKey, Failure] = field(default_factory=dict)
     """Failing loads by replica key."""
+    start_failures: Mapping[ReplicaKey, tuple[StartFailure, ...]] = field(default_factory=dict)
+    """The last failed starts by replica key, oldest first, also those from before the replica's last success."""
     attempts: AttemptNumbers = field(default_factory=AttemptNumbers)
     """Highest attempt number of every replica that was ever started, running ones included."""
     loaded_once: frozenset[str] = frozenset()

@@ -7,7 +7,8 @@ import contextlib
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -21,6 +22,8 @@ from gateway.admission.admission import Admission
 from gateway.api import (
     INFERENCE_GROUPS,
     admin,
+    aicore,
+    benchmarks,
     conversations,
     document,
     errors,
@@ -30,14 +33,19 @@ from gateway.api import (
     stored_completions,
     stored_responses,
     streams,
+    warm_up,
 )
+from gateway.api.benchmarks import Benchmarks
 from gateway.api.declare import TAGS
 from gateway.api.retrieval import RetrievalForward
+from gateway.control.aicore_probe import AicoreProbe
 from gateway.control.inflight import InflightCounts
 from gateway.control.link import ControllerLink, LinkState
+from gateway.control.program_probe import ProgramProbe
 from gateway.control.remote_prober import RemoteProber
 from gateway.exchange.dispatcher import InferenceDispatcher
 from gateway.exchange.document_search import DocumentSearch
+from gateway.exchange.inner_requests import InnerRequests
 from gateway.exchange.services import Services
 from gateway.ingress.admin_gate import AdminGate
 from gateway.ingress.authenticator import Authenticator
@@ -51,6 +59,7 @@ from gateway.metrics.registry import Metrics
 from gateway.routing.live_routes import LiveRoutes
 from gateway.server.tls_certificate import TlsCertificate
 from gateway.settings import MIB, GatewaySettings
+from gateway.storage.benchmark_results import BenchmarkResults
 from gateway.storage.completions.registry import StoredCompletions
 from gateway.storage.conversations.registry import Conversations
 from gateway.storage.responses.records import HistoryBounds
@@ -91,12 +100,15 @@ class Gateway:
     """Forwards requests about documents to retrieval."""
     streams: ResumableStreams
     """The streams that clients can read again."""
+    health: health.HealthSources
+    """What `/health` tells."""
 
     def begin_stop(self) -> None:
         """End admin answers that would never end by themselves, such as event streams; inference requests go on.
 
-        Call when the server begins to stop.
+        `/health/ready` answers 503 from now on. Call when the server begins to stop.
         """
+        self.health.is_stopping = True
         self.forward.begin_stop()
         self.retrieval.begin_stop()
 
@@ -265,18 +277,37 @@ def create_gateway(
     forward = admin.AdminForward(controller)
     retrieval_forward = RetrievalForward(retrieval_client, gate)
     clients_of_programs = (controller,) if retrieval_client is None else (controller, retrieval_client)
-    app = _new_framework_app(
-        link, remotes, inference, engines, clients_of_programs, store, resumable_streams, certificate
-    )
+    retrieval_probe = None if retrieval_client is None else ProgramProbe(retrieval_client)
+    aicore_probe = AicoreProbe(live)
+    loops = [link.run, inference.run_timers, resumable_streams.remove_expired, aicore_probe.run]
+    loops += [] if certificate is None else [certificate.follow_files]
+    loops += [] if retrieval_probe is None else [retrieval_probe.run]
+    entered = (*clients_of_programs, remotes, aicore_probe)
+    app = _new_framework_app(link, engines, entered, store, resumable_streams, loops)
     for group in INFERENCE_GROUPS:
         group.declare(app)
+    inner_requests = InnerRequests(inference, time.monotonic)
+    benchmark_runs = Benchmarks(inner_requests, BenchmarkResults(settings.state))
+    warm_up.declare(app, live, inner_requests, aicore_probe, default_model=settings.default_model, now=time.monotonic)
+    aicore.declare(app, live, aicore_probe, benchmark_runs)
+    benchmarks.declare(app, live, benchmark_runs)
     models.declare(app, live)
     stored_responses.declare(app, responses, resumable_streams, heartbeat_s=settings.heartbeat_s)
     streams.declare(app, resumable_streams, settings.max_body_bytes)
     stored_completions.declare(app, completions, settings.max_body_bytes)
     conversations.declare(app, Conversations(store, responses, live, bounds), settings.max_body_bytes)
     retrieval.declare(app, retrieval_forward)
-    health.declare(app, version=app.version, live=live, ledger=ledger, link=link_state, metrics=metrics)
+    health_sources = health.HealthSources(
+        app.version,
+        live,
+        ledger,
+        link_state,
+        admission,
+        lambda: "off" if retrieval_probe is None else retrieval_probe.result,
+        lambda: certificate is not None and certificate.problem is not None,
+        aicore_probe,
+    )
+    health.declare(app, sources=health_sources, metrics=metrics)
     admin.declare(app, forward)
     document.declare(app, controller)
     ingress = IngressMiddleware(
@@ -292,7 +323,7 @@ def create_gateway(
         next_id=next_id,
         now=time.monotonic,
     )
-    return Gateway(ingress, inference, forward, retrieval_forward, resumable_streams)
+    return Gateway(ingress, inference, forward, retrieval_forward, resumable_streams, health_sources)
 
 
 def _open_retrieval_client(settings: GatewaySettings) -> ProgramClient | None:
@@ -310,24 +341,21 @@ def _upload_limits(settings: GatewaySettings) -> dict[str, int]:
 
 def _new_framework_app(
     link: ControllerLink,
-    remotes: RemoteProber,
-    inference: InferenceDispatcher,
     engines: EngineClient,
-    programs: Sequence[ProgramClient],
+    entered: Sequence[AbstractAsyncContextManager[object]],
     store: StateStore | None,
     resumable_streams: ResumableStreams,
-    certificate: TlsCertificate | None,
+    loops: Sequence[Callable[[], Coroutine[None, None, None]]],
 ) -> FastAPI:
+    """Return the application. Its lifespan enters the contexts of `entered` in order, runs `loops` as tasks, and closes
+    what the other arguments hold open."""
+
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        loops = (link.run(), inference.run_timers(), resumable_streams.remove_expired())
-        tasks = [asyncio.create_task(each) for each in loops]
-        if certificate is not None:
-            tasks.append(asyncio.create_task(certificate.follow_files()))
         async with contextlib.AsyncExitStack() as stack:
-            for program in programs:
-                await stack.enter_async_context(program)
-            await stack.enter_async_context(remotes)
+            for part in entered:
+                await stack.enter_async_context(part)
+            tasks = [asyncio.create_task(run()) for run in loops]
             yield
         await engines.close()
         if store is not None:

@@ -42,20 +42,20 @@ def find_target(environ: Mapping[str, str]) -> HealthTarget:
 
 
 def find_problem(target: HealthTarget) -> str | None:
-    """Ask the gateway's /health once. Returns why the gateway does not serve; None: /health answers 200.
+    """Ask the gateway's /health/live once. Returns why the gateway does not serve; None: it answers 200.
 
     Blocks for about `TIMEOUT_S` at most per read. Failed connections are returned as text, not raised. The TLS
     certificate is not verified.
     """
     connection = _open_connection(target)
     try:
-        connection.request("GET", "/health")
+        connection.request("GET", "/health/live")
         status = connection.getresponse().status
     except (OSError, http.client.HTTPException) as error:
         return f"no answer from {target.host} port {target.port}: {error!r}"
     finally:
         connection.close()
-    return None if status == 200 else f"/health answers {status}"
+    return None if status == 200 else f"/health/live answers {status}"
 
 
 def _open_connection(target: HealthTarget) -> http.client.HTTPConnection:

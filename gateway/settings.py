@@ -186,6 +186,11 @@ class GatewaySettings(BaseSettings):
         description="Also write resumable streams to files in the state folder (`streams/`), so that they survive a "
         "crash of the gateway.",
     )
+    default_model: str | None = Field(
+        None,
+        description="Model that `POST /health/warm` warms up if the request names none; default: the only one that is "
+        "declared.",
+    )
     retrieval: bool = Field(
         True,
         description="Whether documents and searches are served: `/v1/documents`, `/v1/search`, `/v1/tenants`, "

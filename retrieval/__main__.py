@@ -40,7 +40,11 @@ EXIT_LOCKED: Final = 4
 
 
 def main() -> int:
-    """Run one retrieval program in this thread. Returns the program's exit code (see the module)."""
+    """Run one retrieval program in this thread until SIGTERM, SIGINT or a failure. Return its exit code (see the
+    module). The reason of a failed start is one line on stderr; a later failure is in the log.
+
+    Settings come from the environment. Call once per process: logging is configured, and the process' priority lowered.
+    """
     try:
         settings = RetrievalSettings()
         address = split_listen_address(settings.retrieval_listen)

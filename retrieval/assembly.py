@@ -8,10 +8,11 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 from starlette.applications import Starlette
 
+from common.state_files import ORIGINALS_FOLDER, RESTORED_NAME, RETRIEVAL_FOLDER
 from controller.schema.errors import RoundhouseError
 from retrieval.api.app import create_app
 from retrieval.api.documents import DocumentRoutes
@@ -23,8 +24,8 @@ from retrieval.api.vector_stores import VectorStoreRoutes
 from retrieval.catalog.collections import count_missing
 from retrieval.catalog.database import CatalogDatabase
 from retrieval.catalog.originals import Originals
-from retrieval.catalog.records import Collection
-from retrieval.catalog.versions import count_states, oldest_accepted_at
+from retrieval.catalog.records import Collection, VersionState
+from retrieval.catalog.versions import count_chunks, count_states, oldest_accepted_at
 from retrieval.documents.service import DocumentService
 from retrieval.embedding.client import ModelClient, ModelRefusedError, ModelUnavailableError
 from retrieval.embedding.prefixes import Prefixes, choose_prefixes
@@ -41,6 +42,7 @@ from retrieval.schema.status import IndexStatus, RetrievalStatus
 from retrieval.search.service import SearchService
 from retrieval.settings import RetrievalSettings
 from retrieval.vector_store.base import VectorStore, VectorStoreError
+from retrieval.vector_store.bm25_options import Bm25Options
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +50,7 @@ MIB: Final = 1024 * 1024
 RETRY_S: Final = 5.0
 """Seconds until work in the background is tried again after a failure."""
 EXPIRE_EVERY_S: Final = 60.0
+"""Seconds between looks at what has expired, and at what a backup kept from being removed."""
 OPTIMIZE_EVERY_S: Final = 15.0
 OPTIMIZE_FROM: Final = 5_000
 """Points written since the last time from which a collection is optimized while nothing else is written."""
@@ -56,7 +59,11 @@ OPTIMIZE_AT: Final = 50_000
 
 
 class Retrieval:
-    """One retrieval program. An async context manager: its work goes on while it is entered."""
+    """All parts of one retrieval program: the catalog, the services behind the routes, and the tasks in the background.
+
+    An async context manager, entered once. Entering waits until the vector store answers, however long that takes, and
+    starts the tasks; leaving ends them and closes the catalog, the vector store and the parser.
+    """
 
     def __init__(
         self,
@@ -66,11 +73,14 @@ class Retrieval:
         models: ModelClient,
         clock: Callable[[], float],
     ) -> None:
-        """Open the catalog in the state folder; blocks. `store` and `parser` are closed at the end, `models` is not.
-        `clock`: Unix time in seconds.
+        """Open the catalog in the state folder, which is made where it is missing. Blocks.
+
+        Leaving the context closes `store` and `parser`, but not `models`. `clock`: Unix time in seconds.
 
         Raises:
-            sqlite3.Error, OSError: the state folder cannot be used, or another process uses it.
+            sqlite3.Error: the catalog is damaged, newer than this program (NewerDatabaseError), or in use by another
+                process (sqlite3.OperationalError with SQLITE_BUSY). `store` and `parser` stay open.
+            OSError: the state folder cannot be used.
         """
         folder = data_folder(settings)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -80,12 +90,13 @@ class Retrieval:
         self.store = store
         self._parser = parser
         self.catalog = CatalogDatabase(folder)
-        self.originals = Originals(folder / "originals")
+        self.originals = Originals(folder / ORIGINALS_FOLDER)
         self.changes = DocumentChanges()
         self.writer = CollectionWriter(
             self.catalog, store, models, self._prefixes_of, batch=settings.retrieval_embed_batch
         )
-        self.index = Index(self.catalog, store, self.writer, models, settings.retrieval_embedding_model)
+        bm25 = Bm25Options(settings.retrieval_language)
+        self.index = Index(self.catalog, store, self.writer, models, settings.retrieval_embedding_model, bm25)
         self.collector = GarbageCollector(self.catalog, self.originals, store, self.index, self.writer)
         self._has_garbage = asyncio.Event()
         self._wants_reindex = asyncio.Event()
@@ -94,6 +105,7 @@ class Retrieval:
             self.catalog,
             self.originals,
             parser,
+            store,
             self.writer,
             self.index,
             self.changes,
@@ -102,13 +114,11 @@ class Retrieval:
             on_garbage=self._has_garbage.set,
         )
         chunking = ChunkingOptions(settings.retrieval_chunk_tokens, settings.retrieval_chunk_overlap_tokens)
-        max_bytes = settings.retrieval_max_file_mib * MIB
         self.documents = DocumentService(
             self.catalog,
             self.originals,
             self.changes,
             chunking=chunking,
-            max_bytes=max_bytes,
             clock=clock,
             on_accepted=self.pipeline.wake,
             on_garbage=self._has_garbage.set,
@@ -116,7 +126,6 @@ class Retrieval:
         self.files = FileService(
             self.catalog,
             self.originals,
-            max_bytes=max_bytes,
             clock=clock,
             on_garbage=self._has_garbage.set,
             on_visible_change=self.changes.note_visible_change,
@@ -135,16 +144,18 @@ class Retrieval:
         )
         self._tasks: list[asyncio.Task[None]] = []
         self.has_failed = asyncio.Event()
-        """Set when work in the background has ended by an error that nothing expected. The program must end then."""
+        """Set when a task in the background has ended with an unexpected exception. The caller must then leave the
+        context and end the process with a failure, so that it is started again."""
 
     def build_app(self) -> Starlette:
-        """Return the ASGI application with all routes."""
+        """Return a new ASGI application with all routes. It checks no token (see `TokenCheck`), and can serve only
+        while the context is entered."""
         max_bytes = self._settings.retrieval_max_file_mib * MIB
         groups = (
-            DocumentRoutes(self.documents, max_bytes),
+            DocumentRoutes(self.documents, self.originals, max_bytes),
             SearchRoutes(self.search, self.metrics),
             TenantRoutes(self.documents),
-            FileRoutes(self.files, max_bytes),
+            FileRoutes(self.files, self.originals, max_bytes),
             VectorStoreRoutes(self.vector_stores, self.search),
             StatusRoutes(self.read_status, self._wants_reindex.set),
         )
@@ -153,9 +164,12 @@ class Retrieval:
 
     async def render_metrics(self) -> bytes:
         """Return the metrics in Prometheus' text format."""
-        states, oldest = await self.catalog.read(lambda db: (count_states(db), oldest_accepted_at(db)))
+        states, chunks, oldest = await self.catalog.read(
+            lambda db: (count_states(db), count_chunks(db), oldest_accepted_at(db))
+        )
         figures = Figures(
-            versions=states,
+            versions={state: states.get(state, 0) for state in get_args(VersionState)},
+            chunks=chunks,
             oldest_age_s=0.0 if oldest is None else max(0.0, self._clock() - oldest),
             unindexed_documents=self.index.missing,
             published=self.pipeline.published,
@@ -201,9 +215,11 @@ class Retrieval:
         return choose_prefixes(model, query=settings.retrieval_query_prefix, passage=settings.retrieval_passage_prefix)
 
     async def _open_index(self) -> None:
+        restored = data_folder(self._settings) / RESTORED_NAME
         while True:
             try:
-                await self.index.open()
+                await self.index.open(is_restored=restored.exists())
+                restored.unlink(missing_ok=True)
             except VectorStoreError as error:
                 log.warning("the vector store does not answer, and is asked again: %s", error)
                 await asyncio.sleep(RETRY_S)
@@ -222,12 +238,14 @@ class Retrieval:
                 self._has_garbage.set()
 
     async def read_status(self) -> RetrievalStatus:
-        """Return what serves, and what is under way."""
+        """Return the answer of `GET /v1/retrieval`: the collection that searches use, the one that is being built, and
+        the number of versions by state. Raises sqlite3.Error where the catalog cannot be read."""
         states = await self.catalog.read(count_states)
         active, building = self.index.active, self.index.building
         return RetrievalStatus(
             vector_store=self.store.kind,
             embedding_model=self.index.wanted_model,
+            language=self.index.wanted_bm25.language,
             rerank_model=self._settings.retrieval_rerank_model,
             index=None if active is None else await self._read_index(active),
             building=None if building is None else await self._read_index(building),
@@ -241,6 +259,7 @@ class Retrieval:
             name=collection.name,
             embedding_model=collection.model,
             dimension=collection.dimension,
+            language=collection.bm25.language,
             missing_documents=await self.catalog.read(lambda db: count_missing(db, collection.number)),
         )
 
@@ -273,6 +292,7 @@ class Retrieval:
             try:
                 await self.files.delete_expired()
                 await self.vector_stores.empty_expired()
+                await self.collector.remove_postponed()
             except (OSError, sqlite3.Error, RoundhouseError) as error:
                 log.warning("what has expired stays for now: %s", error)
             await asyncio.sleep(EXPIRE_EVERY_S)
@@ -294,4 +314,4 @@ class Retrieval:
 
 def data_folder(settings: RetrievalSettings) -> Path:
     """Return the folder of the catalog, the originals and the embedded vector store."""
-    return settings.state / "retrieval"
+    return settings.state / RETRIEVAL_FOLDER

@@ -16,7 +16,7 @@ Scalar = str | int | float | bool
 Operator = Literal["eq", "ne", "gt", "gte", "lt", "lte", "in", "nin"]
 
 KEY: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_ .:/-]{0,63}")
-"""Names of attributes."""
+"""Matches a whole name of an attribute: 1 to 64 characters."""
 MOST_CONDITIONS: Final = 100
 DEEPEST: Final = 8
 MOST_VALUES: Final = 1000
@@ -32,37 +32,42 @@ class FilterError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Compares one attribute. An attribute with a list matches where one of its values does.
+    """One condition on one attribute of a document: `gt` means that the attribute is greater than the value.
 
-    A document without the attribute matches `ne` and `nin`, and nothing else. Numbers are compared as 64-bit floats,
-    as in JavaScript: 1 equals 1.0, and integers beyond 2**53 lose their last digits. Where numbers with fractions of
-    more than 15 digits differ in their last bit alone, a vector store may order them either way.
+    An attribute with a list matches where one of its values does, and matches `ne` and `nin` only where none of its
+    values equals. A document without the attribute matches `ne` and `nin`, and nothing else. Numbers are compared as
+    64-bit floats, as in JavaScript: 1 equals 1.0, and integers beyond 2**53 lose their last digits. Where numbers with
+    fractions of more than 15 digits differ in their last bit alone, a vector store may order them either way.
     """
 
     key: str
     operator: Operator
     values: Sequence[Scalar]
-    """Exactly one but for `in` and `nin`. Numbers alone for `gt`, `gte`, `lt` and `lte`."""
+    """One or more for `in` and `nin`, else exactly one. A number for `gt`, `gte`, `lt` and `lte`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """`and`: every filter matches; `or`: at least one does."""
+    """Several filters joined. `and` matches where every filter does; `or` where at least one does."""
 
     operator: Literal["and", "or"]
     filters: Sequence[Filter]
-    """At least one."""
+    """Empty only for a `{}` that a request has among the filters of a combination: `and`, which matches everything."""
 
 
 Filter = Comparison | Combination
 
 
 def parse_filter(value: object, where: str = "filter") -> Filter | None:
-    """Check a filter of a request, in either form. None for null and `{}`, which match everything. `where`: the
-    field's name, for errors.
+    """Parse a filter from a request's decoded JSON, in either form (see the module).
+
+    Return None for None and `{}`: every document matches. `where`: the field's name, with which the text of an error
+    begins.
 
     Raises:
-        FilterError: it is malformed, deeper than `DEEPEST`, or has more than `MOST_CONDITIONS` comparisons.
+        FilterError: the filter is malformed, is nested deeper than `DEEPEST` levels, has more than `MOST_CONDITIONS`
+            comparisons, a list of values that is empty or longer than `MOST_VALUES`, or a string longer than
+            `LONGEST_TEXT` characters.
     """
     if value is None or value == {}:
         return None
@@ -73,7 +78,8 @@ def parse_filter(value: object, where: str = "filter") -> Filter | None:
 
 
 def matches_filter(node: Filter | None, attributes: Mapping[str, Any]) -> bool:
-    """Whether a document with these attributes matches. The meaning that every vector store must give a filter."""
+    """Return whether a document with these attributes matches; True where `node` is None. Every vector store must give
+    a filter this meaning. Never raises for attributes that `check_metadata` accepts."""
     if node is None:
         return True
     if isinstance(node, Combination):

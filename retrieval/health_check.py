@@ -17,9 +17,11 @@ TIMEOUT_S: Final = 4.0
 
 
 def find_problem(environ: Mapping[str, str]) -> str | None:
-    """Ask /health of the program with these environment variables once. Return why it does not serve; None: it does.
+    """Ask `GET /health` once, at the port in `ROUNDHOUSE_RETRIEVAL_LISTEN` of these variables. Return why retrieval
+    does not serve; None: it answered with status 200.
 
-    Blocks for about `TIMEOUT_S` at most. Raises nothing.
+    A variable that is missing, malformed or names a socket is such a reason, too; nothing is raised. Blocks;
+    `TIMEOUT_S` bounds each step (the connection, then each read of the answer), not their sum.
     """
     try:
         address = split_listen_address(environ.get("ROUNDHOUSE_RETRIEVAL_LISTEN", ""))
@@ -39,7 +41,8 @@ def find_problem(environ: Mapping[str, str]) -> str | None:
 
 
 def main() -> int:
-    """Check once, and print to stdout what is wrong. Returns the exit code: 0 if the program serves, else 1."""
+    """Check once with this process' environment, and print to stdout what is wrong. Return the exit code: 0 if
+    retrieval serves, else 1."""
     problem = find_problem(os.environ)
     if problem is not None:
         print(problem)  # noqa: T201 - Docker keeps what a health check says

@@ -18,12 +18,15 @@ _PREFIX: Final = "roundhouse_retrieval"
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What is read when Prometheus asks. Counts are since the start."""
+    """Values of the gauges and counters, which the caller reads anew for each scrape. The counters (`published`,
+    `failed`, `retried`, `chunks_written`) count since the start of the program."""
 
     versions: Mapping[str, int] = field(default_factory=dict)
-    """Versions by state; states without any are missing."""
+    """Versions by state, each state: a panel then shows 0 and not "no data"."""
+    chunks: int = 0
+    """Of the searchable versions."""
     oldest_age_s: float = 0.0
-    """Age of the oldest version that is neither searchable nor failed; 0 without any."""
+    """Seconds since the oldest version was accepted that is queued, parsing or embedding; 0 without any."""
     unindexed_documents: int = 0
     published: int = 0
     failed: int = 0
@@ -32,7 +35,8 @@ class Figures:
 
 
 class RetrievalMetrics(Collector):
-    """The metrics of one program, in a registry of their own."""
+    """The Prometheus metrics of one retrieval program, in a registry of their own (not prometheus_client's global
+    one)."""
 
     def __init__(self) -> None:
         self._figures = Figures()
@@ -47,17 +51,19 @@ class RetrievalMetrics(Collector):
         )
 
     def record_search(self, result: SearchResult, seconds: float) -> None:
-        """Count an answered search that took so long."""
+        """Add one search to the histogram of durations, under its mode (`dense`, `sparse` or `hybrid`, with `+rerank`
+        where it was reranked). `seconds`: its duration. Searches that failed are not recorded."""
         mode = f"{result.mode}+rerank" if result.rerank_model is not None else result.mode
         self._search_seconds.labels(mode).observe(seconds)
 
     def render(self, figures: Figures) -> bytes:
-        """Return all metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format, with `figures` as the values of gauges and counters."""
         self._figures = figures
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of the figures that were rendered last. Called by the registry."""
+        """Yield the gauges and counters, with the figures of the last call of `render`; before the first, all are 0.
+        For prometheus_client's registry, which calls this; others call `render`."""
         figures = self._figures
         versions = GaugeMetricFamily(
             f"{_PREFIX}_versions",
@@ -67,6 +73,7 @@ class RetrievalMetrics(Collector):
         for state, count in sorted(figures.versions.items()):
             versions.add_metric([state], count)
         yield versions
+        yield GaugeMetricFamily(f"{_PREFIX}_chunks", "Chunks that searches can find.", figures.chunks)
         yield GaugeMetricFamily(
             f"{_PREFIX}_ingest_lag_seconds",
             "Age of the oldest version that is neither searchable nor failed; 0 without any.",

@@ -7,12 +7,15 @@ from pathlib import Path
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from retrieval.schema.languages import SearchLanguage
+
 
 class RetrievalSettings(BaseSettings):
-    """Every setting of retrieval, read from environment variables when it is made. Immutable.
+    """Every setting of retrieval, read from environment variables when the object is made. Immutable.
 
     The variable is `ROUNDHOUSE_` and the field's name in upper case; an empty one counts as unset, and unknown ones are
-    ignored. Making it raises pydantic's ValidationError for invalid values.
+    ignored. Making the object raises pydantic's ValidationError for invalid values, and for an overlap of chunks above
+    half of their size. No file or address is checked.
     """
 
     model_config = SettingsConfigDict(env_prefix="ROUNDHOUSE_", env_ignore_empty=True, extra="ignore", frozen=True)
@@ -45,6 +48,12 @@ class RetrievalSettings(BaseSettings):
         description="Name of the declared embedding model for searches by meaning; default: none, so that searches go "
         "by words alone (BM25). After a change, `roundhouse rag reindex` makes new vectors.",
     )
+    retrieval_language: SearchLanguage = Field(
+        "english",
+        description="Language of the documents, for the stop words and stems of searches by words: a name that Qdrant "
+        "knows, such as `german`; `none`: no stop words and stems, as for many languages at once. After a change, "
+        "`roundhouse rag reindex` makes the words anew.",
+    )
     retrieval_rerank_model: str | None = Field(
         None, description="Name of the declared rerank model for searches with `rerank`; default: none."
     )
@@ -66,7 +75,7 @@ class RetrievalSettings(BaseSettings):
         1024, ge=256, description="Most memory in MiB of a process that parses documents."
     )
     retrieval_parsers: int = Field(1, ge=1, le=64, description="Processes that parse documents at the same time.")
-    retrieval_embed_batch: int = Field(32, ge=1, le=1024, description="Chunks that are embedded with one request.")
+    retrieval_embed_batch: int = Field(32, ge=1, le=1024, description="Most chunks that are embedded with one request.")
     log_level: str = Field("INFO", description="Level of the log: DEBUG, INFO, WARNING or ERROR.")
     log_mib: int = Field(
         16,
@@ -82,5 +91,6 @@ class RetrievalSettings(BaseSettings):
 
     @property
     def token_file(self) -> Path:
-        """The file with the token, named by the setting or by default."""
+        """Path of the token file: `retrieval_token_file`, else `retrieval-token` in the state folder. The file may not
+        exist."""
         return self.retrieval_token_file or self.state / "retrieval-token"

@@ -9,17 +9,20 @@ import json
 import os
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final
 
 from controller.backup.manifest import (
+    DOCUMENTS_FOLDER,
     MANIFEST_NAME,
+    BackupError,
     DamagedArchiveError,
     ForeignArchiveError,
     Manifest,
     Member,
+    hash_of_original,
     parse_manifest,
 )
 
@@ -36,12 +39,20 @@ def describe_file(path: Path) -> Member:
         return Member(bytes=file.tell(), sha256=digest)
 
 
-def write_archive(path: Path, manifest: Manifest, files: Mapping[str, Path]) -> None:
+def write_archive(
+    path: Path,
+    manifest: Manifest,
+    files: Mapping[str, Path],
+    originals: Iterable[tuple[str, Path]] = (),
+    on_original: Callable[[], None] = lambda: None,
+) -> None:
     """Write the archive to `path`, which must not exist, readable by its owner alone, and sync it to disk. `files` maps
     the member names of `manifest` to source files, which must not change meanwhile; nothing compares them with the
-    manifest.
+    manifest. `originals` are hash and file of the originals that the manifest counts, ascending. `on_original`: called
+    after each of them.
 
-    Raises OSError, FileExistsError where `path` exists. The caller must then remove the partial archive.
+    Raises BackupError for an original that is not what its name says, OSError, and FileExistsError where `path` exists.
+    The caller must then remove the partial archive.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -55,8 +66,21 @@ def write_archive(path: Path, manifest: Manifest, files: Mapping[str, Path]) -> 
                 with source.open("rb") as opened:
                     status = os.fstat(opened.fileno())
                     _add(archive, member, status.st_size, status.st_mode & 0o666, manifest.made_at, opened)
+            for sha256, source in originals:
+                _add_original(archive, sha256, source, manifest.made_at)
+                archive.getmembers().clear()  # it would keep all of them
+                on_original()
         file.flush()
         os.fsync(file.fileno())
+
+
+def _add_original(archive: tarfile.TarFile, sha256: str, source: Path, at: float) -> None:
+    with source.open("rb") as opened:
+        size = os.fstat(opened.fileno()).st_size
+        if hashlib.file_digest(opened, "sha256").hexdigest() != sha256:
+            raise BackupError(f"{source} is damaged: put the file back, or delete its documents and run it again")
+        opened.seek(0)
+        _add(archive, f"{DOCUMENTS_FOLDER}/originals/{sha256}", size, 0o600, at, opened)
 
 
 def _add(archive: tarfile.TarFile, name: str, size: int, mode: int, at: float, content: IO[bytes]) -> None:
@@ -91,14 +115,49 @@ def read_archive(file: IO[bytes], take: Callable[[str, int, Iterator[bytes]], No
         with tarfile.open(fileobj=unpacked, mode="r|") as archive:
             manifest = _read_manifest(archive)
             seen_members: set[str] = set()
+            originals = _OriginalCount()
             while (entry := archive.next()) is not None:
-                _take_member(archive, entry, manifest, seen_members, take)
+                declared = originals.declare(entry, manifest) or manifest.members.get(entry.name)
+                if declared is None or entry.name in seen_members:
+                    raise ForeignArchiveError(f"it holds {entry.name!r}, which its manifest does not")
+                if entry.name in manifest.members:
+                    seen_members.add(entry.name)
+                _take_member(archive, entry, declared, take)
+                archive.members.clear()  # type: ignore[attr-defined]  # it would keep all of them
         # gzip checks the archive's checksum when the end of the file is read.
         while unpacked.read(CHUNK_BYTES):
             pass
     if missing_members := sorted(set(manifest.members) - seen_members):
         raise DamagedArchiveError(f"{', '.join(missing_members)} of its manifest is missing")
+    originals.check_complete(manifest)
     return manifest
+
+
+class _OriginalCount:
+    """Counts the originals of an archive, which the manifest does not name."""
+
+    def __init__(self) -> None:
+        self._count = self._bytes = 0
+        self._last = ""
+
+    def declare(self, entry: tarfile.TarInfo, manifest: Manifest) -> Member | None:
+        """Return what an original must be; None: the member is none, or the archive has none. Raises
+        ForeignArchiveError where it does not come after the one before."""
+        sha256 = hash_of_original(entry.name)
+        if sha256 is None or manifest.documents is None:
+            return None
+        if sha256 <= self._last:
+            raise ForeignArchiveError(f"it holds {entry.name!r} in a wrong place")
+        self._last = sha256
+        self._count += 1
+        self._bytes += entry.size
+        return Member(bytes=entry.size, sha256=sha256)
+
+    def check_complete(self, manifest: Manifest) -> None:
+        """Raise DamagedArchiveError where the archive has other originals than its manifest counts."""
+        expected = manifest.documents
+        if expected is not None and (self._count, self._bytes) != (expected.originals, expected.bytes):
+            raise DamagedArchiveError(f"it has {self._count} of its {expected.originals} originals of documents")
 
 
 def _read_manifest(archive: tarfile.TarFile) -> Manifest:
@@ -119,14 +178,11 @@ def _read_manifest(archive: tarfile.TarFile) -> Manifest:
 def _take_member(
     archive: tarfile.TarFile,
     entry: tarfile.TarInfo,
-    manifest: Manifest,
-    seen_members: set[str],
+    declared: Member,
     take: Callable[[str, int, Iterator[bytes]], None],
 ) -> None:
-    declared = manifest.members.get(entry.name)
-    if declared is None or entry.name in seen_members or not entry.isreg() or entry.issparse():
-        raise ForeignArchiveError(f"it holds {entry.name!r}, which its manifest does not")
-    seen_members.add(entry.name)
+    if not entry.isreg() or entry.issparse():
+        raise ForeignArchiveError(f"it holds {entry.name!r}, which is no file")
     if entry.size != declared.bytes:
         raise DamagedArchiveError(f"{entry.name} has {entry.size} bytes in place of {declared.bytes}")
     opened = archive.extractfile(entry)

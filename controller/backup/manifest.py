@@ -6,13 +6,14 @@ folders.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from common.state_files import RESPONSES_NAME, RESPONSES_SCHEMA_VERSION
+from common.state_files import CATALOG_NAME, CATALOG_SCHEMA_VERSION, RESPONSES_NAME, RESPONSES_SCHEMA_VERSION
 from controller.config.last_good import FILE_NAME as LAST_GOOD_NAME
 from controller.config.read import is_read
 from controller.schema.status import SCHEMA_VERSION as STATE_SCHEMA_VERSION
@@ -20,8 +21,10 @@ from controller.storage.state_dir import IDENTITY_NAME, MEMORY_NAME, OBSERVED_ME
 
 MANIFEST_NAME: Final = "manifest.json"
 FORMAT: Final = "roundhouse-backup"
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 """Version of the archive format. Raised when an earlier Roundhouse would restore the archive wrongly."""
+SCHEMA_VERSION_WITHOUT_DOCUMENTS: Final = 1
+"""Version of an archive without documents, which earlier versions of Roundhouse restore, too."""
 STATE_FOLDER: Final = "state"
 RESPONSES_FOLDER: Final = "responses"
 DESIRED_FOLDER: Final = "desired-state"
@@ -30,6 +33,9 @@ STATE_FILES: Final = (IDENTITY, MEMORY_NAME, LAST_GOOD_NAME, OBSERVED_MEMORY_NAM
 """JSON files of the state folder that a backup contains."""
 JOURNAL: Final = "journal.db"
 RESPONSES: Final = RESPONSES_NAME
+DOCUMENTS_FOLDER: Final = "documents"
+CATALOG_MEMBER: Final = f"{DOCUMENTS_FOLDER}/{CATALOG_NAME}"
+_ORIGINAL: Final = re.compile(rf"{DOCUMENTS_FOLDER}/originals/([0-9a-f]{{64}})")
 
 
 class BackupError(Exception):
@@ -58,6 +64,17 @@ class Member(BaseModel):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
+class DocumentsSummary(BaseModel):
+    """What follows the members of the manifest in an archive with documents: originals, named by their SHA-256,
+    ascending. A manifest with all of them would be too large."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    originals: int = Field(ge=0)
+    bytes: int = Field(ge=0)
+    """Of all originals together."""
+
+
 class Manifest(BaseModel):
     """Content of `manifest.json`, the first file of an archive: who wrote the archive, when, and which files follow."""
 
@@ -69,14 +86,23 @@ class Manifest(BaseModel):
     """Schema version of the JSON files and the journal."""
     responses_schema_version: int = RESPONSES_SCHEMA_VERSION
     """Schema version of `responses.db`."""
+    catalog_schema_version: int = CATALOG_SCHEMA_VERSION
+    """Schema version of the catalog of documents."""
     version: str
     """Version of Roundhouse that wrote the archive."""
     made_at: float
     """Unix time of the backup."""
     instance: str
-    """Instance id of the installation."""
+    """Instance id of the installation; empty in a backup of documents alone."""
     members: dict[str, Member]
     """Size and digest by member name, such as `state/memory.json`."""
+    documents: DocumentsSummary | None = None
+    """None: the backup has no documents."""
+
+    @property
+    def has_installation(self) -> bool:
+        """Whether it is more than a backup of documents alone."""
+        return f"{STATE_FOLDER}/{IDENTITY}" in self.members
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +110,7 @@ class MemberPlace:
     """Place of an archive's file in an installation: a folder and a file name."""
 
     folder: str
-    """`state`, `responses` or `desired-state`."""
+    """`state`, `responses`, `desired-state` or `documents`."""
     name: str
     """Name of a file directly in the folder."""
 
@@ -106,11 +132,18 @@ def parse_member(member: str) -> MemberPlace:
     is_known = (
         (folder == STATE_FOLDER and name in (*STATE_FILES, JOURNAL))
         or (folder == RESPONSES_FOLDER and name == RESPONSES)
+        or member == CATALOG_MEMBER
         or (folder == DESIRED_FOLDER and is_read(name) and not set(name) & {"/", "\0"})
     )
     if not is_known:
         raise ForeignArchiveError(f"it holds {member!r}, which no backup holds")
     return MemberPlace(folder, name)
+
+
+def hash_of_original(member: str) -> str | None:
+    """Return the SHA-256 that an archive member is named by; None: it is no original of a document."""
+    found = _ORIGINAL.fullmatch(member)
+    return None if found is None else found[1]
 
 
 def parse_manifest(content: Mapping[str, object]) -> Manifest:
@@ -127,6 +160,7 @@ def parse_manifest(content: Mapping[str, object]) -> Manifest:
         "schema_version": SCHEMA_VERSION,
         "state_schema_version": STATE_SCHEMA_VERSION,
         "responses_schema_version": RESPONSES_SCHEMA_VERSION,
+        "catalog_schema_version": CATALOG_SCHEMA_VERSION,
     }
     for field, known_version in limits.items():
         version = content.get(field)
@@ -142,4 +176,6 @@ def parse_manifest(content: Mapping[str, object]) -> Manifest:
         raise ForeignArchiveError(f"its {MANIFEST_NAME} is not one of Roundhouse: {place}") from None
     for member in manifest.members:
         parse_member(member)
+    if (manifest.documents is not None) is not (CATALOG_MEMBER in manifest.members):
+        raise ForeignArchiveError(f"its {MANIFEST_NAME} is not one of Roundhouse: documents")
     return manifest

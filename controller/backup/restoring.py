@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final
 
 from common.sqlite_files import check_content, remove_side_files
+from common.state_files import RETRIEVAL_FOLDER
 from controller.backup.archive import describe_file, read_archive
+from controller.backup.documents import ASIDE_NAME, StagedDocuments, has_documents
+from controller.backup.files import sync_folder, write_new
 from controller.backup.manifest import (
     DESIRED_FOLDER,
+    DOCUMENTS_FOLDER,
     IDENTITY,
     JOURNAL,
     RESPONSES,
@@ -26,14 +30,13 @@ from controller.backup.manifest import (
     MemberPlace,
     parse_member,
 )
-from controller.backup.snapshot import sync_folder
 from controller.config.read import is_read
 from controller.storage.state_dir import LOCK_NAME
 
 ASIDE_SUFFIX: Final = ".before-restore"
 """Suffix of files that a restore replaced. No desired-state file has such a name."""
-_NO_STATE: Final = (LOCK_NAME, "up.lock", "lost+found")
-"""Entries of a state folder that contains no state."""
+_NO_STATE: Final = (LOCK_NAME, "up.lock", "lost+found", RETRIEVAL_FOLDER, ASIDE_NAME)
+"""Entries of a state folder that contains no state. Documents are checked by `check_no_documents`."""
 
 
 class OccupiedError(BackupError):
@@ -42,7 +45,7 @@ class OccupiedError(BackupError):
 
 @dataclass(frozen=True, slots=True)
 class RestoreFolders:
-    """Folders that a restore writes to."""
+    """Folders that a restore writes to. Documents are staged and moved as a folder, so `path_of` is not for them."""
 
     state: Path
     """State folder of the controller."""
@@ -50,6 +53,8 @@ class RestoreFolders:
     """Folder of `responses.db`."""
     desired: Path
     """Folder of the desired-state files."""
+    documents: Path | None
+    """State folder of retrieval; None: documents are left out."""
 
     def folder_of(self, place: MemberPlace) -> Path:
         """Return the destination folder of a member, which need not exist."""
@@ -90,6 +95,32 @@ def check_vacant(manifest: Manifest, folders: RestoreFolders) -> None:
         declared = manifest.members.get(f"{DESIRED_FOLDER}/{path.name}")
         if declared is None or describe_file(path) != declared:
             raise OccupiedError(f"{path} is there already, and is not in the backup so")
+    if manifest.documents is not None and folders.documents is not None:
+        check_no_documents(folders.documents)
+
+
+def check_no_documents(folder: Path) -> None:
+    """Check that a state folder of retrieval has no documents; an empty catalog is none. Raises OccupiedError, or
+    OSError where the folder cannot be read."""
+    if has_documents(folder):
+        raise OccupiedError(f"{folder / RETRIEVAL_FOLDER} holds documents already")
+
+
+def restore_documents(file: IO[bytes], manifest: Manifest, folder: Path, *, force: bool) -> Path | None:
+    """Restore the documents of an archive that `verify_archive` accepted with this `manifest`, and nothing else, to
+    retrieval's state folder. Return where the folder is now that was there; None: there was none. No retrieval program
+    may run there.
+
+    With `force`, existing documents are moved aside, over those of an earlier restore. Raises BackupError, also where
+    the archive has no documents (OccupiedError: there are some, without `force`), or OSError; the previous documents
+    are then still in place, unless the disk failed between two renames.
+    """
+    if manifest.documents is None:
+        raise BackupError("it has no documents")
+    if not force:
+        check_no_documents(folder)
+    with _stage_documents(file, manifest, folder) as staged:
+        return staged.move_into_place()
 
 
 def restore_archive(
@@ -105,24 +136,62 @@ def restore_archive(
     Raises BackupError (OccupiedError without `force`) or OSError. The previous files are then still in place, unless
     the disk failed between two renames.
     """
+    if not manifest.has_installation:
+        raise BackupError("it has documents alone: `roundhouse rag restore` restores them")
     if not force:
         check_vacant(manifest, folders)
+    if manifest.documents is None or folders.documents is None:
+        return _restore_files(file, manifest, folders, new_identity=new_identity)
+    with _stage_documents(file, manifest, folders.documents) as documents:
+        restored = _restore_files(file, manifest, folders, new_identity=new_identity)
+        if (aside := documents.move_into_place()) is not None:
+            restored.aside_files.append(aside)
+    restored.written_files.append(folders.documents / RETRIEVAL_FOLDER)
+    return restored
+
+
+@contextmanager
+def _stage_documents(file: IO[bytes], manifest: Manifest, folder: Path) -> Iterator[StagedDocuments]:
+    """Read the documents of an archive into a staging folder, which is removed at the end unless it was moved into
+    place. Raises BackupError or OSError."""
+    staged = StagedDocuments(folder)
+
+    def _take(member: str, _: int, chunks: Iterator[bytes]) -> None:
+        if member.startswith(f"{DOCUMENTS_FOLDER}/"):
+            staged.take_member(member, chunks)
+
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _read_same(file, manifest, _take)
+        staged.check_catalog()
+        yield staged
+    finally:
+        staged.remove()
+
+
+def _read_same(file: IO[bytes], manifest: Manifest, take: Callable[[str, int, Iterator[bytes]], None]) -> None:
+    if read_archive(file, take) != manifest:
+        raise BackupError("the backup was replaced while it was read")
+
+
+def _restore_files(file: IO[bytes], manifest: Manifest, folders: RestoreFolders, *, new_identity: bool) -> Restored:
+    """Restore everything but documents."""
     restored = Restored(keeps_identity=not new_identity and (folders.state / IDENTITY).exists())
     skipped_members = {f"{STATE_FOLDER}/{IDENTITY}"} if new_identity or restored.keeps_identity else set()
     staged_files: dict[MemberPlace, Path] = {}
 
     def _take(member: str, mode: int, chunks: Iterator[bytes]) -> None:
+        if member in skipped_members or member.startswith(f"{DOCUMENTS_FOLDER}/"):
+            return
         place = parse_member(member)
-        if member not in skipped_members:
-            staged_files[place] = _stage_path(folders, place)
-            _write_staged(staged_files[place], mode, chunks)
+        staged_files[place] = _stage_path(folders, place)
+        write_new(staged_files[place], mode, chunks)
 
     try:
         for folder in (folders.state, folders.responses):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folders.desired.mkdir(parents=True, exist_ok=True)
-        if read_archive(file, _take) != manifest:
-            raise BackupError("the backup was replaced while it was read")
+        _read_same(file, manifest, _take)
         _drop_equal_declarations(staged_files, folders)
         for place, staged in staged_files.items():
             if place.is_database:
@@ -137,21 +206,6 @@ def restore_archive(
 
 def _stage_path(folders: RestoreFolders, place: MemberPlace) -> Path:
     return folders.folder_of(place) / f".{place.name}.{os.getpid()}.new"
-
-
-def _write_staged(path: Path, mode: int, chunks: Iterator[bytes]) -> None:
-    """Write a staged file and sync it. Run by root, the file gets the owner of its folder."""
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as staged:
-        for chunk in chunks:
-            staged.write(chunk)
-        os.fchmod(descriptor, mode & 0o666 | 0o600)
-        owner = path.parent.stat()
-        if os.geteuid() == 0 and (owner.st_uid, owner.st_gid) != (0, 0):
-            os.fchown(descriptor, owner.st_uid, owner.st_gid)
-        staged.flush()
-        os.fsync(descriptor)
 
 
 def _drop_equal_declarations(staged_files: dict[MemberPlace, Path], folders: RestoreFolders) -> None:

@@ -3,25 +3,29 @@ own."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import sqlite3
 import tempfile
-from contextlib import closing
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from pydantic import ValidationError
 
-from common.sqlite_files import check_content, open_existing
+from common.state_files import CATALOG_NAME, RETRIEVAL_FOLDER
 from controller import __version__
 from controller.backup.archive import describe_file, write_archive
+from controller.backup.documents import DocumentsCopy, open_documents
+from controller.backup.files import copy_database, sync_folder
 from controller.backup.manifest import (
+    CATALOG_MEMBER,
     DESIRED_FOLDER,
     IDENTITY,
     JOURNAL,
     RESPONSES,
     RESPONSES_FOLDER,
+    SCHEMA_VERSION,
+    SCHEMA_VERSION_WITHOUT_DOCUMENTS,
     STATE_FILES,
     STATE_FOLDER,
     BackupError,
@@ -30,32 +34,66 @@ from controller.backup.manifest import (
 from controller.config.read import read_folder
 from controller.storage.state_dir import Identity
 
-BUSY_S: Final = 5.0
-"""Seconds to wait for a database that another program has locked."""
+
+@dataclass(frozen=True, slots=True)
+class BackupFolders:
+    """Folders of an installation."""
+
+    desired: Path
+    """Folder of the desired-state files."""
+    state: Path
+    """State folder of the controller."""
+    responses: Path
+    """Folder of `responses.db`."""
+    documents: Path | None
+    """State folder of retrieval; None: documents are left out."""
 
 
-def write_backup(path: Path, *, desired: Path, state: Path, responses: Path, now: float) -> Manifest:
+def write_backup(path: Path, folders: BackupFolders, now: float, on_original: Callable[[], None]) -> Manifest:
     """Back up an installation to the file `path`, which is replaced only by a complete archive, and return its
-    manifest. `now` is Unix time. The programs may run meanwhile. Needs room for a copy of all files beside `path`.
+    manifest. `now` is Unix time. `on_original`: called when an original of a document is in the archive. The programs
+    may run meanwhile. Needs room for a copy of all files but the originals beside `path`.
 
-    `desired`, `state` and `responses` are the folders of the desired-state files, of the controller's state, and of
-    `responses.db`. Raises BackupError, also where a folder cannot be read or `path` cannot be written, and then leaves
-    no partial file.
+    Raises BackupError, also where a folder cannot be read or `path` cannot be written, and then leaves no partial file.
     """
+    return _write(path, folders.documents, lambda work_folder: _collect(work_folder, folders), now, on_original)
+
+
+def write_documents_backup(path: Path, documents: Path, now: float, on_original: Callable[[], None]) -> Manifest:
+    """Back up the documents alone, as `write_backup` does. `documents`: state folder of retrieval. Raises BackupError,
+    also where there are none."""
+    if not (documents / RETRIEVAL_FOLDER / CATALOG_NAME).exists():
+        raise BackupError(f"{documents} is no state folder of retrieval: it has no {RETRIEVAL_FOLDER}/{CATALOG_NAME}")
+    return _write(path, documents, lambda _: {}, now, on_original)
+
+
+def _write(
+    path: Path,
+    documents: Path | None,
+    collect: Callable[[Path], dict[str, Path]],
+    now: float,
+    on_original: Callable[[], None],
+) -> Manifest:
     try:
         work_folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     except OSError as error:
         raise BackupError(f"{path} cannot be written: {error.strerror or error}") from error
     try:
-        files = _collect(work_folder, desired, state, responses)
-        manifest = Manifest(
-            version=__version__,
-            made_at=now,
-            instance=_read_instance(work_folder / STATE_FOLDER / IDENTITY),
-            members={member: describe_file(file) for member, file in files.items()},
-        )
+        files = collect(work_folder)
         archive_path = work_folder / "archive"
-        write_archive(archive_path, manifest, files)
+        with _open_documents(documents, work_folder) as copy:
+            if copy is not None:
+                files[CATALOG_MEMBER] = copy.catalog
+            manifest = Manifest(
+                schema_version=SCHEMA_VERSION_WITHOUT_DOCUMENTS if copy is None else SCHEMA_VERSION,
+                version=__version__,
+                made_at=now,
+                instance=_read_instance(work_folder / STATE_FOLDER / IDENTITY),
+                members={member: describe_file(file) for member, file in files.items()},
+                documents=None if copy is None else copy.summary,
+            )
+            originals = iter(()) if copy is None else copy.list_originals()
+            write_archive(archive_path, manifest, files, originals, on_original)
         archive_path.replace(path)
         sync_folder(path.parent)
     except OSError as error:
@@ -65,29 +103,24 @@ def write_backup(path: Path, *, desired: Path, state: Path, responses: Path, now
     return manifest
 
 
-def sync_folder(folder: Path) -> None:
-    """Sync a folder to disk, so that renames in it survive a power failure. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _open_documents(documents: Path | None, work_folder: Path) -> AbstractContextManager[DocumentsCopy | None]:
+    return nullcontext() if documents is None else open_documents(documents, work_folder)
 
 
-def _collect(work_folder: Path, desired: Path, state: Path, responses: Path) -> dict[str, Path]:
-    """Copy all files of the backup to `work_folder`. Returns the copies by member name.
+def _collect(work_folder: Path, folders: BackupFolders) -> dict[str, Path]:
+    """Copy all files of the backup but documents to `work_folder`. Returns the copies by member name.
 
     Raises BackupError, or OSError where the work folder cannot be written.
     """
     for name in (STATE_FOLDER, RESPONSES_FOLDER, DESIRED_FOLDER):
         (work_folder / name).mkdir()
-    copies = [*_copy_declarations(desired, work_folder / DESIRED_FOLDER)]
+    copies = [*_copy_declarations(folders.desired, work_folder / DESIRED_FOLDER)]
     for name in STATE_FILES:
-        copies += _copy_state_file(state / name, work_folder / STATE_FOLDER / name)
-    for source, folder in ((state / JOURNAL, STATE_FOLDER), (responses / RESPONSES, RESPONSES_FOLDER)):
+        copies += _copy_state_file(folders.state / name, work_folder / STATE_FOLDER / name)
+    for source, folder in ((folders.state / JOURNAL, STATE_FOLDER), (folders.responses / RESPONSES, RESPONSES_FOLDER)):
         copies += copy_database(source, work_folder / folder / source.name)
     if work_folder / STATE_FOLDER / IDENTITY not in copies:
-        raise BackupError(f"{state} is no state folder of a Roundhouse: it has no {IDENTITY}")
+        raise BackupError(f"{folders.state} is no state folder of a Roundhouse: it has no {IDENTITY}")
     return {str(copy.relative_to(work_folder)): copy for copy in copies}
 
 
@@ -125,40 +158,10 @@ def _copy_state_file(source: Path, copy: Path) -> list[Path]:
 
 
 def _read_instance(path: Path) -> str:
+    """Return the instance's id; empty where the backup has no identity."""
+    if not path.exists():
+        return ""
     try:
         return Identity.model_validate_json(path.read_bytes()).instance
     except ValidationError:
         raise BackupError(f"{path.name} of the state folder is damaged: restore it or move it away") from None
-
-
-def copy_database(source: Path, copy: Path) -> list[Path]:
-    """Copy an SQLite database to the file `copy` as of its last committed transaction, while others write to it.
-    Returns the copy in a list, empty where there is no database. The copy is readable by its owner alone.
-
-    Raises BackupError where the database cannot be read, is damaged, or is locked by another program for BUSY_S
-    seconds, and where the copy cannot be written.
-    """
-    if not source.exists():
-        return []
-    try:
-        with (
-            closing(open_existing(source, busy_s=BUSY_S)) as db,
-            closing(sqlite3.connect(copy)) as target,
-        ):
-            # `backup` would wait for ever for somebody who has the file to himself; a read waits for BUSY_S.
-            db.execute("BEGIN")
-            db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            db.backup(target)
-            check_content(target)
-    except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code == sqlite3.SQLITE_FULL:
-            raise BackupError(f"there is no room for a copy of {source} beside the backup") from error
-        hint = (
-            ": a gateway of an earlier version has it to itself; stop that one first"
-            if code == sqlite3.SQLITE_BUSY
-            else ""
-        )
-        raise BackupError(f"{source} cannot be copied ({error}){hint}") from error
-    copy.chmod(0o600)
-    return [copy]

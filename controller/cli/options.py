@@ -36,6 +36,13 @@ Responses: TypeAlias = Annotated[
         "--responses", metavar="DIR", help="Folder of the gateway's `responses.db`; default: the state folder."
     ),
 ]
+Documents: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--documents", metavar="DIR", help="State folder of retrieval; default: the controller's."),
+]
+NoDocuments: TypeAlias = Annotated[
+    bool, typer.Option("--no-documents", help="Leave documents and searches out; `roundhouse rag` has its own backup.")
+]
 Runtime: TypeAlias = Annotated[
     str | None, typer.Option("--runtime", metavar="process|docker|auto", help="Where engines run.")
 ]

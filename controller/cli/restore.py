@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from controller.cli.exit_codes import CommandError, ExitCode
-from controller.cli.options import Desired, Json, Responses, State
+from controller.cli.options import Desired, Documents, Json, NoDocuments, Responses, State
 from controller.cli.output import count_words, print_error, print_json, print_line, time_words
 from controller.cli.settings import read_settings
 
@@ -25,6 +25,8 @@ def restore(
     desired: Desired = None,
     state: State = None,
     responses: Responses = None,
+    documents: Documents = None,
+    no_documents: NoDocuments = False,
     force: Annotated[
         bool,
         typer.Option(
@@ -52,7 +54,8 @@ def restore(
     if force and new_identity:
         raise CommandError("--new-identity is for empty folders, so without --force", ExitCode.USAGE)
     settings = read_settings(desired=desired, state=state)
-    folders = RestoreFolders(settings.state, responses or settings.state, settings.desired)
+    documents_folder = None if no_documents else documents or settings.state
+    folders = RestoreFolders(settings.state, responses or settings.state, settings.desired, documents_folder)
     try:
         with file.open("rb") as archive:
             manifest = verify_archive(archive)
@@ -72,6 +75,19 @@ def restore(
     return ExitCode.DONE
 
 
+def hold_catalog(documents: Path) -> list[int]:
+    """Lock the catalog of a state folder of retrieval against a retrieval program. Return the descriptors that hold it,
+    none where there is no catalog. Raises CommandError (LOCKED) where a program uses it."""
+    from common.sqlite_files import hold_file
+    from common.state_files import CATALOG_NAME, RETRIEVAL_FOLDER
+
+    catalog = documents / RETRIEVAL_FOLDER / CATALOG_NAME
+    try:
+        return [hold_file(catalog)] if catalog.exists() else []
+    except BlockingIOError:
+        raise CommandError(f"retrieval uses {catalog}; `roundhouse down` ends it", ExitCode.LOCKED) from None
+
+
 @contextmanager
 def _hold_folders(folders: RestoreFolders) -> Iterator[None]:
     """Lock the folders against `up`, a controller and a gateway. Raises CommandError where one of them runs."""
@@ -86,6 +102,8 @@ def _hold_folders(folders: RestoreFolders) -> Iterator[None]:
         descriptors.append(lock_state_folder(folders.state))
         if responses_path.exists():
             descriptors.append(hold_file(responses_path))
+        if folders.documents is not None:
+            descriptors += hold_catalog(folders.documents)
         yield
     except StateLockedError as error:
         raise CommandError(f"{error}; `roundhouse down` ends it", ExitCode.LOCKED) from None

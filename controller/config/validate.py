@@ -55,6 +55,7 @@ def validate_models(models: Table, roots: ModelRoots) -> ValidatedModels:
             definitions[name] = definition
             declared_models[name] = _values(entry.node)
     problems += _alias_problems(models)
+    problems += _role_problems(models)
     return ValidatedModels(definitions, declared_models, problems)
 
 
@@ -227,3 +228,18 @@ def _alias_problems(models: Table) -> Iterator[Problem]:
                 yield Problem(file=item.place.file, line=item.place.line, field=field_path, message=message)
             else:
                 alias_owners[alias] = f"an alias of model {name}"
+
+
+def _role_problems(models: Table) -> Iterator[Problem]:
+    """Yield a problem for each model whose role another one has."""
+    owners: dict[str, str] = {}
+    for name, entry in models.iterate_entries():
+        node = entry.node.get("role") if isinstance(entry.node, Table) else None
+        role = None if node is None else to_plain_value(node)
+        if not isinstance(role, str):
+            continue
+        if role in owners:
+            message = f"model {owners[role]} has the role `{role}` already"
+            field_path = field_name(("models", name, "role"))
+            yield Problem(file=entry.place.file, line=entry.place.line, field=field_path, message=message)
+        owners.setdefault(role, name)

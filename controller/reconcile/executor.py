@@ -205,7 +205,8 @@ class Executor:
     def _record_start_failure(self, action: Start, name: str, message: str, *, permanent: bool) -> None:
         message = self._redact(action.model, message, name)
         log.warning("start of %s failed: %s", name, message)
-        self._memory.record_failure(action.id, Verdict(message, permanent), self._clock())
+        began_at = self._memory.pending[name].began_at
+        self._memory.record_failure(action.id, Verdict(message, permanent), self._clock(), began_at=began_at)
 
     def _end(self, action: Stop | Remove, replica: ObservedReplica) -> None:
         """Stop or remove a replica. A failed one counts as a failure when its end is first issued, and only once."""
@@ -215,7 +216,8 @@ class Executor:
             self._memory.counted_failures.add(action.name)
             ready_since = replica.ready_since if isinstance(action, Remove) or action.served else None
             ready_for_s = None if ready_since is None else now - ready_since
-            self._memory.record_failure(action.id, action.failure, now, ready_for_s=ready_for_s)
+            began_at = replica.created_at if replica.ready_since is None else None
+            self._memory.record_failure(action.id, action.failure, now, ready_for_s=ready_for_s, began_at=began_at)
             log.warning("%s failed: %s", action.name, action.failure.message)
             # The next plan decides when to start again, which may be at once.
             self._wake()

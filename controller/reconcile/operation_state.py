@@ -27,8 +27,11 @@ from controller.state import (
     PreflightResult,
     ReplicaId,
     ReplicaKey,
+    StartFailure,
 )
 
+MOST_START_FAILURES = 4
+"""Failed starts that are kept of each replica key."""
 CLOCK_SLACK_S = 60.0
 """An operation whose end lies more than this many seconds in the future ended before the clock was set back."""
 
@@ -50,6 +53,8 @@ class OperationState:
     """Image to its failed pull; None: its pull is under way."""
     failures: dict[ReplicaKey, Failure] = field(default_factory=dict)
     """Consecutive failures by replica key, which decide when the next start may be tried."""
+    start_failures: dict[ReplicaKey, tuple[StartFailure, ...]] = field(default_factory=dict)
+    """The last `MOST_START_FAILURES` failed starts by replica key, oldest first."""
     attempts: AttemptNumbers = field(default_factory=AttemptNumbers)
     """The highest attempt number of every replica ever started, also by earlier controllers."""
     drains: dict[str, DrainState] = field(default_factory=dict)
@@ -71,6 +76,7 @@ class OperationState:
             preflighting=frozenset(self.preflighting),
             pulls=dict(self.pulls),
             failures=dict(self.failures),
+            start_failures=dict(self.start_failures),
             attempts=self.attempts,
             loaded_once=frozenset(self.loaded_once),
             left_at=dict(self.left_at),
@@ -119,13 +125,24 @@ class OperationState:
             del self.pending[name]
 
     def record_failure(
-        self, replica: ReplicaId, verdict: Verdict, now: float, *, ready_for_s: float | None = None
+        self,
+        replica: ReplicaId,
+        verdict: Verdict,
+        now: float,
+        *,
+        ready_for_s: float | None = None,
+        began_at: float | None = None,
     ) -> Failure:
         """Count a failure of a replica towards the backoff of its key, and return the key's failures so far.
 
         `now` is Unix time. `ready_for_s` says for how many seconds the replica had been ready; None: never, or its
-        ready time does not count.
+        ready time does not count. `began_at` is the Unix time of the start that failed; None: the engine had been
+        ready, so that its start did not fail.
         """
+        if began_at is not None:
+            failed_starts = self.start_failures.get(replica.key, ())
+            failed_start = StartFailure(verdict.message, max(0.0, now - began_at))
+            self.start_failures[replica.key] = (*failed_starts, failed_start)[-MOST_START_FAILURES:]
         failure = next_failure(self.failures.get(replica.key), verdict, replica.attempt, now, ready_for_s=ready_for_s)
         self.failures[replica.key] = failure
         return failure
@@ -149,6 +166,11 @@ class OperationState:
             key: failure
             for key, failure in self.failures.items()
             if (key.model, key.spec_hash) in current_specs and key not in proven_keys
+        }
+        self.start_failures = {
+            key: failed_starts
+            for key, failed_starts in self.start_failures.items()
+            if (key.model, key.spec_hash) in current_specs
         }
         self.preflights = {key: result for key, result in self.preflights.items() if key in current_specs}
         self.refusals = {key: refusal for key, refusal in self.refusals.items() if key in current_specs}

@@ -157,6 +157,12 @@ class Definition(BaseModel):
         "truncates them to a request's `dimensions`.",
     )
 
+    role: Literal["aicore"] | None = Field(
+        default=None,
+        description="`aicore`: the routes `/v1/aicore/...` and the block `aicore` of `/health` are about this model, "
+        "typically an `openai_remote` at a phone that serves Android's AICore. One model alone may have the role.",
+    )
+
     @model_validator(mode="after")
     def _replicas_within_bounds(self) -> Self:
         if self.replica_max is not None and self.replicas > self.replica_max:

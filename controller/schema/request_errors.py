@@ -263,6 +263,14 @@ REQUEST_ERRORS: Final = (
         retry=False,
     ),
     ErrorCode(
+        "benchmark_not_found",
+        404,
+        "invalid_request_error",
+        "No benchmark of this model was run yet.",
+        ("Run one: `POST /v1/models/NAME/benchmark`.",),
+        retry=False,
+    ),
+    ErrorCode(
         "completion_not_found",
         404,
         "invalid_request_error",

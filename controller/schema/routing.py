@@ -49,10 +49,23 @@ class Stamp(Wire):
         return (self.epoch, self.seq) < (other.epoch, other.seq)
 
 
+class StartAttempt(Wire):
+    """One start of a replica's engine."""
+
+    result: str = Field(description="`ok`, or `failed: ` and the reason in one line.")
+    duration_ms: int = Field(description="Milliseconds from the start until the engine was ready, or had failed.")
+
+
 class Endpoint(Wire):
     """The address of one replica, or of a remote model, and how to send requests to it."""
 
     replica: str
+    index: int = Field(default=0, description="Number of the replica among those of its model, from 0.")
+    attempts: tuple[StartAttempt, ...] = Field(
+        default=(),
+        description="The last starts of the replica with its definition, oldest first; the last one brought up the "
+        "running engine. Empty: a remote model.",
+    )
     base_url: str = Field(
         description="URL of the engine: scheme, host, port, optionally a path, without a trailing slash."
     )
@@ -104,6 +117,7 @@ class ModelRoute(Wire):
 
     name: str
     backend: str
+    role: Literal["aicore"] | None = Field(default=None, description="As in the model's definition.")
     state: ModelState
     created: int = Field(description="Unix time in seconds at which the model was declared, for /v1/models.")
     aliases: tuple[str, ...] = ()

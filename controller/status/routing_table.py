@@ -12,9 +12,16 @@ from pydantic import SecretStr
 from controller.engines import ENGINES
 from controller.engines.base import Engine, EngineFigures
 from controller.schema.keys import Key, KeyDefinition
-from controller.schema.routing import Endpoint, ModelRoute, RemoteProbe
+from controller.schema.routing import Endpoint, ModelRoute, RemoteProbe, StartAttempt
 from controller.schema.status import ModelState, ModelStatus
-from controller.state import DesiredModel, DesiredState, ObservedReplica, ObservedState
+from controller.state import (
+    DesiredModel,
+    DesiredState,
+    ObservedReplica,
+    ObservedState,
+    ReplicaKey,
+    StartFailure,
+)
 from controller.status.model_status import is_routable
 
 Tokens = Callable[[str], str | None]
@@ -47,6 +54,7 @@ def build_routes(
             tokens,
             remote_probes.get(status.name),
             longest_tokens.get(status.name),
+            observed.start_failures,
         )
         for status in statuses
         if status.name in desired.models
@@ -60,6 +68,7 @@ def _route(
     tokens: Tokens,
     remote_probe: RemoteProbe | None,
     longest_token: int | None,
+    failed_starts: Mapping[ReplicaKey, tuple[StartFailure, ...]],
 ) -> ModelRoute:
     engine = ENGINES[model.backend]
     remote = engine.describe_remote(model.definition)
@@ -73,11 +82,13 @@ def _route(
             )
         else:
             endpoints = tuple(
-                _endpoint(engine, model, replica, tokens) for replica in sorted(replicas, key=lambda each: each.name)
+                _endpoint(engine, model, replica, tokens, failed_starts.get(replica.id.key, ()))
+                for replica in sorted(replicas, key=lambda each: each.name)
             )
     return ModelRoute(
         name=model.name,
         backend=model.backend,
+        role=model.definition.role,
         state=status.state,
         created=int(model.first_declared_at),
         aliases=tuple(model.definition.aliases),
@@ -130,17 +141,38 @@ def _unloaded_reason(model: DesiredModel) -> str:
     return "an operator unloaded it" if model.statement.kind == "unload" else model.statement.reason
 
 
-def _endpoint(engine: Engine[Any], model: DesiredModel, replica: ObservedReplica, tokens: Tokens) -> Endpoint:
+def _endpoint(
+    engine: Engine[Any],
+    model: DesiredModel,
+    replica: ObservedReplica,
+    tokens: Tokens,
+    failed_starts: tuple[StartFailure, ...],
+) -> Endpoint:
     assert replica.base_url is not None
     token = tokens(replica.name)
     figures = EngineFigures(replica.context_length, replica.kv_cache_tokens, is_preempting=replica.is_preempting)
     return Endpoint(
         replica=replica.name,
+        index=replica.id.index,
+        attempts=_start_attempts(replica, failed_starts),
         base_url=replica.base_url,
         token=SecretStr(token) if token else None,
         kv_cache_tokens=engine.kv_cache_tokens(model.definition, figures),
         preempts_when_full=engine.preempts_when_full,
     )
+
+
+def _start_attempts(replica: ObservedReplica, failed_starts: tuple[StartFailure, ...]) -> tuple[StartAttempt, ...]:
+    attempts = [
+        StartAttempt(result=f"failed: {_first_line(failed.error):.200}", duration_ms=round(1000 * failed.duration_s))
+        for failed in failed_starts
+    ]
+    load_s = max(0.0, (replica.ready_since or replica.created_at) - replica.created_at)
+    return (*attempts, StartAttempt(result="ok", duration_ms=round(1000 * load_s)))
+
+
+def _first_line(text: str) -> str:
+    return next(iter(text.splitlines()), "")
 
 
 def build_keys(keys: Mapping[str, KeyDefinition]) -> tuple[Key, ...]:

@@ -257,6 +257,10 @@ class Admission:
         slots.queue.update_broken_count()
         return slots.queue.serve_queue(now)
 
+    def list_open_circuits(self) -> list[str]:
+        """Return the names of the replicas whose circuit breaker is open, so that they take no requests but trials."""
+        return [name for name, slots in self._replicas.items() if slots.breaker is not None and slots.breaker.is_open]
+
     def admit_trials(self, now: float) -> Sequence[Grant]:
         """Admit every waiting ticket that can enter now, as time goes by. Call about once per second.
 
@@ -289,12 +293,13 @@ class Admission:
 
     @property
     def slots_in_use(self) -> dict[str, int]:
-        """Number of tickets inside by replica name, also of replicas that left the table; absent if none."""
+        """Number of tickets inside by replica name, also of replicas that left the table; absent if none. A ticket that
+        holds several slots counts once."""
         return {name: replica.inflight for name, replica in self._replicas.items() if replica.inflight}
 
     @property
     def slots_in_use_by_model(self) -> dict[str, int]:
-        """Number of tickets inside by model name; absent if none."""
+        """Number of tickets inside by model name; absent if none. A ticket that holds several slots counts once."""
         return {queue.model: queue.inflight for queue in self._queues.values() if queue.inflight}
 
     def __repr__(self) -> str:

@@ -28,6 +28,7 @@ class ReplicaLoad(NamedTuple):
     """Load of one replica, and what its cache holds for one turn of a session, as `leaves_home` compares them."""
 
     slots_taken: int
+    """Slots that the requests inside hold together."""
     has_room: bool
     """Whether the turn can enter the replica now, without waiting."""
     cached_tokens: int

@@ -218,7 +218,8 @@ class ModelQueue:
         return grants
 
     def waiting_tickets(self) -> list[Ticket]:
-        """Return the waiting tickets, next to enter first, as far as each fits when its turn comes."""
+        """Return the waiting tickets, next to enter first. One that needs more than is free when its turn comes may be
+        overtaken."""
         return list(self.fair_queue.queue_order(self.mean_s or _UNKNOWN_COST))
 
     def list_places(self) -> list[tuple[Ticket, QueuePlace]]:

@@ -103,7 +103,9 @@ class TokenPool:
         self.tickets: dict[Ticket, TokenClaim] = {}
         """Claims of the tickets inside, latest entry last; tickets without a claim are absent."""
         self.reserved = 0
+        """Sum of `TokenClaim.reserved` of the tickets inside; above `usable` where answers outgrew their claims."""
         self.granted = 0
+        """Sum of `TokenClaim.granted` of the tickets inside."""
         self.resize(capacity)
 
     def resize(self, capacity: int) -> None:

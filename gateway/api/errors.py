@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
@@ -15,8 +16,9 @@ from gateway.server.asgi import error_headers
 def declare(app: FastAPI) -> None:
     """Install the handlers in `app` that answer its exceptions with the error envelope. Call once.
 
-    Unknown paths become `unknown_route`, wrong methods `method_not_allowed` with an `Allow` header, a RoundhouseError
-    itself, and any other exception `internal_error`.
+    Unknown paths become `unknown_route`, wrong methods `method_not_allowed` with an `Allow` header, parameters and
+    bodies that a route's types refuse `invalid_request` or `invalid_json`, a RoundhouseError itself, and any other
+    exception `internal_error`.
     """
 
     @app.exception_handler(HTTPException)
@@ -30,6 +32,10 @@ def declare(app: FastAPI) -> None:
         answer.headers["allow"] = ", ".join(methods)
         return answer
 
+    @app.exception_handler(RequestValidationError)
+    async def refused_input(request: Request, error: RequestValidationError) -> Response:
+        return _answer(request, _explain_refusal(error))
+
     @app.exception_handler(RoundhouseError)
     async def own_error(request: Request, error: RoundhouseError) -> Response:
         return _answer(request, without_tracebacks(error))
@@ -38,6 +44,15 @@ def declare(app: FastAPI) -> None:
     async def unexpected(request: Request, error: Exception) -> Response:
         # Starlette raises `error` again after this; the ingress middleware logs it with the request's id.
         return _answer(request, RoundhouseError("internal_error", "The gateway failed on this request."))
+
+
+def _explain_refusal(refusal: RequestValidationError) -> RoundhouseError:
+    first = refusal.errors()[0]
+    if first["type"] == "json_invalid":
+        return RoundhouseError("invalid_json", f"The body is not JSON: {first['ctx']['error']}.")
+    place = ".".join(str(part) for part in first["loc"][1:]) or None
+    message = f"`{place}`: {first['msg']}." if place else f"The body: {first['msg']}."
+    return RoundhouseError("invalid_request", message, param=place)
 
 
 def _answer(request: Request, error: RoundhouseError) -> Response:

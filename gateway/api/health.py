@@ -1,74 +1,204 @@
-"""GET /health and GET /metrics. Both are served without a key and under any host name."""
+"""GET /health, /health/live, /health/ready and /metrics. All are served without a key and under any host name."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from fastapi import FastAPI, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, Field
 
+from controller.schema.errors import RoundhouseError
+from controller.schema.routing import Endpoint, ModelRoute
+from gateway.admission.admission import Admission
+from gateway.control.aicore_probe import AicoreProbe, AicoreStatus
 from gateway.control.inflight import InflightCounts
 from gateway.control.link import LinkState
 from gateway.ingress.route_access import require_access
 from gateway.metrics.registry import Metrics
+from gateway.protocols.common.json_bytes import json_bytes
+from gateway.routing.degradation import Surroundings, hide_secrets_of_host, list_degradations
 from gateway.routing.live_routes import LiveRoutes
+
+
+class EngineStart(BaseModel):
+    """One start of a replica's engine."""
+
+    backend: str
+    result: str = Field(description="`ok`, or `failed: ` and the reason.")
+    duration_ms: int = Field(description="Milliseconds from the start until the engine was ready, or had failed.")
 
 
 class EngineHealth(BaseModel):
     """A replica that takes requests."""
 
-    key: str = Field(description="Name of the replica.")
-    model: str = Field(description="Name of the replica's model.")
+    key: str = Field(
+        description="`<model>_<tokens of its context, or model>_<backend>_<number of the replica, from 0>`."
+    )
     backend: str = Field(description="Backend of the model.")
+    model: str = Field(description="Name of the replica's model.")
+    replica: str = Field(description="Name of the replica, as in metrics and logs.")
     inflight: int = Field(description="Running requests of this gateway in the replica.")
+    attempts: list[EngineStart] = Field(
+        description="The last starts of the replica with its definition, oldest first; the last one brought it up."
+    )
+
+
+class DegradedPart(BaseModel):
+    """A part that does not work as it should."""
+
+    part: str = Field(description="`controller`, `retrieval`, `certificate`, `model NAME` or `replica NAME`.")
+    reason: str
+
+
+class AicoreHealth(BaseModel):
+    """The model with the role `aicore`, as it was told some seconds ago."""
+
+    status_code: int | None = Field(description="As of `/v1/aicore/status`; null: the device could not be asked.")
+    status: str
+    model_id: str
+    is_default: Literal[True] = True
+    error: str | None = Field(None, description="Why the device could not be asked.")
 
 
 class Health(BaseModel):
     """State of the gateway. Any answer means that the gateway is alive; the fields say what it can serve."""
 
-    status: Literal["ok"] = "ok"
+    status: Literal["ok", "degraded"] = Field(description="`degraded` while `degraded` is not empty.")
     service: Literal["roundhouse"] = "roundhouse"
     version: str = Field(description="Version of the gateway.")
     controller: str = Field(
         description="Link to the controller: `connected`; `lost` (the gateway uses the last routing table); "
         "`never` (no routing table was received yet)."
     )
+    retrieval: Literal["off", "unknown", "up", "down"] = Field(
+        description="Whether documents and searches are served; `unknown` in the first moments."
+    )
     queue_depth: int = Field(description="Number of requests that wait for a slot or for a model to load.")
     engines_loaded: int = Field(description="Number of entries in `engines`.")
-    engines: list[EngineHealth] = Field(description="Replicas that accept requests.")
+    engines: list[EngineHealth] = Field(description="Replicas that take requests; remote models have none.")
+    degraded: list[DegradedPart]
+    aicore: AicoreHealth | None = Field(description="Null: no model has the role `aicore`.")
 
 
-def declare(
-    app: FastAPI, *, version: str, live: LiveRoutes, ledger: InflightCounts, link: LinkState, metrics: Metrics
-) -> None:
-    """Add GET and HEAD of `/health` and `/metrics` to `app`. Both are open to everybody, without a key and under any
-    host name. `version`: of the gateway. The other arguments are read at each request."""
+class Liveness(BaseModel):
+    """The process serves."""
+
+    status: Literal["ok"] = "ok"
+
+
+@dataclass(slots=True)
+class HealthSources:
+    """Where `/health` looks. All of it is in memory: no answer waits for another program. Set `is_stopping` alone."""
+
+    version: str
+    """Of the gateway."""
+    live: LiveRoutes
+    ledger: InflightCounts
+    link: LinkState
+    admission: Admission
+    find_retrieval: Callable[[], str]
+    """Returns the field `retrieval`."""
+    is_certificate_broken: Callable[[], bool]
+    aicore: AicoreProbe
+    is_stopping: bool = False
+    """The gateway begins to stop, so that it is not ready any more."""
+
+    def describe_health(self) -> dict[str, Any]:
+        """Return the fields of `Health`."""
+        routes = self.live.current_or_none
+        models = None if routes is None else list(routes.models.values())
+        engines = [
+            self._describe_engine(route, endpoint)
+            for route in models or ()
+            for endpoint in route.endpoints
+            if not endpoint.remote
+        ]
+        degraded = list_degradations(
+            Surroundings(
+                self.link.status_word,
+                self.find_retrieval(),
+                models,
+                self.admission.list_open_circuits(),
+                self.is_certificate_broken(),
+            )
+        )
+        return {
+            "status": "degraded" if degraded else "ok",
+            "service": "roundhouse",
+            "version": self.version,
+            "controller": self.link.status_word,
+            "retrieval": self.find_retrieval(),
+            "queue_depth": sum(self.ledger.queued.values()),
+            "engines_loaded": len(engines),
+            "engines": engines,
+            "degraded": [part._asdict() for part in degraded],
+            "aicore": _describe_aicore(self.aicore.latest),
+        }
+
+    def _describe_engine(self, route: ModelRoute, endpoint: Endpoint) -> dict[str, Any]:
+        return {
+            "key": f"{route.name}_{route.context_length or 'model'}_{route.backend}_{endpoint.index}",
+            "backend": route.backend,
+            "model": route.name,
+            "replica": endpoint.replica,
+            "inflight": self.ledger.inflight.get(endpoint.replica, 0),
+            "attempts": [
+                {
+                    "backend": route.backend,
+                    "result": hide_secrets_of_host(each.result),
+                    "duration_ms": each.duration_ms,
+                }
+                for each in endpoint.attempts
+            ],
+        }
+
+
+def _describe_aicore(status: AicoreStatus | None) -> dict[str, Any] | None:
+    if status is None:
+        return None
+    error = {} if status.error is None else {"error": status.error}
+    return {
+        "status_code": status.code,
+        "status": status.word,
+        "model_id": status.model_id,
+        "is_default": True,
+        **error,
+    }
+
+
+def declare(app: FastAPI, *, sources: HealthSources, metrics: Metrics) -> None:
+    """Add GET and HEAD of the routes to `app`. They are open to everybody, without a key and under any host name.
+    `sources` and `metrics` are read at each request."""
 
     @app.head("/health", include_in_schema=False)
-    @app.get("/health", summary="Liveness", tags=["operations"])
+    @app.get("/health", summary="Health", tags=["operations"], response_model=Health)
     @require_access("open")
-    async def health() -> Health:
+    async def health() -> Response:
+        """Answers 200 while the process serves, and names what does not work."""
+        # Thousands of replicas would take a framework's validation tens of milliseconds.
+        return Response(json_bytes(sources.describe_health()), media_type="application/json")
+
+    @app.head("/health/live", include_in_schema=False)
+    @app.get("/health/live", summary="Liveness", tags=["operations"])
+    @require_access("open")
+    async def live() -> Liveness:
         """Answers 200 while the process serves."""
-        routes = live.current_or_none
-        engines = [
-            EngineHealth(
-                key=endpoint.replica,
-                model=route.name,
-                backend=route.backend,
-                inflight=ledger.inflight.get(endpoint.replica, 0),
-            )
-            for route in (routes.models.values() if routes else ())
-            for endpoint in route.endpoints
-        ]
-        return Health(
-            version=version,
-            controller=link.status_word,
-            queue_depth=sum(ledger.queued.values()),
-            engines_loaded=len(engines),
-            engines=engines,
-        )
+        return Liveness()
+
+    @app.head("/health/ready", include_in_schema=False)
+    @app.get("/health/ready", summary="Readiness", tags=["operations"])
+    @require_access("open")
+    async def ready() -> Liveness:
+        """Answers 200 while requests can be routed, else 503: no routing table was received yet, or the gateway
+        stops."""
+        if sources.is_stopping:
+            raise RoundhouseError("gateway_stopping", "The gateway stops: it takes no new requests.")
+        sources.live.check_table()
+        return Liveness()
 
     @app.head("/metrics", include_in_schema=False)
     @app.get(

@@ -8,7 +8,7 @@ from gateway.api.declare import declare_inference
 from gateway.api.schemas import AnthropicMessage, MessagesRequest, MessagesTokensRequest, MessageTokens
 from gateway.exchange.api_spec import ApiSpec
 
-_MESSAGES = ApiSpec("/v1/messages", streams=True, resumes=True, scope="inference")
+_MESSAGES = ApiSpec("/v1/messages", streams=True, resumes=True, state="message", scope="inference")
 _COUNT = ApiSpec("/v1/messages/count_tokens", takes_slot=False, scope="inference")
 APIS = (_MESSAGES, _COUNT)
 

@@ -29,7 +29,7 @@ from gateway.api.forwarding import (
 from gateway.exchange.document_search import check_token_accepted
 from gateway.ingress.admin_gate import AdminGate
 from gateway.ingress.route_access import require_access
-from gateway.server.asgi import ClientGoneError, Header, Receive, Scope, Send, local_address_of, request_id_of
+from gateway.server.asgi import ClientGoneError, Header, Message, Receive, Scope, Send, local_address_of, request_id_of
 from gateway.tenancy.clients import find_document_tenant
 from retrieval.schema.headers import ADMIN_HEADER, ANSWERED_TENANT_HEADER, TENANT_HEADER
 from retrieval.schema.routes import COMMON_CODES, FILES, ROUTES, RouteSpec
@@ -168,14 +168,18 @@ class _BodyStream:
         try:
             while not self.is_complete:
                 message = await self.receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientGoneError  # noqa: TRY301 - kept below, as what `receive` raises
+                _check_connected(message)
                 self.is_complete = not message.get("more_body", False)
                 if message["body"]:
                     yield message["body"]
         except (ClientGoneError, RoundhouseError) as error:
             self.failure = error
             raise
+
+
+def _check_connected(message: Message) -> None:
+    if message["type"] == "http.disconnect":
+        raise ClientGoneError
 
 
 class _ForwardedResponse(Response):

@@ -192,6 +192,11 @@ class ResponsesRequest(_Inference):
     instructions: str | None = None
     stream: bool | None = None
     max_output_tokens: int | None = None
+    tools: list[dict[str, Any]] | None = Field(
+        None,
+        description="Functions and custom tools that the client runs, and `file_search`, which the gateway runs before "
+        "it asks the model (docs/retrieval.md).",
+    )
     session_id: str | None = _SESSION
 
 
@@ -224,6 +229,11 @@ class MessagesRequest(MessagesTokensRequest):
     top_k: int | None = None
     stream: bool | None = None
     metadata: dict[str, Any] | None = None
+    rag: bool | dict[str, Any] | None = Field(
+        None,
+        description="Ground the answer in the tenant's documents, as `rag` of a chat completion. The message has "
+        "`sources`, and its text blocks `citations`.",
+    )
     session_id: str | None = _SESSION
 
 

@@ -36,11 +36,13 @@ class ApiSpec:
     """The API changes or reveals an engine's inner state. It is served only if `engine_state_routes` is set."""
     body: BodyKind = "object"
     """The JSON that a request must hold. Where that is no object, the query names the model."""
-    state: Literal["none", "read", "made", "completion"] = "none"
-    """How requests use stored state: not at all; they continue a response; they make a response; or they make a chat
-    completion, which is stored if the request says so. `dispatcher` maps it to hooks."""
+    state: Literal["none", "read", "made", "completion", "message"] = "none"
+    """How requests use stored state: not at all; they continue a response; they make a response, which may search
+    files; they make a chat completion, which documents may ground, and which is stored if the request says so; or they
+    make a message, which documents may ground. `dispatcher` maps it to hooks."""
     is_native: bool = False
-    """llama.cpp's own API: the query may name the model, or nothing does where only one model serves the API."""
+    """llama.cpp's own API. A request may name its model in the body or the query, and need not where only one model
+    serves the API."""
     resumes: bool = False
     """A stream with `X-Conversation-Id` is kept, and can be read again."""
 

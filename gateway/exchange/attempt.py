@@ -58,7 +58,8 @@ class AttemptOwner(Protocol):
         """
 
     def extend_answer(self, answered: int) -> None:
-        """Note that the answer has `answered` events, at least `Attempt.mark`. The owner must set the next mark."""
+        """Note that the answer has `answered` events, at least `Attempt.mark`. The owner must set `Attempt.mark` to a
+        larger number, or end the attempt; otherwise this is called again with the next part of the answer."""
 
     def fail_request(self, error: RoundhouseError) -> None:
         """End the request with `error`: the engine failed in a way that another attempt would not mend."""

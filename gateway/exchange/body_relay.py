@@ -118,7 +118,7 @@ class EventRelay:
 class CollectingRelay:
     """Gathers an engine's stream into one blocking answer. A `BodyRelay`.
 
-    A stream of more than `STREAM_OVERHEAD` times `hold_bytes` bytes is refused.
+    A stream of more than `STREAM_OVERHEAD` times `hold_bytes` bytes fails with `engine_disconnected`.
     """
 
     __slots__ = ("_answer", "_bytes_left", "_collector", "events_passed")
@@ -163,8 +163,8 @@ class WholeRelay:
     """Passes a blocking answer on when it is whole. A `BodyRelay`.
 
     One of more than `hold_bytes` bytes is passed on in parts if `may_flow`; otherwise up to `STREAM_OVERHEAD` times as
-    many bytes are held, and more are refused. An error is never passed on in parts, because it must not reveal the
-    engine's address: of a long one the first `hold_bytes` are used.
+    many bytes are held, and more fail with `engine_disconnected`. An error is never passed on in parts, because it must
+    not reveal the engine's address: of a long one the first `hold_bytes` are used.
     """
 
     __slots__ = (

@@ -30,7 +30,7 @@ def record_form(form: AnswerForm, completion_id: str, keep: KeepCompletion) -> A
     translate = form.translate
     return form._replace(
         events=None if form.events is None else _RecordedStream(form.events, body_recorder),
-        collector=None if form.collector is None else _RecordedCollector(form.collector, body_recorder),
+        collector=None if form.collector is None else ConvertedCollector(form.collector, body_recorder.record_body),
         translate=lambda body: body_recorder.record_body(body if translate is None else translate(body)),
         may_flow=False,
     )
@@ -53,14 +53,15 @@ class _BodyRecorder:
         return encode_json(fields)
 
 
-class _RecordedCollector:
-    """A `StreamCollector` that records the answer it builds."""
+class ConvertedCollector:
+    """A `StreamCollector` whose answer is converted, unless it is an error."""
 
-    __slots__ = ("_collector", "_recorder")
+    __slots__ = ("_collector", "_convert_body")
 
-    def __init__(self, collector: StreamCollector, recorder: _BodyRecorder) -> None:
+    def __init__(self, collector: StreamCollector, convert_body: Callable[[bytes], bytes]) -> None:
+        """`collector` builds the answer; `convert_body` takes its body, and returns what the client gets instead."""
         self._collector = collector
-        self._recorder = recorder
+        self._convert_body = convert_body
 
     @property
     def usage(self) -> Usage | None:
@@ -76,7 +77,7 @@ class _RecordedCollector:
         result = self._collector.build_result()
         if result is None or result[0] >= 400:
             return result
-        return result[0], self._recorder.record_body(result[1])
+        return result[0], self._convert_body(result[1])
 
 
 class _RecordedStream:

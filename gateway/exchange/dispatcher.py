@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Final
 from urllib.parse import unquote_to_bytes
@@ -16,7 +17,8 @@ from gateway.exchange.completion_hooks import COMPLETION_HOOKS
 from gateway.exchange.exchange import Exchange
 from gateway.exchange.exchange_state import WAITING_STATES
 from gateway.exchange.file_hooks import FILE_HOOKS
-from gateway.exchange.grounding_hooks import GROUNDING_HOOKS
+from gateway.exchange.file_search_hooks import FILE_SEARCH_HOOKS
+from gateway.exchange.grounding_hooks import GROUNDED_CHAT, GROUNDED_MESSAGES
 from gateway.exchange.hooks import ExchangeHooks
 from gateway.exchange.progress_hooks import PROGRESS_HOOKS
 from gateway.exchange.response_hooks import RESPONSE_HOOKS, open_turn_hooks
@@ -32,6 +34,7 @@ from gateway.server.body_budget import BodyBudget
 from gateway.server.call import ClientCall, Handler
 from gateway.server.request_reader import WebSocketOpener
 from gateway.server.websocket import WebSocketConnection
+from gateway.tenancy.api_keys import Caller
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +44,9 @@ _BARE_RESPONSES_PATH: Final = RESPONSES_PATH.removeprefix(b"/v1")
 _HOOKS: Final = {
     "none": FILE_HOOKS + STREAM_HOOKS + PROGRESS_HOOKS,
     "read": FILE_HOOKS + RESPONSE_HOOKS,
-    "made": FILE_HOOKS + RESPONSE_HOOKS + STREAM_HOOKS + PROGRESS_HOOKS,
-    "completion": GROUNDING_HOOKS + FILE_HOOKS + COMPLETION_HOOKS + STREAM_HOOKS + PROGRESS_HOOKS,
+    "made": FILE_HOOKS + RESPONSE_HOOKS + FILE_SEARCH_HOOKS + STREAM_HOOKS + PROGRESS_HOOKS,
+    "message": GROUNDED_MESSAGES + FILE_HOOKS + STREAM_HOOKS + PROGRESS_HOOKS,
+    "completion": GROUNDED_CHAT + FILE_HOOKS + COMPLETION_HOOKS + STREAM_HOOKS + PROGRESS_HOOKS,
 }
 """`ApiSpec.state` to the hooks of its requests by HTTP."""
 _NUMBER: Final = re.compile(rb"/[0-9]+$")
@@ -68,7 +72,7 @@ class InferenceDispatcher:
         self._is_stopping = False
         self.body_budget = BodyBudget(services.settings.body_memory_bytes)
         """See InferenceRoutes."""
-        named_apis = {(api.method.encode(), api.path.encode()): api for api in apis}
+        self._apis = named_apis = {(api.method.encode(), api.path.encode()): api for api in apis}
         self._openers = {name: partial(self._open_exchange, api, _hooks_of(api)) for name, api in named_apis.items()}
         self._responses_api = named_apis[b"POST", RESPONSES_PATH]
         self._keyless_warning = KeylessWarning(
@@ -88,6 +92,16 @@ class InferenceDispatcher:
         if opener is None and path.startswith(b"/slots/"):
             return self._openers.get((method, _NUMBER.sub(b"/{id}", path)))
         return opener
+
+    def open_inner(self, call: ClientCall, caller: Caller) -> Handler:
+        """See InnerOpener. Raises KeyError for a path without an inference API."""
+        exchange = Exchange(self._apis[call.method, call.path], call, self._services, self._next_id())
+        exchange.authorize_caller(replace(caller, is_limited=False))
+        try:
+            self._check_running()
+        except RoundhouseError as error:
+            exchange.fail_request(error)
+        return exchange
 
     def find_websocket(self, path: bytes) -> WebSocketOpener | None:
         """Return the function that opens a WebSocket at `/v1/responses` or `/responses`; None: another path.
@@ -180,7 +194,9 @@ class InferenceDispatcher:
         return lambda connection: ResponseSession(connection, headers, self._open_turn, bounds)
 
     def _open_turn(self, call: ClientCall, turn: SocketTurn) -> Handler:
-        return self._open_exchange(self._responses_api, FILE_HOOKS + open_turn_hooks(turn) + SESSION_HOOKS, call)
+        return self._open_exchange(
+            self._responses_api, FILE_HOOKS + open_turn_hooks(turn) + FILE_SEARCH_HOOKS + SESSION_HOOKS, call
+        )
 
     def _check_running(self) -> None:
         if self._is_stopping:

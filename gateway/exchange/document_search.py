@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Final
+from typing import Final, NamedTuple, TypeVar
 from urllib.parse import quote
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from common.program_client import ProgramAnswer, ProgramClient, ProgramGoneError
 from controller.schema.errors import ERROR_CODES, RoundhouseError
+from gateway.protocols.common.json_bytes import json_bytes
+from retrieval.schema.files import VectorStoreResults, VectorStoreSearch
 from retrieval.schema.headers import TENANT_HEADER
 from retrieval.schema.search import SearchRequest, SearchResult
 
@@ -24,43 +26,76 @@ def check_token_accepted(answer: ProgramAnswer) -> None:
         raise ProgramGoneError(REFUSED_WORDS)
 
 
+class _Question(NamedTuple):
+    """A search to be sent to retrieval."""
+
+    tenant: str
+    path: str
+    body: BaseModel
+    request_id: str
+    place: str
+    """Path of the search in the client's request."""
+
+
+_Answer = TypeVar("_Answer", bound=BaseModel)
+
+
 class DocumentSearch:
-    """Searches one retrieval program. Made once."""
+    """Searches documents by asking the retrieval program. One per gateway: `Services.document_search`."""
 
     def __init__(self, retrieval: ProgramClient | None) -> None:
-        """`retrieval`: an entered client; None: the program is turned off."""
+        """`retrieval`: an entered client, which its owner leaves; None: retrieval is turned off, so each search
+        fails."""
         self._retrieval = retrieval
 
     async def search(self, tenant: str, request: SearchRequest, request_id: str) -> SearchResult:
-        """Return the hits among a tenant's documents, best first.
+        """Ask retrieval for the hits among a tenant's documents, and return them, best first; `data` may be empty.
+
+        `request_id`: sent along, for the logs of retrieval. The answer has no time limit but the client's own.
 
         Raises:
-            RoundhouseError: `retrieval_disabled`, `retrieval_unavailable`, or what retrieval answers; a wrong field is
-                named as one of `rag`.
+            RoundhouseError: `retrieval_disabled`; `retrieval_unavailable` if retrieval does not answer, refuses the
+                gateway's token, or its answer cannot be read; or the error that retrieval answers, whose `param` gets
+                the prefix `rag.`.
         """
+        return await self._ask(_Question(tenant, "/v1/search", request, request_id, "rag"), SearchResult)
+
+    async def search_files(
+        self, tenant: str, store_id: str, request: VectorStoreSearch, request_id: str, place: str
+    ) -> VectorStoreResults:
+        """Return the hits in one of a tenant's vector stores, best first. `place`: path of the search in the client's
+        request.
+
+        Raises:
+            RoundhouseError: as `search`, with fields named as those of `place`; `vector_store_not_found`.
+        """
+        path = f"/v1/vector_stores/{quote(store_id, safe='')}/search"
+        return await self._ask(_Question(tenant, path, request, request_id, place), VectorStoreResults)
+
+    async def _ask(self, question: _Question, answer_type: type[_Answer]) -> _Answer:
         if self._retrieval is None:
             raise RoundhouseError("retrieval_disabled", "This Roundhouse keeps no documents.")
         headers = {
-            TENANT_HEADER: quote(tenant, safe=""),
+            TENANT_HEADER: quote(question.tenant, safe=""),
             "content-type": "application/json",
-            "x-request-id": request_id,
+            "x-request-id": question.request_id,
         }
-        body = request.model_dump_json(exclude_none=True).encode()
+        body = json_bytes(question.body.model_dump(exclude_none=True))
         try:
-            async with await self._retrieval.send_request("POST", "/v1/search", headers, body) as answer:
+            async with await self._retrieval.send_request("POST", question.path, headers, body) as answer:
                 status, content = answer.status, await answer.read_body()
                 check_token_accepted(answer)
         except ProgramGoneError as error:
             raise RoundhouseError("retrieval_unavailable", f"Retrieval does not answer: {error}.") from None
         if status != 200:
-            raise _read_error(content)
+            raise _read_error(content, question.place)
         try:
-            return SearchResult.model_validate_json(content)
+            return answer_type.model_validate_json(content)
         except ValidationError:
             raise RoundhouseError("retrieval_unavailable", "Retrieval's answer cannot be read.") from None
 
 
-def _read_error(content: bytes) -> RoundhouseError:
+def _read_error(content: bytes, place: str) -> RoundhouseError:
     try:
         error = json.loads(content)["error"]
         code, message, param = error["code"], str(error["message"]), error["param"]
@@ -68,4 +103,4 @@ def _read_error(content: bytes) -> RoundhouseError:
         code, message, param = "retrieval_unavailable", "Retrieval's answer cannot be read.", None
     if code not in ERROR_CODES:
         code = "retrieval_unavailable"
-    return RoundhouseError(code, message, param=f"rag.{param}" if isinstance(param, str) else None)
+    return RoundhouseError(code, message, param=f"{place}.{param}" if isinstance(param, str) else None)

@@ -41,7 +41,8 @@ class Progress(NamedTuple):
 
 
 def asked_progress(headers: Sequence[Header]) -> Collection[bytes]:
-    """Return which of `PROGRESS_HEADER` and `LOAD_PROGRESS_HEADER` a request's headers hold with the value `true`."""
+    """Return which of `PROGRESS_HEADER` and `LOAD_PROGRESS_HEADER` a request's headers hold with the value `true`, in
+    any case. `headers`: names in lower case. Empty if the client asks for no progress."""
     asked: Collection[bytes] = ()
     for name, value in headers:
         if name in _HEADERS and value.strip().lower() == b"true":

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The parts of the gateway that all exchanges share.
+    """The parts of the gateway that all exchanges share, so that an exchange finds each of them in one place.
 
     Made once, by `create_gateway`, for the life of the gateway.
     """

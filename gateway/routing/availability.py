@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from controller.schema.errors import DEFAULT_RETRY_AFTER_S, RoundhouseError
 from controller.schema.routing import ModelRoute
 from controller.schema.status import ModelState
 from gateway.protocols.common.addresses import hide_addresses
 from gateway.protocols.common.file_paths import hide_paths
 from gateway.routing.table import Routes
+
+LITERT_LM: Final = "litert_lm"
+"""The backend whose failed loads have a code of their own, as the phone's server has it."""
 
 
 def find_model(routes: Routes, name: str) -> ModelRoute:
@@ -75,6 +80,8 @@ def refusal_of(route: ModelRoute, now: float, *, shows_paths: bool = False) -> R
     if route.state == ModelState.LOADING:
         progress_text = "" if route.progress is None else f" ({route.progress:.0%})".replace("%", " %")
         return LoadingError(f"The model {route.name!r} {text}{progress_text}{detail_text}", route.progress, wait_s)
+    if code == "model_failed" and route.backend == LITERT_LM:
+        code = "LITERT_INIT_FAILED"
     is_remote_down = route.state == ModelState.FAILED and route.remote_probe is not None and wait_s is not None
     error_class = RemoteDownError if is_remote_down else RoundhouseError
     return error_class(code, f"The model {route.name!r} {text}{detail_text}", param="model", retry_after_s=wait_s)

@@ -39,6 +39,10 @@ class LiveRoutes:
             )
         return self._current
 
+    def check_table(self) -> None:
+        """Raise RoundhouseError `controller_unavailable` before the first table; else do nothing."""
+        _ = self.current
+
     def apply_table(self, table: RoutingTable) -> None:
         """Put `table` in force, and call `on_table`, whose exceptions are not caught.
 

@@ -27,7 +27,8 @@ class Sampling(NamedTuple):
 
     @classmethod
     def of(cls, fields: Fields) -> Sampling:
-        """Return the sampling fields of a request's JSON body."""
+        """Return the sampling fields of a request's JSON body as they are, unchecked; None for those that are
+        missing."""
         return cls(*(fields.get(name) for name in cls._fields))
 
 
@@ -137,9 +138,9 @@ class ReplicaSessions:
 
     def end_turn(self, claim: SessionClaim, now: float) -> Session | None:
         """End a turn that `begin_turn` counted. `claim.held_tokens` says whether it was answered: then the session
-        remembers its messages. Return the session if it is dropped now because no turn of it was ever answered; None:
-        the session is kept, or was dropped before, and nothing happens, even if the replica keeps a new one of the same
-        key."""
+        remembers its messages. A `rebuilt` turn without an answer makes the session forget those of earlier turns.
+        Return the session if it is dropped now because no turn of it was ever answered; None: the session is kept, or
+        was dropped before, and nothing happens, even if the replica keeps a new one of the same key."""
         session, claim.session = claim.session, None
         if session is None or self._sessions.get(claim.key) is not session:
             return None

@@ -37,14 +37,14 @@ class Transcript:
     def of(cls, request: InferenceRequest) -> Transcript:
         """Return the transcript of a request. It has no parts if the request has neither messages nor a prompt.
 
-        Of a large body, the inside of long strings does not count.
+        Two large bodies (see LargeBody) that differ only inside long strings have equal transcripts.
         """
         if request.prompt is not None:
             return cls(_describe_turns(request.prompt))
         return cls(_native_parts(request.outline_fields))
 
     def whole(self) -> Beginning:
-        """Return the beginning that is the whole conversation."""
+        """Return the Beginning that covers the whole conversation; for one without parts, its length is 0."""
         return self._digest(len(self._parts))
 
     def begins_with(self, beginning: Beginning) -> bool:

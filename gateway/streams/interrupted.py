@@ -38,7 +38,8 @@ def error_events(path: str, error: RoundhouseError, request_id: str) -> bytes:
 
 def end_events(path: str, events: bytes, error: RoundhouseError, request_id: str) -> bytes:
     """Return the bytes that end a stream of the API at `path` with `error`. `events`: all that was sent of it, from
-    which `/v1/responses` takes the response's id, the next sequence number and the output so far."""
+    which `/v1/responses` takes the response's id, the next sequence number and the output so far. Raises KeyError for a
+    path of no API that streams."""
     if path == _RESPONSES:
         return end_interrupted(events, error.build_envelope(request_id).error.model_dump())
     return error_events(path, error, request_id)

@@ -28,8 +28,8 @@ class StreamRegistry:
     gateway, used from the event loop alone."""
 
     def __init__(self, *, ring_bytes: int, max_bytes: int, ttl_s: float) -> None:
-        """`ring_bytes`: most bytes of one stream. `max_bytes`: most bytes of all. `ttl_s`: seconds that a stream is
-        kept after its end."""
+        """`ring_bytes`: most bytes that are kept of one stream, its newest. `max_bytes`: most bytes of all. `ttl_s`:
+        seconds that a stream is kept after its end."""
         self.ring_bytes = ring_bytes
         self.ttl_s = ttl_s
         self._max_bytes = max_bytes

@@ -80,7 +80,8 @@ class ResumableStreams:
 
     def is_made_for(self, caller: Caller, stream_id: str) -> bool:
         """Return whether the tenant has a live stream of this id that counts against this caller's own limits. A new
-        request with the id replaces it, and so takes its place among the requests at a time."""
+        request with the id replaces the stream and ends its request, so it does not count as one more concurrent
+        request of the caller."""
         stream = self.registry.find_stream(caller.tenant, stream_id)
         return stream is not None and stream.producer is not None and stream.producer.client_id == caller.client_id
 

@@ -30,7 +30,7 @@ class StreamState(StrEnum):
 
 
 class StreamProducer(Protocol):
-    """The request that makes a live stream."""
+    """The request that makes a live stream, as streams know it. Implemented by `stream_hooks.StreamRun`."""
 
     @property
     def is_loading(self) -> bool:
@@ -43,7 +43,8 @@ class StreamProducer(Protocol):
 
     def stop(self, error: RoundhouseError) -> None:
         """Cancel the request, in its engine too. `error` becomes the stream's last event, unless the request is a
-        stored response, which ends as cancelled. Harmless once the request has ended."""
+        stored response, which ends as cancelled. The request may end before the return, or soon after. Harmless once it
+        has ended."""
 
 
 class StreamReader(Protocol):
@@ -70,7 +71,7 @@ class StreamFile(Protocol):
         then, and must not be used again."""
 
     def remove(self) -> None:
-        """Delete the stored bytes. Harmless if there are none."""
+        """Delete the stored bytes. Harmless if there are none. Never raises OSError: a failure is logged."""
 
 
 class ResumableStream:
@@ -122,7 +123,9 @@ class ResumableStream:
         self.path = path
         """Path of the API, for example `/v1/messages`. It decides the form of error events."""
         self.request_id = request_id
+        """The request's `x-request-id`."""
         self.began_at = now
+        """Unix time in seconds at which the stream was opened."""
         self.ended_at: float | None = None
         """Unix time in seconds of the end; None while live."""
         self.state = StreamState.LIVE
@@ -130,6 +133,8 @@ class ResumableStream:
         self.room = 0
         """Bytes that `ring` may hold, granted by the registry."""
         self.readers: set[StreamReader] = set()
+        """Readers that are called when the stream changes. Each adds itself and removes itself when it stops
+        reading."""
         self.has_file = False
         """Whether a file has all bytes of `ring`, so that the stream survives the gateway."""
         self.is_stopping = False
@@ -149,8 +154,9 @@ class ResumableStream:
         self.has_file = True
 
     def append(self, events: bytes) -> None:
-        """Append whole events and wake the readers. The file gets the events first, so no reader has bytes that the
-        file lacks. If the file fails, FILE_LOST is appended and the stream goes on in memory. Never raises."""
+        """Append whole events and call the readers' `take_events`. The file gets the events first, so no reader has
+        bytes that the file lacks. If the file fails, FILE_LOST is appended and the stream goes on in memory. Never
+        raises."""
         file, ring = self._file, self.ring
         if file is not None and not file.append(events, ring):
             self._file, self.has_file = None, False
@@ -165,8 +171,10 @@ class ResumableStream:
     def read(self, offset: int, lost_events: bytes) -> tuple[bytes, bool]:
         """Return bytes from `offset` on, up to the end of an event, and whether they are the last for this reader.
 
-        Empty and False: nothing new; read again after the next `wake`. True: send the bytes, if any, and stop reading.
-        `lost_events` are returned, as the last, where the ring has dropped bytes at `offset` or the stream was removed.
+        Empty and False: nothing new; read again when `take_events` or `wake` is called. True: send the bytes, if any,
+        and stop reading. `lost_events` are returned, as the last, where the ring has dropped bytes at `offset`. A
+        reader of a removed stream gets `removal_events` as the last, or `lost_events` where they are empty, unless it
+        has all bytes of an ended stream.
         """
         ring = self.ring
         if self.is_removed:

@@ -53,7 +53,7 @@ class StreamHeader(NamedTuple):
         return _HEADER.validate_python(fields, strict=True)
 
     def encode(self) -> bytes:
-        """Return the line, with its newline."""
+        """Return the header as one line of JSON in UTF-8, with FORMAT and the newline."""
         return json.dumps({"format": FORMAT, **self._asdict()}).encode() + b"\n"
 
 
@@ -98,7 +98,8 @@ class StreamFolder:
 
     def list_kept(self) -> Iterator[KeptStream]:
         """Yield the files that an earlier process left, in no meaningful order. Files without a valid header are logged
-        and removed. Yields nothing if there is no folder, or if another gateway holds it."""
+        and removed. Yields nothing if there is no folder, or if another gateway holds it. Raises OSError where the
+        folder cannot be read."""
         if not self._path.is_dir() or not self._hold():
             return
         for path in sorted(self._path.iterdir()):
@@ -161,7 +162,8 @@ class StreamFolder:
         self._problem = None
 
     def close(self) -> None:
-        """Release the folder's lock, so that another gateway can use it. Harmless if it is not held."""
+        """Release the folder's lock, so that another gateway can use it. Harmless if it is not held. No file may be
+        made or written afterwards."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

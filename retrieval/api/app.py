@@ -31,9 +31,12 @@ _OPEN: Final = ("/health", "/metrics")
 
 
 def create_app(handlers: Handlers, render_metrics: Callable[[], Awaitable[bytes]]) -> Starlette:
-    """Build the application: the table of routes, `/health` and `/metrics`, and error answers in the envelope.
+    """Build the application: the routes of `retrieval.schema.routes.ROUTES`, `/health` and `/metrics`. A
+    RoundhouseError of a handler becomes an error answer in its envelope; any other exception is logged and becomes
+    `internal_error`.
 
-    Raises KeyError for a route of the table without a handler, and ValueError for a handler without a route.
+    `render_metrics` is called for each `GET /metrics`. No token is checked: see `TokenCheck`. Raises KeyError for a
+    route of the table without a handler, and ValueError for a handler without a route.
     """
     named = {(spec.method, spec.path) for spec in ROUTES}
     if extra := set(handlers) - named:
@@ -46,7 +49,9 @@ def create_app(handlers: Handlers, render_metrics: Callable[[], Awaitable[bytes]
 
 
 class TokenCheck:
-    """ASGI middleware that refuses requests without the token. For a port; a unix socket's file mode does it there."""
+    """ASGI middleware that refuses HTTP requests whose header `x-roundhouse-retrieval-token` does not have the token.
+    `/health` and `/metrics` need none. For a program that listens on a port; a unix socket is protected by its file
+    mode."""
 
     def __init__(self, app: AsgiApp, token: SharedToken) -> None:
         self._app = app
@@ -58,7 +63,8 @@ class TokenCheck:
         receive: Callable[[], Awaitable[Any]],
         send: Callable[[Any], Awaitable[None]],
     ) -> None:
-        """Pass a request on, or answer `invalid_api_key`."""
+        """Pass a request on, or answer the error `invalid_api_key` without calling the application. Other ASGI scopes,
+        such as `lifespan`, are always passed on."""
         if scope["type"] == "http" and scope["path"] not in _OPEN and not self._is_known(dict(scope["headers"])):
             error = RoundhouseError("invalid_api_key", f"The header {TOKEN_HEADER} is missing or wrong.")
             await Response(error.json_bytes(), error.entry.status, media_type="application/json")(scope, receive, send)

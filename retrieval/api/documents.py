@@ -23,6 +23,7 @@ from retrieval.api.requests import (
     tenant_headers,
 )
 from retrieval.api.uploads import open_upload
+from retrieval.catalog.originals import Originals
 from retrieval.catalog.records import DocumentKey
 from retrieval.documents.service import DocumentService
 from retrieval.documents.views import build_chunk
@@ -32,23 +33,25 @@ from retrieval.schema.routes import DOCUMENT
 
 DOCUMENTS: Final = "/v1/documents"
 SPACE: Final = ""
-"""Documents of this group belong to no vector store."""
+"""The space of these documents: empty, for they belong to no vector store."""
 _STATES: Final = ("queued", "parsing", "embedding", "ready", "failed")
 _MOST: Final = 2**31
 LONGEST_WAIT_S: Final = 600.0
-"""Seconds after which `wait` answers with what is there."""
+"""Seconds after which a request with `wait=true` is answered with the document as it is then."""
 
 
 class DocumentRoutes:
-    """The handlers of one service."""
+    """The handlers of `/v1/documents`, over one DocumentService. Every handler raises RoundhouseError, which
+    `create_app` turns into an answer: `invalid_request` for a wrong parameter, and what the service's method raises."""
 
-    def __init__(self, service: DocumentService, max_bytes: int) -> None:
+    def __init__(self, service: DocumentService, originals: Originals, max_bytes: int) -> None:
         """`max_bytes`: of a document."""
         self._service = service
+        self._originals = originals
         self._max_bytes = max_bytes
 
     def handlers(self) -> Handlers:
-        """Return the handlers of this group."""
+        """Return the handlers of this group by (method, path), for `create_app`."""
         return {
             ("POST", DOCUMENTS): self.add_document,
             ("GET", DOCUMENTS): self.list_documents,
@@ -61,10 +64,16 @@ class DocumentRoutes:
         }
 
     async def add_document(self, request: Request) -> Response:
-        """Accept a document; with `wait`, answer when it is searchable."""
+        """Store a document and queue it for indexing. Answer status 202, or 200 where the same version is there
+        already.
+
+        With `wait=true`, answer 200 when the document is searchable, or 202 with its state after `LONGEST_WAIT_S`; if
+        indexing fails, answer that error, and the version is withdrawn.
+        """
         caller, waits = read_caller(request), read_boolean(request, "wait")
-        async with open_upload(request, self._max_bytes) as (fields, content):
-            document, is_new = await self._service.accept_document(caller.tenant, SPACE, fields, content)
+        await self._service.check_room()
+        async with open_upload(request, self._max_bytes, self._originals) as (fields, incoming):
+            document, is_new = await self._service.accept_document(caller.tenant, SPACE, fields, incoming)
         if waits:
             document = await self._wait(DocumentKey(caller.tenant, SPACE, document.id))
         status = 202 if (is_new and not waits) or (waits and document.status != "ready") else 200
@@ -79,7 +88,8 @@ class DocumentRoutes:
             return await self._service.find_document(key)
 
     async def list_documents(self, request: Request) -> Response:
-        """Answer a page of documents."""
+        """Answer a page of the tenant's documents that match `filter` and `status`. Raises RoundhouseError
+        `invalid_request`, also where `after` is no document of the tenant."""
         caller = read_caller(request)
         try:
             parsed = parse_filter(read_json_parameter(request, "filter"))
@@ -104,18 +114,20 @@ class DocumentRoutes:
         return answer_model(result, caller)
 
     async def get_document(self, request: Request) -> Response:
-        """Answer a document."""
+        """Answer a document without its text. Raises RoundhouseError `document_not_found`."""
         caller, key = _named(request)
         return answer_model(await self._service.find_document(key), caller)
 
     async def delete_document(self, request: Request) -> Response:
-        """Delete a document."""
+        """Delete a document; when this answers, no search finds it. Raises RoundhouseError `document_not_found`, also
+        for a second deletion."""
         caller, key = _named(request)
         await self._service.delete_document(key)
         return answer_model(DeletedDocument(id=key.id, deleted=True), caller)
 
     async def list_chunks(self, request: Request) -> Response:
-        """Answer a page of a document's chunks."""
+        """Answer a page of the chunks of the searchable version, empty where there is none. Raises RoundhouseError
+        `document_not_found`."""
         caller, key = _named(request)
         first = read_integer(request, "after", -1, 0, _MOST) + 1
         limit = read_integer(request, "limit", 20, 1, 100)
@@ -125,13 +137,15 @@ class DocumentRoutes:
         )
 
     async def get_text(self, request: Request) -> Response:
-        """Answer the text of a document."""
+        """Answer the text of the searchable version in UTF-8. Raises RoundhouseError `document_not_found`, also where
+        no version is searchable yet."""
         caller, key = _named(request)
         text = await self._service.read_text(key)
         return Response(text, headers=tenant_headers(caller), media_type="text/plain; charset=utf-8")
 
     async def get_content(self, request: Request) -> Response:
-        """Answer the original of a document."""
+        """Answer the bytes that the client sent, of the newest version, as a download. Raises RoundhouseError
+        `document_not_found`."""
         caller, key = _named(request)
         path, document = await self._service.find_original(key)
         # Never shown by a browser as a page of this address.
@@ -143,7 +157,12 @@ class DocumentRoutes:
         )
 
     async def follow_document(self, request: Request) -> Response:
-        """Answer an event for each change of a document, until nothing is under way."""
+        """Answer a stream of server-sent events: `document` with the document as it is now, and again after changes,
+        until it is `ready` or `failed`. Changes in quick succession may come as one event.
+
+        Raises RoundhouseError `document_not_found` for an unknown document; where it is deleted later, the stream ends
+        with an event `error`.
+        """
         caller, key = _named(request)
         await self._service.find_document(key)  # an unknown one has a status of its own
 

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
 from controller.schema.errors import RoundhouseError
+from retrieval.api.form_parser import FORM_TYPE
 from retrieval.api.requests import (
     Handlers,
     answer_model,
@@ -16,7 +17,8 @@ from retrieval.api.requests import (
     read_integer,
     tenant_headers,
 )
-from retrieval.api.uploads import file_parts, media_type_of, open_form
+from retrieval.api.uploads import open_form
+from retrieval.catalog.originals import Originals
 from retrieval.file_search.file_service import LONGEST_LIFE_S, SHORTEST_LIFE_S, FileService
 from retrieval.file_search.views import build_file
 from retrieval.schema.files import DeletedFile, FileList
@@ -28,15 +30,18 @@ _MOST: Final = 10_000
 
 
 class FileRoutes:
-    """The handlers of one service."""
+    """The handlers of `/v1/files`, over one FileService. Every handler raises RoundhouseError, which `create_app` turns
+    into an answer: `invalid_request` for a wrong parameter or field, `file_not_found` for a file that the tenant does
+    not have."""
 
-    def __init__(self, service: FileService, max_bytes: int) -> None:
+    def __init__(self, service: FileService, originals: Originals, max_bytes: int) -> None:
         """`max_bytes`: of a file."""
         self._service = service
+        self._originals = originals
         self._max_bytes = max_bytes
 
     def handlers(self) -> Handlers:
-        """Return the handlers of this group."""
+        """Return the handlers of this group by (method, path), for `create_app`."""
         return {
             ("POST", FILES): self.add_file,
             ("GET", FILES): self.list_files,
@@ -46,24 +51,30 @@ class FileRoutes:
         }
 
     async def add_file(self, request: Request) -> Response:
-        """Store a file."""
+        """Store the file of a form durably, and answer it with a new id; the same content twice makes two files.
+
+        Raises RoundhouseError `invalid_request`, `document_empty`, `document_too_large`, `storage_full` or
+        `storage_failed`.
+        """
         caller = read_caller(request)
-        async with open_form(request, self._max_bytes, _FIELDS) as (values, upload):
+        _check_form(request)
+        async with open_form(request, self._max_bytes, _FIELDS, self._originals) as (values, upload, incoming):
             if values.get("purpose") not in _PURPOSES:
                 message = f"`purpose` must be one of {', '.join(_PURPOSES)}."
                 raise RoundhouseError("invalid_request", message, param="purpose")
             file = await self._service.add_file(
                 caller.tenant,
-                file_parts(upload),
+                incoming,
                 filename=upload.filename or "file",
-                media_type=media_type_of(upload),
+                media_type=upload.media_type,
                 purpose=values["purpose"],
                 expires_after_s=_life_of(values.get("expires_after[seconds]")),
             )
         return answer_model(build_file(file), caller)
 
     async def list_files(self, request: Request) -> Response:
-        """Answer a page of files."""
+        """Answer a page of the tenant's files. Raises RoundhouseError `invalid_request`, also where `after` is no file
+        of the tenant."""
         caller = read_caller(request)
         files, has_more = await self._service.list_files(
             caller.tenant,
@@ -80,19 +91,22 @@ class FileRoutes:
         )
 
     async def get_file(self, request: Request) -> Response:
-        """Answer a file."""
+        """Answer a file without its content. Raises RoundhouseError `file_not_found`, also once the file has
+        expired."""
         caller = read_caller(request)
         file = await self._service.find_file(caller.tenant, request.path_params["file_id"])
         return answer_model(build_file(file), caller)
 
     async def delete_file(self, request: Request) -> Response:
-        """Delete a file."""
+        """Delete a file, also from all vector stores. Raises RoundhouseError `file_not_found`, also for a second
+        deletion."""
         caller, file_id = read_caller(request), request.path_params["file_id"]
         await self._service.delete_file(caller.tenant, file_id)
         return answer_model(DeletedFile(id=file_id), caller)
 
     async def get_content(self, request: Request) -> Response:
-        """Answer the content of a file."""
+        """Answer the bytes that the client sent, as a download. Raises RoundhouseError `file_not_found`, also once the
+        file has expired."""
         caller = read_caller(request)
         file = await self._service.find_file(caller.tenant, request.path_params["file_id"])
         # Never shown by a browser as a page of this address.
@@ -102,6 +116,11 @@ class FileRoutes:
             media_type="application/octet-stream",
             filename=file.filename,
         )
+
+
+def _check_form(request: Request) -> None:
+    if not request.headers.get("content-type", "").lower().startswith(FORM_TYPE):
+        raise RoundhouseError("invalid_request", f"Send `{FORM_TYPE}` with a `file`.", param="file")
 
 
 def _life_of(text: str | None) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote
@@ -17,7 +17,7 @@ from retrieval.schema.headers import ADMIN_HEADER, ANSWERED_TENANT_HEADER, TENAN
 
 Handler = Callable[[Request], Awaitable[Response]]
 Handlers = Mapping[tuple[str, str], Handler]
-"""Handlers by method and path, as `RouteSpec` has them."""
+"""Handlers by (method, path), both as `RouteSpec` has them."""
 
 MIB: Final = 1024 * 1024
 _TRUE: Final = ("true", "1")
@@ -28,7 +28,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class RequestCaller:
-    """For whom the gateway asks."""
+    """The client for whom the gateway asks: its tenant, and whether it has the scope `admin`."""
 
     tenant: str
     is_admin: bool
@@ -36,8 +36,8 @@ class RequestCaller:
 
 
 def read_caller(request: Request) -> RequestCaller:
-    """Return for whom the gateway asks. Raises RoundhouseError `invalid_request` where a request names no tenant, which
-    the gateway's never do."""
+    """Return the client for whom the gateway asks, from the gateway's headers, which are trusted. Raises
+    RoundhouseError `invalid_request` where a request names no tenant; the gateway's always name one."""
     tenant = request.headers.get(TENANT_HEADER)
     if not tenant:
         raise RoundhouseError("invalid_request", f"The header {TENANT_HEADER} is missing.")
@@ -45,7 +45,8 @@ def read_caller(request: Request) -> RequestCaller:
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """Return the whole body. Raises RoundhouseError `body_too_large` beyond `most` bytes, and ClientDisconnect."""
+    """Return the whole body, empty where there is none. Raises RoundhouseError `body_too_large` as soon as more than
+    `most` bytes have come, and ClientDisconnect where the client leaves before the end."""
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)
@@ -56,7 +57,8 @@ async def read_body(request: Request, most: int) -> bytes:
 
 
 def parse_body(model: type[Model], body: bytes) -> Model:
-    """Parse a JSON body. Raises RoundhouseError `invalid_json`, or `invalid_request` for the first wrong field."""
+    """Parse a JSON body into the model. Raises RoundhouseError `invalid_json` for what is no JSON (also for an empty
+    body), and `invalid_request` for the first wrong field."""
     try:
         json.loads(body)
     except ValueError as error:
@@ -65,8 +67,8 @@ def parse_body(model: type[Model], body: bytes) -> Model:
 
 
 def parse_fields(model: type[Model], body: bytes | str, prefix: str = "") -> Model:
-    """Validate JSON text. Raises RoundhouseError `invalid_request` for the first wrong field; `prefix` is put in front
-    of its name."""
+    """Parse JSON text into the model. Raises RoundhouseError `invalid_request` for the first wrong field, and for what
+    is no JSON. `prefix` is put in front of the field's name in the error."""
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
@@ -76,8 +78,8 @@ def parse_fields(model: type[Model], body: bytes | str, prefix: str = "") -> Mod
 
 
 def read_boolean(request: Request, name: str) -> bool:
-    """Return a parameter of the query that is `true` or `false`; False where it is missing. Raises RoundhouseError
-    `invalid_request`."""
+    """Return a boolean parameter of the query string: `true`, `false`, `1` or `0` in any case; False where it is
+    missing. Raises RoundhouseError `invalid_request` for any other value."""
     value = request.query_params.get(name, "false").lower()
     if value not in (*_TRUE, *_FALSE):
         raise RoundhouseError("invalid_request", f"`{name}` must be true or false.", param=name)
@@ -85,8 +87,9 @@ def read_boolean(request: Request, name: str) -> bool:
 
 
 def read_integer(request: Request, name: str, default: int, low: int, high: int) -> int:
-    """Return a parameter of the query that is an integer from `low` to `high`. Raises RoundhouseError
-    `invalid_request`."""
+    """Return an integer parameter of the query string; `default`, unchecked, where it is missing. Raises
+    RoundhouseError `invalid_request` for what is no decimal integer from `low` to `high`, both included. No sign is
+    taken."""
     text = request.query_params.get(name)
     if text is None:
         return default
@@ -96,8 +99,8 @@ def read_integer(request: Request, name: str, default: int, low: int, high: int)
 
 
 def read_choice(request: Request, name: str, choices: tuple[str, ...]) -> str | None:
-    """Return a parameter of the query that is one of `choices`; None where it is missing. Raises RoundhouseError
-    `invalid_request`."""
+    """Return a parameter of the query string that is one of `choices`; None where it is missing. Raises RoundhouseError
+    `invalid_request` for any other value, also an empty one."""
     value = request.query_params.get(name)
     if value is not None and value not in choices:
         raise RoundhouseError("invalid_request", f"`{name}` must be one of {', '.join(choices)}.", param=name)
@@ -105,8 +108,8 @@ def read_choice(request: Request, name: str, choices: tuple[str, ...]) -> str | 
 
 
 def read_json_parameter(request: Request, name: str) -> Any:
-    """Return a parameter of the query that is JSON; None where it is missing. Raises RoundhouseError
-    `invalid_request`."""
+    """Return the decoded value of a JSON parameter of the query string; None where it is missing, or is `null`. Raises
+    RoundhouseError `invalid_request` for what is no JSON."""
     text = request.query_params.get(name)
     if text is None:
         return None
@@ -117,7 +120,7 @@ def read_json_parameter(request: Request, name: str) -> Any:
 
 
 def answer_model(model: BaseModel, caller: RequestCaller, status: int = 200, **headers: str) -> Response:
-    """Return a JSON answer, with the tenant in its headers."""
+    """Return an answer with the model as JSON, the header that names the tenant, and `headers`, which win over it."""
     return Response(
         model.model_dump_json(),
         status,
@@ -127,17 +130,10 @@ def answer_model(model: BaseModel, caller: RequestCaller, status: int = 200, **h
 
 
 def tenant_headers(caller: RequestCaller) -> dict[str, str]:
-    """Return the header that tells a client its tenant."""
+    """Return the header `x-tenant-id` for an answer: the tenant, with `?` for what a header cannot carry."""
     return {ANSWERED_TENANT_HEADER: header_text(caller.tenant)}
 
 
 def header_text(text: str) -> str:
-    """Return text that a header can carry: printable ASCII, everything else as `?`."""
+    """Return `text` with `?` for every character that is not printable ASCII, so that a header can carry it."""
     return "".join(each if " " <= each <= "~" else "?" for each in text)
-
-
-async def stream_body(request: Request) -> AsyncIterator[bytes]:
-    """Yield the body's parts as they come. Raises ClientDisconnect."""
-    async for part in request.stream():
-        if part:
-            yield part

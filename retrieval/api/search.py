@@ -18,18 +18,22 @@ _SPACES: Final = ("",)
 
 
 class SearchRoutes:
-    """The handlers of one service."""
+    """The handler of `/v1/search`, over one SearchService. Answered searches are recorded in the metrics."""
 
     def __init__(self, service: SearchService, metrics: RetrievalMetrics) -> None:
         self._service = service
         self._metrics = metrics
 
     def handlers(self) -> Handlers:
-        """Return the handlers of this group."""
+        """Return the one handler by (method, path), for `create_app`."""
         return {("POST", "/v1/search"): self.search}
 
     async def search(self, request: Request) -> Response:
-        """Answer the hits of a search."""
+        """Answer the hits of a search over the tenant's own documents, without those of vector stores.
+
+        Raises RoundhouseError `body_too_large` above 1 MiB, `invalid_json`, `invalid_request`, and what
+        `SearchService.search` raises.
+        """
         caller = read_caller(request)
         wanted = parse_body(SearchRequest, await read_body(request, _MOST_BYTES))
         began = time.perf_counter()

@@ -12,25 +12,28 @@ from retrieval.schema.status import RetrievalStatus
 
 
 class StatusRoutes:
-    """The handlers of one program."""
+    """The handlers of `/v1/retrieval`. The gateway lets only callers with the scope `admin` through; nothing is checked
+    here."""
 
     def __init__(
         self, read_status: Callable[[], Awaitable[RetrievalStatus]], start_reindex: Callable[[], None]
     ) -> None:
-        """`start_reindex`: starts one in the background; does nothing while one is under way."""
+        """`read_status` is called for each answer. `start_reindex` asks for a reindex in the background, and returns at
+        once."""
         self._read_status = read_status
         self._start_reindex = start_reindex
 
     def handlers(self) -> Handlers:
-        """Return the handlers of this group."""
+        """Return the handlers of this group by (method, path), for `create_app`."""
         return {("GET", "/v1/retrieval"): self.get_status, ("POST", "/v1/retrieval/reindex"): self.reindex}
 
     async def get_status(self, request: Request) -> Response:
-        """Answer the state."""
+        """Answer which index serves, which is being built, and the number of versions by state."""
         return answer_model(await self._read_status(), read_caller(request))
 
     async def reindex(self, request: Request) -> Response:
-        """Start a reindex."""
+        """Start a reindex in the background, and answer the state with status 202. The state may not show the reindex
+        yet; a failure is in `reindex_error` of later answers."""
         caller = read_caller(request)
         self._start_reindex()
         return answer_model(await self._read_status(), caller, 202)

@@ -1,90 +1,101 @@
-"""A document in a request: JSON with text, or `multipart/form-data` with a file."""
+"""A document in a request: JSON with text, or `multipart/form-data` with a file. Either is written to the originals'
+folder as it arrives, so that keeping it is a rename."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 
 from controller.schema.errors import RoundhouseError
-from retrieval.api.requests import parse_body, parse_fields, read_body
-from retrieval.documents.service import DocumentFields
+from retrieval.api.form_parser import FORM_TYPE, LONGEST_FIELD, FormError, FormParser, UploadedFile
+from retrieval.api.requests import MIB, parse_body, parse_fields, read_body
+from retrieval.catalog.originals import IncomingOriginal, Originals
+from retrieval.documents.service import DocumentFields, storage_error
 from retrieval.schema.documents import NewDocument
 
-_PART: Final = 256 * 1024
-_FIELD_BYTES: Final = 1024 * 1024
 _DOCUMENT_FIELDS: Final = ("id", "filename", "metadata", "chunking")
-_FORM: Final = "multipart/form-data"
 _TEXT_TYPE: Final = "text/markdown"
 """Of a document that is sent as text: Markdown's headings are used, and plain text is Markdown."""
 
 
 @asynccontextmanager
-async def open_upload(request: Request, max_bytes: int) -> AsyncIterator[tuple[DocumentFields, AsyncIterator[bytes]]]:
-    """Read a request with a document. Yield its fields, and the content in parts.
+async def open_upload(
+    request: Request, max_bytes: int, originals: Originals
+) -> AsyncIterator[tuple[DocumentFields, IncomingOriginal]]:
+    """Read a request with a document. Yield its fields and its content, which is removed when the block ends, unless it
+    was kept.
 
-    `max_bytes`: of the content; a form may be a little larger.
+    `max_bytes`: of the content.
 
     Raises:
-        RoundhouseError: `body_too_large`, `invalid_json`, or `invalid_request` for a malformed form or field.
+        RoundhouseError: `document_too_large`, `body_too_large`, `invalid_json`, `invalid_request` for a malformed form
+            or field, `storage_full`, `storage_failed`.
         ClientDisconnect: the client left.
     """
-    content_type = request.headers.get("content-type", "")
-    if content_type.lower().startswith(_FORM):
-        async with open_form(request, max_bytes, _DOCUMENT_FIELDS) as (values, file):
-            yield _form_fields(values, file), file_parts(file)
-    else:
-        # Escaped, each byte of a text may take six.
-        new = parse_body(NewDocument, await read_body(request, 6 * max_bytes + _FIELD_BYTES))
-        yield _fields_of(new), _one_part(new.text.encode(errors="surrogatepass"))
+    if request.headers.get("content-type", "").lower().startswith(FORM_TYPE):
+        async with open_form(request, max_bytes, _DOCUMENT_FIELDS, originals) as (values, file, incoming):
+            yield _form_fields(values, file), incoming
+        return
+    # Escaped, each byte of a text may take six.
+    new = parse_body(NewDocument, await read_body(request, 6 * max_bytes + LONGEST_FIELD))
+    with await _begin(originals) as incoming:
+        await _write(incoming, new.text.encode(errors="surrogatepass"), max_bytes)
+        yield _fields_of(new), incoming
 
 
 @asynccontextmanager
 async def open_form(
-    request: Request, max_bytes: int, fields: Collection[str]
-) -> AsyncIterator[tuple[dict[str, str], UploadFile]]:
-    """Read a form with a `file`. Yield its other fields, and the file, which is deleted when the block ends.
+    request: Request, max_bytes: int, fields: Collection[str], originals: Originals
+) -> AsyncIterator[tuple[dict[str, str], UploadedFile, IncomingOriginal]]:
+    """Read a form with a `file`. Yield its other fields, the file, and its content, which is removed when the block
+    ends, unless it was kept.
 
-    `max_bytes`: of the file. `fields`: names that the form may have.
+    `max_bytes`: most bytes of the file. The form may have 2 MiB more, so the caller checks the file's length.
+    `fields`: names of the other fields that the form may have, each of at most 1 MiB; all are optional.
 
     Raises:
-        RoundhouseError: `document_too_large`, or `invalid_request` for a malformed form or an unknown field.
+        RoundhouseError: `document_too_large`, `invalid_request` for a malformed form or an unknown field,
+            `storage_full`, `storage_failed`.
         ClientDisconnect: the client left.
     """
-    bounded = Request(request.scope, _bound(request, max_bytes + 2 * _FIELD_BYTES))
-    try:
-        form = await bounded.form(max_files=1, max_fields=len(fields), max_part_size=_FIELD_BYTES)
-    except (MultiPartException, HTTPException) as error:
-        reason = error.detail if isinstance(error, HTTPException) else error.message
-        raise RoundhouseError("invalid_request", f"The form is malformed: {reason}") from None
-    try:
-        file = form.get("file")
-        if not isinstance(file, UploadFile):
-            raise RoundhouseError("invalid_request", "The form has no `file`.", param="file")
-        values: dict[str, str] = {}
-        for name, value in form.items():
-            if name == "file":
-                continue
-            if name not in fields:
-                raise RoundhouseError("invalid_request", f"The form has the unknown field {name!r:.80}.")
-            if not isinstance(value, str):
-                raise RoundhouseError("invalid_request", f"`{name}` must be text.", param=name)
-            values[name] = value
-        yield values, file
-    finally:
-        await form.close()
+    with await _begin(originals) as incoming:
+        try:
+            parser, read = FormParser(request.headers["content-type"], fields), 0
+            async for data in request.stream():
+                read += len(data)
+                if read > max_bytes + (len(fields) + 1) * LONGEST_FIELD:
+                    raise _too_large(max_bytes)
+                if content := b"".join(parser.feed(data)):
+                    await _write(incoming, content, max_bytes)
+            values, file = parser.finish()
+        except FormError as error:
+            raise RoundhouseError("invalid_request", str(error), param=error.field) from None
+        yield values, file, incoming
 
 
-def media_type_of(file: UploadFile) -> str | None:
-    """Return the type that a client declares for a file; None where it says nothing of use."""
-    media_type = (file.content_type or "").partition(";")[0].strip().lower()
-    return None if media_type in ("", "application/octet-stream") else media_type
+async def _begin(originals: Originals) -> IncomingOriginal:
+    try:
+        return await asyncio.to_thread(originals.begin_original)
+    except OSError as error:
+        raise storage_error(error) from None
+
+
+async def _write(incoming: IncomingOriginal, content: bytes, max_bytes: int) -> None:
+    if incoming.bytes + len(content) > max_bytes:
+        raise _too_large(max_bytes)
+    try:
+        await asyncio.to_thread(incoming.write, content)
+    except OSError as error:
+        raise storage_error(error) from None
+
+
+def _too_large(max_bytes: int) -> RoundhouseError:
+    return RoundhouseError("document_too_large", f"The document is larger than {max_bytes / MIB:g} MiB.")
 
 
 def _fields_of(new: NewDocument, media_type: str | None = _TEXT_TYPE) -> DocumentFields:
@@ -99,11 +110,11 @@ def _fields_of(new: NewDocument, media_type: str | None = _TEXT_TYPE) -> Documen
     )
 
 
-def _form_fields(values: Mapping[str, str], file: UploadFile) -> DocumentFields:
-    fields: dict[str, Any] = {"text": "", "filename": file.filename or None}
+def _form_fields(values: Mapping[str, str], file: UploadedFile) -> DocumentFields:
+    fields: dict[str, Any] = {"text": "", "filename": file.filename}
     for name, value in values.items():
         fields[name] = _parse_json(name, value) if name in ("metadata", "chunking") else value
-    return _fields_of(parse_fields(NewDocument, json.dumps(fields)), media_type_of(file))
+    return _fields_of(parse_fields(NewDocument, json.dumps(fields)), file.media_type)
 
 
 def _parse_json(name: str, text: str) -> Any:
@@ -111,27 +122,3 @@ def _parse_json(name: str, text: str) -> Any:
         return json.loads(text)
     except ValueError:
         raise RoundhouseError("invalid_request", f"`{name}` must be JSON.", param=name) from None
-
-
-def _bound(request: Request, most: int) -> Any:
-    taken = 0
-
-    async def receive() -> Any:
-        nonlocal taken
-        message = await request.receive()
-        taken += len(message.get("body", b""))
-        if taken > most:
-            raise RoundhouseError("document_too_large", "The file is larger than this server takes.")
-        return message
-
-    return receive
-
-
-async def _one_part(content: bytes) -> AsyncIterator[bytes]:
-    yield content
-
-
-async def file_parts(file: UploadFile) -> AsyncIterator[bytes]:
-    """Yield an uploaded file's content in parts."""
-    while part := await file.read(_PART):
-        yield part

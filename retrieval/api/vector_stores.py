@@ -18,6 +18,7 @@ from retrieval.api.requests import (
     read_choice,
     read_integer,
 )
+from retrieval.catalog.paging import PageRequest
 from retrieval.file_search.searching import build_search, merge_results
 from retrieval.file_search.store_service import VectorStoreService
 from retrieval.schema.files import (
@@ -44,14 +45,19 @@ MOST_QUERIES: Final = 10
 
 
 class VectorStoreRoutes:
-    """The handlers of one service."""
+    """The handlers of `/v1/vector_stores`, over one VectorStoreService and one SearchService.
+
+    Every handler raises RoundhouseError, which `create_app` turns into an answer: `invalid_request` or `invalid_json`
+    for wrong parameters or a wrong body, `body_too_large` for a body above 1 MiB, `vector_store_not_found`, and what
+    the service's method raises.
+    """
 
     def __init__(self, service: VectorStoreService, search: SearchService) -> None:
         self._service = service
         self._search = search
 
     def handlers(self) -> Handlers:
-        """Return the handlers of this group."""
+        """Return the handlers of this group by (method, path), for `create_app`."""
         return {
             ("POST", STORES): self.create_store,
             ("GET", STORES): self.list_stores,
@@ -72,20 +78,17 @@ class VectorStoreRoutes:
         }
 
     async def create_store(self, request: Request) -> Response:
-        """Create a vector store."""
+        """Create a vector store, and add its first files; an empty body means no fields. Raises RoundhouseError
+        `file_not_found`, `storage_full` or `retrieval_busy` (see `VectorStoreService.create_store`)."""
         caller = read_caller(request)
         new = parse_body(NewVectorStore, await read_body(request, _MOST_BYTES) or b"{}")
         return answer_model(await self._service.create_store(caller.tenant, new), caller)
 
     async def list_stores(self, request: Request) -> Response:
-        """Answer a page of vector stores."""
+        """Answer a page of the tenant's vector stores. Raises RoundhouseError `invalid_request`, also where `after` is
+        no vector store of the tenant."""
         caller = read_caller(request)
-        stores, has_more = await self._service.list_stores(
-            caller.tenant,
-            after=request.query_params.get("after"),
-            limit=read_integer(request, "limit", 20, 1, 100),
-            is_ascending=read_choice(request, "order", ("asc", "desc")) == "asc",
-        )
+        stores, has_more = await self._service.list_stores(caller.tenant, _read_page(request))
         ids = [store.id for store in stores]
         page = VectorStoreList(
             data=stores, first_id=ids[0] if ids else None, last_id=ids[-1] if ids else None, has_more=has_more
@@ -93,24 +96,30 @@ class VectorStoreRoutes:
         return answer_model(page, caller)
 
     async def get_store(self, request: Request) -> Response:
-        """Answer a vector store."""
+        """Answer a vector store, also an expired one. Raises RoundhouseError `vector_store_not_found`."""
         caller, store_id = _named(request)
         return answer_model(await self._service.get_store(caller.tenant, store_id), caller)
 
     async def change_store(self, request: Request) -> Response:
-        """Change a vector store."""
+        """Change the fields of a vector store that the body names. Raises RoundhouseError `vector_store_not_found`."""
         caller, store_id = _named(request)
         change = parse_body(VectorStoreChange, await read_body(request, _MOST_BYTES))
         return answer_model(await self._service.change_store(caller.tenant, store_id, change), caller)
 
     async def delete_store(self, request: Request) -> Response:
-        """Delete a vector store."""
+        """Delete a vector store with what it has made of its files; the files stay. Raises RoundhouseError
+        `vector_store_not_found`, also for a second deletion."""
         caller, store_id = _named(request)
         await self._service.delete_store(caller.tenant, store_id)
         return answer_model(DeletedVectorStore(id=store_id), caller)
 
     async def search_store(self, request: Request) -> Response:
-        """Answer the hits of one query or several, the best of each chunk."""
+        """Search one after the other for the queries, 1 to `MOST_QUERIES`, and answer their hits together, best first.
+        A chunk that several queries found is there once, with its best score. Counts as activity of the vector store.
+
+        Raises RoundhouseError `vector_store_not_found`, `vector_store_expired`, `invalid_request`, and what
+        `SearchService.search` raises. Without a rerank model, `ranker` is ignored.
+        """
         caller, store_id = _named(request)
         wanted = parse_body(VectorStoreSearch, await read_body(request, _MOST_BYTES))
         queries = [wanted.query] if isinstance(wanted.query, str) else wanted.query
@@ -126,32 +135,31 @@ class VectorStoreRoutes:
         return answer_model(merge_results(wanted, queries, results), caller)
 
     async def add_file(self, request: Request) -> Response:
-        """Add a file to a vector store."""
+        """Add a file to a vector store, and answer at once; indexing follows. Raises RoundhouseError
+        `vector_store_not_found`, `vector_store_expired`, `file_not_found` or `retrieval_busy`."""
         caller, store_id = _named(request)
         new = parse_body(NewVectorStoreFile, await read_body(request, _MOST_BYTES))
         return answer_model(await self._service.add_file(caller.tenant, store_id, new), caller)
 
     async def list_files(self, request: Request) -> Response:
-        """Answer a page of a vector store's files."""
+        """Answer a page of a vector store's files. Raises RoundhouseError `vector_store_not_found`, and
+        `invalid_request` also where `after` is no file of it."""
         caller, store_id = _named(request)
         files, has_more = await self._service.list_files(
-            caller.tenant,
-            store_id,
-            after=request.query_params.get("after"),
-            limit=read_integer(request, "limit", 20, 1, 100),
-            is_ascending=read_choice(request, "order", ("asc", "desc")) == "asc",
-            status=read_choice(request, "filter", _STATUSES),
+            caller.tenant, store_id, _read_page(request), status=read_choice(request, "filter", _STATUSES)
         )
         return answer_model(_page_of(files, has_more=has_more), caller)
 
     async def get_file(self, request: Request) -> Response:
-        """Answer a file of a vector store."""
+        """Answer the status and attributes of a file in a vector store. Raises RoundhouseError
+        `vector_store_not_found`, or `file_not_found` where the vector store does not have the file."""
         caller, store_id = _named(request)
         file = await self._service.get_file(caller.tenant, store_id, request.path_params["file_id"])
         return answer_model(file, caller)
 
     async def change_file(self, request: Request) -> Response:
-        """Replace the attributes of a file."""
+        """Replace all attributes of a file in a vector store; the file is indexed again. Raises RoundhouseError
+        `vector_store_not_found`, `file_not_found` or `retrieval_busy`."""
         caller, store_id = _named(request)
         change = parse_body(AttributesChange, await read_body(request, _MOST_BYTES))
         file = await self._service.change_attributes(
@@ -160,47 +168,64 @@ class VectorStoreRoutes:
         return answer_model(file, caller)
 
     async def remove_file(self, request: Request) -> Response:
-        """Remove a file from a vector store."""
+        """Remove a file from a vector store; the file itself stays. Raises RoundhouseError `vector_store_not_found`, or
+        `file_not_found`, also for a second removal."""
         caller, store_id = _named(request)
         file_id = request.path_params["file_id"]
         await self._service.remove_file(caller.tenant, store_id, file_id)
         return answer_model(DeletedVectorStoreFile(id=file_id), caller)
 
     async def get_content(self, request: Request) -> Response:
-        """Answer the text that was made of a file."""
+        """Answer the text that was extracted from a file. Raises RoundhouseError `vector_store_not_found`,
+        `file_not_found`, or `document_not_found` where the file is not searchable yet."""
         caller, store_id = _named(request)
         text = await self._service.read_text(caller.tenant, store_id, request.path_params["file_id"])
         return answer_model(FileContent(data=[TextContent(text=text)]), caller)
 
     async def add_batch(self, request: Request) -> Response:
-        """Add files together."""
+        """Add up to 500 files to a vector store, and answer the batch at once; indexing follows. Raises RoundhouseError
+        `vector_store_not_found`, `vector_store_expired`, `file_not_found` or `retrieval_busy`."""
         caller, store_id = _named(request)
         new = parse_body(NewFileBatch, await read_body(request, _MOST_BYTES))
         return answer_model(await self._service.add_batch(caller.tenant, store_id, new), caller)
 
     async def get_batch(self, request: Request) -> Response:
-        """Answer a batch."""
+        """Answer a batch with its files by status. Raises RoundhouseError `vector_store_not_found`, also for an unknown
+        batch."""
         caller, store_id = _named(request)
         batch = await self._service.get_batch(caller.tenant, store_id, request.path_params["batch_id"])
         return answer_model(batch, caller)
 
     async def cancel_batch(self, request: Request) -> Response:
-        """Stop indexing the files of a batch."""
+        """Stop indexing the files of a batch, and answer the batch; files that are searchable stay. Raises
+        RoundhouseError `vector_store_not_found`, also for an unknown batch."""
         caller, store_id = _named(request)
         batch = await self._service.cancel_batch(caller.tenant, store_id, request.path_params["batch_id"])
         return answer_model(batch, caller)
 
     async def list_batch_files(self, request: Request) -> Response:
-        """Answer the files of a batch, all on one page."""
+        """Answer a page of the files of a batch."""
         caller, store_id = _named(request)
-        files = await self._service.list_batch_files(caller.tenant, store_id, request.path_params["batch_id"])
-        status = read_choice(request, "filter", _STATUSES)
-        wanted = [file for file in files if status is None or file.status == status]
-        return answer_model(_page_of(wanted, has_more=False), caller)
+        files, has_more = await self._service.list_batch_files(
+            caller.tenant,
+            store_id,
+            request.path_params["batch_id"],
+            _read_page(request),
+            status=read_choice(request, "filter", _STATUSES),
+        )
+        return answer_model(_page_of(files, has_more=has_more), caller)
 
 
 def _named(request: Request) -> tuple[RequestCaller, str]:
     return read_caller(request), request.path_params["vector_store_id"]
+
+
+def _read_page(request: Request) -> PageRequest:
+    after, before = request.query_params.get("after"), request.query_params.get("before")
+    if after is not None and before is not None:
+        raise RoundhouseError("invalid_request", "Send either `after` or `before`.", param="before")
+    limit = read_integer(request, "limit", 20, 1, 100)
+    return PageRequest(limit, read_choice(request, "order", ("asc", "desc")) == "asc", after, before)
 
 
 def _page_of(files: list[VectorStoreFile], *, has_more: bool) -> VectorStoreFileList:

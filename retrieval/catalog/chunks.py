@@ -14,8 +14,9 @@ _CHUNK: Final = "c.version, c.ordinal, c.start, c.end, c.page, c.headings, c.tex
 
 
 def save_parsed(db: sqlite3.Connection, version: int, parsed: ParsedDocument) -> bool:
-    """Store the text and the chunks of a version, and set its state to `embedding`. False: the version is garbage or
-    deleted, and nothing is stored. Replaces what an earlier try stored."""
+    """Store the text and the chunks of a version in the state `parsing`, and set its state to `embedding`. Replaces
+    what an earlier try stored. False: the version is in another state (replaced, deleted, cancelled), and nothing is
+    stored."""
     changed = db.execute(
         "UPDATE versions SET state = 'embedding', media_type = ?, chunks = ? WHERE number = ? AND state = 'parsing'",
         (parsed.media_type, len(parsed.chunks), version),
@@ -34,18 +35,60 @@ def save_parsed(db: sqlite3.Connection, version: int, parsed: ParsedDocument) ->
     return True
 
 
-def resume_embedding(db: sqlite3.Connection, version: int) -> bool:
-    """Set the state of a claimed version to `embedding` where an earlier try has stored its chunks. False: it is to be
-    parsed."""
-    changed = db.execute(
-        "UPDATE versions SET state = 'embedding' WHERE number = ? AND state = 'parsing' AND chunks IS NOT NULL",
+def resume_embedding(db: sqlite3.Connection, version: int) -> int | None:
+    """Set the state of a claimed version to `embedding` where its chunks are known, and return their number: an earlier
+    try has stored them, or the version has a twin (see `find_twin`), whose text and chunks are copied. None: the
+    version is to be parsed."""
+    row = db.execute(
+        "UPDATE versions SET state = 'embedding' WHERE number = ? AND state = 'parsing' AND chunks IS NOT NULL "
+        "RETURNING chunks",
         (version,),
+    ).fetchone()
+    if row is not None:
+        return int(row[0])
+    twin = find_twin(db, version)
+    return None if twin is None else _copy_parsed(db, version, twin)
+
+
+def find_twin(db: sqlite3.Connection, version: int) -> int | None:
+    """Return a visible version of the same tenant that was made of the same original, file name, type and chunking, so
+    that it has the same chunks: as a rule the version that this one replaces with other metadata. None: there is none.
+    """
+    row = db.execute(
+        "SELECT t.number FROM versions v JOIN versions t ON t.sha256 = v.sha256 AND t.tenant = v.tenant "
+        "AND t.number != v.number AND t.state = 'ready' AND t.filename IS v.filename "
+        "AND t.declared_type IS v.declared_type AND t.max_tokens = v.max_tokens "
+        "AND t.overlap_tokens = v.overlap_tokens WHERE v.number = ? ORDER BY t.number DESC LIMIT 1",
+        (version,),
+    ).fetchone()
+    return None if row is None else int(row[0])
+
+
+def _copy_parsed(db: sqlite3.Connection, version: int, twin: int) -> int | None:
+    """Copy a twin's text and chunks to a claimed version, and set its state to `embedding`. Return the number of its
+    chunks; None: the version is garbage or deleted."""
+    row = db.execute(
+        "UPDATE versions SET state = 'embedding', (media_type, chunks) = "
+        "(SELECT t.media_type, t.chunks FROM versions t WHERE t.number = ?) "
+        "WHERE number = ? AND state = 'parsing' RETURNING chunks",
+        (twin, version),
+    ).fetchone()
+    if row is None:
+        return None
+    db.execute(
+        "INSERT OR REPLACE INTO texts (version, text) SELECT ?, text FROM texts WHERE version = ?", (version, twin)
     )
-    return changed.rowcount > 0
+    db.execute(
+        "INSERT INTO chunks (version, ordinal, start, end, page, headings, text) "
+        "SELECT ?, ordinal, start, end, page, headings, text FROM chunks WHERE version = ?",
+        (version, twin),
+    )
+    return int(row[0])
 
 
 def read_chunks(db: sqlite3.Connection, version: int, *, first: int, limit: int) -> list[Chunk]:
-    """Return up to `limit` chunks of a version in order, from the ordinal `first` on."""
+    """Return up to `limit` chunks of a version by ordinal, from the ordinal `first` (which counts from 0) on. Empty
+    after the last one, and for a version that is unknown or not parsed."""
     rows = db.execute(
         f"SELECT {_CHUNK} FROM chunks c WHERE c.version = ? AND c.ordinal >= ? ORDER BY c.ordinal LIMIT ?",
         (version, first, limit),
@@ -54,13 +97,13 @@ def read_chunks(db: sqlite3.Connection, version: int, *, first: int, limit: int)
 
 
 def read_text(db: sqlite3.Connection, version: int) -> bytes | None:
-    """Return a version's text in UTF-8; None: it has none yet, or is deleted."""
+    """Return a version's text in UTF-8; None: the version is not parsed yet, or is deleted."""
     row = db.execute("SELECT text FROM texts WHERE version = ?", (version,)).fetchone()
     return None if row is None else bytes(row[0])
 
 
 def text_size(db: sqlite3.Connection, version: int) -> int:
-    """Return the size of a version's text in bytes; 0 where it has none."""
+    """Return the size of a version's text in bytes of UTF-8; 0 where it is not parsed yet, or is deleted."""
     row = db.execute("SELECT length(text) FROM texts WHERE version = ?", (version,)).fetchone()
     return 0 if row is None else int(row[0])
 
@@ -68,7 +111,8 @@ def text_size(db: sqlite3.Connection, version: int) -> int:
 def find_visible(
     db: sqlite3.Connection, tenant: str, places: Iterable[tuple[int, int]]
 ) -> dict[tuple[int, int], FoundChunk]:
-    """Return the chunks of a tenant at (version, ordinal), by these; those whose version is not visible are missing."""
+    """Return a tenant's chunks by `(version, ordinal)`, for those pairs in `places` whose version is visible now. Pairs
+    of other tenants, of versions that are not visible, and without a chunk are missing in the answer."""
     found = {}
     for place in places:
         row = db.execute(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable
+from functools import partial
 
 from retrieval.catalog.database import CatalogDatabase
 from retrieval.catalog.originals import Originals
@@ -11,9 +12,11 @@ from retrieval.catalog.versions import is_original_used
 
 
 async def remove_unused_originals(catalog: CatalogDatabase, originals: Originals, hashes: Iterable[str]) -> int:
-    """Remove those of the originals that no version and no file needs. Return how many. Pinned ones stay.
+    """Remove the original files with these hashes, but those that a version or an uploaded file needs or that are
+    pinned. Return how many were removed; one that was missing already counts, too.
 
-    Raises OSError or sqlite3.Error.
+    Raises OSError or sqlite3.Error at the first that fails; the rest is not tried. Raises ValueError for what is no
+    hash.
     """
 
     def remove(db: sqlite3.Connection, sha256: str) -> bool:
@@ -22,5 +25,5 @@ async def remove_unused_originals(catalog: CatalogDatabase, originals: Originals
 
     removed = 0
     for sha256 in hashes:
-        removed += await catalog.read(lambda db, sha256=sha256: remove(db, sha256))  # type: ignore[misc]
+        removed += await catalog.read(partial(remove, sha256=sha256))
     return removed

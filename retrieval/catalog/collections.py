@@ -2,45 +2,51 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from retrieval.catalog.records import Collection
+from retrieval.vector_store.base import CollectionSpec
+from retrieval.vector_store.bm25_options import dump_options, load_options
 
 
 def find_collection(db: sqlite3.Connection, state: Literal["active", "building"]) -> Collection | None:
-    """Return the collection in that state; None: there is none. There is never more than one."""
+    """Return the one collection in that state; None: there is none. Callers see to it that there is never a second."""
     row = db.execute(
-        "SELECT number, name, model, dimension, is_normalized, state FROM collections WHERE state = ?", (state,)
+        "SELECT number, name, model, dimension, is_normalized, state, bm25 FROM collections WHERE state = ?", (state,)
     ).fetchone()
     return None if row is None else _read_collection(row)
 
 
 def add_collection(
     db: sqlite3.Connection,
+    spec: CollectionSpec,
     *,
-    name: str,
     model: str | None,
-    dimension: int | None,
     is_normalized: bool | None,
     state: Literal["active", "building"],
 ) -> Collection:
-    """Note a new collection, and return it. Raises sqlite3.IntegrityError where one has that name."""
+    """Store a new collection in the catalog, with nothing indexed in it, and return it. The vector store is not asked.
+    The caller makes sure that no other collection has `state`.
+
+    Raises sqlite3.IntegrityError where one has that name.
+    """
     cursor = db.execute(
-        "INSERT INTO collections (name, model, dimension, is_normalized, state) VALUES (?, ?, ?, ?, ?)",
-        (name, model, dimension, is_normalized, state),
+        "INSERT INTO collections (name, model, dimension, is_normalized, state, bm25) VALUES (?, ?, ?, ?, ?, ?)",
+        (spec.name, model, spec.dimension, is_normalized, state, json.dumps(dump_options(spec.bm25))),
     )
     assert cursor.lastrowid is not None
-    return Collection(cursor.lastrowid, name, model, dimension, is_normalized, state)
+    return Collection(cursor.lastrowid, spec.name, model, spec.dimension, is_normalized, state, spec.bm25)
 
 
 def activate_collection(db: sqlite3.Connection, number: int) -> Collection | None:
-    """Make the building collection the active one, unless a visible version is missing in it. Return the collection
-    that was active before and is forgotten now; None: there was none.
+    """Make the collection `number`, which must be the building one, the active one. Return the collection that was
+    active before; None: there was none. The catalog forgets it; the caller deletes it in the vector store.
 
     Raises:
-        LookupError: a visible version is missing; nothing is changed.
+        LookupError: a visible version is missing in the collection; nothing is changed.
     """
     if list_missing(db, number, 1):
         raise LookupError("visible versions are missing")
@@ -52,17 +58,20 @@ def activate_collection(db: sqlite3.Connection, number: int) -> Collection | Non
 
 
 def forget_collection(db: sqlite3.Connection, number: int) -> None:
-    """Remove a collection and what is noted as being in it."""
+    """Remove a collection from the catalog, with the notes of what is in it. Does nothing for an unknown number. The
+    caller deletes the collection in the vector store."""
     db.execute("DELETE FROM collections WHERE number = ?", (number,))
 
 
 def forget_content(db: sqlite3.Connection, number: int) -> None:
-    """Note that a collection is empty, because the vector store has lost it."""
+    """Remove the notes of which versions are in a collection, because the vector store has lost it: all are missing
+    now."""
     db.execute("DELETE FROM indexed WHERE collection = ?", (number,))
 
 
 def list_missing(db: sqlite3.Connection, number: int, limit: int) -> list[int]:
-    """Return up to `limit` visible versions that are not in the collection, the oldest first."""
+    """Return the numbers of up to `limit` visible versions that are not noted as being in the collection, oldest
+    first."""
     rows = db.execute(
         "SELECT v.number FROM documents d JOIN versions v ON v.number = d.live WHERE NOT EXISTS "
         "(SELECT 1 FROM indexed i WHERE i.collection = ? AND i.version = v.number) ORDER BY v.number LIMIT ?",
@@ -72,7 +81,8 @@ def list_missing(db: sqlite3.Connection, number: int, limit: int) -> list[int]:
 
 
 def count_missing(db: sqlite3.Connection, number: int) -> int:
-    """Return how many visible versions are not in the collection."""
+    """Return how many visible versions of all tenants are not noted as being in the collection; all, for an
+    unknown one."""
     [visible] = db.execute("SELECT count(*) FROM documents WHERE live IS NOT NULL").fetchone()
     [present] = db.execute(
         "SELECT count(*) FROM documents d JOIN indexed i ON i.version = d.live WHERE i.collection = ?", (number,)
@@ -81,7 +91,8 @@ def count_missing(db: sqlite3.Connection, number: int) -> int:
 
 
 def note_indexed(db: sqlite3.Connection, number: int, version: int) -> None:
-    """Note that all points of a version are in the collection. Does nothing for a deleted version."""
+    """Note that all points of a version are in the collection. Does nothing for a deleted version, or one that is noted
+    already. Raises sqlite3.IntegrityError where the catalog has no such collection."""
     db.execute(
         "INSERT OR IGNORE INTO indexed (collection, version) SELECT ?, number FROM versions WHERE number = ?",
         (number, version),
@@ -89,5 +100,7 @@ def note_indexed(db: sqlite3.Connection, number: int, version: int) -> None:
 
 
 def _read_collection(row: Sequence[Any]) -> Collection:
-    number, name, model, dimension, is_normalized, state = row
-    return Collection(number, name, model, dimension, None if is_normalized is None else bool(is_normalized), state)
+    number, name, model, dimension, is_normalized, state, bm25 = row
+    options = load_options(None if bm25 is None else json.loads(bm25))
+    is_unit = None if is_normalized is None else bool(is_normalized)
+    return Collection(number, name, model, dimension, is_unit, state, options)

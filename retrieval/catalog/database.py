@@ -16,31 +16,49 @@ Result = TypeVar("Result")
 
 
 class CatalogDatabase:
-    """Runs work on the catalog's connection, in one thread and in the order of the calls."""
+    """Owns the connection to the catalog's SQLite file, and runs functions on it: one at a time, in a thread of its
+    own, in the order of the calls. Open from construction to `close`."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the catalog in `folder`, which exists. Blocks. Raises what `open_catalog_file` raises."""
+        """Open the catalog in `folder`, which must exist, and hold it for this process. Blocks. Raises what
+        `open_catalog_file` raises."""
         self._db = open_catalog_file(folder / FILE_NAME)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="catalog")
 
     async def read(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        """Return what `work` returns, called in the thread without a transaction. Raises what `work` raises."""
+        """Call `work` in the thread, without a transaction, and return what it returns. Its statements see one state of
+        the catalog, for nothing else runs meanwhile.
+
+        `work` must be done with the connection when it returns, so that it returns no open cursor. Raises what `work`
+        raises, and RuntimeError after `close`.
+        """
         return await asyncio.get_running_loop().run_in_executor(self._executor, work, self._db)
 
-    async def write(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
+    async def write(self, work: Callable[[sqlite3.Connection], Result], *, is_durable: bool = True) -> Result:
         """Return what `work` returns, called in the thread within a transaction, which is durable on return.
+
+        `is_durable` False: it is durable with the next one that is, so a loss of power may undo it, and all that came
+        after it. For what a restart does again anyway.
 
         Raises what `work` raises, after a rollback; sqlite3.Error where the disk fails. A caller that is cancelled does
         not know whether the transaction was committed.
         """
 
         def in_transaction(db: sqlite3.Connection) -> Result:
-            with transaction(db):
-                return work(db)
+            if is_durable:
+                with transaction(db):
+                    return work(db)
+            db.execute("PRAGMA synchronous = NORMAL")
+            try:
+                with transaction(db):
+                    return work(db)
+            finally:
+                db.execute("PRAGMA synchronous = FULL")
 
         return await asyncio.get_running_loop().run_in_executor(self._executor, in_transaction, self._db)
 
     def close(self) -> None:
-        """Wait for running work, and close the file. Blocks. No method may be called afterwards."""
+        """Wait until all work that was handed over has run, and close the file. Blocks. `read` and `write` fail
+        then."""
         self._executor.shutdown(wait=True)
         self._db.close()

@@ -6,7 +6,7 @@ import sqlite3
 from dataclasses import dataclass
 from typing import Final
 
-from retrieval.catalog.paging import find_bound
+from retrieval.catalog.paging import PageRequest, find_bound
 from retrieval.catalog.records import DocumentKey
 from retrieval.catalog.versions import delete_document
 
@@ -15,19 +15,19 @@ _COLUMNS: Final = "id, tenant, filename, purpose, media_type, sha256, bytes, cre
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file that a client has uploaded."""
+    """A file that a client has uploaded to `/v1/files`, without its content, which `Originals` has as `sha256`."""
 
     id: str
     tenant: str
     filename: str
     purpose: str
     media_type: str | None
-    """As the client said; None: it did not."""
+    """The type that the client declared; None: it declared none of use."""
     sha256: str
     bytes: int
     created_at: float
     expires_at: float | None
-    """None: never."""
+    """None: the file never expires."""
 
 
 def add_file(db: sqlite3.Connection, file: StoredFile) -> None:
@@ -47,7 +47,7 @@ def add_file(db: sqlite3.Connection, file: StoredFile) -> None:
 
 
 def find_file(db: sqlite3.Connection, tenant: str, file_id: str, now: float) -> StoredFile | None:
-    """Return a tenant's file; None: there is none of that id, or it has expired."""
+    """Return a tenant's file; None: the tenant has none of that id, or the file expired before `now`."""
     row = db.execute(
         f"SELECT {_COLUMNS} FROM files WHERE tenant = ? AND id = ? AND coalesce(expires_at, ?) >= ?",
         (tenant, file_id, now, now),
@@ -67,7 +67,7 @@ def list_files(
 ) -> list[StoredFile]:
     """Return up to `limit` files of a tenant by creation, those after the file `after`. Raises LookupError where there
     is no such file."""
-    comparison, direction, bound = find_bound(db, "files", tenant, after, is_ascending=is_ascending)
+    comparison, direction, bound = find_bound(db, "files", tenant, PageRequest(limit, is_ascending, after))
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM files WHERE tenant = ? AND number {comparison} ? AND coalesce(expires_at, ?) >= ? "
         f"AND purpose = coalesce(?, purpose) ORDER BY number {direction} LIMIT ?",
@@ -77,7 +77,12 @@ def list_files(
 
 
 def delete_file(db: sqlite3.Connection, tenant: str, file_id: str) -> str | None:
-    """Delete a file, and its documents in all vector stores. Return its hash; None: there is none of that id."""
+    """Delete a file, also an expired one, and its documents in all vector stores. Return the hash of its original;
+    None: the tenant has no file of that id, and nothing changed.
+
+    The versions of the documents become garbage. After the commit, the caller removes the original if nothing else
+    needs it (`remove_unused_originals`).
+    """
     row = db.execute("DELETE FROM files WHERE tenant = ? AND id = ? RETURNING sha256", (tenant, file_id)).fetchone()
     if row is None:
         return None
@@ -88,10 +93,11 @@ def delete_file(db: sqlite3.Connection, tenant: str, file_id: str) -> str | None
 
 
 def list_expired_files(db: sqlite3.Connection, now: float) -> list[tuple[str, str]]:
-    """Return (tenant, id) of the files that have expired."""
+    """Return (tenant, id) of all tenants' files that expired before `now` and are not deleted, in no order."""
     return db.execute("SELECT tenant, id FROM files WHERE expires_at < ?", (now,)).fetchall()
 
 
 def delete_files(db: sqlite3.Connection, tenant: str) -> list[str]:
-    """Delete all files of a tenant. Return their hashes."""
+    """Delete all files of a tenant, but not their documents in vector stores. Return the hashes of their originals, one
+    per file. The caller removes the originals that nothing else needs."""
     return [row[0] for row in db.execute("DELETE FROM files WHERE tenant = ? RETURNING sha256", (tenant,))]

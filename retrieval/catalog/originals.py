@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import re
@@ -19,10 +20,11 @@ _TEMPORARY: Final = "incoming"
 
 
 class Originals:
-    """A folder of originals. Methods wait for the disk, so call them in a thread."""
+    """The folder of the files that clients sent, one per content, named by its SHA-256. Methods block on the disk, so
+    call them in a thread; several threads may. One object, in one process, per folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Create the folder where it is missing, and remove what an earlier process has not finished writing.
+        """Create the folder where it is missing, and remove the unfinished files of an earlier process. Blocks.
 
         Raises OSError.
         """
@@ -34,20 +36,24 @@ class Originals:
         self._pins: Counter[str] = Counter()
         self._lock = threading.Lock()
         """Held while pins change, and while an original is removed that has none."""
+        self._postponed: set[str] = set()
 
     def begin_original(self) -> IncomingOriginal:
-        """Begin a new file. Write its content, and then `keep` it. Raises OSError."""
+        """Create an empty file to receive an original of unknown hash, and return it. Use it as a context manager;
+        write its content, and then `keep` it. Raises OSError."""
         return IncomingOriginal(self._incoming / secrets.token_hex(16), self)
 
     def path_of(self, sha256: str) -> Path:
-        """Return where the original of that hash is, or would be. Raises ValueError for what is no hash."""
+        """Return where the original of that hash is, or would be: the disk is not asked. Raises ValueError for what is
+        not 64 lower-case hex digits."""
         if not _HASH.fullmatch(sha256):
             raise ValueError("not a hash")
         return self._folder / sha256[:2] / sha256
 
     @contextlib.contextmanager
     def pin(self, sha256: str) -> Iterator[None]:
-        """Keep an original from being removed within the block: the catalog does not speak of it yet."""
+        """Within the block, `remove_original` leaves the original of that hash alone. For the time between `keep` and
+        the commit of the version or file that needs it. Pins nest; the original need not exist."""
         with self._lock:
             self._pins[sha256] += 1
         try:
@@ -59,25 +65,49 @@ class Originals:
                     del self._pins[sha256]
 
     def remove_original(self, sha256: str) -> bool:
-        """Remove an original that the catalog does not need. False: it is pinned, and stays. A missing one is no error.
+        """Remove an original that the catalog does not need. False: it is pinned, or a backup reads the folder, and it
+        stays; the backup's end is for `take_postponed`. A missing one is no error.
 
-        Raises OSError.
+        Raises OSError, and ValueError for what is no hash.
         """
+        path = self.path_of(sha256)
         with self._lock:
             if self._pins.get(sha256):
                 return False
-            self.path_of(sha256).unlink(missing_ok=True)
+            if not self._remove_unread(path):
+                self._postponed.add(sha256)
+                return False
+        return True
+
+    def take_postponed(self) -> list[str]:
+        """Return the hashes that were not removed because of a backup, and forget them: try again to remove each that
+        the catalog does not need meanwhile."""
+        with self._lock:
+            postponed = list(self._postponed)
+            self._postponed.clear()
+        return postponed
+
+    def _remove_unread(self, path: Path) -> bool:
+        descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(descriptor)
         return True
 
     def list_originals(self) -> Iterator[str]:
-        """Yield the hashes of all files, in no order."""
+        """Yield the hashes of all originals that are kept, in no order. Blocks while it is read."""
         for path in self._folder.glob("??/*"):
             if _HASH.fullmatch(path.name):
                 yield path.name
 
 
 class IncomingOriginal:
-    """A file that is being received. Use it as a context manager: without `keep` it is removed at the end."""
+    """A file that is being received, made by `Originals.begin_original`. Use it as a context manager: at the end of the
+    block, the file is closed, and removed unless it was kept. Methods block on the disk."""
 
     def __init__(self, path: Path, originals: Originals) -> None:
         self._path = path
@@ -97,7 +127,8 @@ class IncomingOriginal:
         self._path.unlink(missing_ok=True)
 
     def write(self, part: bytes) -> None:
-        """Append to the file. Raises OSError, where the disk is full with errno ENOSPC."""
+        """Append all bytes of `part`. Raises OSError (with errno ENOSPC on a full disk); a part of them is then
+        written."""
         view = memoryview(part)
         while view:
             view = view[self._file.write(view) :]
@@ -106,11 +137,12 @@ class IncomingOriginal:
 
     @property
     def sha256(self) -> str:
-        """Hash of what was written so far, in hex."""
+        """SHA-256 of what was written so far, in lower-case hex."""
         return self._hash.hexdigest()
 
     def keep(self) -> str:
-        """Make the file durable under its hash, and return the hash. Raises OSError."""
+        """Make the file durable under its hash, and return the hash. Replaces an original of the same hash. Call once,
+        after the last `write`, with the hash pinned. Raises OSError."""
         os.fsync(self._file.fileno())
         target = self._originals.path_of(self.sha256)
         target.parent.mkdir(exist_ok=True, mode=0o700)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from retrieval.parsing.base import ChunkingOptions
+from retrieval.vector_store.base import CollectionSpec
+from retrieval.vector_store.bm25_options import Bm25Options
 
 VersionState = Literal["queued", "parsing", "embedding", "ready", "failed", "garbage"]
 """`queued`: waits for its turn, or for a retry. `ready`: visible. `failed`: is not tried again. `garbage`: replaced or
@@ -20,7 +22,7 @@ _POINTS: Final = uuid.UUID("6f1d2a52-7e0b-4c0f-9a43-1c7a2c1d5b10")
 
 @dataclass(frozen=True, slots=True)
 class DocumentKey:
-    """Names one document."""
+    """The key of one document: its id is unique within a space of a tenant."""
 
     tenant: str
     space: str
@@ -30,7 +32,8 @@ class DocumentKey:
 
 @dataclass(frozen=True, slots=True)
 class NewVersion:
-    """A version that a client has sent, and whose original is stored."""
+    """A version of a document that is to be queued: what a client sent. Its original is stored already, as
+    `sha256`."""
 
     key: DocumentKey
     sha256: str
@@ -42,7 +45,8 @@ class NewVersion:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for versions that would make the same chunks and hits."""
+        """SHA-256 in hex of the original's hash, filename, declared type, metadata and chunking. Of two versions of one
+        document, equal ones make the same chunks and hits. Raises TypeError for metadata that JSON cannot hold."""
         content = [
             self.sha256,
             self.filename,
@@ -56,7 +60,7 @@ class NewVersion:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A version as the catalog has it."""
+    """One version of a document, as the catalog had it when it was read; later changes do not show here."""
 
     number: int
     tenant: str
@@ -71,10 +75,11 @@ class Version:
     metadata: Mapping[str, Any]
     chunking: ChunkingOptions
     accepted_at: float
+    """Unix time in seconds."""
     chunks: int | None
-    """Number of its chunks; None: it is not cut yet."""
+    """Number of chunks that are stored; None: the version was never parsed."""
     attempts: int
-    """Tries that have failed."""
+    """Tries that have failed since a client sent the version last."""
     retry_at: float | None
     """Unix time in seconds before which it is not tried again; None: at once, or never where `state` is `failed`."""
     error_code: str | None
@@ -83,7 +88,8 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class StoredDocument:
-    """A document with its newest version."""
+    """A document with its newest version, as the catalog had them when they were read. `created_at` is Unix time in
+    seconds, and `number` rises in the order of creation."""
 
     number: int
     key: DocumentKey
@@ -97,7 +103,9 @@ class StoredDocument:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One chunk of a version."""
+    """One chunk of a version: its place in the version's text, and the text there. `start` and `end` are offsets in
+    bytes of the text in UTF-8, `end` after the last one; `page` counts from 1, None where the format has no pages;
+    `headings` has the outermost first."""
 
     version: int
     ordinal: int
@@ -109,18 +117,20 @@ class Chunk:
 
     @property
     def indexed_text(self) -> str:
-        """What BM25 and the embedding model read: the headings, and the text."""
+        """What BM25 and the embedding model read: the headings and the text, joined by line feeds. A prefix of the
+        model is not in it."""
         return "\n".join((*self.headings, self.text))
 
     @property
     def point_id(self) -> str:
-        """UUID of its point, always the same for this chunk of this version."""
+        """UUID of the chunk's point in the vector store, made of version and ordinal: always the same for both."""
         return str(uuid.uuid5(_POINTS, f"{self.version}/{self.ordinal}"))
 
 
 @dataclass(frozen=True, slots=True)
 class FoundChunk:
-    """A chunk of a visible version, with what a hit says of its document."""
+    """A chunk that a search found, of a visible version, with the id, the space, and the version's filename and
+    metadata."""
 
     chunk: Chunk
     document_id: str
@@ -131,19 +141,20 @@ class FoundChunk:
 
 @dataclass(frozen=True, slots=True)
 class TenantTotals:
-    """What one tenant has stored."""
+    """How much one tenant has stored, in all its spaces."""
 
     tenant: str
     documents: int
     chunks: int
-    """Of visible versions."""
+    """Number of chunks of visible versions."""
     bytes: int
-    """Of the newest versions' originals."""
+    """Size of the newest versions' originals, each counted for every document that has it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """A collection of the vector store, as the catalog knows it."""
+    """A collection of the vector store, as the catalog knows it: which model made its vectors, and what it is for.
+    `active`: searches use it. `building`: it is being filled, to become the active one."""
 
     number: int
     name: str
@@ -151,5 +162,11 @@ class Collection:
     """The embedding model of its vectors; None: sparse vectors alone."""
     dimension: int | None
     is_normalized: bool | None
-    """Whether the model's vectors have length 1."""
+    """Whether a vector that was asked for as a probe had length 1; None without a model."""
     state: Literal["active", "building"]
+    bm25: Bm25Options
+
+    @property
+    def spec(self) -> CollectionSpec:
+        """The collection as the vector store should have it."""
+        return CollectionSpec(self.name, self.dimension, self.bm25)

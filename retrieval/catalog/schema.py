@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Final
 
 from common.sqlite_files import FileConnection, NewerDatabaseError, check_content, open_connection, transaction
+from common.state_files import CATALOG_NAME, CATALOG_SCHEMA_VERSION
 
-FILE_NAME: Final = "catalog.db"
-SCHEMA_VERSION: Final = 1
+FILE_NAME: Final = CATALOG_NAME
+SCHEMA_VERSION: Final = CATALOG_SCHEMA_VERSION
 BUSY_S: Final = 5.0
 """Seconds to wait until an earlier process has released the file."""
 
@@ -71,7 +72,8 @@ CREATE TABLE collections (
     model TEXT,
     dimension INTEGER,
     is_normalized INTEGER,
-    state TEXT NOT NULL
+    state TEXT NOT NULL,
+    bm25 TEXT
 );
 CREATE TABLE files (
     number INTEGER PRIMARY KEY,
@@ -112,6 +114,8 @@ CREATE TABLE indexed (
     PRIMARY KEY (collection, version)
 ) WITHOUT ROWID;
 """
+_UPGRADES: Final = {1: "ALTER TABLE collections ADD COLUMN bm25 TEXT"}
+"""What brings a file of a schema version to the next one."""
 
 
 def open_catalog_file(path: Path) -> FileConnection:
@@ -121,7 +125,8 @@ def open_catalog_file(path: Path) -> FileConnection:
 
     Raises:
         NewerDatabaseError: a newer Roundhouse wrote the file.
-        sqlite3.Error: the file is damaged, or held by another process for longer than `BUSY_S`.
+        sqlite3.Error: the file is damaged, or held by another process for longer than `BUSY_S` (that is
+            sqlite3.OperationalError with SQLITE_BUSY).
         OSError: the file cannot be read or made.
     """
     db = open_connection(path, busy_s=BUSY_S, is_held=True)
@@ -142,6 +147,10 @@ def _bring_up_to_date(db: FileConnection) -> None:
         raise NewerDatabaseError(f"schema version {version} is newer than {SCHEMA_VERSION}")
     if version:
         check_content(db)
+        with transaction(db):
+            for older in range(version, SCHEMA_VERSION):
+                db.execute(_UPGRADES[older])
+            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         return
     with transaction(db):
         for statement in _TABLES.split(";"):

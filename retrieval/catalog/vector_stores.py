@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from retrieval.catalog.paging import find_bound
+from retrieval.catalog.paging import PageRequest, cut_page, find_bound
 
 DAY_S: Final = 86_400
 _COLUMNS: Final = "id, tenant, name, description, metadata, created_at, last_active_at, expires_days"
@@ -19,7 +19,7 @@ _COLUMNS: Final = "id, tenant, name, description, metadata, created_at, last_act
 
 @dataclass(frozen=True, slots=True)
 class StoredVectorStore:
-    """A vector store, without what it holds."""
+    """One of OpenAI's vector stores, without its files: those are documents of the space that has its id."""
 
     id: str
     tenant: str
@@ -29,17 +29,18 @@ class StoredVectorStore:
     created_at: float
     last_active_at: float
     expires_days: int | None
-    """Days after its last activity; None: it does not expire."""
+    """Days from `last_active_at` until it expires; None: it never does."""
 
     @property
     def expires_at(self) -> float | None:
-        """When it expires unless it is used before; None: never."""
+        """Unix time in seconds when it expires, or has expired, unless it is used before; None: never."""
         return None if self.expires_days is None else self.last_active_at + self.expires_days * DAY_S
 
 
 @dataclass(frozen=True, slots=True)
 class FileBatch:
-    """Files that were added to a vector store together."""
+    """Files that were added to a vector store together: their ids, as the client sent them, of which some may be
+    removed from the vector store since. Their states are those of the documents."""
 
     id: str
     vector_store: str
@@ -49,7 +50,8 @@ class FileBatch:
 
 
 def save_store(db: sqlite3.Connection, store: StoredVectorStore) -> None:
-    """Store a vector store, new or changed."""
+    """Insert a vector store; of one whose id exists, change name, description, metadata, activity and expiry. Its
+    tenant and its creation stay."""
     values = (
         store.id,
         store.tenant,
@@ -69,32 +71,31 @@ def save_store(db: sqlite3.Connection, store: StoredVectorStore) -> None:
 
 
 def find_store(db: sqlite3.Connection, tenant: str, store_id: str) -> StoredVectorStore | None:
-    """Return a tenant's vector store, also an expired one; None: there is none of that id."""
+    """Return a tenant's vector store, also an expired one; None: the tenant has none of that id."""
     row = db.execute(f"SELECT {_COLUMNS} FROM vector_stores WHERE tenant = ? AND id = ?", (tenant, store_id)).fetchone()
     return None if row is None else _read_store(row)
 
 
-def list_stores(
-    db: sqlite3.Connection, tenant: str, *, after: str | None, limit: int, is_ascending: bool
-) -> list[StoredVectorStore]:
-    """Return up to `limit` vector stores by creation, those after the store `after`. Raises LookupError where there is
-    no such store."""
-    comparison, direction, bound = find_bound(db, "vector_stores", tenant, after, is_ascending=is_ascending)
+def list_stores(db: sqlite3.Connection, tenant: str, page: PageRequest) -> tuple[list[StoredVectorStore], bool]:
+    """Return a page of vector stores by creation, and whether more follow. Raises LookupError where there is no store
+    with the id of the page's cursor."""
+    comparison, direction, bound = find_bound(db, "vector_stores", tenant, page)
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM vector_stores WHERE tenant = ? AND number {comparison} ? "
         f"ORDER BY number {direction} LIMIT ?",
-        (tenant, bound, limit),
+        (tenant, bound, page.limit + 1),
     )
-    return [_read_store(row) for row in rows]
+    return cut_page([_read_store(row) for row in rows], page)
 
 
 def touch_store(db: sqlite3.Connection, store_id: str, now: float) -> None:
-    """Note that a vector store is used."""
+    """Set a vector store's last activity to `now`, so that it expires later. Does nothing for an unknown id."""
     db.execute("UPDATE vector_stores SET last_active_at = ? WHERE id = ?", (now, store_id))
 
 
 def list_expired_stores(db: sqlite3.Connection, now: float) -> list[tuple[str, str]]:
-    """Return (tenant, id) of vector stores that have expired and still hold documents."""
+    """Return (tenant, id) of all tenants' vector stores that expired before `now` and still have documents, in no
+    order."""
     return db.execute(
         "SELECT s.tenant, s.id FROM vector_stores s WHERE s.last_active_at + s.expires_days * ? < ? AND EXISTS "
         "(SELECT 1 FROM documents d WHERE d.tenant = s.tenant AND d.space = s.id)",
@@ -103,17 +104,18 @@ def list_expired_stores(db: sqlite3.Connection, now: float) -> list[tuple[str, s
 
 
 def forget_store(db: sqlite3.Connection, tenant: str, store_id: str) -> None:
-    """Delete a vector store and its batches. Its documents are deleted by `versions.delete_documents`."""
+    """Delete a vector store and its batches. Does nothing where the tenant has none of that id. Its documents stay: the
+    caller deletes them with `versions.delete_documents`."""
     db.execute("DELETE FROM vector_stores WHERE tenant = ? AND id = ?", (tenant, store_id))
 
 
 def forget_stores(db: sqlite3.Connection, tenant: str) -> None:
-    """Delete all vector stores of a tenant, as `forget_store` does."""
+    """Delete all vector stores of a tenant with their batches, but not their documents."""
     db.execute("DELETE FROM vector_stores WHERE tenant = ?", (tenant,))
 
 
 def add_batch(db: sqlite3.Connection, batch: FileBatch) -> None:
-    """Store a new batch."""
+    """Insert a new batch. Raises sqlite3.IntegrityError where its id is taken, or its vector store does not exist."""
     db.execute(
         "INSERT INTO file_batches (id, vector_store, tenant, created_at, files) VALUES (?, ?, ?, ?, ?)",
         (batch.id, batch.vector_store, batch.tenant, batch.created_at, json.dumps(list(batch.files))),
@@ -121,7 +123,7 @@ def add_batch(db: sqlite3.Connection, batch: FileBatch) -> None:
 
 
 def find_batch(db: sqlite3.Connection, tenant: str, store_id: str, batch_id: str) -> FileBatch | None:
-    """Return a batch of a tenant's vector store; None: there is none of that id."""
+    """Return a batch of a tenant's vector store; None: that vector store of that tenant has none of that id."""
     row = db.execute(
         "SELECT id, vector_store, tenant, created_at, files FROM file_batches "
         "WHERE tenant = ? AND vector_store = ? AND id = ?",

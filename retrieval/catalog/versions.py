@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from retrieval.catalog.conditions import SqlCondition
 from retrieval.catalog.records import DocumentKey, NewVersion, StoredDocument, TenantTotals, Version
 from retrieval.parsing.base import ChunkingOptions
 
@@ -35,26 +36,32 @@ CANCELLED: Final = "cancelled"
 
 @dataclass(frozen=True, slots=True)
 class SpaceTotals:
-    """What a space holds."""
+    """How much one space of a tenant holds: its documents by state, and the size of their texts."""
 
     states: Mapping[str, int]
-    """Documents by the state of their newest version, or `cancelled`; states without any are missing."""
+    """Number of documents by the state of their newest version; `cancelled` for one that failed with that code. States
+    without any document are missing."""
     text_bytes: int
-    """Of the visible versions' texts."""
+    """Size of the visible versions' texts in UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What became of a version that a client sent."""
+    """What `accept_version` did with a version that a client sent."""
 
     document: StoredDocument
     is_new: bool
-    """False: the document has that version already, and nothing changed."""
+    """Whether the version was queued. False: the document's newest version is equal and not failed; nothing changed."""
 
 
 def accept_version(db: sqlite3.Connection, new: NewVersion, now: float) -> Accepted:
-    """Queue a version, as its document's newest one. A version of the document that waits or is being made becomes
-    garbage. A version with the same fingerprint as the newest one changes nothing, but a failed one is queued again."""
+    """Queue a version as its document's newest one, creating the document where there is none. Return the document, and
+    whether anything changed.
+
+    The newest version until then becomes garbage unless it is visible; a visible one stays so until `publish_version`.
+    Where the newest version has the same fingerprint, nothing changes, except that a failed one is queued again as if
+    it were new.
+    """
     found = find_document(db, new.key)
     if found is not None and _fingerprint(db, found.newest.number) == new.fingerprint:
         if found.newest.state != "failed":
@@ -81,29 +88,48 @@ def accept_version(db: sqlite3.Connection, new: NewVersion, now: float) -> Accep
 
 
 def find_document(db: sqlite3.Connection, key: DocumentKey) -> StoredDocument | None:
-    """Return the document; None: there is none of that key."""
+    """Return the document with its newest version; None: there is none of that key."""
     row = db.execute(
         f"{_DOCUMENT} WHERE d.tenant = ? AND d.space = ? AND d.id = ?", (key.tenant, key.space, key.id)
     ).fetchone()
     return None if row is None else _read_document(row)
 
 
-def list_documents(
-    db: sqlite3.Connection, tenant: str, space: str, *, after: int | None, is_ascending: bool
-) -> Iterable[StoredDocument]:
-    """Yield the documents of a space by creation, those after the document with the number `after` first. Read it
-    within the thread, as far as needed."""
+def scan_documents(
+    db: sqlite3.Connection,
+    tenant: str,
+    space: str,
+    *,
+    after: int | None,
+    is_ascending: bool,
+    where: SqlCondition,
+    most: int,
+) -> tuple[list[StoredDocument], int | None]:
+    """Return those documents for which `where` holds among the next `most` of a space, by creation, those after the
+    document with the number `after`; None: from the first. Also return the `after` of the next call; None: there is
+    none. `where` speaks of the newest versions as `v`."""
     comparison, direction = (">", "ASC") if is_ascending else ("<", "DESC")
     bound = (-1 if is_ascending else 2**62) if after is None else after
+    row = db.execute(
+        f"SELECT number FROM documents WHERE tenant = ? AND space = ? AND number {comparison} ? "
+        f"ORDER BY number {direction} LIMIT 1 OFFSET ?",
+        (tenant, space, bound, most - 1),
+    ).fetchone()
+    last = None if row is None else int(row[0])
+    first_number, last_number = (bound, 2**62 if last is None else last)
+    if not is_ascending:
+        first_number, last_number = (-1 if last is None else last), bound
     rows = db.execute(
-        f"{_DOCUMENT} WHERE d.tenant = ? AND d.space = ? AND d.number {comparison} ? ORDER BY d.number {direction}",
-        (tenant, space, bound),
+        f"{_DOCUMENT} WHERE d.tenant = ? AND d.space = ? AND d.number BETWEEN ? AND ? AND d.number != ? "
+        f"AND ({where.sql}) ORDER BY d.number {direction}",
+        (tenant, space, first_number, last_number, bound, *where.values),
     )
-    return (_read_document(row) for row in rows)
+    return [_read_document(row) for row in rows], last
 
 
 def delete_document(db: sqlite3.Connection, key: DocumentKey) -> bool:
-    """Delete a document: it is invisible at once, and its versions become garbage. False: there is none of that key."""
+    """Delete a document: with the commit no search finds it, and its versions become garbage for the garbage collector.
+    False: there is none of that key."""
     row = db.execute(
         "DELETE FROM documents WHERE tenant = ? AND space = ? AND id = ? RETURNING number",
         (key.tenant, key.space, key.id),
@@ -115,8 +141,8 @@ def delete_document(db: sqlite3.Connection, key: DocumentKey) -> bool:
 
 
 def delete_documents(db: sqlite3.Connection, tenant: str, space: str | None = None) -> int:
-    """Delete all documents of a tenant, or of one space of it, as `delete_document` does. Return how many there
-    were."""
+    """Delete all documents of a tenant, in all spaces or in `space` alone, as `delete_document` does. `space` "" means
+    the documents of no vector store. Return how many documents there were."""
     condition, values = ("tenant = ?", [tenant]) if space is None else ("tenant = ? AND space = ?", [tenant, space])
     count = db.execute(f"DELETE FROM documents WHERE {condition}", values).rowcount
     db.execute(f"UPDATE versions SET state = 'garbage', document = NULL WHERE {condition}", values)
@@ -124,8 +150,8 @@ def delete_documents(db: sqlite3.Connection, tenant: str, space: str | None = No
 
 
 def cancel_versions(db: sqlite3.Connection, keys: Iterable[DocumentKey]) -> None:
-    """Stop making the newest versions of documents: they fail with the code `cancelled`. Those that are ready or failed
-    stay as they are."""
+    """Set the newest versions of these documents to `failed` with the code `cancelled`, where they are queued, parsing
+    or embedding. Others and unknown keys are left alone. A task that is at work on one finds out at its next write."""
     for key in keys:
         db.execute(
             "UPDATE versions SET state = 'failed', retry_at = NULL, error_code = ?, error_message = ? "
@@ -136,7 +162,8 @@ def cancel_versions(db: sqlite3.Connection, keys: Iterable[DocumentKey]) -> None
 
 
 def count_space(db: sqlite3.Connection, tenant: str, space: str) -> SpaceTotals:
-    """Return the number of documents of a space by the state of their newest version, and the size of their texts."""
+    """Return the number of documents of a tenant's space by state, and the size of their visible texts; without
+    documents, no states and 0."""
     rows = db.execute(
         "SELECT CASE WHEN v.error_code = ? THEN ? ELSE v.state END, count(*) FROM documents d "
         "JOIN versions v ON v.number = d.newest WHERE d.tenant = ? AND d.space = ? GROUP BY 1",
@@ -152,8 +179,8 @@ def count_space(db: sqlite3.Connection, tenant: str, space: str) -> SpaceTotals:
 
 
 def list_tenants(db: sqlite3.Connection, tenant: str | None = None) -> list[TenantTotals]:
-    """Return what each tenant has stored, by name; of `tenant` alone where it is given. A tenant without documents is
-    missing."""
+    """Return how much each tenant has stored, in all spaces, by the tenant's name; None: all tenants, else `tenant`
+    alone. A tenant without documents is missing, so that the list may be empty."""
     condition, values = ("", ()) if tenant is None else ("WHERE d.tenant = ?", (tenant,))
     rows = db.execute(
         "SELECT d.tenant, count(*), coalesce(sum(l.chunks), 0), sum(v.bytes) FROM documents d "
@@ -165,9 +192,12 @@ def list_tenants(db: sqlite3.Connection, tenant: str | None = None) -> list[Tena
 
 
 def claim_version(db: sqlite3.Connection, now: float, busy_tenants: Sequence[str]) -> Version | None:
-    """Take the version that is due first, and set its state to `parsing`. None: none is due.
+    """Take the queued version with the smallest number whose `retry_at` has come, set its state to `parsing`, and
+    return it. None: none is due.
 
-    Tenants in `busy_tenants` come after all others, so that a tenant with many documents delays nobody else's.
+    Tenants in `busy_tenants` come after all others, so that a tenant with many documents delays nobody else's. The
+    caller ends the claim with `publish_version`, `retry_version` or `fail_version`; `restart_versions` does it after a
+    crash.
     """
     marks = ", ".join("?" * len(busy_tenants))
     row = db.execute(
@@ -182,19 +212,20 @@ def claim_version(db: sqlite3.Connection, now: float, busy_tenants: Sequence[str
 
 
 def next_retry_at(db: sqlite3.Connection) -> float | None:
-    """Return the Unix time in seconds when the next queued version is due (0: now); None: none is queued."""
+    """Return the Unix time in seconds when the next queued version is due: 0 for one that never failed, or a time that
+    may be past. None: none is queued."""
     row = db.execute("SELECT min(coalesce(retry_at, 0)) FROM versions WHERE state = 'queued'").fetchone()
     return None if row[0] is None else float(row[0])
 
 
 def find_state(db: sqlite3.Connection, version: int) -> str | None:
-    """Return a version's state; None: it is deleted."""
+    """Return a version's `VersionState`; None: the catalog has no such version any more."""
     row = db.execute("SELECT state FROM versions WHERE number = ?", (version,)).fetchone()
     return None if row is None else str(row[0])
 
 
 def find_key(db: sqlite3.Connection, version: int) -> DocumentKey | None:
-    """Return the document of a version; None: the version is garbage or deleted."""
+    """Return the key of the document that a version belongs to; None: the version is garbage, or removed."""
     row = db.execute(
         "SELECT d.tenant, d.space, d.id FROM versions v JOIN documents d ON d.number = v.document WHERE v.number = ?",
         (version,),
@@ -203,13 +234,14 @@ def find_key(db: sqlite3.Connection, version: int) -> DocumentKey | None:
 
 
 def find_version(db: sqlite3.Connection, version: int) -> Version | None:
-    """Return a version; None: it is deleted."""
+    """Return a version, also a garbage one; None: the catalog has no such version any more."""
     row = db.execute(f"SELECT {_COLUMNS} FROM versions WHERE number = ?", (version,)).fetchone()
     return None if row is None else _read_version(row)
 
 
 def retry_version(db: sqlite3.Connection, version: int, *, at: float, code: str, message: str) -> None:
-    """Queue a version again after a failed try, for the Unix time `at`. Does nothing to garbage."""
+    """Queue a version again after a failed try, to be claimed from the Unix time `at` (seconds) on. Does nothing where
+    the version is not parsing or embedding, as after it was replaced, deleted or cancelled."""
     db.execute(
         "UPDATE versions SET state = 'queued', attempts = attempts + 1, retry_at = ?, error_code = ?, "
         "error_message = ? WHERE number = ? AND state IN ('parsing', 'embedding')",
@@ -218,7 +250,8 @@ def retry_version(db: sqlite3.Connection, version: int, *, at: float, code: str,
 
 
 def fail_version(db: sqlite3.Connection, version: int, *, code: str, message: str) -> None:
-    """Park a version: it is not tried again until a client sends it again. Does nothing to garbage."""
+    """Set a version to `failed`: it is not tried again until a client sends it again. Does nothing where the version is
+    not parsing or embedding, as after it was replaced, deleted or cancelled."""
     db.execute(
         "UPDATE versions SET state = 'failed', attempts = attempts + 1, retry_at = NULL, error_code = ?, "
         "error_message = ? WHERE number = ? AND state IN ('parsing', 'embedding')",
@@ -227,8 +260,8 @@ def fail_version(db: sqlite3.Connection, version: int, *, code: str, message: st
 
 
 def withdraw_version(db: sqlite3.Connection, key: DocumentKey) -> None:
-    """Undo the newest version of a document, if it failed: the visible one becomes the newest again; a document without
-    one is deleted."""
+    """Undo the newest version of a document if it failed: it becomes garbage, and the visible version is the newest
+    again; a document without a visible version is deleted. Does nothing for another state or an unknown key."""
     document = find_document(db, key)
     if document is None or document.newest.state != "failed":
         return
@@ -240,9 +273,11 @@ def withdraw_version(db: sqlite3.Connection, key: DocumentKey) -> None:
 
 
 def publish_version(db: sqlite3.Connection, version: int, collection: int) -> bool:
-    """Make a version visible, whose points are all in the collection; the one visible before becomes garbage.
+    """Make a version visible: with the commit, searches find it, and the version visible before becomes garbage. The
+    caller has written all its points to the collection with the number `collection`.
 
-    False: it was replaced or deleted meanwhile, and stays garbage.
+    False: nothing changed, for the version is not embedding any more, or not its document's newest one (replaced,
+    deleted, cancelled or published already).
     """
     row = db.execute(
         "SELECT d.number, d.live FROM versions v JOIN documents d ON d.number = v.document "
@@ -265,7 +300,9 @@ def publish_version(db: sqlite3.Connection, version: int, collection: int) -> bo
 
 
 def list_hidden(db: sqlite3.Connection, tenant: str) -> frozenset[int]:
-    """Return the tenant's versions that may have points and are not visible."""
+    """Return the numbers of a tenant's versions that may have points in the vector store and are not visible, for
+    `SearchScope.hidden_versions`. A version that is parsed again after a failed try may be missing: what a search finds
+    must still be checked (`chunks.find_visible`)."""
     rows = db.execute(
         "SELECT number FROM versions WHERE tenant = ? AND state IN ('embedding', 'garbage') "
         "UNION ALL SELECT number FROM versions WHERE tenant = ? AND state IN ('queued', 'failed') AND chunks > 0",
@@ -275,12 +312,13 @@ def list_hidden(db: sqlite3.Connection, tenant: str) -> frozenset[int]:
 
 
 def list_garbage(db: sqlite3.Connection, limit: int) -> list[int]:
-    """Return up to `limit` versions whose points are to be removed."""
+    """Return the numbers of up to `limit` garbage versions of all tenants, in no order. Empty: there is no garbage."""
     return [row[0] for row in db.execute("SELECT number FROM versions WHERE state = 'garbage' LIMIT ?", (limit,))]
 
 
 def remove_garbage(db: sqlite3.Connection, versions: Sequence[int]) -> list[str]:
-    """Delete garbage versions whose points are removed. Return the hashes of originals that no version needs now."""
+    """Delete garbage versions with their texts and chunks; the caller has removed their points. Versions that are not
+    garbage stay. Return the hashes of originals that no version and no file needs now."""
     unused = []
     for version in versions:
         row = db.execute(
@@ -292,24 +330,25 @@ def remove_garbage(db: sqlite3.Connection, versions: Sequence[int]) -> list[str]
 
 
 def is_original_used(db: sqlite3.Connection, sha256: str) -> bool:
-    """Whether a version or a file needs the original of that hash."""
+    """Return whether a version, also a garbage one, or an uploaded file needs the original of that hash."""
     query = "SELECT 1 FROM versions WHERE sha256 = ?1 UNION ALL SELECT 1 FROM files WHERE sha256 = ?1 LIMIT 1"
     return db.execute(query, (sha256,)).fetchone() is not None
 
 
 def restart_versions(db: sqlite3.Connection) -> int:
-    """Queue versions that an earlier process was making. Return how many. Call once, at start."""
+    """Set all versions that are parsing or embedding to `queued`, for an earlier process left them so. Return how many.
+    Call once, before the first `claim_version`."""
     return db.execute("UPDATE versions SET state = 'queued' WHERE state IN ('parsing', 'embedding')").rowcount
 
 
 def count_waiting(db: sqlite3.Connection) -> int:
-    """Return the number of queued versions."""
+    """Return the number of queued versions of all tenants, those that wait for a retry included."""
     [count] = db.execute("SELECT count(*) FROM versions WHERE state = 'queued'").fetchone()
     return int(count)
 
 
 def oldest_accepted_at(db: sqlite3.Connection) -> float | None:
-    """Return the Unix time in seconds when the oldest version was accepted that is neither visible nor failed; None:
+    """Return the Unix time in seconds when the oldest version was accepted that is queued, parsing or embedding; None:
     there is none."""
     [accepted_at] = db.execute(
         "SELECT min(accepted_at) FROM versions WHERE state IN ('queued', 'parsing', 'embedding')"
@@ -318,8 +357,14 @@ def oldest_accepted_at(db: sqlite3.Connection) -> float | None:
 
 
 def count_states(db: sqlite3.Connection) -> dict[str, int]:
-    """Return the number of versions by state; states without any are missing."""
+    """Return the number of versions of all tenants by `VersionState`; states without any version are missing."""
     return dict(db.execute("SELECT state, count(*) FROM versions GROUP BY state"))
+
+
+def count_chunks(db: sqlite3.Connection) -> int:
+    """Return the number of chunks of the searchable versions, of all tenants."""
+    [chunks] = db.execute("SELECT coalesce(sum(chunks), 0) FROM versions WHERE state = 'ready'").fetchone()
+    return int(chunks)
 
 
 def _insert_version(db: sqlite3.Connection, document: int | None, new: NewVersion, now: float) -> int:

@@ -14,10 +14,12 @@ MOST_LISTED: Final = 100
 
 
 def check_metadata(metadata: Mapping[str, Any], field: str = "metadata") -> None:
-    """Check that filters can compare every attribute.
+    """Check that a client's metadata have at most `MOST_ATTRIBUTES` attributes, each with a name that matches `KEY` and
+    a value that filters can compare: a string, a finite number, a boolean, or a list of at most `MOST_LISTED` strings
+    or numbers (perhaps empty).
 
     Raises:
-        RoundhouseError: `invalid_request`, naming the attribute as `field.NAME`.
+        RoundhouseError: `invalid_request` for the first that is not, naming it as `field.NAME`.
     """
     if len(metadata) > MOST_ATTRIBUTES:
         raise _invalid(field, f"has more than {MOST_ATTRIBUTES} attributes")

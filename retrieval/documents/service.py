@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import itertools
 import sqlite3
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from controller.schema.errors import RoundhouseError
 from retrieval.catalog.chunks import read_chunks, read_text
 from retrieval.catalog.cleanup import remove_unused_originals
+from retrieval.catalog.conditions import (
+    ANY,
+    SqlCondition,
+    build_filter_condition,
+    build_state_condition,
+    combine_conditions,
+)
 from retrieval.catalog.database import CatalogDatabase
 from retrieval.catalog.files import delete_files
 from retrieval.catalog.originals import IncomingOriginal, Originals
+from retrieval.catalog.paging import PageRequest, cut_page
 from retrieval.catalog.records import Chunk, DocumentKey, NewVersion, StoredDocument, TenantTotals
 from retrieval.catalog.vector_stores import forget_stores
 from retrieval.catalog.versions import (
@@ -26,8 +34,8 @@ from retrieval.catalog.versions import (
     delete_document,
     delete_documents,
     find_document,
-    list_documents,
     list_tenants,
+    scan_documents,
     withdraw_version,
 )
 from retrieval.documents.metadata import check_metadata
@@ -39,16 +47,19 @@ from retrieval.schema.documents import Document
 
 Result = TypeVar("Result")
 
-MIB: Final = 1024 * 1024
+SCANNED_AT_ONCE: Final = 2_000
+"""Documents that a list with a filter looks at in one go: some milliseconds."""
 MOST_WAITING: Final = 100_000
-"""Versions that may wait for their turn; more are refused."""
+"""Versions that may wait for their turn."""
+BUSY_RETRY_S: Final = 30.0
+"""Seconds after which a client that was refused should try again: some thousands of documents are indexed by then."""
 FINAL: Final = ("ready", "failed")
-"""States after which nothing happens to a version by itself."""
+"""States of a version that change only when a client does something."""
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentPage:
-    """A page of documents."""
+    """Some of the documents of a space, in the order that was asked for, and whether more follow."""
 
     documents: list[Document]
     has_more: bool
@@ -56,21 +67,27 @@ class DocumentPage:
 
 @dataclass(frozen=True, slots=True)
 class DocumentFields:
-    """What a client says of a document beside its content."""
+    """What a client sends with a document's content. Nothing is checked here; `accept_document` does it. None: not
+    sent."""
 
     id: str | None = None
-    """None: made of the content."""
+    """None: `doc-` and the beginning of the content's SHA-256, so that the same content has the same id."""
     filename: str | None = None
     media_type: str | None = None
     metadata: Mapping[str, Any] | None = None
     max_tokens: int | None = None
-    """Of a chunk; None: as set."""
+    """Most tokens of a chunk; None: the server's setting."""
     overlap_tokens: int | None = None
 
 
 class DocumentService:
-    """Documents of all tenants and spaces. Methods raise RoundhouseError `document_not_found` for a document that the
-    tenant does not have, and `storage_full` or `storage_failed` where the disk fails."""
+    """Accepts, reads and deletes the documents of all tenants and spaces ("" or a vector store's id). It indexes
+    nothing: the IngestionPipeline does.
+
+    Methods that take a DocumentKey of an existing document raise RoundhouseError `document_not_found` where there is
+    none of that key. Methods that store or delete raise `storage_full` or `storage_failed` where the disk fails;
+    nothing is changed then. Methods that read raise sqlite3.Error.
+    """
 
     def __init__(
         self,
@@ -79,51 +96,47 @@ class DocumentService:
         changes: DocumentChanges,
         *,
         chunking: ChunkingOptions,
-        max_bytes: int,
         clock: Callable[[], float],
         on_accepted: Callable[[], None],
         on_garbage: Callable[[], None],
     ) -> None:
-        """`chunking`: where a client says nothing. `max_bytes`: of an original. `clock`: Unix time in seconds.
+        """`chunking`: where a client says nothing. `clock`: Unix time in seconds.
         `on_accepted`, `on_garbage`: called when there is a version to make, or garbage to remove."""
         self._catalog = catalog
         self._originals = originals
         self._changes = changes
         self._chunking = chunking
-        self._max_bytes = max_bytes
         self._clock = clock
         self._on_accepted = on_accepted
         self._on_garbage = on_garbage
 
     async def accept_document(
-        self, tenant: str, space: str, fields: DocumentFields, content: AsyncIterable[bytes]
+        self, tenant: str, space: str, fields: DocumentFields, incoming: IncomingOriginal
     ) -> tuple[Document, bool]:
-        """Store a version durably, and queue it. Return the document, and whether anything changed: the same content
-        with the same fields is accepted once.
+        """Store a version durably, whose whole content is in `incoming`, and queue it. Return the document, and whether
+        anything changed: the same content with the same fields is accepted once.
 
         Raises:
-            RoundhouseError: `document_empty`, `document_too_large`, `invalid_request` for its metadata or chunking,
-                `retrieval_busy`, `storage_full`.
+            RoundhouseError: `document_empty`, `invalid_request` for its metadata or chunking, `retrieval_busy`,
+                `storage_full`.
         """
         metadata = dict(fields.metadata or {})
         check_metadata(metadata)
         chunking = choose_chunking(self._chunking, fields.max_tokens, fields.overlap_tokens)
+        check_content(incoming)
+        sha256 = incoming.sha256
+        key = DocumentKey(tenant, space, fields.id or f"doc-{sha256[:32]}")
+        new = NewVersion(key, sha256, incoming.bytes, fields.filename, fields.media_type, metadata, chunking)
         try:
-            with await asyncio.to_thread(self._originals.begin_original) as incoming:
-                await receive_original(incoming, content, self._max_bytes)
-                sha256 = incoming.sha256
-                key = DocumentKey(tenant, space, fields.id or f"doc-{sha256[:32]}")
-                with self._originals.pin(sha256):
-                    await asyncio.to_thread(incoming.keep)
-                    new = NewVersion(
-                        key, sha256, incoming.bytes, fields.filename, fields.media_type, metadata, chunking
-                    )
-                    return await self._queue(new)
+            with self._originals.pin(sha256):
+                await asyncio.to_thread(incoming.keep)
+                return await self._queue(new)
         except (OSError, sqlite3.Error) as error:
             raise storage_error(error) from None
 
     async def accept_stored(self, new: NewVersion) -> None:
-        """Queue a version whose original is stored already. Does nothing where the document has that version.
+        """Queue a version whose original is stored already, as that of an uploaded file. Does nothing where the
+        document's newest version is equal and has not failed. Metadata and chunking are not checked.
 
         Raises:
             RoundhouseError: `retrieval_busy`, `storage_full`, `storage_failed`.
@@ -133,12 +146,20 @@ class DocumentService:
         except (OSError, sqlite3.Error) as error:
             raise storage_error(error) from None
 
+    async def check_room(self, count: int = 1) -> None:
+        """Raise RoundhouseError `retrieval_busy` where so many further versions may not wait. Ask before anything of
+        them is read or stored; `accept_document` and `accept_stored` ask again."""
+        await self._catalog.read(partial(_check_room, count=count))
+
     async def wait_for_document(self, key: DocumentKey) -> Document:
-        """Return the document when its newest version is `ready`.
+        """Wait until the document's newest version is `ready`, and return the document; at once where it is. A version
+        that fails is withdrawn: the visible version is the newest again, and without one the document is deleted.
+
+        The wait has no bound (tries may be repeated for ever): the caller sets one.
 
         Raises:
-            RoundhouseError: its version failed, with the failure's code; a version that no client has seen is then
-                withdrawn, so that nothing of it is stored. `document_not_found`: it was deleted meanwhile.
+            RoundhouseError: with the failure's code where the newest version failed; `document_not_found` where there
+                is no such document, or it was deleted meanwhile.
         """
         async for document in self.follow_document(key):
             if document.status == "ready":
@@ -152,11 +173,15 @@ class DocumentService:
         raise AssertionError("a document is followed until it is ready or failed")
 
     async def find_document(self, key: DocumentKey) -> Document:
-        """Return a document."""
+        """Return a document as clients see it. Raises RoundhouseError `document_not_found`."""
         return self._view(await self._find(key))
 
     async def follow_document(self, key: DocumentKey) -> AsyncIterator[Document]:
-        """Yield the document as it is, and again at each change, until its newest version is `ready` or `failed`."""
+        """Yield the document as it is, and again after changes, until its newest version is `ready` or `failed`, which
+        is yielded last. Changes in quick succession may come as one.
+
+        Raises RoundhouseError `document_not_found`, also once the document is deleted.
+        """
         with self._changes.follow_document(key) as changed:
             while True:
                 changed.clear()
@@ -177,14 +202,18 @@ class DocumentService:
         filter: Filter | None,  # noqa: A002 - the field's name
         status: str | None,
     ) -> DocumentPage:
-        """Return a page of the documents that match. Raises `invalid_request` where `after` is no document."""
+        """Return up to `limit` documents of a space whose newest version has that status and metadata that match
+        `filter` (None: any), oldest first if `is_ascending`, else newest first. `after`: only those that follow the
+        document with that id; None: from the first on.
+
+        Raises RoundhouseError `invalid_request` where `after` is no document of the space.
+        """
 
         found, has_more = await self.list_stored(
             tenant,
             space,
-            after=after,
-            limit=limit,
-            is_ascending=is_ascending,
+            PageRequest(limit, is_ascending, after),
+            where=combine_conditions("AND", [build_state_condition(status), build_filter_condition(filter)]),
             matches=lambda document: (
                 (status is None or document.newest.state == status) and matches_filter(filter, document.newest.metadata)
             ),
@@ -195,48 +224,64 @@ class DocumentService:
         self,
         tenant: str,
         space: str,
+        page: PageRequest,
         *,
-        after: str | None,
-        limit: int,
-        is_ascending: bool,
+        where: SqlCondition,
         matches: Callable[[StoredDocument], bool],
     ) -> tuple[list[StoredDocument], bool]:
-        """Return a page of the documents that match, as the catalog has them, and whether more follow. `matches` is
-        called in the catalog's thread. Raises `invalid_request` where `after` is no document."""
+        """Return a page of the documents that match, as the catalog has them, and whether more follow.
 
-        def read(db: sqlite3.Connection) -> list[StoredDocument]:
-            cursor = None
-            if after is not None:
-                found = find_document(db, DocumentKey(tenant, space, after))
-                if found is None:
-                    message = f"`after` must be the id of a document; it is {after!r:.100}."
-                    raise RoundhouseError("invalid_request", message, param="after")
-                cursor = found.number
-            documents = list_documents(db, tenant, space, after=cursor, is_ascending=is_ascending)
-            return list(itertools.islice(filter(matches, documents), limit + 1))
 
-        found = await self._catalog.read(read)
-        return found[:limit], len(found) > limit
+        `where` holds for every document that matches, and leaves out most others. Many documents are looked at in
+        parts, so that the catalog does other work in between. Raises `invalid_request` where the page's cursor is no
+        document.
+        """
+        number = None if page.cursor is None else await self._find_number(DocumentKey(tenant, space, page.cursor), page)
+        found: list[StoredDocument] = []
+        while True:
+            read = partial(
+                scan_documents,
+                tenant=tenant,
+                space=space,
+                after=number,
+                is_ascending=page.reads_ascending,
+                where=where,
+                most=page.limit + 1 if where == ANY else SCANNED_AT_ONCE,
+            )
+            documents, number = await self._catalog.read(read)
+            found += filter(matches, documents)
+            if number is None or len(found) > page.limit:
+                return cut_page(found, page)
+
+    async def _find_number(self, key: DocumentKey, page: PageRequest) -> int:
+        document = await self._catalog.read(lambda db: find_document(db, key))
+        if document is None:
+            raise unknown_cursor(page, "a document")
+        return document.number
 
     async def delete_document(self, key: DocumentKey) -> None:
-        """Delete a document. When this returns, no search that begins finds it."""
+        """Delete a document with all its versions. When this returns, no search that begins finds it. Raises
+        RoundhouseError `document_not_found`, also for a second call."""
         if not await self._write(lambda db: delete_document(db, key)):
             raise _not_found(key)
         self._note_deleted(key.tenant, key)
 
     async def delete_space(self, tenant: str, space: str) -> int:
-        """Delete all documents of a space. Return how many there were."""
+        """Delete all documents of a tenant's space, as `delete_document` does. Return how many there were, perhaps 0;
+        an unknown space is no error."""
         count = await self._write(lambda db: delete_documents(db, tenant, space))
         self._note_deleted(tenant)
         return count
 
     async def list_tenants(self, tenant: str | None) -> list[TenantTotals]:
-        """Return what tenants have stored, by name; None: all tenants."""
+        """Return how much tenants have stored, by name; `tenant` None: all tenants. A tenant without documents is
+        missing in the list."""
         return await self._catalog.read(lambda db: list_tenants(db, tenant))
 
     async def delete_tenant(self, tenant: str) -> int:
-        """Delete everything of a tenant. Return how many documents it had. Raises RoundhouseError `tenant_not_found`
-        where it has nothing."""
+        """Delete all documents, files and vector stores of a tenant. Return how many documents it had. Raises
+        RoundhouseError `tenant_not_found` where it had neither documents nor files; empty vector stores are deleted
+        even then."""
 
         def delete(db: sqlite3.Connection) -> tuple[int, list[str]]:
             forget_stores(db, tenant)
@@ -250,8 +295,8 @@ class DocumentService:
         return count
 
     async def read_chunks(self, key: DocumentKey, *, first: int, limit: int) -> tuple[list[Chunk], bool]:
-        """Return up to `limit` chunks of the visible version from the ordinal `first` on, and whether more follow. No
-        chunks where no version is visible."""
+        """Return up to `limit` chunks of the visible version from the ordinal `first` (from 0) on, and whether more
+        follow. No chunks where no version is visible. Raises RoundhouseError `document_not_found`."""
         document = await self._find(key)
         live = document.live
         if live is None:
@@ -260,7 +305,8 @@ class DocumentService:
         return chunks[:limit], len(chunks) > limit
 
     async def read_text(self, key: DocumentKey) -> bytes:
-        """Return the text of the visible version in UTF-8. `document_not_found` where no version is visible."""
+        """Return the text of the visible version in UTF-8. Raises RoundhouseError `document_not_found` where there is
+        no such document, or no visible version of it."""
         document = await self._find(key)
         live = document.live
         text = None if live is None else await self._catalog.read(lambda db: read_text(db, live))
@@ -269,7 +315,8 @@ class DocumentService:
         return text
 
     async def find_original(self, key: DocumentKey) -> tuple[Path, StoredDocument]:
-        """Return the file of the newest version's original, and the document."""
+        """Return the path of the newest version's original, and the document. The file may be removed at any time after
+        the document was deleted or replaced. Raises RoundhouseError `document_not_found`."""
         document = await self._find(key)
         return self._originals.path_of(document.newest.sha256), document
 
@@ -277,8 +324,7 @@ class DocumentService:
         now = self._clock()
 
         def accept(db: sqlite3.Connection) -> Accepted:
-            if count_waiting(db) >= MOST_WAITING:
-                raise RoundhouseError("retrieval_busy", f"{MOST_WAITING} documents wait to be indexed.")
+            _check_room(db, 1)
             return accept_version(db, new, now)
 
         accepted = await self._catalog.write(accept)
@@ -310,23 +356,22 @@ class DocumentService:
         return build_document(document, self._changes.find_progress(document.newest.number))
 
 
-async def receive_original(incoming: IncomingOriginal, content: AsyncIterable[bytes], max_bytes: int) -> None:
-    """Write a client's content to a file.
-
-    Raises:
-        RoundhouseError: `document_empty`, or `document_too_large` beyond `max_bytes`.
-        OSError: the disk fails.
-    """
-    async for part in content:
-        if incoming.bytes + len(part) > max_bytes:
-            raise RoundhouseError("document_too_large", f"The document is larger than {max_bytes / MIB:g} MiB.")
-        await asyncio.to_thread(incoming.write, part)
+def check_content(incoming: IncomingOriginal) -> None:
+    """Raise RoundhouseError `document_empty` for a file without content."""
     if not incoming.bytes:
         raise RoundhouseError("document_empty", "The document is empty.")
 
 
+def _check_room(db: sqlite3.Connection, count: int) -> None:
+    waiting = count_waiting(db)
+    if waiting + count > MOST_WAITING:
+        message = f"{waiting} documents wait to be indexed, and {MOST_WAITING} may."
+        raise RoundhouseError("retrieval_busy", message, retry_after_s=BUSY_RETRY_S)
+
+
 def choose_chunking(default: ChunkingOptions, max_tokens: int | None, overlap_tokens: int | None) -> ChunkingOptions:
-    """Return the options of a document; None: as in `default`, but an overlap never above half of the size.
+    """Return the sizes of a document's chunks: those that are given, else those of `default`. An overlap that is not
+    given is never above half of `max_tokens`.
 
     Raises:
         RoundhouseError: `invalid_request` for a given overlap above half of `max_tokens`.
@@ -340,8 +385,17 @@ def choose_chunking(default: ChunkingOptions, max_tokens: int | None, overlap_to
     return ChunkingOptions(most, overlap_tokens)
 
 
+def unknown_cursor(page: PageRequest, what: str) -> RoundhouseError:
+    """Return `invalid_request` for a page whose cursor is the id of nothing. `what`: of what it must be the id."""
+    name = "after" if page.before is None else "before"
+    return RoundhouseError(
+        "invalid_request", f"`{name}` must be the id of {what}; it is {page.cursor!r:.100}.", param=name
+    )
+
+
 def storage_error(error: OSError | sqlite3.Error) -> RoundhouseError:
-    """Return `storage_full` for a full disk, else `storage_failed`, for an error of the state folder."""
+    """Return the RoundhouseError to raise for an error of the state folder's disk: `storage_full` for a full disk or an
+    exceeded quota, else `storage_failed`."""
     is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or (
         getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
     )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from retrieval.catalog.records import Chunk, StoredDocument, TenantTotals, Version
 from retrieval.ingestion.document_changes import EmbeddingProgress
-from retrieval.schema.documents import Document, DocumentChunk, DocumentError, Progress, Status, Tenant
+from retrieval.schema.documents import Chunking, Document, DocumentChunk, DocumentError, Progress, Status, Tenant
 
 
 def build_document(document: StoredDocument, progress: EmbeddingProgress | None) -> Document:
-    """Return a document as clients see it. `progress`: of its newest version, None where it is not being embedded."""
+    """Return a document as clients see it: times as whole seconds of Unix time. `progress`: that of its newest version;
+    None where it is not being embedded, which shows as 0 chunks of those that are known, or no progress once it is
+    `ready` or `failed`."""
     newest = document.newest
     return Document(
         id=document.key.id,
@@ -16,19 +18,21 @@ def build_document(document: StoredDocument, progress: EmbeddingProgress | None)
         searchable=document.live is not None,
         filename=newest.filename,
         media_type=newest.media_type,
+        declared_media_type=newest.declared_type,
         bytes=newest.bytes,
         sha256=newest.sha256,
         chunks=document.live_chunks,
         created_at=int(document.created_at),
         updated_at=int(newest.accepted_at),
         metadata=dict(newest.metadata),
+        chunking=Chunking(max_tokens=newest.chunking.max_tokens, overlap_tokens=newest.chunking.overlap_tokens),
         progress=_progress_of(newest, progress),
         error=_error_of(newest),
     )
 
 
 def build_chunk(chunk: Chunk) -> DocumentChunk:
-    """Return a chunk as clients see it."""
+    """Return a chunk of a document's visible version as clients see it."""
     return DocumentChunk(
         index=chunk.ordinal,
         start=chunk.start,
@@ -40,7 +44,7 @@ def build_chunk(chunk: Chunk) -> DocumentChunk:
 
 
 def build_tenant(totals: TenantTotals) -> Tenant:
-    """Return a tenant as clients see it."""
+    """Return a tenant's totals as clients see them, in `GET /v1/tenants`."""
     return Tenant(id=totals.tenant, documents=totals.documents, chunks=totals.chunks, bytes=totals.bytes)
 
 

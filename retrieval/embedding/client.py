@@ -15,45 +15,54 @@ import aiohttp
 from retrieval.schema.headers import BACKGROUND_HEADER, TOKEN_HEADER
 
 LONGEST_ANSWER_S: Final = 600.0
-"""Seconds that an answer may take, a wait in the model's queue and its load included."""
+"""Seconds until a request ends with ModelUnavailableError. Waiting in the model's queue and loading the model count."""
 _CONNECT_S: Final = 2.0
 
 
 class ModelUnavailableError(Exception):
-    """The gateway or the model did not answer as asked, and a later try may succeed. The text says what happened."""
+    """The gateway did not answer, or answered an error that may pass: the model is not loaded, not declared or busy, or
+    the token is missing. A later try may succeed. The text says what happened."""
 
 
 class ModelRefusedError(Exception):
-    """The model refuses this input, or is no model of that kind: a later try would end the same way."""
+    """The model refuses this input (the gateway answered status 400, 413 or 422), or its answer is none of the kind
+    that was asked for. A later try with this input would end the same way. The text says what happened."""
 
 
 class ModelClient(Protocol):
-    """Asks declared models. `is_background`: every other request of the model goes first."""
+    """Asks declared models for embeddings and rankings. `is_background`: every other request of the model goes first.
+    The methods are coroutines, and several may run at once; nothing is tried again."""
 
     async def embed_texts(self, model: str, texts: Sequence[str], *, is_background: bool) -> list[Sequence[float]]:
-        """Return one vector per text, all of one dimension, with finite numbers.
+        """Return one vector per text, in the order of `texts`, all of one dimension above 0, with finite numbers. All
+        texts go in one request, so one refused text refuses all. Prefixes are the caller's to add. `texts` must not be
+        empty.
 
         Raises:
-            ModelUnavailableError: see there.
-            ModelRefusedError: see there.
+            ModelUnavailableError: no vectors now; a later try may succeed.
+            ModelRefusedError: the model refuses a text, or is no embedding model.
         """
         ...
 
     async def rank_passages(self, model: str, query: str, passages: Sequence[str]) -> list[float]:
-        """Return how well each passage answers the query, in their order; higher is better, the unit is the model's.
+        """Return one score per passage, in the order of `passages`: how well it answers the query. Higher is better;
+        the unit is the model's, and may be negative. `passages` must not be empty.
 
         Raises:
-            ModelUnavailableError: see there.
-            ModelRefusedError: see there.
+            ModelUnavailableError: no ranking now; a later try may succeed.
+            ModelRefusedError: the model refuses the query or a passage, or is no rerank model.
         """
         ...
 
 
 class GatewayModelClient:
-    """Asks a gateway's `/v1/embeddings` and `/v1/rerank`. Use it as an async context manager."""
+    """A ModelClient that asks a gateway's `/v1/embeddings` and `/v1/rerank`. Use it as an async context manager: it
+    asks only while it is entered. A request ends after `LONGEST_ANSWER_S` at the latest."""
 
     def __init__(self, url: str, read_token: Callable[[], str | None]) -> None:
-        """`url`: the gateway's address. `read_token`: returns the token that both share; None: it is not there yet."""
+        """`url`: the gateway's address; its TLS certificate is not checked. `read_token`: called for each request for
+        the token that retrieval and the gateway share; where it returns None, the request raises
+        ModelUnavailableError."""
         self._url = url.rstrip("/")
         self._read_token = read_token
         self._session: aiohttp.ClientSession

@@ -35,7 +35,7 @@ _NONE: Final = Prefixes("", "")
 
 
 def choose_prefixes(model: str, *, query: str | None = None, passage: str | None = None) -> Prefixes:
-    """Return the prefixes of a model; both are empty for a family that is not known. `query`, `passage`: what an
-    operator has set instead; None: nothing."""
+    """Return the prefixes of a model's family, which is recognised by the model's name; both are empty for an unknown
+    family. `query`, `passage`: what an operator has set instead, perhaps empty; None: the family's."""
     found = next((prefixes for pattern, prefixes in _FAMILIES if pattern.search(model)), _NONE)
     return Prefixes(found.query if query is None else query, found.passage if passage is None else passage)

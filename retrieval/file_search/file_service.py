@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import sqlite3
-from collections.abc import AsyncIterable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -13,31 +13,33 @@ from controller.schema.errors import RoundhouseError
 from retrieval.catalog.cleanup import remove_unused_originals
 from retrieval.catalog.database import CatalogDatabase
 from retrieval.catalog.files import StoredFile, add_file, delete_file, find_file, list_expired_files, list_files
-from retrieval.catalog.originals import Originals
-from retrieval.documents.service import receive_original, storage_error
+from retrieval.catalog.originals import IncomingOriginal, Originals
+from retrieval.documents.service import check_content, storage_error
 
 SHORTEST_LIFE_S: Final = 3_600
 LONGEST_LIFE_S: Final = 2_592_000
 
 
 class FileService:
-    """Files of all tenants. Methods raise RoundhouseError `file_not_found` for a file that the tenant does not have."""
+    """Keeps the files that clients uploaded to `/v1/files`, of all tenants. Vector stores make documents of them.
+
+    Methods that take a file's id raise RoundhouseError `file_not_found` for a file that the tenant does not have. Apart
+    from `add_file`, they raise sqlite3.Error and OSError as they come.
+    """
 
     def __init__(
         self,
         catalog: CatalogDatabase,
         originals: Originals,
         *,
-        max_bytes: int,
         clock: Callable[[], float],
         on_garbage: Callable[[], None],
         on_visible_change: Callable[[str], None],
     ) -> None:
-        """`max_bytes`: of a file. `clock`: Unix time in seconds. `on_garbage`: called after a deletion.
+        """`clock`: Unix time in seconds. `on_garbage`: called after a deletion.
         `on_visible_change`: called with the tenant whose documents were deleted."""
         self._catalog = catalog
         self._originals = originals
-        self._max_bytes = max_bytes
         self._clock = clock
         self._on_garbage = on_garbage
         self._on_visible_change = on_visible_change
@@ -45,43 +47,42 @@ class FileService:
     async def add_file(
         self,
         tenant: str,
-        content: AsyncIterable[bytes],
+        incoming: IncomingOriginal,
         *,
         filename: str,
         media_type: str | None,
         purpose: str,
         expires_after_s: int | None,
     ) -> StoredFile:
-        """Store a file durably.
+        """Store a file durably, whose whole content is in `incoming`.
 
         Raises:
-            RoundhouseError: `document_empty`, `document_too_large`, `storage_full`, `storage_failed`.
+            RoundhouseError: `document_empty`, `storage_full`, `storage_failed`.
         """
+        check_content(incoming)
+        now = self._clock()
+        expires_at = None if expires_after_s is None else now + expires_after_s
+        file = StoredFile(
+            f"file-{secrets.token_hex(16)}",
+            tenant,
+            filename,
+            purpose,
+            media_type,
+            incoming.sha256,
+            incoming.bytes,
+            now,
+            expires_at,
+        )
         try:
-            with await asyncio.to_thread(self._originals.begin_original) as incoming:
-                await receive_original(incoming, content, self._max_bytes)
-                sha256, now = incoming.sha256, self._clock()
-                with self._originals.pin(sha256):
-                    await asyncio.to_thread(incoming.keep)
-                    expires_at = None if expires_after_s is None else now + expires_after_s
-                    file = StoredFile(
-                        f"file-{secrets.token_hex(16)}",
-                        tenant,
-                        filename,
-                        purpose,
-                        media_type,
-                        sha256,
-                        incoming.bytes,
-                        now,
-                        expires_at,
-                    )
-                    await self._catalog.write(lambda db: add_file(db, file))
+            with self._originals.pin(file.sha256):
+                await asyncio.to_thread(incoming.keep)
+                await self._catalog.write(lambda db: add_file(db, file))
         except (OSError, sqlite3.Error) as error:
             raise storage_error(error) from None
         return file
 
     async def find_file(self, tenant: str, file_id: str) -> StoredFile:
-        """Return a file."""
+        """Return a file. Raises RoundhouseError `file_not_found`, also once the file has expired."""
         now = self._clock()
         file = await self._catalog.read(lambda db: find_file(db, tenant, file_id, now))
         if file is None:
@@ -91,7 +92,12 @@ class FileService:
     async def list_files(
         self, tenant: str, *, after: str | None, limit: int, is_ascending: bool, purpose: str | None
     ) -> tuple[list[StoredFile], bool]:
-        """Return a page of files, and whether more follow. Raises `invalid_request` where `after` is no file."""
+        """Return up to `limit` files of a tenant that have not expired, oldest first if `is_ascending`, else newest
+        first, and whether more follow. `after`: only those that follow the file with that id; None: from the first on.
+        `purpose` None: any.
+
+        Raises RoundhouseError `invalid_request` where the tenant has no file `after`.
+        """
         now = self._clock()
         try:
             files = await self._catalog.read(
@@ -105,7 +111,8 @@ class FileService:
         return files[:limit], len(files) > limit
 
     async def delete_file(self, tenant: str, file_id: str) -> None:
-        """Delete a file, and what vector stores have made of it."""
+        """Delete a file, also an expired one, with its documents in all vector stores; then remove its original unless
+        something else needs it. Raises RoundhouseError `file_not_found`, also for a second call."""
         sha256 = await self._catalog.write(lambda db: delete_file(db, tenant, file_id))
         if sha256 is None:
             raise file_not_found(file_id)
@@ -114,7 +121,8 @@ class FileService:
         await remove_unused_originals(self._catalog, self._originals, [sha256])
 
     async def delete_expired(self) -> int:
-        """Delete the files that have expired. Return how many."""
+        """Delete the files of all tenants that have expired, as `delete_file` does. Return how many. Call regularly.
+        Raises at the first that fails, `file_not_found` for one that was deleted meanwhile; the next call goes on."""
         now = self._clock()
         expired = await self._catalog.read(lambda db: list_expired_files(db, now))
         for tenant, file_id in expired:
@@ -122,10 +130,10 @@ class FileService:
         return len(expired)
 
     def original_of(self, file: StoredFile) -> Path:
-        """Return the file's content on disk."""
+        """Return the path of the file's content. It may be removed at any time after the file was deleted."""
         return self._originals.path_of(file.sha256)
 
 
 def file_not_found(file_id: str) -> RoundhouseError:
-    """Return `file_not_found` for an id."""
+    """Return the RoundhouseError `file_not_found` for a file's id; the caller raises it."""
     return RoundhouseError("file_not_found", f"There is no file {file_id!r:.100}.", param="file_id")

@@ -9,7 +9,12 @@ from retrieval.schema.search import FusionChoice, SearchHit, SearchRequest, Sear
 
 
 def build_search(wanted: VectorStoreSearch, query: str, *, has_reranker: bool) -> SearchRequest:
-    """Return the search for one query. Weighted fusion, since OpenAI's scores go from 0 to 1."""
+    """Return the search in Roundhouse's own form for one of the queries of `wanted`, cut off after 32,768 characters.
+    It asks for weighted fusion, since OpenAI's scores go from 0 to 1, and for a rerank where `ranker` names one and
+    `has_reranker`. `score_threshold` is left to `merge_results`.
+
+    Raises pydantic's ValidationError for an empty query.
+    """
     ranking = wanted.ranking_options
     weights = None if ranking is None else ranking.hybrid_search
     fusion = FusionChoice(method="weighted")
@@ -30,8 +35,11 @@ def build_search(wanted: VectorStoreSearch, query: str, *, has_reranker: bool) -
 def merge_results(
     wanted: VectorStoreSearch, queries: Sequence[str], results: Sequence[SearchResult]
 ) -> VectorStoreResults:
-    """Return the hits of all queries, best first; a chunk that several queries found is there once, with its best
-    score."""
+    """Return the hits of all queries in OpenAI's form, best first, at most `max_num_results`, without those below
+    `score_threshold`. A chunk that several queries found is there once, with its best score.
+
+    `results`: one per query. Scores are made comparable by `scale_score`.
+    """
     best: dict[tuple[str, int], VectorStoreHit] = {}
     for result in results:
         for hit in result.data:
@@ -46,10 +54,11 @@ def merge_results(
 
 
 def scale_score(hit: SearchHit, result: SearchResult, wanted: VectorStoreSearch) -> float:
-    """Return a hit's score from 0 to 1.
+    """Return a hit's score from 0 to 1, by how its search `result` was made.
 
-    Hybrid: the weighted sum over the sum of the weights. Dense: the cosine, 0 where it is negative. BM25 and rerank
-    models, which have no upper bound: `s / (1 + s)`, 0 where it is negative.
+    Hybrid without a rerank: the weighted sum over the sum of the weights, 0 where that is 0. Dense: the score (the
+    cosine), cut to 0..1. Otherwise (BM25, or a rerank model's score of a hybrid search), where there is no upper bound:
+    `s / (1 + s)`, 0 where `s` is negative.
     """
     if result.mode == "hybrid" and hit.scores.rerank is None:
         weights = None if wanted.ranking_options is None else wanted.ranking_options.hybrid_search

@@ -12,6 +12,7 @@ from controller.schema.errors import RoundhouseError
 from retrieval.catalog.chunks import text_size
 from retrieval.catalog.database import CatalogDatabase
 from retrieval.catalog.files import StoredFile
+from retrieval.catalog.paging import PageRequest, cut_list
 from retrieval.catalog.records import DocumentKey, NewVersion, StoredDocument
 from retrieval.catalog.vector_stores import (
     FileBatch,
@@ -27,9 +28,9 @@ from retrieval.catalog.vector_stores import (
 )
 from retrieval.catalog.versions import cancel_versions, count_space, find_document
 from retrieval.documents.metadata import check_metadata
-from retrieval.documents.service import DocumentService, choose_chunking
+from retrieval.documents.service import DocumentService, unknown_cursor
 from retrieval.file_search.file_service import FileService
-from retrieval.file_search.views import build_batch, build_store, build_store_file
+from retrieval.file_search.views import build_batch, build_status_condition, build_store, build_store_file
 from retrieval.parsing.base import ChunkingOptions
 from retrieval.schema.files import (
     ChunkingStrategy,
@@ -47,8 +48,14 @@ _ATTRIBUTES: Final = "attributes"
 
 
 class VectorStoreService:
-    """Vector stores of all tenants. Methods raise RoundhouseError `vector_store_not_found` for one that the tenant does
-    not have, and `file_not_found` for a file that it does not have."""
+    """OpenAI's vector stores of all tenants: a vector store is the space of documents with its id, and each of its
+    files is a document with the file's id. Searches are elsewhere (`SearchService`); call `use_store` before one.
+
+    Methods raise RoundhouseError `vector_store_not_found` for a vector store (or a batch) that the tenant does not
+    have, `file_not_found` for a file that the tenant or the vector store does not have, and `invalid_request` for wrong
+    metadata, attributes, sizes of chunks or `after`. Those that queue files raise `retrieval_busy`, `storage_full` and
+    `storage_failed`. Other writes raise sqlite3.Error where the disk fails.
+    """
 
     def __init__(
         self,
@@ -59,7 +66,7 @@ class VectorStoreService:
         chunking: ChunkingOptions,
         clock: Callable[[], float],
     ) -> None:
-        """`chunking`: for the strategy `auto`. `clock`: Unix time in seconds."""
+        """`chunking`: sizes of chunks for the strategy `auto`. `clock`: Unix time in seconds."""
         self._catalog = catalog
         self._documents = documents
         self._files = files
@@ -67,10 +74,15 @@ class VectorStoreService:
         self._clock = clock
 
     async def create_store(self, tenant: str, new: NewVectorStore) -> VectorStoreObject:
-        """Create a vector store, and add its first files."""
+        """Create a vector store, queue its first files for indexing, and return it.
+
+        Raises RoundhouseError `invalid_request` or `file_not_found`, with nothing created; `retrieval_busy`,
+        `storage_full` or `storage_failed` after the vector store was created with some of its files.
+        """
         check_metadata(new.metadata or {}, _METADATA)
         chunking = self._choose_chunking(new.chunking_strategy)
         files = [await self._files.find_file(tenant, file_id) for file_id in new.file_ids or ()]
+        await self._documents.check_room(len(files))
         now = self._clock()
         days = None if new.expires_after is None else new.expires_after.days
         store = StoredVectorStore(
@@ -82,24 +94,23 @@ class VectorStoreService:
         return await self._view(store)
 
     async def get_store(self, tenant: str, store_id: str) -> VectorStoreObject:
-        """Return a vector store."""
+        """Return a vector store, also an expired one. Raises RoundhouseError `vector_store_not_found`."""
         return await self._view(await self._find(tenant, store_id))
 
-    async def list_stores(
-        self, tenant: str, *, after: str | None, limit: int, is_ascending: bool
-    ) -> tuple[list[VectorStoreObject], bool]:
-        """Return a page of vector stores, and whether more follow."""
+    async def list_stores(self, tenant: str, page: PageRequest) -> tuple[list[VectorStoreObject], bool]:
+        """Return a page of vector stores, and whether more follow. Raises `invalid_request` for an unknown cursor."""
         try:
-            stores = await self._catalog.read(
-                lambda db: list_stores(db, tenant, after=after, limit=limit + 1, is_ascending=is_ascending)
-            )
+            stores, has_more = await self._catalog.read(lambda db: list_stores(db, tenant, page))
         except LookupError:
-            message = f"`after` must be the id of a vector store; it is {after!r:.100}."
-            raise RoundhouseError("invalid_request", message, param="after") from None
-        return [await self._view(store) for store in stores[:limit]], len(stores) > limit
+            raise unknown_cursor(page, "a vector store") from None
+        return [await self._view(store) for store in stores], has_more
 
     async def change_store(self, tenant: str, store_id: str, change: VectorStoreChange) -> VectorStoreObject:
-        """Change the named fields of a vector store."""
+        """Change those fields of a vector store that the client sent (null clears one), and return it. Counts as
+        activity, so that an expired one is in use again; files that were deleted meanwhile do not come back.
+
+        Raises RoundhouseError `vector_store_not_found`, or `invalid_request` for the metadata.
+        """
         store = await self._find(tenant, store_id)
         check_metadata(change.metadata or {}, _METADATA)
         named = change.model_fields_set
@@ -114,13 +125,18 @@ class VectorStoreService:
         return await self._view(store)
 
     async def delete_store(self, tenant: str, store_id: str) -> None:
-        """Delete a vector store with what it has made of its files; the files stay."""
+        """Delete a vector store, its batches, and what it has made of its files; the files stay. When this returns, no
+        search that begins finds them. Raises RoundhouseError `vector_store_not_found`, `storage_full` or
+        `storage_failed`."""
         await self._find(tenant, store_id)
         await self._documents.delete_space(tenant, store_id)
         await self._catalog.write(lambda db: forget_store(db, tenant, store_id))
 
     async def use_store(self, tenant: str, store_id: str) -> None:
-        """Note that a vector store is searched. Raises `vector_store_expired` for an expired one, too."""
+        """Note that a vector store is used now, so that it expires later. Call before a search in it.
+
+        Raises RoundhouseError `vector_store_not_found`, or `vector_store_expired` for an expired one, which stays so.
+        """
         store, now = await self._find(tenant, store_id), self._clock()
         if store.expires_at is not None and store.expires_at < now:
             message = f"The vector store {store_id} has expired."
@@ -128,7 +144,12 @@ class VectorStoreService:
         await self._catalog.write(lambda db: touch_store(db, store_id, now))
 
     async def add_file(self, tenant: str, store_id: str, new: NewVectorStoreFile) -> VectorStoreFile:
-        """Add a file; one that is there already gets the new attributes and sizes of chunks."""
+        """Queue a file for indexing in a vector store, and return it with its state now. A file that is there already
+        gets the new attributes and sizes of chunks once it is indexed again; if nothing differs, nothing happens, but a
+        failed or cancelled one is tried again.
+
+        Raises RoundhouseError as the class says, and `vector_store_expired`.
+        """
         check_metadata(new.attributes or {}, _ATTRIBUTES)
         chunking = self._choose_chunking(new.chunking_strategy)
         await self.use_store(tenant, store_id)
@@ -138,28 +159,33 @@ class VectorStoreService:
         return await self.get_file(tenant, store_id, new.file_id)
 
     async def get_file(self, tenant: str, store_id: str, file_id: str) -> VectorStoreFile:
-        """Return a file of a vector store."""
+        """Return a file of a vector store. Raises RoundhouseError `vector_store_not_found` or `file_not_found`."""
         return await self._view_file(await self._find_document(tenant, store_id, file_id))
 
     async def list_files(
-        self, tenant: str, store_id: str, *, after: str | None, limit: int, is_ascending: bool, status: str | None
+        self, tenant: str, store_id: str, page: PageRequest, *, status: str | None
     ) -> tuple[list[VectorStoreFile], bool]:
-        """Return a page of a vector store's files, and whether more follow."""
+        """Return a page of a vector store's files, and whether more follow. Raises `invalid_request` for an unknown
+        cursor."""
         await self._find(tenant, store_id)
         documents, has_more = await self._documents.list_stored(
             tenant,
             store_id,
-            after=after,
-            limit=limit,
-            is_ascending=is_ascending,
-            matches=lambda document: status is None or build_store_file(document, 0).status == status,
+            page,
+            where=build_status_condition(status),
+            matches=lambda document: _has_status(document, status),
         )
         return [await self._view_file(document) for document in documents], has_more
 
     async def change_attributes(
         self, tenant: str, store_id: str, file_id: str, attributes: Mapping[str, Any]
     ) -> VectorStoreFile:
-        """Replace a file's attributes. Searches compare the old ones until the file is indexed again."""
+        """Replace all attributes of a file in a vector store, queue it for indexing again, and return it. Until that is
+        done, searches compare the old ones. Does nothing for the same attributes. An expired vector store is not
+        refused, and the change does not count as activity.
+
+        Raises RoundhouseError as the class says.
+        """
         check_metadata(attributes, _ATTRIBUTES)
         document = await self._find_document(tenant, store_id, file_id)
         file = await self._files.find_file(tenant, file_id)
@@ -168,21 +194,31 @@ class VectorStoreService:
         return await self.get_file(tenant, store_id, file_id)
 
     async def remove_file(self, tenant: str, store_id: str, file_id: str) -> None:
-        """Remove a file from a vector store; the file itself stays."""
+        """Remove a file from a vector store; the file itself stays. When this returns, no search that begins finds it.
+        Raises RoundhouseError `vector_store_not_found`, or `file_not_found`, also for a second call."""
         document = await self._find_document(tenant, store_id, file_id)
         await self._documents.delete_document(document.key)
 
     async def read_text(self, tenant: str, store_id: str, file_id: str) -> str:
-        """Return the text that a vector store has made of a file."""
+        """Return the text that was extracted from a file. Raises RoundhouseError `vector_store_not_found`,
+        `file_not_found`, or `document_not_found` where the file is not searchable yet."""
         document = await self._find_document(tenant, store_id, file_id)
         return (await self._documents.read_text(document.key)).decode()
 
     async def add_batch(self, tenant: str, store_id: str, new: NewFileBatch) -> FileBatchObject:
-        """Add files together. A file that the tenant does not have refuses all of them."""
+        """Queue files for indexing in a vector store as one batch, and return the batch. Each is added as `add_file`
+        does.
+
+        Raises RoundhouseError `vector_store_not_found`, `vector_store_expired`, `file_not_found` for any of the files,
+        or `invalid_request`, with nothing added; `retrieval_busy`, `storage_full` or `storage_failed` after some of the
+        files were added.
+        """
         await self.use_store(tenant, store_id)
         store = await self._find(tenant, store_id)
         wanted = self._wanted_files(new)
         files = [await self._files.find_file(tenant, each.file_id) for each in wanted]
+        # All of them, or none: a client that was refused sends all of them again.
+        await self._documents.check_room(len(files))
         batch = FileBatch(f"vsfb_{secrets.token_hex(16)}", store_id, tenant, self._clock(), [file.id for file in files])
         await self._catalog.write(lambda db: add_batch(db, batch))
         for each, file in zip(wanted, files, strict=True):
@@ -190,24 +226,43 @@ class VectorStoreService:
         return await self._view_batch(batch)
 
     async def get_batch(self, tenant: str, store_id: str, batch_id: str) -> FileBatchObject:
-        """Return a batch."""
+        """Return a batch with its files by status now. Raises RoundhouseError `vector_store_not_found` for an unknown
+        vector store or batch."""
         return await self._view_batch(await self._find_batch(tenant, store_id, batch_id))
 
     async def cancel_batch(self, tenant: str, store_id: str, batch_id: str) -> FileBatchObject:
-        """Stop indexing the files of a batch; those that are searchable stay."""
+        """Stop indexing those files of a batch that are in progress: their status becomes `cancelled`. Others stay as
+        they are, and so does an older searchable version. Nothing happens to a batch that is done. Return the batch.
+
+        Raises RoundhouseError `vector_store_not_found` for an unknown vector store or batch.
+        """
         batch = await self._find_batch(tenant, store_id, batch_id)
         keys = [DocumentKey(tenant, store_id, file_id) for file_id in batch.files]
         await self._catalog.write(lambda db: cancel_versions(db, keys))
         return await self._view_batch(batch)
 
-    async def list_batch_files(self, tenant: str, store_id: str, batch_id: str) -> list[VectorStoreFile]:
-        """Return the files of a batch, in its order; those that were removed since are missing."""
+    async def list_batch_files(
+        self, tenant: str, store_id: str, batch_id: str, page: PageRequest, *, status: str | None
+    ) -> tuple[list[VectorStoreFile], bool]:
+        """Return a page of the files of a batch, by their places in it, and whether more follow; those that were
+        removed since are missing. Raises `invalid_request` for an unknown cursor."""
         batch = await self._find_batch(tenant, store_id, batch_id)
-        found = [await self._read_document(DocumentKey(tenant, store_id, file_id)) for file_id in batch.files]
-        return [await self._view_file(document) for document in found if document is not None]
+        keys = [DocumentKey(tenant, store_id, file_id) for file_id in batch.files]
+        found = await self._catalog.read(lambda db: [find_document(db, key) for key in keys])
+        documents = [document for document in found if document is not None]
+        try:
+            kept, has_more = cut_list(
+                documents, page, lambda document: document.key.id, lambda document: _has_status(document, status)
+            )
+        except LookupError:
+            raise unknown_cursor(page, "a file of the batch") from None
+        return [await self._view_file(document) for document in kept], has_more
 
     async def empty_expired(self) -> int:
-        """Delete what expired vector stores hold. Return how many there were."""
+        """Delete what expired vector stores of all tenants have made of their files; the vector stores stay, as
+        expired. Return how many were emptied; those that are empty already are not counted. Call regularly. Raises
+        RoundhouseError `storage_full` or `storage_failed` at the first that fails, or sqlite3.Error; the next call goes
+        on."""
         now = self._clock()
         expired = await self._catalog.read(lambda db: list_expired_stores(db, now))
         for tenant, store_id in expired:
@@ -239,7 +294,11 @@ class VectorStoreService:
             message = "`chunking_strategy.static` is missing."
             raise RoundhouseError("invalid_request", message, param="chunking_strategy.static")
         static = strategy.static
-        return choose_chunking(self._chunking, static.max_chunk_size_tokens, static.chunk_overlap_tokens)
+        if static.chunk_overlap_tokens > static.max_chunk_size_tokens // 2:
+            most = static.max_chunk_size_tokens
+            message = f"`chunk_overlap_tokens` must be at most half of `max_chunk_size_tokens`, which is {most}."
+            raise RoundhouseError("invalid_request", message, param="chunking_strategy.static.chunk_overlap_tokens")
+        return ChunkingOptions(static.max_chunk_size_tokens, static.chunk_overlap_tokens)
 
     async def _add(
         self, store: StoredVectorStore, file: StoredFile, attributes: Mapping[str, Any], chunking: ChunkingOptions
@@ -287,3 +346,7 @@ class VectorStoreService:
         keys = [DocumentKey(batch.tenant, batch.vector_store, file_id) for file_id in batch.files]
         documents = await self._catalog.read(lambda db: [find_document(db, key) for key in keys])
         return build_batch(batch, documents)
+
+
+def _has_status(document: StoredDocument, status: str | None) -> bool:
+    return status is None or build_store_file(document, 0).status == status

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from retrieval.catalog.conditions import ANY, SqlCondition
 from retrieval.catalog.files import StoredFile
 from retrieval.catalog.records import StoredDocument, Version
 from retrieval.catalog.vector_stores import FileBatch, StoredVectorStore
@@ -29,7 +30,7 @@ _SERVER: Final = ("parsing_timeout", "parsing_failed", "internal_error", "storag
 
 
 def build_file(file: StoredFile) -> File:
-    """Return a file as clients see it."""
+    """Return an uploaded file as clients see it, with times as whole seconds of Unix time."""
     return File(
         id=file.id,
         bytes=file.bytes,
@@ -41,7 +42,8 @@ def build_file(file: StoredFile) -> File:
 
 
 def build_store(store: StoredVectorStore, totals: SpaceTotals, now: float) -> VectorStoreObject:
-    """Return a vector store as clients see it at `now`."""
+    """Return a vector store as clients see it at `now`, Unix time in seconds: `expired` if it expired before that, else
+    `in_progress` while a file is being indexed, else `completed`."""
     counts = count_files(totals)
     expires_at = store.expires_at
     is_expired = expires_at is not None and expires_at < now
@@ -61,7 +63,8 @@ def build_store(store: StoredVectorStore, totals: SpaceTotals, now: float) -> Ve
 
 
 def build_store_file(document: StoredDocument, usage_bytes: int) -> VectorStoreFile:
-    """Return a file of a vector store as clients see it. `usage_bytes`: size of its visible text."""
+    """Return a file of a vector store as clients see it: the newest version's status, error, sizes and attributes.
+    `usage_bytes`: size of the visible version's text; 0 without one."""
     newest = document.newest
     return VectorStoreFile(
         id=document.key.id,
@@ -76,8 +79,9 @@ def build_store_file(document: StoredDocument, usage_bytes: int) -> VectorStoreF
 
 
 def build_batch(batch: FileBatch, documents: Iterable[StoredDocument | None]) -> FileBatchObject:
-    """Return a batch as clients see it. `documents`: of its files; None for one that was removed since, which counts as
-    completed."""
+    """Return a batch as clients see it. `documents`: one for each of its files; None for one that was removed since,
+    which counts as completed. The status is `in_progress` while a file is; else `cancelled` if any is; else `failed` if
+    all are; else `completed`, also for an empty batch."""
     counts = FileCounts(in_progress=0, completed=0, failed=0, cancelled=0, total=len(batch.files))
     for document in documents:
         status: FileStatus = "completed" if document is None else status_of(document.newest)
@@ -100,7 +104,8 @@ def build_batch(batch: FileBatch, documents: Iterable[StoredDocument | None]) ->
 
 
 def count_files(totals: SpaceTotals) -> FileCounts:
-    """Return the files of a space by OpenAI's statuses."""
+    """Return the numbers of a vector store's files by OpenAI's statuses; whatever is not done counts as
+    `in_progress`."""
     states = totals.states
     completed, failed, cancelled = states.get("ready", 0), states.get("failed", 0), states.get(CANCELLED, 0)
     total = sum(states.values())
@@ -114,10 +119,22 @@ def count_files(totals: SpaceTotals) -> FileCounts:
 
 
 def status_of(version: Version) -> FileStatus:
-    """Return OpenAI's status of a document's newest version."""
+    """Return OpenAI's status of a version: `completed` for `ready`, `cancelled` for one that failed by a cancellation,
+    `failed`, else `in_progress`."""
     if version.error_code == CANCELLED and version.state == "failed":
         return "cancelled"
     return _STATUSES.get(version.state, "in_progress")
+
+
+def build_status_condition(status: str | None) -> SqlCondition:
+    """Return the condition that a document's newest version has OpenAI's status; None: any."""
+    if status == "completed":
+        return SqlCondition("v.state = 'ready'")
+    if status == "cancelled":
+        return SqlCondition("v.state = 'failed' AND v.error_code IS ?", (CANCELLED,))
+    if status == "failed":
+        return SqlCondition("v.state = 'failed' AND v.error_code IS NOT ?", (CANCELLED,))
+    return ANY if status is None else SqlCondition("v.state NOT IN ('ready', 'failed')")
 
 
 def _error_of(version: Version) -> FileError | None:

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from retrieval.catalog.chunks import read_chunks
+from retrieval.catalog.chunks import find_twin, read_chunks
 from retrieval.catalog.database import CatalogDatabase
 from retrieval.catalog.records import Chunk, Collection, Version
 from retrieval.catalog.versions import find_state
+from retrieval.embedding.batch_size import BatchSize
 from retrieval.embedding.client import ModelClient, ModelRefusedError
 from retrieval.embedding.prefixes import Prefixes
 from retrieval.vector_store.base import Point, VectorStore
 
 SPARSE_BATCH: Final = 256
-"""Chunks that are written together where there is nothing to embed."""
+"""Chunks of one write to a collection without vectors, where there is nothing to embed."""
 _IN_WORK: Final = ("embedding", "ready")
 
 
 class VersionGoneError(Exception):
-    """The version was replaced or deleted while its points were written. The garbage collector removes them."""
+    """The version was replaced, deleted or cancelled before all its points were written. Points that were written stay,
+    hidden from searches, until the version is garbage and the garbage collector removes it."""
 
 
 class CollectionWriter:
-    """Writes the points of versions. One object serves all writers of the program."""
+    """Embeds the chunks of versions, and writes them as points into a collection of the vector store. One object serves
+    the whole program, so that the garbage collector knows which versions are being written; calls may run at once."""
 
     def __init__(
         self,
@@ -34,37 +38,44 @@ class CollectionWriter:
         *,
         batch: int,
     ) -> None:
-        """`prefixes_of`: the prefixes of a model, by its name. `batch`: texts of one request for embeddings."""
+        """`prefixes_of`: the prefixes of a model, by its name. `batch`: most texts of one request for embeddings."""
         self._catalog = catalog
         self._store = store
         self._models = models
         self._prefixes_of = prefixes_of
-        self._batch = batch
+        self._largest = batch
+        self._sizes: dict[str, BatchSize] = {}
+        """By model."""
         self.versions_in_use: set[int] = set()
-        """Versions whose points are being written now. Their points must not be removed before that has ended."""
+        """Numbers of the versions that `write_version` is at work on. The garbage collector leaves them alone."""
         self.points_written = 0
-        """Points written since the start."""
+        """Points written since the start of the program, repeated ones included. Only rises."""
 
     async def write_version(self, collection: Collection, version: Version, on_progress: Callable[[int], None]) -> None:
-        """Write all points of a version, durably. Repeats what an earlier try has written. `on_progress` is called
-        with the number of chunks that are written.
+        """Write all points of a version; the caller flushes the collection. Repeats what an earlier try has written.
+        Vectors of a version with the same chunks (see `find_twin`) are taken from the collection, and only what it
+        lacks is embedded. `on_progress` is called with the number of chunks that are written.
 
         Raises:
-            VersionGoneError: see there.
-            ModelUnavailableError, ModelRefusedError: the embedding model fails; for one refused chunk, with its place.
-            VectorStoreError: the store fails.
+            VersionGoneError: the version is in another state now, or deleted.
+            ModelUnavailableError: the embedding model does not answer.
+            ModelRefusedError: the embedding model refuses a chunk; the text has the chunk's ordinal where the request
+                had several chunks.
+            VectorStoreError: the vector store fails.
+            KeyError: the vector store has no such collection.
+            ValueError: the model's vectors have another dimension than the collection.
         """
         self.versions_in_use.add(version.number)
         try:
-            first, batch = 0, SPARSE_BATCH if collection.model is None else self._batch
-            while chunks := await self._read_next(version.number, first, batch):
-                vectors = await self._embed(collection.model, chunks)
+            twin = await self._catalog.read(lambda db: find_twin(db, version.number))
+            first = 0
+            while chunks := await self._read_next(version.number, first, self._choose_size(collection.model)):
+                vectors = await self._make_vectors(collection, chunks, twin)
                 points = [_point_of(version, chunk, vector) for chunk, vector in zip(chunks, vectors, strict=True)]
                 await self._store.upsert_points(collection.name, points)
                 self.points_written += len(points)
                 first += len(chunks)
                 on_progress(first)
-            await self._store.flush_collection(collection.name)
         finally:
             self.versions_in_use.discard(version.number)
 
@@ -76,22 +87,55 @@ class CollectionWriter:
             raise VersionGoneError
         return chunks
 
-    async def _embed(self, model: str | None, chunks: Sequence[Chunk]) -> Sequence[Sequence[float] | None]:
-        if model is None:
+    def _choose_size(self, model: str | None) -> int:
+        return SPARSE_BATCH if model is None else self._size_of(model).size
+
+    def _size_of(self, model: str) -> BatchSize:
+        return self._sizes.setdefault(model, BatchSize(self._largest))
+
+    async def _make_vectors(
+        self, collection: Collection, chunks: Sequence[Chunk], twin: int | None
+    ) -> Sequence[Sequence[float] | None]:
+        if collection.model is None:
             return [None] * len(chunks)
-        prefix = self._prefixes_of(model).passage
+        if twin is None:
+            return await self._embed(collection.model, chunks)
+        reused = await self._read_reusable(collection, chunks, twin)
+        missing = [chunk for chunk in chunks if chunk.ordinal not in reused]
+        made = await self._embed(collection.model, missing) if missing else []
+        vectors = reused | dict(zip((chunk.ordinal for chunk in missing), made, strict=True))
+        return [vectors[chunk.ordinal] for chunk in chunks]
+
+    async def _read_reusable(
+        self, collection: Collection, chunks: Sequence[Chunk], twin: int
+    ) -> dict[int, Sequence[float]]:
+        """Return the vectors of those chunks that a twin has in the collection, by ordinal. The twin may be replaced
+        and removed meanwhile, or be missing in a collection that is being built, or have been cut by another version
+        of Roundhouse, so that its chunks have other texts."""
+        others = await self._catalog.read(lambda db: read_chunks(db, twin, first=chunks[0].ordinal, limit=len(chunks)))
+        ids = {
+            other.point_id: other.ordinal
+            for chunk, other in zip(chunks, others, strict=False)
+            if (chunk.ordinal, chunk.indexed_text) == (other.ordinal, other.indexed_text)
+        }
+        found = await self._store.read_vectors(collection.name, list(ids))
+        return {ids[id_]: vector for id_, vector in found.items()}
+
+    async def _embed(self, model: str, chunks: Sequence[Chunk]) -> list[Sequence[float]]:
+        prefix, began = self._prefixes_of(model).passage, asyncio.get_running_loop().time()
         texts = [prefix + chunk.indexed_text for chunk in chunks]
         try:
-            return await self._models.embed_texts(model, texts, is_background=True)
-        except ModelRefusedError:
-            if len(texts) == 1:
-                raise
-        vectors = []
-        for chunk, text in zip(chunks, texts, strict=True):
-            try:
-                vectors += await self._models.embed_texts(model, [text], is_background=True)
-            except ModelRefusedError as error:
-                raise ModelRefusedError(f"chunk {chunk.ordinal}: {error}") from None
+            vectors = await self._models.embed_texts(model, texts, is_background=True)
+        except ModelRefusedError as error:
+            if len(chunks) == 1:
+                raise ModelRefusedError(f"chunk {chunks[0].ordinal}: {error}") from None
+        else:
+            self._size_of(model).note_answer(len(chunks), asyncio.get_running_loop().time() - began)
+            return vectors
+        middle = len(chunks) // 2
+        vectors = [*await self._embed(model, chunks[:middle]), *await self._embed(model, chunks[middle:])]
+        # None of the texts is at fault: there were too many.
+        self._size_of(model).note_refusal(len(chunks))
         return vectors
 
 

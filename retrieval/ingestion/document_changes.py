@@ -12,14 +12,15 @@ from retrieval.catalog.records import DocumentKey
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingProgress:
-    """How far the embedding of a version is."""
+    """How many chunks of a version are in the vector store in this try, of how many."""
 
     chunks: int
     chunks_total: int
 
 
 class DocumentChanges:
-    """Wakes readers of documents, in one event loop. Holds nothing of documents that nobody follows."""
+    """What changed since, for those who wait in this process: wakes followers of a document, counts changes of what
+    each tenant's searches can find, and holds the progress of embeddings. In memory only; use it in one event loop."""
 
     def __init__(self) -> None:
         self._followers: dict[DocumentKey, set[asyncio.Event]] = {}
@@ -28,7 +29,8 @@ class DocumentChanges:
 
     @contextmanager
     def follow_document(self, key: DocumentKey) -> Iterator[asyncio.Event]:
-        """Yield an event that is set at each later change of the document. The reader clears it before it reads."""
+        """Within the block, `note_change` for this document sets the event that is yielded; the document need not
+        exist. The follower clears the event, then reads the document, then waits: so no change is missed."""
         event = asyncio.Event()
         followers = self._followers.setdefault(key, set())
         followers.add(event)
@@ -40,25 +42,28 @@ class DocumentChanges:
                 del self._followers[key]
 
     def note_change(self, key: DocumentKey) -> None:
-        """Wake the followers of a document: its newest version has another state or progress."""
+        """Wake the followers of a document. Call after each commit that changes its newest version, or deletes it, and
+        after each change of its progress. Does nothing where nobody follows."""
         for event in self._followers.get(key, ()):
             event.set()
 
     def note_visible_change(self, tenant: str) -> None:
-        """Note that another set of the tenant's versions is visible. Call after each such commit."""
+        """Count that another set of the tenant's versions is visible. Call after each such commit: searches under way
+        notice by the count, and search again."""
         self._visible_changes[tenant] = self._visible_changes.get(tenant, 0) + 1
 
     def count_visible_changes(self, tenant: str) -> int:
-        """Return a number that differs after each `note_visible_change` for the tenant."""
+        """Return how often `note_visible_change` was called for the tenant since the start of the program."""
         return self._visible_changes.get(tenant, 0)
 
     def set_progress(self, version: int, progress: EmbeddingProgress | None) -> None:
-        """Remember how far a version is; None: forget it."""
+        """Remember how far the embedding of the version with that number is; None: forget it. Wakes nobody: see
+        `note_change`."""
         if progress is None:
             self._progress.pop(version, None)
         else:
             self._progress[version] = progress
 
     def find_progress(self, version: int) -> EmbeddingProgress | None:
-        """Return how far the embedding of a version is; None: it is not being embedded."""
+        """Return how far the embedding of the version with that number is; None: it is not being embedded now."""
         return self._progress.get(version)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Final
 
 from retrieval.catalog.cleanup import remove_unused_originals
@@ -17,7 +18,8 @@ _AT_ONCE: Final = 200
 
 
 class GarbageCollector:
-    """Removes garbage versions. Call `collect` after deletions and publications; one call at a time."""
+    """Removes versions in the state `garbage` with their points, texts, chunks and originals. It does nothing by
+    itself: call `collect` after deletions and publications, one call at a time."""
 
     def __init__(
         self,
@@ -34,14 +36,16 @@ class GarbageCollector:
         self._writer = writer
 
     async def collect(self) -> int:
-        """Remove all garbage but versions whose points are being written. Return how many versions were removed.
+        """Remove all garbage versions but those that `CollectionWriter.write_version` is at work on; they stay for a
+        later call. Return how many versions were removed.
 
-        Raises VectorStoreError, OSError or sqlite3.Error; what is left then stays garbage.
+        Raises VectorStoreError, OSError, sqlite3.Error, or KeyError where the vector store has lost a collection.
+        Versions that are left then stay garbage for the next call; originals that are left go with `remove_leftovers`.
         """
         removed = 0
         while True:
             in_use = len(self._writer.versions_in_use)
-            found = await self._catalog.read(lambda db, most=_AT_ONCE + in_use: list_garbage(db, most))  # type: ignore[misc]
+            found = await self._catalog.read(partial(list_garbage, limit=_AT_ONCE + in_use))
             garbage = [number for number in found if number not in self._writer.versions_in_use]
             if not garbage:
                 return removed
@@ -49,12 +53,16 @@ class GarbageCollector:
                 if collection is not None:
                     await self._store.delete_versions(collection.name, garbage)
                     await self._store.flush_collection(collection.name)
-            unused = await self._catalog.write(lambda db, numbers=garbage: remove_garbage(db, numbers))  # type: ignore[misc]
+            unused = await self._catalog.write(partial(remove_garbage, versions=garbage))
             await remove_unused_originals(self._catalog, self._originals, unused)
             removed += len(garbage)
 
     async def remove_leftovers(self) -> int:
-        """Remove originals that the catalog does not speak of, which a crash has left. Return how many. Call at
-        start."""
+        """Remove all originals that no version and no uploaded file needs, as a crash leaves them. Return how many.
+        Call once, at start. Raises OSError or sqlite3.Error."""
         hashes = await asyncio.to_thread(lambda: list(self._originals.list_originals()))
         return await remove_unused_originals(self._catalog, self._originals, hashes)
+
+    async def remove_postponed(self) -> int:
+        """Remove originals that stayed because a backup was reading them. Return how many. Call now and then."""
+        return await remove_unused_originals(self._catalog, self._originals, self._originals.take_postponed())

@@ -6,7 +6,9 @@ import asyncio
 import logging
 import math
 import re
+import sqlite3
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, Literal
 
 from retrieval.catalog.collections import (
@@ -25,6 +27,7 @@ from retrieval.catalog.versions import find_version
 from retrieval.embedding.client import ModelClient
 from retrieval.ingestion.collection_writer import CollectionWriter, VersionGoneError
 from retrieval.vector_store.base import CollectionSpec, VectorStore
+from retrieval.vector_store.bm25_options import Bm25Options
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +38,12 @@ _UNIT_TOLERANCE: Final = 1e-2
 
 
 class Index:
-    """Knows the active collection, makes it anew where the vector store has lost it, and builds its successor.
+    """Knows which collection of the vector store searches use, creates it anew where the vector store has lost it, and
+    builds another one for another embedding model.
 
-    Call `open` first. `publish_lock` is held while a version is published and while collections change places, so that
-    no version is published that is missing in the collection that serves.
+    Call `open` once before anything else, then `fill`. Hold `publish_lock` while a version is made visible, and check
+    within it that `active` is still the collection that was written: the lock is also held while a built collection
+    becomes the active one, so that no version is visible and missing in it.
     """
 
     def __init__(
@@ -48,66 +53,86 @@ class Index:
         writer: CollectionWriter,
         models: ModelClient,
         model: str | None,
+        bm25: Bm25Options,
     ) -> None:
-        """`model`: the embedding model that is set; None: none, so that words alone are searched."""
+        """`model`: the embedding model that is set; None: none, so that words alone are searched. `bm25`: how words are
+        to be made."""
         self._catalog = catalog
         self._store = store
         self._writer = writer
         self._models = models
         self.wanted_model = model
+        self.wanted_bm25 = bm25
         self.publish_lock = asyncio.Lock()
         self._create_lock = asyncio.Lock()
         self.active: Collection | None = None
-        """The collection that searches use; None: nothing was ever indexed."""
+        """The collection that searches use; None: nothing was ever indexed, or `open` was not called yet."""
         self.building: Collection | None = None
-        """Its successor, while it is built."""
+        """The collection that is to replace `active`, while it is being filled; else None."""
         self.missing = 0
-        """Visible versions that searches cannot find, because the vector store lost them and they are not written
-        again yet."""
+        """Number of visible versions that are not in the active collection, so that searches cannot find them: the
+        vector store lost them, and `fill` has not written them again yet."""
 
     @property
     def needs_reindex(self) -> bool:
-        """Whether another embedding model is set than the active collection has."""
-        return self.active is not None and self.active.model != self.wanted_model
+        """Whether another embedding model or another language is set than the active collection has."""
+        return self.active is not None and not self._is_as_set(self.active)
 
-    async def open(self) -> None:
-        """Compare the catalog's collections with the vector store's, and create what is lost, empty.
+    @property
+    def notice(self) -> str | None:
+        """What an operator must do so that searches follow the settings; None: nothing."""
+        return None if self.active is None else describe_change(self.active, self.wanted_model, self.wanted_bm25)
 
-        Raises VectorStoreError. Call `fill` afterwards.
+    async def open(self, *, is_restored: bool = False) -> None:
+        """Compare the catalog's collections with the vector store's, and create what is lost, empty. With
+        `is_restored`, the catalog comes from a backup: all collections are created anew, because the points in the
+        vector store are of another catalog, where the same numbers mean other versions.
+
+        Raises VectorStoreError or sqlite3.Error.
         """
-        stored = {spec.name for spec in await self._store.list_collections()}
+        stored = {spec.name: spec for spec in await self._store.list_collections()}
         self.active, self.building = await self._catalog.read(
             lambda db: (find_collection(db, "active"), find_collection(db, "building"))
         )
+        if is_restored:
+            for name in stored:
+                await self._store.delete_collection(name)
+            stored = {}
         for collection in (self.active, self.building):
-            if collection is not None and collection.name not in stored:
-                log.warning("the vector store has no collection %s: it is made anew", collection.name)
-                number = collection.number
-                await self._catalog.write(lambda db, number=number: forget_content(db, number))  # type: ignore[misc]
-                await self._store.create_collection(CollectionSpec(collection.name, collection.dimension))
+            if collection is not None and stored.get(collection.name) != collection.spec:
+                log.warning("the vector store has no such collection %s: it is made anew", collection.name)
+                await self._catalog.write(partial(forget_content, number=collection.number))
+                await self._store.delete_collection(collection.name)
+                await self._store.create_collection(collection.spec)
         known = {each.name for each in (self.active, self.building) if each is not None}
-        for name in stored - known:
+        for name in stored.keys() - known:
             await self._store.delete_collection(name)
+        if self.notice is not None:
+            log.warning("%s", self.notice)
         await self._count_missing()
 
     async def find_active(self) -> Collection:
-        """Return the active collection; the first call ever creates it, for the model that is set.
+        """Return the active collection. Where there is none, create it first for the model that is set, which is asked
+        for one embedding to learn its dimension; also replace one for another model if there are no documents at all.
 
         Raises:
-            ModelUnavailableError, ModelRefusedError: the model's dimension could not be learned.
-            VectorStoreError: the store fails.
+            ModelUnavailableError: the model does not answer, so that its dimension is not known.
+            ModelRefusedError: the model is no embedding model.
+            VectorStoreError: the vector store fails.
         """
         if self.active is None or (self.needs_reindex and not await self._has_documents()):
             async with self._create_lock:
-                if self.active is None or self.active.model != self.wanted_model:
+                if self.active is None or not self._is_as_set(self.active):
                     await self._replace_empty()
         assert self.active is not None
         return self.active
 
     async def fill(self) -> None:
-        """Write what is missing in the active collection, and finish a collection that was being built.
+        """Write the visible versions that are missing in the active collection; then finish a collection that an
+        earlier process was building, as `reindex` does. May take hours. Must not run together with `reindex`.
 
-        Raises what `CollectionWriter.write_version` raises, but VersionGoneError; call it again then.
+        Raises what `CollectionWriter.write_version` raises, except VersionGoneError. What was written stays, and the
+        next call goes on from there.
         """
         if self.active is not None:
             await self._fill(self.active)
@@ -115,14 +140,17 @@ class Index:
             await self._finish(self.building)
 
     async def reindex(self) -> None:
-        """Build a collection for the model that is set, and let it serve when it has everything. The old one serves
-        until then. Goes on with one that is being built, unless that is for another model. Raises as `fill`."""
-        if self.building is not None and self.building.model != self.wanted_model:
+        """Build a collection as it is set, and let it serve when it has everything. The old one serves until then. Goes
+        on with one that is being built, unless that is for another model or language. Raises as `fill`."""
+        if self.building is not None and not self._is_as_set(self.building):
             await self._drop(self.building)
             self.building = None
         if self.building is None:
             self.building = await self._create("building")
         await self._finish(self.building)
+
+    def _is_as_set(self, collection: Collection) -> bool:
+        return collection.model == self.wanted_model and collection.bm25 == self.wanted_bm25
 
     async def _has_documents(self) -> bool:
         return bool(await self._catalog.read(lambda db: db.execute("SELECT 1 FROM documents LIMIT 1").fetchone()))
@@ -139,12 +167,10 @@ class Index:
             [vector] = await self._models.embed_texts(model, [_PROBE], is_background=True)
             dimension, is_normalized = len(vector), _is_unit(vector)
         taken = {spec.name for spec in await self._store.list_collections()}
-        name = choose_name(model, dimension, taken)
-        await self._store.create_collection(CollectionSpec(name, dimension))
+        spec = CollectionSpec(choose_name(model, dimension, taken), dimension, self.wanted_bm25)
+        await self._store.create_collection(spec)
         return await self._catalog.write(
-            lambda db: add_collection(
-                db, name=name, model=model, dimension=dimension, is_normalized=is_normalized, state=state
-            )
+            lambda db: add_collection(db, spec, model=model, is_normalized=is_normalized, state=state)
         )
 
     async def _drop(self, collection: Collection) -> None:
@@ -153,19 +179,20 @@ class Index:
 
     async def _fill(self, collection: Collection) -> None:
         while missing := await self._catalog.read(lambda db: list_missing(db, collection.number, _AT_ONCE)):
-            for number in missing:
-                await self._write(collection, number)
-                await self._count_missing()
+            written = [number for number in missing if await self._write(collection, number)]
+            await self._store.flush_collection(collection.name)
+            await self._catalog.write(partial(_note_all_indexed, collection=collection.number, versions=written))
+            await self._count_missing()
 
-    async def _write(self, collection: Collection, number: int) -> None:
+    async def _write(self, collection: Collection, number: int) -> bool:
         version = await self._catalog.read(lambda db: find_version(db, number))
         if version is None:
-            return
+            return False
         try:
             await self._writer.write_version(collection, version, lambda _: None)
         except VersionGoneError:
-            return
-        await self._catalog.write(lambda db: note_indexed(db, collection.number, number))
+            return False
+        return True
 
     async def _finish(self, building: Collection) -> None:
         while True:
@@ -187,12 +214,34 @@ class Index:
         self.missing = 0 if active is None else await self._catalog.read(lambda db: count_missing(db, active.number))
 
 
+def describe_change(active: Collection, model: str | None, bm25: Bm25Options) -> str | None:
+    """Say how a collection differs from what is set, and what to do; None: it does not differ."""
+    changes = []
+    if active.model != model:
+        changes.append(f"the embedding model {active.model or 'none'}, and set is {model or 'none'}")
+    if active.bm25.language != bm25.language:
+        changes.append(f"words in the language {active.bm25.language}, and set is {bm25.language}")
+    elif active.bm25 != bm25:
+        changes.append("other parameters of BM25 than this version of Roundhouse sets")
+    if not changes:
+        return None
+    return (
+        f"The index has {'; '.join(changes)}. `roundhouse rag reindex` builds it anew; until then the old one serves."
+    )
+
+
 def choose_name(model: str | None, dimension: int | None, taken: set[str]) -> str:
-    """Return a new collection's name, such as `minilm-l6-384` or `bm25`; with a number at its end where it is taken."""
+    """Return a name for a new collection that is not in `taken`: made of the model's name and the dimension, such as
+    `minilm-l6-384`, or `bm25` without a model; with `-2`, `-3`, ... at its end where that is taken."""
     slug = _SPARSE_NAME if model is None else re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")[:64] or "model"
     base = slug if dimension is None else f"{slug}-{dimension}"
     numbered = (f"{base}-{number}" for number in range(2, len(taken) + 3))
     return next(name for name in (base, *numbered) if name not in taken)
+
+
+def _note_all_indexed(db: sqlite3.Connection, collection: int, versions: Sequence[int]) -> None:
+    for version in versions:
+        note_indexed(db, collection, version)
 
 
 def _is_unit(vector: Sequence[float]) -> bool:

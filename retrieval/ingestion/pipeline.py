@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from retrieval.catalog.chunks import resume_embedding, save_parsed
@@ -17,17 +18,18 @@ from retrieval.catalog.versions import (
     fail_version,
     find_key,
     next_retry_at,
-    publish_version,
     restart_versions,
     retry_version,
 )
 from retrieval.embedding.client import ModelRefusedError, ModelUnavailableError
 from retrieval.ingestion.collection_writer import CollectionWriter, VersionGoneError
 from retrieval.ingestion.document_changes import DocumentChanges, EmbeddingProgress
+from retrieval.ingestion.flush_policy import MOST_TOGETHER
 from retrieval.ingestion.index import Index
+from retrieval.ingestion.publisher import Publisher
 from retrieval.ingestion.retry_policy import retry_delay_s
 from retrieval.parsing.base import Parser, ParsingError
-from retrieval.vector_store.base import VectorStoreError
+from retrieval.vector_store.base import VectorStore, VectorStoreError
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +38,15 @@ _DISK_RETRY_S: Final = 5.0
 
 
 class IngestionPipeline:
-    """Works on the versions that the catalog has queued. `run` is its task; `wake` says that there is a new one."""
+    """Makes queued versions searchable: claims them from the catalog, parses, embeds and publishes them, several at a
+    time. It works while `run` does; failed tries are repeated as `retry_delay_s` says, unless the failure is final."""
 
     def __init__(
         self,
         catalog: CatalogDatabase,
         originals: Originals,
         parser: Parser,
+        store: VectorStore,
         writer: CollectionWriter,
         index: Index,
         changes: DocumentChanges,
@@ -51,8 +55,8 @@ class IngestionPipeline:
         clock: Callable[[], float],
         on_garbage: Callable[[], None],
     ) -> None:
-        """`at_once`: versions in work at a time. `clock`: Unix time in seconds. `on_garbage`: called after a
-        publication that replaced a version."""
+        """`at_once`: versions that are parsed and written at a time. `clock`: Unix time in seconds. `on_garbage`:
+        called after a publication that replaced a version."""
         self._catalog = catalog
         self._originals = originals
         self._parser = parser
@@ -63,23 +67,34 @@ class IngestionPipeline:
         self._clock = clock
         self._on_garbage = on_garbage
         self._wake = asyncio.Event()
-        self._running: dict[asyncio.Task[None], str] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Of all versions in work, those too that are written and wait for their publication."""
+        self._making: dict[asyncio.Task[None], str] = {}
+        """Tasks of versions that are parsed or written, and their tenants."""
+        self._is_claiming = False
+        self._publisher = Publisher(catalog, store, index, changes, self._is_more_expected)
         self.published = 0
         """Versions that became visible since the start."""
         self.failed = 0
-        """Versions that were parked since the start."""
+        """Tries that ended with a final failure, since the start."""
         self.retried = 0
-        """Tries that are to be repeated, since the start."""
+        """Tries that failed and are to be repeated, since the start."""
 
     def wake(self) -> None:
-        """Look for queued versions now."""
+        """Make `run` look for queued versions now. Call in the event loop, after each commit that queues a version."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Work until cancelled. What is in work then is queued again by the next start."""
+        """Work until cancelled; never return. Call once. First queue again what an earlier process left in work.
+
+        A cancellation waits until the versions in work have stopped; the next start queues them again. Errors of the
+        catalog are logged, and tried again; only one at the very beginning is raised (sqlite3.Error).
+        """
         await self._catalog.write(restart_versions)
+        publishing = asyncio.create_task(self._publisher.run())
         try:
             while True:
+                self._is_claiming = True
                 self._wake.clear()
                 try:
                     await self._start_due()
@@ -87,31 +102,50 @@ class IngestionPipeline:
                 except (sqlite3.Error, OSError) as error:
                     log.warning("the catalog cannot be read: %s", error)
                     delay = _DISK_RETRY_S
+                self._is_claiming = False
+                self._publisher.look()
                 await self._sleep(delay)
         finally:
-            for task in self._running:
+            tasks = [publishing, *self._tasks]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*self._running, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def _has_room(self) -> bool:
+        return len(self._making) < self._at_once and len(self._tasks) < self._at_once + MOST_TOGETHER
+
+    def _is_more_expected(self) -> bool:
+        return bool(self._making) or self._is_claiming or self._wake.is_set()
 
     async def _start_due(self) -> None:
-        while len(self._running) < self._at_once:
-            busy = sorted(set(self._running.values()))
+        while self._has_room:
+            busy = sorted(set(self._making.values()))
             now = self._clock()
-            version = await self._catalog.write(lambda db, busy=busy, now=now: claim_version(db, now, busy))  # type: ignore[misc]
+            version = await self._catalog.write(partial(claim_version, now=now, busy_tenants=busy), is_durable=False)
             if version is None:
                 return
             task = asyncio.create_task(self._work_on(version))
-            self._running[task] = version.tenant
+            self._tasks.add(task)
+            self._making[task] = version.tenant
             task.add_done_callback(self._end_task)
 
+    def _end_making(self) -> None:
+        """Let another version take the place of the one that the current task has written."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._making.pop(task, None)
+        self._wake.set()
+
     def _end_task(self, task: asyncio.Task[None]) -> None:
-        del self._running[task]
+        self._tasks.discard(task)
+        self._making.pop(task, None)
         self._wake.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a version was left in work", exc_info=error)
 
     async def _sleep_s(self) -> float:
-        if len(self._running) >= self._at_once:
+        if not self._has_room:
             return _LONGEST_SLEEP_S
         due = await self._catalog.read(next_retry_at)
         return _LONGEST_SLEEP_S if due is None else min(_LONGEST_SLEEP_S, max(0.0, due - self._clock()))
@@ -152,16 +186,15 @@ class IngestionPipeline:
 
     async def _make_visible(self, version: Version, key: DocumentKey) -> None:
         number = version.number
-        if not await self._catalog.write(lambda db: resume_embedding(db, number)):
+        total = await self._catalog.write(lambda db: resume_embedding(db, number), is_durable=False)
+        if total is None:
             path = self._originals.path_of(version.sha256)
             parsed = await self._parser.parse_file(
                 path, filename=version.filename, media_type=version.declared_type, chunking=version.chunking
             )
-            if not await self._catalog.write(lambda db: save_parsed(db, number, parsed)):
+            if not await self._catalog.write(lambda db: save_parsed(db, number, parsed), is_durable=False):
                 raise VersionGoneError
             total = len(parsed.chunks)
-        else:
-            total = version.chunks or 0
 
         def show_progress(chunks: int) -> None:
             self._changes.set_progress(number, EmbeddingProgress(chunks, total))
@@ -172,7 +205,6 @@ class IngestionPipeline:
             pass  # another collection serves since: it needs the points, too
         if is_visible:
             self.published += 1
-            self._changes.note_visible_change(version.tenant)
         self._on_garbage()
 
     async def _publish(self, version: Version, show_progress: Callable[[int], None]) -> bool | None:
@@ -184,10 +216,8 @@ class IngestionPipeline:
             if self._index.active == collection:
                 raise
             return None
-        async with self._index.publish_lock:
-            if self._index.active != collection:
-                return None
-            return await self._catalog.write(lambda db: publish_version(db, version.number, collection.number))
+        self._end_making()
+        return await self._publisher.publish_version(version, collection)
 
     async def _park(self, number: int, code: str, message: str) -> None:
         self.failed += 1

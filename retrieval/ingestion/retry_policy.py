@@ -9,5 +9,6 @@ LONGEST_S: Final = 300.0
 
 
 def retry_delay_s(attempts: int) -> float:
-    """Return the seconds until the next try, after `attempts` earlier tries that failed: 1, 2, 4, ... at most 300."""
+    """Return the seconds from a failed try to the next one. `attempts`: tries that failed before that one. 1 for none,
+    then 2, 4, ..., at most 300."""
     return min(LONGEST_S, FIRST_S * 2.0 ** min(attempts, 20))

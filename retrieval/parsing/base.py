@@ -23,25 +23,26 @@ ParsingErrorCode = Literal[
 
 @dataclass(frozen=True, slots=True)
 class ChunkingOptions:
-    """How text is cut. Both are counted in tokens, estimated from the text (see `retrieval.parsing.tokens`)."""
+    """How large chunks are. Both sizes are in tokens, estimated from the text (see `retrieval.parsing.tokens`)."""
 
     max_tokens: int
-    """At least 1."""
+    """Most tokens of a chunk, the overlap included; at least 1."""
     overlap_tokens: int
-    """At most half of `max_tokens`."""
+    """Most tokens that a chunk repeats of the one before it; from 0 to half of `max_tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsingLimits:
-    """What one file may take. A file beyond one of these is refused, never cut off."""
+    """What one file may take. A file beyond one of these is refused with ParsingError, never cut off."""
 
     max_file_bytes: int = 64 * MIB
     max_text_bytes: int = 32 * MIB
     """Of the extracted text, in UTF-8."""
     max_pages: int = 5_000
-    """Pages, slides, sheets or chapters."""
+    """Pages of a PDF, slides or sheets; chapters of an EPUB are not counted."""
     timeout_s: float = 120.0
-    """From the moment that a process begins with the file to its answer; also its processor time, rounded up."""
+    """Seconds from the moment that the file is given to a process to its answer, the wait for a free process not
+    included; also the most processor seconds, rounded up."""
     memory_bytes: int = 1024 * MIB
     """Address space of the process that parses, Python included."""
 
@@ -72,13 +73,17 @@ class ParsedDocument:
     so that offsets hold in the file. In another encoding: the file's characters. Of HTML, PDF, Office, EPUB and e-mail:
     the text that was extracted, as Markdown where the format has structure. Never blank."""
     media_type: str
-    """What the file turned out to be."""
+    """Detected from the content first, which need not be the type that the client named; without parameters."""
     chunks: Sequence[ChunkSpan]
     """In the order of the text. At least one."""
 
 
 class ParsingError(Exception):
-    """A file cannot be parsed, and a later try would end the same way. The text says why in plain words."""
+    """A file cannot be parsed. The text says why in plain words, for the client that sent the file.
+
+    A later try fails in the same way, except that `parsing_timeout` and `parsing_failed` may also come from a busy
+    machine, a killed process or a closed parser.
+    """
 
     def __init__(self, code: ParsingErrorCode, message: str) -> None:
         super().__init__(message)
@@ -86,22 +91,23 @@ class ParsingError(Exception):
 
 
 class Parser(Protocol):
-    """Parses files, a bounded number at a time; further calls wait."""
+    """Parses files, a bounded number at a time; further calls wait, in the order of their arrival."""
 
     async def parse_file(
         self, path: Path, *, filename: str | None, media_type: str | None, chunking: ChunkingOptions
     ) -> ParsedDocument:
-        """Extract the text of the file and cut it.
+        """Extract the text of a file, and cut it into chunks.
 
         `filename`, `media_type`: as the client named them, None where it did not; both are hints that the content may
-        contradict. Cancelling the call ends the parsing.
+        contradict. `path` must stay until the return. Cancelling the call ends the parsing.
 
         Raises:
-            ParsingError: the file is malformed, encrypted, empty, of an unknown format, or goes beyond a limit; or the
-                process that parsed it hung or died.
+            ParsingError: the file is malformed, encrypted, empty, of an unknown format, or goes beyond a limit; the
+                process that parsed it hung or died; `chunking` is out of range; or the parser was closed.
+            OSError: the file does not exist, or no process can be started.
         """
         ...
 
     async def close(self) -> None:
-        """End the processes. Calls under way fail with ParsingError."""
+        """End the processes, and wait until they are gone. Calls under way and later ones fail with ParsingError."""
         ...

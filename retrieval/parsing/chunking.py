@@ -31,7 +31,7 @@ def cut_text(
     page_starts: Sequence[int] = (),
     headings: Sequence[Heading] = (),
 ) -> list[ChunkSpan]:
-    """Return the chunks of a text, in its order.
+    """Return the chunks of a text, in its order; none for blank text.
 
     Every character that is not blank lies in at least one chunk. No chunk has more estimated tokens than
     `options.max_tokens`: a sentence (in code a line) that is larger is cut between words, a larger word within it.
@@ -39,8 +39,8 @@ def cut_text(
     heading lies between. Blanks around a chunk are left out, but for the indentation of its first line, and so is a
     byte order mark at the beginning of the text.
 
-    `page_starts`: offsets in characters of the pages, the first page's included, each at the start of a line; empty
-    where the text has no pages. `headings`: of a text that is not Markdown, in its order.
+    `page_starts`: offsets in characters of the pages, ascending and the first page's included, each at the start of a
+    line; empty where the text has no pages. `headings`: those of a text that is not Markdown, in its order.
 
     Raises:
         ValueError: `options` are out of range.
@@ -146,7 +146,7 @@ def _find_byte_offsets(text: str, spans: Sequence[tuple[int, int]]) -> dict[int,
 
 
 class _HeadingPath:
-    """Follows the headings of a text. Asked for ascending positions."""
+    """Finds the headings above positions in a text. Positions must be asked for in ascending order."""
 
     def __init__(self, headings: Sequence[Heading]) -> None:
         self._headings = headings
@@ -154,7 +154,10 @@ class _HeadingPath:
         self._open: list[Heading] = []
 
     def find_path(self, position: int) -> tuple[str, ...]:
-        """Return the headings above a position, the outermost first; one that begins there is not above it."""
+        """Return the titles of the headings above `position` (in characters), the outermost first.
+
+        A heading that begins at the position is not among them. No position may be smaller than in an earlier call.
+        """
         while self._next < len(self._headings) and self._headings[self._next].start < position:
             heading = self._headings[self._next]
             self._close(heading.level)

@@ -34,8 +34,10 @@ def decode_text(data: bytes, declared: str | None = None) -> str:
     `declared`: name of an encoding, from the media type or the content, that may be wrong or unknown; None if nothing
     was declared.
 
+    Empty data gives empty text. Bytes that cannot be decoded may become U+FFFD, where they are few.
+
     Raises:
-        ParsingError: `document_not_text`.
+        ParsingError: `document_not_text`: no encoding fits, or the characters are those of a binary file.
     """
     for mark, encoding in _BYTE_ORDER_MARKS:
         if data.startswith(mark):

@@ -38,18 +38,25 @@ class ExtractedText:
     text: str
     """Never blank."""
     media_type: str
+    """Detected, as in `ParsedDocument`."""
     structure: Structure
+    """How the text is to be cut."""
     page_starts: Sequence[int] = ()
-    """Offsets in characters of the pages; empty where the format has none."""
+    """Offset in characters of each page, ascending; empty where the format has no pages."""
     headings: Sequence[Heading] = ()
-    """Of a text whose structure is not `markdown`."""
+    """Headings of a text whose structure is not `markdown` (a PDF's bookmarks); empty otherwise."""
 
 
 def extract_file(path: Path, filename: str | None, media_type: str | None, limits: ParsingLimits) -> ExtractedText:
-    """Extract the text of a file that is at most `limits.max_file_bytes` large.
+    """Return the text of a file of any format that is read. Blocks; limits neither time nor memory.
+
+    The caller has checked that the file has at most `limits.max_file_bytes` bytes. `filename`, `media_type`: as the
+    client named them, None where it did not.
 
     Raises:
-        ParsingError: the file cannot be read. Damaged files may make the libraries raise any other exception too.
+        ParsingError: the format is not read, or the file is empty, encrypted, malformed or beyond a limit.
+        OSError: the file does not exist.
+        Exception: a damaged file may make the libraries raise any other exception.
     """
     data = path.read_bytes()
     if not data:

@@ -11,33 +11,29 @@ from retrieval.parsing.base import ParsingError
 from retrieval.parsing.structure import Structure
 
 FileFormat = Literal["text", "html", "mail", "pdf", "zip"]
-"""How the file is read. `zip`: DOCX, PPTX, XLSX or EPUB, which its parts tell."""
+"""How the file is read. `zip`: DOCX, PPTX, XLSX or EPUB, which the parts of the archive tell apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class DetectedFile:
-    """What a file is."""
+    """Which format a file is in, and so how it is read."""
 
     format: FileFormat
     media_type: str
-    """Of a `zip`: preliminary."""
+    """Without parameters. For the format `zip` it is `application/zip`, until the archive is opened."""
     structure: Structure = "prose"
-    """Of a `text`."""
+    """How the text is cut; meaningful for the format `text` alone."""
 
 
 _REFUSED: Final = (
     (b"\x89PNG", "a PNG image"),
     (b"\xff\xd8\xff", "a JPEG image"),
-    (b"GIF8", "a GIF image"),
     (b"II*\x00", "a TIFF image"),
     (b"MM\x00*", "a TIFF image"),
-    (b"RIFF", "an image, a sound or a film"),
     (b"OggS", "a sound or a film"),
-    (b"ID3", "a sound"),
     (b"fLaC", "a sound"),
     (b"\x1aE\xdf\xa3", "a film"),
     (b"\x1f\x8b", "a gzip archive"),
-    (b"BZh", "a bzip2 archive"),
     (b"\xfd7zXZ\x00", "an xz archive"),
     (b"(\xb5/\xfd", "a zstd archive"),
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
@@ -50,6 +46,13 @@ _REFUSED: Final = (
     (b"AT&TFORM", "a DjVu document"),
 )
 """What a file begins with, and what it is then. None of these is read."""
+_REFUSED_PATTERNS: Final = (
+    (re.compile(rb"GIF8[79]a"), "a GIF image"),
+    (re.compile(rb"RIFF[\x00-\xff]{4}(?:WAVE|WEBP|AVI |ACON|RMID)"), "an image, a sound or a film"),
+    (re.compile(rb"ID3[\x02-\x04]"), "a sound"),
+    (re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)"), "a bzip2 archive"),
+)
+"""The same for marks that begin with what a text may begin with."""
 _OLE: Final = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _ENCRYPTED_PACKAGE: Final = "EncryptedPackage".encode("utf-16-le")
 _PDF_WITHIN: Final = 1024
@@ -145,19 +148,25 @@ _BY_TYPE: Final[dict[str, DetectedFile]] = {
 
 
 def detect_file(data: bytes, filename: str | None, media_type: str | None) -> DetectedFile:
-    """Tell what a file is, and so how to read it. That it can be read is not known then.
+    """Return the format of a file, by the first that tells it: marks in the content, the name's suffix, the media type,
+    markup in the content. Text that nothing identifies is `text/plain`. HTML is
+    recognised under a name or a type of plain text, too. Whether the file is intact is not checked.
 
-    `media_type` may have parameters, and be a generic one (`application/octet-stream`), which says nothing.
+    `data`: the whole file. `media_type` may have parameters; an unknown or generic one is ignored. A file that starts
+    with the mark of a ZIP archive or of a PDF is one whatever its name says. `%PDF-` further on in its first 1024 bytes
+    means a PDF, too, unless its name or type is that of a text.
 
     Raises:
-        ParsingError: `unsupported_media_type` or `document_encrypted`.
+        ParsingError: `unsupported_media_type` for images, sounds, films, other archives, programs and old Office
+            documents, told by their first bytes; `document_encrypted` for an encrypted Office document.
     """
     if data.startswith(b"PK\x03\x04"):
         return DetectedFile("zip", "application/zip")
-    if b"%PDF-" in data[:_PDF_WITHIN]:
+    named = _find_by_name(filename) or _BY_TYPE.get((media_type or "").partition(";")[0].strip().lower())
+    pdf_mark_at = data.find(b"%PDF-", 0, _PDF_WITHIN)
+    if pdf_mark_at >= 0 and (named is None or not data[:pdf_mark_at].strip()):
         return DetectedFile("pdf", "application/pdf")
     _refuse_binary(data)
-    named = _find_by_name(filename) or _BY_TYPE.get((media_type or "").partition(";")[0].strip().lower())
     if named is not None:
         # A name of text hides neither markup nor mail, but HTML is HTML whatever it is called.
         return _HTML_FILE if named is _PLAIN and _HTML.match(data) else named
@@ -176,9 +185,9 @@ def _refuse_binary(data: bytes) -> None:
             raise ParsingError("document_encrypted", "the document is encrypted, and needs a password")
         message = "the file is in Office's old binary format (DOC, XLS, PPT or MSG): save it as DOCX, XLSX, PPTX or EML"
         raise ParsingError("unsupported_media_type", message)
-    for mark, kind in _REFUSED:
-        if data.startswith(mark):
-            raise ParsingError("unsupported_media_type", f"the file is {kind}, of which no text is read")
+    kinds = [kind for mark, kind in _REFUSED if data.startswith(mark)]
+    for kind in [*kinds, *(kind for pattern, kind in _REFUSED_PATTERNS if pattern.match(data))]:
+        raise ParsingError("unsupported_media_type", f"the file is {kind}, of which no text is read")
 
 
 def _find_by_name(filename: str | None) -> DetectedFile | None:

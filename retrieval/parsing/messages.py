@@ -27,14 +27,15 @@ _MOST_JSON_BYTES: Final = 512 * 1024 * 1024
 
 
 class FrameError(Exception):
-    """What was read is no frame, or not the one that was expected."""
+    """Bytes that were read are no frame, a frame that is too large, or no answer to a request. The text says which."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParseRequest:
-    """Asks a process to parse a file."""
+    """One file for a process to parse. The fields are the arguments of `Parser.parse_file`."""
 
     path: Path
+    """Absolute."""
     filename: str | None
     media_type: str | None
     chunking: ChunkingOptions
@@ -42,15 +43,15 @@ class ParseRequest:
 
 @dataclass(frozen=True, slots=True)
 class ParseAnswer:
-    """What a process says of a file."""
+    """A process's answer about one file."""
 
     result: ParsedDocument | ParsingError
     rss_bytes: int
-    """Memory that the process holds after it."""
+    """Bytes of resident memory that the process holds after the file."""
 
 
 def encode_request(request: ParseRequest) -> bytes:
-    """Return the frame of a request."""
+    """Return the frame of a request, head included."""
     body = {
         "path": str(request.path),
         "filename": request.filename,
@@ -62,14 +63,18 @@ def encode_request(request: ParseRequest) -> bytes:
 
 
 def decode_request(body: bytes) -> ParseRequest:
-    """Read the JSON of a request, which the pool wrote."""
+    """Return the request of a frame's JSON part, which `encode_request` wrote. Other JSON raises KeyError, TypeError or
+    ValueError."""
     read = json.loads(body)
     chunking = ChunkingOptions(read["max_tokens"], read["overlap_tokens"])
     return ParseRequest(Path(read["path"]), read["filename"], read["media_type"], chunking)
 
 
 def encode_answer(text: str, media_type: str, chunks: Sequence[ChunkSpan], rss_bytes: int) -> bytes:
-    """Return the frame of an answer with a file's text."""
+    """Return the frame of an answer with a file's text and chunks. `rss_bytes`: resident memory of this process.
+
+    Raises UnicodeEncodeError for text with lone surrogates.
+    """
     paths: dict[tuple[str, ...], int] = {}
     places = [(chunk.start, chunk.end, paths.setdefault(chunk.headings, len(paths)), chunk.page) for chunk in chunks]
     return _encode_frame(
@@ -78,15 +83,16 @@ def encode_answer(text: str, media_type: str, chunks: Sequence[ChunkSpan], rss_b
 
 
 def encode_error(error: ParsingError, rss_bytes: int) -> bytes:
-    """Return the frame of an answer that says why a file cannot be parsed."""
+    """Return the frame of an answer with an error's code and text. `rss_bytes`: resident memory of this process."""
     return _encode_frame({"code": error.code, "message": str(error), "rss": rss_bytes}, b"")
 
 
 def read_frame_head(head: bytes, most_raw_bytes: int) -> tuple[int, int]:
-    """Return the lengths of a frame's JSON and of its raw bytes.
+    """Return the lengths in bytes of a frame's JSON and of its raw bytes. `head`: exactly `FRAME_HEAD.size` bytes.
 
     Raises:
-        FrameError: it is no frame, or a larger one than is allowed.
+        FrameError: the bytes begin no frame, the JSON is larger than 512 MiB, or the raw bytes are more than
+            `most_raw_bytes`.
     """
     mark, json_length, raw_length = FRAME_HEAD.unpack(head)
     if mark != _MARK or json_length > _MOST_JSON_BYTES or raw_length > most_raw_bytes:
@@ -95,10 +101,12 @@ def read_frame_head(head: bytes, most_raw_bytes: int) -> tuple[int, int]:
 
 
 def decode_answer(body: bytes, raw: bytes) -> ParseAnswer:
-    """Read an answer. Takes time for a large text: not for the event loop.
+    """Return the answer of a frame's JSON and raw bytes; its result is the document, or the file's ParsingError.
+
+    A large text takes a while, so callers use a thread and not the event loop.
 
     Raises:
-        FrameError: it is no answer.
+        FrameError: the JSON is no answer, or does not fit the raw bytes.
     """
     try:
         read: dict[str, Any] = json.loads(body)

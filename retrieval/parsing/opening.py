@@ -8,7 +8,8 @@ from retrieval.settings import RetrievalSettings
 
 
 def open_parser(settings: RetrievalSettings) -> ParserPool:
-    """Return the processes that parse files, with the limits of the settings. None of them is started yet."""
+    """Return a pool of parsing processes with the limits of the settings. The pool starts a process with the first
+    file. The caller closes the pool."""
     limits = ParsingLimits(
         max_file_bytes=settings.retrieval_max_file_mib * MIB,
         timeout_s=settings.retrieval_parse_timeout_s,

@@ -40,18 +40,22 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recycling:
-    """When a process is replaced although it works."""
+    """When a parsing process is ended although it works; the next file gets a new one."""
 
     files: int = 200
-    """After so many files."""
+    """Files that one process parses."""
     rss_bytes: int = 256 * MIB
-    """When it holds more memory than this after a file."""
+    """Bytes of resident memory that a process may hold after a file."""
     idle_s: float = 60.0
-    """When it had no file for so long."""
+    """Seconds that a process waits for its next file."""
 
 
 class ParserPool:
-    """A `Parser` with `processes` processes. One serves the whole program, on its event loop."""
+    """Implements `Parser` with up to `processes` child processes (`retrieval.parsing.worker`), one file each at a time.
+
+    A process starts when a file finds none idle, and ends as `Recycling` says, after a timeout, and after a failure.
+    One pool serves the whole program, on its event loop. The owner calls `close`.
+    """
 
     def __init__(
         self,
@@ -61,7 +65,10 @@ class ParserPool:
         recycling: Recycling | None = None,
         program: Sequence[str] = PROGRAM,
     ) -> None:
-        """`program`: command line of a process like `worker`; the limits in JSON are added to it."""
+        """Start nothing yet. None for `limits` and `recycling` means their defaults.
+
+        `program`: command line of a program like `retrieval.parsing.worker`; the limits are added as a JSON argument.
+        """
         self._limits = limits or ParsingLimits()
         self._recycling = recycling or Recycling()
         self._command = (*program, json.dumps(dataclasses.asdict(self._limits)))
@@ -74,11 +81,11 @@ class ParserPool:
     async def parse_file(
         self, path: Path, *, filename: str | None, media_type: str | None, chunking: ChunkingOptions
     ) -> ParsedDocument:
-        """Extract the text of a file and cut it. Waits while all processes are busy.
+        """Extract the text of a file, and cut it. Waits while all processes are busy, which no timeout bounds.
 
         Raises:
             ParsingError: see `Parser`.
-            OSError: the file is not there.
+            OSError: the file does not exist, or no process can be started.
         """
         self._check_size(path)
         request = ParseRequest(path.absolute(), filename, media_type, chunking)
@@ -89,7 +96,7 @@ class ParserPool:
         return answer.result
 
     async def close(self) -> None:
-        """End the processes and wait until they are gone. Calls under way fail with ParsingError."""
+        """End the processes, and wait until they are gone. Calls under way and later ones fail with ParsingError."""
         self._is_closed = True
         for worker in (*self._idle, *self._busy):
             self._end(worker)
@@ -185,20 +192,20 @@ class ParserPool:
 
 
 class _Worker:
-    """A process that parses."""
+    """A process that parses one file at a time. Its owner calls `kill`, then `wait_until_gone`."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._last_words = b""
         self._reading_errors = asyncio.get_running_loop().create_task(self._read_errors())
         self.files = 0
-        """Files that it was asked for."""
+        """Files that were given to the process so far."""
         self.timer: asyncio.TimerHandle | None = None
-        """Ends it when it is idle for too long; None while it works."""
+        """Timer that ends the process when it is idle for too long; None while it works."""
 
     @classmethod
     async def start(cls, command: Sequence[str]) -> _Worker:
-        """Start a process, in a session of its own and with hardly any environment."""
+        """Start a process in a session of its own, with the variables `_PASSED_VARIABLES` alone. Raises OSError."""
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.PIPE,
@@ -212,7 +219,7 @@ class _Worker:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it did not end yet. The event loop may not know it yet."""
+        """Whether the process runs: asked of the kernel, as the event loop learns of an end later."""
         if self._process.returncode is not None:
             return False
         try:
@@ -221,11 +228,13 @@ class _Worker:
             return False
 
     async def ask(self, request: ParseRequest, most_text_bytes: int) -> ParseAnswer:
-        """Return its answer.
+        """Send a request, and return the process's answer, which may be the file's own ParsingError (not raised).
+
+        One call at a time. After an error or a cancellation the process must be ended.
 
         Raises:
-            FrameError: it wrote something else.
-            EOFError: it ended.
+            FrameError: the process wrote no answer, or one with more than `most_text_bytes` bytes of text.
+            EOFError: the process ended.
             OSError: the pipe is broken.
         """
         writer, reader = self._process.stdin, self._process.stdout
@@ -241,19 +250,20 @@ class _Worker:
         return await asyncio.to_thread(decode_answer, body, raw)
 
     def cancel_timer(self) -> None:
-        """Do not end it for being idle."""
+        """Cancel the timer that ends the process when it is idle, if one is set."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
 
     def kill(self) -> None:
-        """Kill it and what it started, unless it ended."""
+        """Send SIGKILL to the process and to what it started, unless it has ended. Does not wait."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def stop(self) -> int:
-        """Give it a moment to end by itself, kill it, and return its exit status."""
+        """Wait for 1 s for the process to end by itself, else kill it. Return its exit status, negative for a
+        signal."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1):
                 await self._process.wait()
@@ -261,14 +271,14 @@ class _Worker:
         return await self._process.wait()
 
     async def wait_until_gone(self) -> None:
-        """Wait until it ended and its pipes are closed."""
+        """Wait until the process has ended and its pipes are closed. Does not end it: call `kill` first."""
         await self._process.wait()
         await self._reading_errors
         if self._process.stdin is not None:
             self._process.stdin.close()
 
     def get_last_words(self) -> str:
-        """Return the end of what it wrote to standard error, for logs."""
+        """Return the last 2000 bytes that the process wrote to standard error, for logs."""
         return self._last_words.decode("utf-8", "replace").strip()
 
     async def _read_errors(self) -> None:

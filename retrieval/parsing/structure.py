@@ -37,7 +37,7 @@ _CLOSERS: Final = (")", "]", "}", "end", "else", "elif", "except", "finally", "c
 
 
 class Strength(IntEnum):
-    """What is divided at a place, the best places to cut last."""
+    """What a cut at a place in the text would divide. A higher value is a better place to cut."""
 
     PART_OF_WORD = 0
     WORD = 1
@@ -49,18 +49,19 @@ class Strength(IntEnum):
     """Paragraph, list, fenced code; in code, what stands at the margin after an empty line."""
     PAGE = 6
     HEADING = 7
-    """Of the sixth level; the first level's is `HEADING + 5`."""
+    """Heading of the sixth level; a heading of the first level has `HEADING + 5`, which has no name here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """A heading of a text."""
+    """A heading of a text, in Markdown or from a PDF's bookmarks."""
 
     start: int
     """Offset in characters of the line that it begins."""
     level: int
     """From 1, the highest, to 6."""
     title: str
+    """Without marks such as `##`, at most `LONGEST_HEADING` characters."""
 
 
 @dataclass(slots=True)
@@ -94,8 +95,10 @@ def find_units(
 ) -> Units:
     """Divide a text into units of at most `limit` estimated tokens.
 
-    `page_starts`: offsets in characters of pages that begin a line, ascending. `headings`: those of a text that is not
-    Markdown, in its order.
+    A unit that is larger is divided between words, and a larger word within it. `limit`: at least 1. `page_starts`:
+    offsets in characters of pages, ascending; one that is not the start of a line with text is ignored. `headings`:
+    those of a text that is not Markdown, in its order; the headings of Markdown are found here, and returned in the
+    result. Never raises for any text; blank text has no units.
     """
     units = Units(headings=list(headings))
     lines = _read_markdown(text, units) if structure == "markdown" else _read_lines(text, structure == "prose")

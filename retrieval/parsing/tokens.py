@@ -31,10 +31,10 @@ of a text that meet at the start of a line, or at a token's first character, add
 
 
 def estimate_tokens(text: str) -> int:
-    """Return the estimated number of tokens. 0 for blank text shorter than 16 characters."""
+    """Return the estimated number of tokens; 0 for empty text and for blank text shorter than 16 characters."""
     return len(TOKEN.findall(text))
 
 
 def count_tokens_between(text: str, start: int, end: int) -> int:
-    """`estimate_tokens` of the characters from `start` to `end`, without a copy of them."""
+    """Return `estimate_tokens(text[start:end])`, without a copy of that part."""
     return len(TOKEN.findall(text, start, end))

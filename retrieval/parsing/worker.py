@@ -37,7 +37,11 @@ _GRACE_S: Final = 10
 
 
 def main() -> None:
-    """Answer requests until the input ends."""
+    """Parse the files that standard input asks for, one after the other, until it ends.
+
+    Sets the limits of the first argument on this process. A file that takes too long ends the process by a signal
+    (SIGXCPU, SIGALRM), without an answer.
+    """
     limits = ParsingLimits(**json.loads(sys.argv[1]))
     logging.disable()
     requests, answers = _take_pipes()
@@ -53,7 +57,11 @@ def main() -> None:
 
 
 def answer_request(request: ParseRequest, limits: ParsingLimits) -> bytes:
-    """Return the frame of the answer: a file's text and chunks, or why it cannot be parsed."""
+    """Parse a file, and return the frame of the answer: its text and chunks, or the code and text of a ParsingError.
+
+    No exception of a library is raised: it becomes `parsing_failed`, MemoryError `document_too_large`, and
+    RecursionError `document_malformed`.
+    """
     try:
         extracted = extract_file(request.path, request.filename, request.media_type, limits)
         chunks = cut_text(

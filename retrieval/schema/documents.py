@@ -12,7 +12,7 @@ DOCUMENT_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:@+~=-]{0,199}$"
 
 
 class ChunkingChoice(BaseModel):
-    """How a document is cut into chunks."""
+    """Sizes of the chunks that a document is cut into. A size that is missing is the server's setting."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -49,15 +49,23 @@ class NewDocument(BaseModel):
     chunking: ChunkingChoice | None = None
 
 
+class Chunking(BaseModel):
+    """How a document is cut into chunks, by what the client sent and the server's settings at that time."""
+
+    max_tokens: int = Field(description="Largest chunk, in estimated tokens.")
+    overlap_tokens: int = Field(description="Text that a chunk repeats of the one before, in estimated tokens.")
+
+
 class Progress(BaseModel):
-    """How far the newest version of a document is."""
+    """How far the embedding of a document's newest version is. Only versions that are neither `ready` nor `failed` have
+    it."""
 
     chunks: int = Field(description="Chunks that have vectors.")
     chunks_total: int | None = Field(description="Chunks of the version; null: it is not cut yet.")
 
 
 class DocumentError(BaseModel):
-    """Why the newest version of a document is not searchable."""
+    """Why the last try to index the newest version of a document failed. An older version may still be searchable."""
 
     code: str = Field(description="An error code, such as `document_encrypted`.")
     message: str
@@ -65,7 +73,8 @@ class DocumentError(BaseModel):
 
 
 class Document(BaseModel):
-    """A document, without its text."""
+    """A document, without its text: its newest version, and whether a version is searchable. Both differ while a
+    replacement is being indexed, and after it failed."""
 
     id: str
     object: Literal["document"] = "document"
@@ -75,18 +84,22 @@ class Document(BaseModel):
     searchable: bool = Field(description="Whether some version is found by searches, perhaps an older one.")
     filename: str | None
     media_type: str | None = Field(description="What the file turned out to be; null: not known yet.")
+    declared_media_type: str | None = Field(description="As the client said; null: it did not.")
     bytes: int = Field(description="Size of the original.")
     sha256: str = Field(description="Hash of the original, in hex.")
     chunks: int | None = Field(description="Chunks of the searchable version; null: there is none.")
     created_at: int = Field(description="Unix time in seconds.")
     updated_at: int = Field(description="Unix time in seconds when the newest version was accepted.")
     metadata: dict[str, Any]
+    chunking: Chunking
     progress: Progress | None = Field(description="Null: nothing is under way.")
     error: DocumentError | None
 
 
 class DocumentList(BaseModel):
-    """A page of documents."""
+    """A page of the tenant's documents, by creation: newest first unless `order` is `asc`. `first_id` and `last_id` are
+    the ids of the first and the last one here, null on an empty page; `last_id` as `after` asks for the next page.
+    `has_more`: documents follow this page."""
 
     object: Literal["list"] = "list"
     data: list[Document]
@@ -96,7 +109,7 @@ class DocumentList(BaseModel):
 
 
 class DeletedDocument(BaseModel):
-    """Confirmation that a document was deleted."""
+    """The answer to a deletion: the document is gone, and no search finds it. `deleted` is always true."""
 
     id: str
     object: Literal["document.deleted"] = "document.deleted"
@@ -115,7 +128,8 @@ class DocumentChunk(BaseModel):
 
 
 class ChunkList(BaseModel):
-    """A page of a document's chunks, in the order of the text."""
+    """A page of the chunks of a document's searchable version, in the order of the text; empty where no version is
+    searchable. `has_more`: chunks follow; the last `index` here, as `after`, asks for them."""
 
     object: Literal["list"] = "list"
     document_id: str
@@ -124,7 +138,8 @@ class ChunkList(BaseModel):
 
 
 class Tenant(BaseModel):
-    """What a tenant has stored."""
+    """How much one tenant has stored: documents, also those of vector stores. Files that no vector store has are not
+    counted."""
 
     id: str
     object: Literal["tenant"] = "tenant"
@@ -134,14 +149,15 @@ class Tenant(BaseModel):
 
 
 class TenantList(BaseModel):
-    """The tenants that have stored something; without the scope `admin`, the caller's own alone."""
+    """The tenants that have documents, by name, all on one page; without the scope `admin`, the caller's own alone."""
 
     object: Literal["list"] = "list"
     data: list[Tenant]
 
 
 class DeletedTenant(BaseModel):
-    """Confirmation that everything of a tenant was deleted."""
+    """The answer to the deletion of a tenant: its documents, files and vector stores are gone. `deleted` is always
+    true."""
 
     id: str
     object: Literal["tenant.deleted"] = "tenant.deleted"

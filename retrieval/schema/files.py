@@ -10,7 +10,8 @@ FileStatus = Literal["in_progress", "completed", "failed", "cancelled"]
 
 
 class File(BaseModel):
-    """OpenAI's file object."""
+    """OpenAI's file object, without the content: a file that was uploaded. `status` is always `processed`, also of a
+    file that cannot be parsed: vector stores report that. `expires_at` is Unix time in seconds; null: never."""
 
     id: str
     object: Literal["file"] = "file"
@@ -24,7 +25,9 @@ class File(BaseModel):
 
 
 class FileList(BaseModel):
-    """A page of files."""
+    """A page of the tenant's files that have not expired, by creation: newest first unless `order` is `asc`.
+    `first_id` and `last_id` are the ids of the first and the last one here, null on an empty page; `last_id` as `after`
+    asks for the next page. `has_more`: files follow this page."""
 
     object: Literal["list"] = "list"
     data: list[File]
@@ -34,7 +37,7 @@ class FileList(BaseModel):
 
 
 class DeletedFile(BaseModel):
-    """Confirmation that a file was deleted, with what vector stores had made of it."""
+    """The answer to a deletion: the file is gone, also from all vector stores, and no search finds it."""
 
     id: str
     object: Literal["file"] = "file"
@@ -42,7 +45,7 @@ class DeletedFile(BaseModel):
 
 
 class StaticChunking(BaseModel):
-    """Sizes of chunks, in estimated tokens."""
+    """Sizes of chunks, in estimated tokens. An overlap above half of the size is refused with `invalid_request`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -51,7 +54,8 @@ class StaticChunking(BaseModel):
 
 
 class ChunkingStrategy(BaseModel):
-    """How files are cut."""
+    """How a file is cut into chunks. `auto`: by the server's settings. `static`: by the sizes in the field `static`,
+    which must then be there."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -60,7 +64,8 @@ class ChunkingStrategy(BaseModel):
 
 
 class ExpiresAfter(BaseModel):
-    """When a vector store expires."""
+    """When a vector store expires: `days` after its last activity. A search, adding files, and a change of the vector
+    store count as activity."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -69,7 +74,8 @@ class ExpiresAfter(BaseModel):
 
 
 class NewVectorStore(BaseModel):
-    """A vector store to create."""
+    """A vector store to create, with the ids of its first files. Unknown fields are ignored. `chunking_strategy` is
+    that of these files alone; default: `auto`."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -82,7 +88,8 @@ class NewVectorStore(BaseModel):
 
 
 class VectorStoreChange(BaseModel):
-    """Fields of a vector store to change; those that are missing stay."""
+    """Fields of a vector store to change. A field that is missing stays; null clears it, so that `expires_after` null
+    means never. Unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -92,7 +99,7 @@ class VectorStoreChange(BaseModel):
 
 
 class FileCounts(BaseModel):
-    """Files by status."""
+    """Numbers of files by status. `total` is their sum."""
 
     in_progress: int
     completed: int
@@ -102,7 +109,8 @@ class FileCounts(BaseModel):
 
 
 class VectorStoreObject(BaseModel):
-    """OpenAI's vector store object."""
+    """OpenAI's vector store object. Times are Unix times in seconds. `status`: `expired`, where searches are refused;
+    else `in_progress` while a file is being indexed; else `completed`, also with failed files."""
 
     id: str
     object: Literal["vector_store"] = "vector_store"
@@ -119,7 +127,9 @@ class VectorStoreObject(BaseModel):
 
 
 class VectorStoreList(BaseModel):
-    """A page of vector stores."""
+    """A page of the tenant's vector stores, expired ones included, by creation: newest first unless `order` is `asc`.
+    `first_id` and `last_id` are the ids of the first and the last one here, null on an empty page; `last_id` as `after`
+    asks for the next page. `has_more`: vector stores follow this page."""
 
     object: Literal["list"] = "list"
     data: list[VectorStoreObject]
@@ -129,7 +139,7 @@ class VectorStoreList(BaseModel):
 
 
 class DeletedVectorStore(BaseModel):
-    """Confirmation that a vector store was deleted; its files stay."""
+    """The answer to a deletion: the vector store is gone, with what it had made of its files. The files stay."""
 
     id: str
     object: Literal["vector_store.deleted"] = "vector_store.deleted"
@@ -137,7 +147,8 @@ class DeletedVectorStore(BaseModel):
 
 
 class NewVectorStoreFile(BaseModel):
-    """A file to add to a vector store."""
+    """A file to add to a vector store, with attributes for filters. Unknown fields are ignored. Without a
+    `chunking_strategy`: `auto`."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -147,7 +158,7 @@ class NewVectorStoreFile(BaseModel):
 
 
 class AttributesChange(BaseModel):
-    """The new attributes of a file in a vector store."""
+    """The new attributes of a file in a vector store. They replace all old ones; null means none."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -155,25 +166,29 @@ class AttributesChange(BaseModel):
 
 
 class NewFileBatch(BaseModel):
-    """Files to add to a vector store together: either `file_ids`, or `files` with options of their own."""
+    """Files to add to a vector store together: either `file_ids`, or `files` with options of their own; both or neither
+    are refused. `attributes` and `chunking_strategy` are for `file_ids`, and ignored with `files`."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    file_ids: list[str] | None = Field(None, max_length=500)
-    files: list[NewVectorStoreFile] | None = Field(None, max_length=500)
+    file_ids: list[str] | None = Field(None, max_length=2000)
+    files: list[NewVectorStoreFile] | None = Field(None, max_length=2000)
     attributes: dict[str, Any] | None = None
     chunking_strategy: ChunkingStrategy | None = None
 
 
 class FileError(BaseModel):
-    """Why a file is not searchable."""
+    """Why indexing a file in a vector store failed. `unsupported_file`: no text of a known format; `invalid_file`: the
+    file itself; `server_error`: the server. None is tried again until the file is added again."""
 
     code: Literal["server_error", "unsupported_file", "invalid_file"]
     message: str
 
 
 class VectorStoreFile(BaseModel):
-    """OpenAI's object for a file in a vector store."""
+    """OpenAI's object for a file in a vector store. `id` is the file's. `status` is that of the attributes and sizes
+    sent last: `completed` is searchable. `usage_bytes` is the size of the text that searches find, 0 while there is
+    none. `last_error` is null unless `status` is `failed`."""
 
     id: str
     object: Literal["vector_store.file"] = "vector_store.file"
@@ -187,7 +202,10 @@ class VectorStoreFile(BaseModel):
 
 
 class VectorStoreFileList(BaseModel):
-    """A page of files in a vector store."""
+    """A page of files in a vector store, by when they were added: newest first unless `order` is `asc`. `first_id` and
+    `last_id` are the ids of the first and the last one here, null on an empty page; `last_id` as `after` asks for the
+    next page. `has_more`: files follow this page. The files of a batch are all on one page, in the order of the batch,
+    and `has_more` is false."""
 
     object: Literal["list"] = "list"
     data: list[VectorStoreFile]
@@ -197,7 +215,7 @@ class VectorStoreFileList(BaseModel):
 
 
 class DeletedVectorStoreFile(BaseModel):
-    """Confirmation that a file was removed from a vector store; the file itself stays."""
+    """The answer to a removal: searches in the vector store do not find the file any more. The file itself stays."""
 
     id: str
     object: Literal["vector_store.file.deleted"] = "vector_store.file.deleted"
@@ -205,7 +223,9 @@ class DeletedVectorStoreFile(BaseModel):
 
 
 class FileBatchObject(BaseModel):
-    """OpenAI's object for files that were added together."""
+    """OpenAI's object for files that were added to a vector store together. `status`: `in_progress` while one of them
+    is; else `cancelled` if one is; else `failed` if all are; else `completed`. A file that was removed since counts as
+    completed."""
 
     id: str
     object: Literal["vector_store.files_batch"] = "vector_store.files_batch"
@@ -216,7 +236,8 @@ class FileBatchObject(BaseModel):
 
 
 class HybridWeights(BaseModel):
-    """Weights of both rankings."""
+    """Weights of the ranking by meaning and of the one by words (BM25) in the score of a hit. Only their ratio counts;
+    where both are 0, so are all scores. No effect where only one ranking is made, as without an embedding model."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -225,7 +246,8 @@ class HybridWeights(BaseModel):
 
 
 class RankingOptions(BaseModel):
-    """How hits are ordered and which are left out."""
+    """How hits are ordered and which are left out: those with a score below `score_threshold`. Unknown fields are
+    ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -237,7 +259,8 @@ class RankingOptions(BaseModel):
 
 
 class VectorStoreSearch(BaseModel):
-    """A search in a vector store."""
+    """A search in one vector store, with one query or 1 to 10 queries. `filters` compare the attributes of files.
+    Unknown fields are ignored, and so is `rewrite_query`."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -249,14 +272,16 @@ class VectorStoreSearch(BaseModel):
 
 
 class TextContent(BaseModel):
-    """A piece of text."""
+    """A text in a list of contents, as OpenAI's API answers it: the text of a chunk, or of a whole file."""
 
     type: Literal["text"] = "text"
     text: str
 
 
 class VectorStoreHit(BaseModel):
-    """A chunk that was found. `chunk`, `start`, `end`, `page` and `headings` are beyond OpenAI's form."""
+    """A chunk that was found, as the one element of `content`. `chunk`, `start`, `end`, `page` and `headings` are
+    beyond OpenAI's form. `chunk` counts from 0; `end` is the offset after the last byte; `page` counts from 1, and is
+    null where the format has no pages."""
 
     file_id: str
     filename: str
@@ -271,7 +296,8 @@ class VectorStoreHit(BaseModel):
 
 
 class VectorStoreResults(BaseModel):
-    """The hits of a search, best first."""
+    """The hits of a search, best first, at most `max_num_results`, all on one page. A chunk that several queries found
+    is there once, with its best score. `search_query` has the queries as they were sent."""
 
     object: Literal["vector_store.search_results.page"] = "vector_store.search_results.page"
     search_query: list[str]
@@ -281,7 +307,7 @@ class VectorStoreResults(BaseModel):
 
 
 class FileContent(BaseModel):
-    """The text of a file in a vector store."""
+    """The whole text that was extracted from a file in a vector store, as one element of `data`."""
 
     object: Literal["vector_store.file_content.page"] = "vector_store.file_content.page"
     data: list[TextContent]

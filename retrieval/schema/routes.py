@@ -42,7 +42,8 @@ from retrieval.schema.status import RetrievalStatus
 
 @dataclass(frozen=True, slots=True)
 class QueryParameter:
-    """A parameter in the query of a route."""
+    """One parameter in the query string of a route, for the OpenAPI document. `schema` is its JSON Schema; the handler
+    checks the value, this object does not."""
 
     name: str
     description: str
@@ -51,24 +52,25 @@ class QueryParameter:
 
 @dataclass(frozen=True, slots=True)
 class RouteSpec:
-    """One route: what the gateway forwards, and what its OpenAPI document says."""
+    """One route of retrieval, declared once: retrieval serves it, the gateway forwards it, and the gateway's OpenAPI
+    document describes it. Handlers are elsewhere (`retrieval.api`)."""
 
     method: str
     path: str
     summary: str
     description: str
     answer: type[BaseModel] | None
-    """The JSON body of an answer; None: the answer is a file, text or an event stream."""
+    """Model of the JSON body of an answer; None: the answer is a file, text or an event stream."""
     status: int = 200
     body: type[BaseModel] | None = None
-    """The JSON body of a request; None: there is none."""
+    """Model of the JSON body of a request; None: the request has no JSON body."""
     takes_file: bool = False
     """Whether the body may be `multipart/form-data` with a file."""
     query: tuple[QueryParameter, ...] = ()
     is_admin: bool = False
-    """Whether it needs the scope `admin` instead of `inference`."""
+    """Whether a caller needs the scope `admin`; False: `inference`."""
     codes: tuple[str, ...] = ()
-    """Error codes of its own, besides those of every route of retrieval."""
+    """Error codes that the route may answer, besides `COMMON_CODES` and those of every route of the gateway."""
 
 
 COMMON_CODES: Final = ("retrieval_unavailable",)
@@ -83,6 +85,9 @@ ORDER: Final = QueryParameter(
     {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
 )
 AFTER: Final = QueryParameter("after", "Id of the last object of the page before.", {"type": "string"})
+_BEFORE: Final = QueryParameter(
+    "before", "Id of the first object of the page behind, in place of `after`.", {"type": "string"}
+)
 _WAIT: Final = QueryParameter(
     "wait",
     "Answer when the document is searchable or has failed, instead of at once.",
@@ -179,7 +184,7 @@ _STORE_ROUTES: Final = (
         "List vector stores",
         "The tenant's vector stores.",
         VectorStoreList,
-        query=(LIMIT, ORDER, AFTER),
+        query=(LIMIT, ORDER, AFTER, _BEFORE),
     ),
     RouteSpec("GET", STORE, "A vector store", "Its state and files by status.", VectorStoreObject, codes=_STORE_CODES),
     RouteSpec(
@@ -223,7 +228,7 @@ _STORE_ROUTES: Final = (
         "List the files of a vector store",
         "Files with their status.",
         VectorStoreFileList,
-        query=(LIMIT, ORDER, AFTER, _FILE_STATUS),
+        query=(LIMIT, ORDER, AFTER, _BEFORE, _FILE_STATUS),
         codes=_STORE_CODES,
     ),
     RouteSpec(
@@ -263,7 +268,7 @@ _STORE_ROUTES: Final = (
         "POST",
         STORE_BATCHES,
         "Add files to a vector store",
-        "Adds up to 500 files together.",
+        "Adds up to 2,000 files together.",
         FileBatchObject,
         body=NewFileBatch,
         codes=_USE_CODES,
@@ -281,9 +286,9 @@ _STORE_ROUTES: Final = (
         "GET",
         f"{STORE_BATCH}/files",
         "List the files of a batch",
-        "All files of the batch on one page.",
+        "By their places in the batch.",
         VectorStoreFileList,
-        query=(_FILE_STATUS,),
+        query=(LIMIT, ORDER, AFTER, _BEFORE, _FILE_STATUS),
         codes=_STORE_CODES,
     ),
 )

@@ -10,7 +10,8 @@ Mode = Literal["dense", "sparse", "hybrid"]
 
 
 class FusionChoice(BaseModel):
-    """How the dense and the sparse ranking become one."""
+    """How a `hybrid` search makes one ranking of two: the dense one (by meaning) and the sparse one (by words). Other
+    modes ignore it."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -19,12 +20,17 @@ class FusionChoice(BaseModel):
         description="`rrf`: reciprocal rank fusion, by ranks alone. `weighted`: the sum of both scores, each scaled to "
         "0 to 1 over its candidates.",
     )
-    dense_weight: float = Field(1.0, ge=0, le=100)
+    dense_weight: float = Field(
+        0.4,
+        ge=0,
+        le=100,
+        description="The default is measured with a small embedding model; a large one may deserve 1.",
+    )
     sparse_weight: float = Field(1.0, ge=0, le=100)
 
 
 class SearchRequest(BaseModel):
-    """A search over the tenant's documents."""
+    """A search over the tenant's own documents, without those of vector stores."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -41,12 +47,13 @@ class SearchRequest(BaseModel):
         description="`dense`: by meaning. `sparse`: by words (BM25). `hybrid`: both. Default: `hybrid` where an "
         "embedding model is set, else `sparse`.",
     )
-    fusion: FusionChoice | None = Field(None, description="For `hybrid`; default: `rrf` with equal weights.")
+    fusion: FusionChoice | None = Field(None, description="For `hybrid`; default: `rrf`, with the weights' defaults.")
     rerank: bool = Field(False, description="Order the best candidates anew, by the rerank model that is set.")
 
 
 class SearchScores(BaseModel):
-    """Why a hit was found. Null: the hit was not among that search's candidates, or it was not made."""
+    """The scores of a hit in each ranking. Null: that ranking was not made, or the hit is not among the candidates that
+    were taken from it."""
 
     dense: float | None = Field(None, description="Cosine of query and chunk, -1 to 1.")
     dense_rank: int | None = Field(None, description="Place in the dense ranking, from 1.")
@@ -56,7 +63,8 @@ class SearchScores(BaseModel):
 
 
 class SearchHit(BaseModel):
-    """A chunk that was found."""
+    """A chunk that was found, with its place in the document's text. `page` counts from 1, and is null where the format
+    has no pages; `headings` are those above the chunk, the outermost first."""
 
     document_id: str
     filename: str | None
@@ -73,11 +81,16 @@ class SearchHit(BaseModel):
 
 
 class SearchResult(BaseModel):
-    """The hits of a search, best first."""
+    """The hits of a search, best first, at most `top_k`; empty where nothing fits. `embedding_model`:
+    that of the index; null for a search by words, and before anything was indexed. `rerank_model`: null unless the
+    search asked to `rerank`."""
 
     object: Literal["list"] = "list"
     mode: Mode = Field(description="The mode that was used.")
     embedding_model: str | None
     rerank_model: str | None
     complete: bool = Field(description="False while the index is being rebuilt, so that documents may be missing.")
+    notice: str | None = Field(
+        None, description="What an operator should do so that searches follow the settings; null: nothing."
+    )
     data: list[SearchHit]

@@ -22,14 +22,16 @@ from retrieval.search.fusion import Candidate, FusionRule, Place, fuse_rankings
 from retrieval.vector_store.base import ScoredPoint, SearchScope, VectorStore, VectorStoreError
 
 CANDIDATES: Final = 50
-"""Least number of candidates of each ranking that are fused or reranked."""
+"""Chunks that are taken from each ranking to be fused or reranked, at least; `CANDIDATES_PER_HIT` times `top_k` if
+more."""
 CANDIDATES_PER_HIT: Final = 4
 _TRIES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A candidate with its chunk, and what it is ordered by."""
+    """One hit in the making: a candidate of the rankings with its text from the catalog. `score` is what hits are
+    ordered by: the fused score, or the rerank model's, which is then also in `rerank` (None: not reranked)."""
 
     candidate: Candidate
     chunk: FoundChunk
@@ -38,7 +40,8 @@ class Found:
 
 
 class SearchService:
-    """Searches documents of one tenant at a time."""
+    """Answers searches over the documents of one tenant at a time, from the collection that is active. Changes nothing.
+    One object serves all tenants; searches run concurrently."""
 
     def __init__(
         self,
@@ -50,7 +53,8 @@ class SearchService:
         prefixes_of: Callable[[str], Prefixes],
         rerank_model: str | None,
     ) -> None:
-        """`rerank_model`: name of the model that orders anew; None: none is set."""
+        """`prefixes_of`: returns the prefixes of an embedding model, by its name. `rerank_model`: name of the rerank
+        model; None: none is set, and searches with `rerank` are refused."""
         self._catalog = catalog
         self._store = store
         self._index = index
@@ -61,15 +65,19 @@ class SearchService:
 
     @property
     def has_rerank_model(self) -> bool:
-        """Whether a rerank model is set."""
+        """Whether a rerank model is set; whether it answers is not known."""
         return self._rerank_model is not None
 
     async def search(self, tenant: str, spaces: Sequence[str], request: SearchRequest) -> SearchResult:
-        """Return the hits, best first. Every hit is of a version that was visible during the search.
+        """Return up to `top_k` hits, best first, from the tenant's documents in these spaces ("": those of no vector
+        store); at least one space. Every hit is of a version that was visible during the search. Before anything was
+        indexed, no hits, and no model is asked.
 
         Raises:
-            RoundhouseError: `invalid_request` for its filter or mode, `embedding_model_changed`,
+            RoundhouseError: `invalid_request` for the filter, the mode, a query that the model refuses, or `rerank`
+                without a rerank model; `embedding_model_changed` (see `choose_mode`; or the model's dimension changed);
                 `embedding_unavailable`, `rerank_unavailable`, `vector_store_unavailable`.
+            KeyError: the vector store has lost the active collection.
         """
         try:
             parsed = parse_filter(request.filter)
@@ -193,18 +201,20 @@ class SearchService:
             embedding_model=None if mode == "sparse" else embedding_model,
             rerank_model=rerank_model,
             complete=self._index.missing == 0,
+            notice=self._index.notice,
             data=[_hit_of(each) for each in found],
         )
 
 
 def choose_mode(asked: Mode | None, collection: Collection | None, wanted_model: str | None) -> Mode:
-    """Return the mode of a search: as asked, else `hybrid` where the documents have vectors, else `sparse`.
+    """Return the mode of a search: as asked; for None, `hybrid` where the active collection has vectors, else `sparse`.
 
-    `collection` None: nothing was ever indexed, so that every mode finds nothing.
+    `collection` None: nothing was ever indexed, so that every mode is allowed, and finds nothing. `wanted_model`: the
+    embedding model that is set, perhaps another one than the collection's, or None.
 
     Raises:
-        RoundhouseError: for `dense` and `hybrid` where the documents have no vectors: `embedding_model_changed` if a
-            model is set since, else `invalid_request`.
+        RoundhouseError: for `dense` and `hybrid` where the collection has no vectors: `embedding_model_changed` if a
+            model is set since, so that a reindex helps; else `invalid_request`.
     """
     has_vectors = collection is not None and collection.model is not None
     if asked is None:

@@ -7,31 +7,33 @@ documents are visible; a search names the versions that it must not see.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from retrieval.filters import Filter
+from retrieval.vector_store.bm25_options import Bm25Options
 
 AttributeValue = str | int | float | bool | list[str] | list[int] | list[float]
 
 
 class VectorStoreError(Exception):
-    """The store failed, and a later try may succeed: it is not reachable, or it is starting. The text says what
-    happened."""
+    """The store failed, and a later try may succeed: it is not reachable, it is busy, or the machine has no space. A
+    write that failed may be applied in part. The text says what happened."""
 
 
 class CollectionMismatchError(Exception):
-    """A collection of that name exists with another dimension. The text names both dimensions."""
+    """A collection of that name exists with another dimension or other options of BM25. The text names both."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectionSpec:
-    """A collection: the points of all tenants that have vectors of one embedding model."""
+    """A collection: the points of all tenants that have vectors of one embedding model, and words of one language."""
 
     name: str
     """1 to 100 characters of `a-z`, `0-9`, `-` and `_`."""
     dimension: int | None
-    """Of the dense vectors; None: the collection has sparse vectors alone."""
+    """Numbers per dense vector, at least 1; None: the collection has sparse vectors alone."""
+    bm25: Bm25Options = field(default_factory=Bm25Options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +81,11 @@ class ScoredPoint:
 
 
 class VectorStore(Protocol):
-    """Stores points in collections, and searches them. Every method may raise VectorStoreError.
+    """Stores points in collections, and searches them. `retrieval.vector_store.opening.open_vector_store` makes one.
 
-    One program uses a store at a time. Methods may be called concurrently; writes of one collection are applied in the
-    order of their calls.
+    Every async method may raise VectorStoreError, and those that take `collection` raise KeyError where it does not
+    exist. One program uses a store at a time. Methods may be called concurrently; writes of one collection are applied
+    in the order of their calls.
     """
 
     @property
@@ -91,7 +94,7 @@ class VectorStore(Protocol):
         ...
 
     async def list_collections(self) -> Sequence[CollectionSpec]:
-        """Return the collections that exist, by name. Empty where the store is new, or was deleted.
+        """Return the collections that exist, sorted by name. Empty where the store is new, or was deleted.
 
         A collection may cease to exist at any time, when the store finds that it is damaged: it must then be created
         and filled anew.
@@ -99,65 +102,88 @@ class VectorStore(Protocol):
         ...
 
     async def create_collection(self, spec: CollectionSpec) -> None:
-        """Create the collection, with its indexes. Does nothing where it exists with the same dimension.
+        """Create an empty collection, with its indexes. Does nothing where it exists with the same spec.
 
         Raises:
-            CollectionMismatchError: it exists with another dimension.
-            ValueError: no collection can have the name.
+            CollectionMismatchError: it exists with another dimension or other options of BM25.
+            ValueError: the name is not 1 to 100 characters of `a-z`, `0-9`, `-` and `_`.
+            VectorStoreError: the store failed. The caller repeats the call, which completes what was begun.
         """
         ...
 
     async def delete_collection(self, name: str) -> None:
-        """Delete the collection with its points. Does nothing where there is none of that name."""
+        """Delete the collection with its points. Does nothing where there is none of that name. After
+        VectorStoreError, `list_collections` says whether it still exists."""
         ...
 
     async def upsert_points(self, collection: str, points: Sequence[Point]) -> None:
         """Write points; one with the id of a stored point replaces it. A search that begins after the return sees them.
 
-        Not yet durable: see `flush_collection`. Raises KeyError where the collection does not exist, as all methods
-        below do, and ValueError, with nothing written, for a vector of another dimension or with a number that no
-        32-bit float holds, an id that is no UUID, text that is not valid Unicode (lone surrogates), and an attribute
-        that is no finite 64-bit float.
+        They are durable only after `flush_collection`.
+
+        Raises:
+            KeyError: the collection does not exist.
+            ValueError: a vector has another dimension, is missing or is not wanted, or has a number that is no finite
+                32-bit float; an id is no UUID; a text is not valid Unicode (lone surrogates); or an attribute is no
+                finite 64-bit float. Nothing was written.
+            VectorStoreError: the store failed. Some of the points may be written; the caller repeats the call.
         """
         ...
 
     async def flush_collection(self, collection: str) -> None:
-        """Make all earlier writes durable, so that they survive a loss of power. May take some tenths of a second, in
-        which searches wait: better for many documents at a time than for each."""
+        """Make all earlier writes durable, so that they survive a loss of power. Raises KeyError for an unknown name.
+
+        May take some tenths of a second, in which searches wait, so callers flush once for many documents. With a
+        Qdrant server nothing is sent: its writes are as durable as the server makes them.
+        """
         ...
 
     async def delete_versions(self, collection: str, versions: Sequence[int]) -> None:
-        """Delete all points of these versions. Versions without points are ignored."""
+        """Delete all points of these versions, durable after `flush_collection`. Versions without points are ignored.
+        Raises KeyError for an unknown collection."""
+        ...
+
+    async def read_vectors(self, collection: str, ids: Sequence[str]) -> Mapping[str, Sequence[float]]:
+        """Return the dense vectors of stored points by their ids, scaled to length 1. Ids without a point are missing.
+
+        Raises ValueError where the collection has no dense vectors, and for an id that is no UUID.
+        """
         ...
 
     async def search_dense(
         self, collection: str, vector: Sequence[float], scope: SearchScope, limit: int
     ) -> Sequence[ScoredPoint]:
-        """Return up to `limit` points whose vectors are nearest to `vector` by cosine, best first.
+        """Return up to `limit` points of the scope whose vectors are nearest to `vector` by cosine, best first.
 
-        Raises ValueError where the collection has no dense vectors, or `vector` another dimension.
+        Raises KeyError for an unknown collection, and ValueError where the collection has no dense vectors, or `vector`
+        has another dimension or a number that is no finite 32-bit float.
         """
         ...
 
     async def search_sparse(self, collection: str, text: str, scope: SearchScope, limit: int) -> Sequence[ScoredPoint]:
-        """Return up to `limit` points that share words with `text`, by BM25, best first.
+        """Return up to `limit` points of the scope that share words with `text`, by BM25, best first.
 
         How rare a word is counts over the points of the scope's tenant alone (in all spaces, and the hidden ones
-        too), so that scores say nothing of other tenants' documents. Raises ValueError for text that is not valid
-        Unicode.
+        too), so that scores say nothing of other tenants' documents. Empty where `text` has no words. Raises KeyError
+        for an unknown collection, and ValueError for text that is not valid Unicode.
         """
         ...
 
     async def count_points(self, collection: str, tenant: str | None = None) -> int:
-        """Return the number of points; of one tenant where `tenant` is given."""
+        """Return the exact number of points, of hidden versions too: of one tenant, or of all where `tenant` is None.
+        Raises KeyError for an unknown collection."""
         ...
 
     async def optimize_collection(self, collection: str) -> None:
-        """Build indexes for points that had none when the call began, and free the space of deleted points. Searches
-        go on meanwhile; so do writes, but for moments (0.5 s per GB). Does nothing where nothing was written since the
-        last call. A store that does this by itself returns at once."""
+        """Build indexes for points that had none when the call began, and free the space of deleted points.
+
+        Returns when that is done, which may take minutes. Searches go on meanwhile; so do writes, but for moments
+        (0.5 s per GB). Does nothing where nothing was written since the last call, or the store does this by itself (a
+        Qdrant server). Raises KeyError for an unknown collection.
+        """
         ...
 
     async def close(self) -> None:
-        """Write what is pending, and close the store. No method may be called afterwards."""
+        """Write what is pending, give up an optimization under way, and close the store. No other method may be called
+        afterwards."""
         ...

@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
-from qdrant_edge import Bm25, SparseVector
+from typing import Final
+
+from qdrant_edge import Bm25, Bm25Config, DisabledStemmer, SparseVector, StopwordsSet, TokenizerType
+
+from retrieval.schema.languages import NO_LANGUAGE
+from retrieval.vector_store.bm25_options import Bm25Options
+
+_WITHOUT_SPACES: Final = ("chinese", "japanese")
+"""Languages whose words nothing separates, so that a dictionary has to find them. Qdrant's tokenizer that has one drops
+numbers that stand alone."""
 
 
 class Bm25Encoder:
-    """Makes sparse vectors: one dimension per token. English stop words and stems; other languages keep their words.
+    """Makes sparse vectors with one dimension per token.
 
-    Points and queries must be encoded alike: another configuration here needs a reindex of every collection. The
-    weights of a passage hold how often its words occur and how long it is; how rare a word is, the store counts at the
-    search (the modifier `idf`).
+    Points and queries of a collection must be encoded alike. The weights of a passage hold how often its words occur
+    and how long it is; how rare a word is, the store counts at the search (the modifier `idf`).
     """
 
-    def __init__(self) -> None:
-        """Load the tokenizer; takes no measurable time."""
-        self._bm25 = Bm25()
+    def __init__(self, options: Bm25Options) -> None:
+        """Load the tokenizer, which is built into Qdrant Edge; no file is read."""
+        is_neutral = options.language == NO_LANGUAGE
+        self._bm25 = Bm25(
+            Bm25Config(
+                k=options.k,
+                b=options.b,
+                avg_len=options.average_length,
+                tokenizer=TokenizerType.Multilingual if options.language in _WITHOUT_SPACES else None,
+                language=None if is_neutral else options.language,
+                stopwords=StopwordsSet() if is_neutral else None,
+                stemmer=DisabledStemmer() if is_neutral else None,
+            )
+        )
 
     def encode_passage(self, text: str) -> SparseVector:
-        """Return the vector of a stored text; without dimensions where the text has no words. Takes about 0.1 us per
-        byte of text."""
+        """Return the vector of a stored text; its `indices` are empty where the text has no words. Takes about 0.1 us
+        per byte. Raises UnicodeEncodeError for text that is not valid Unicode."""
         return self._bm25.embed_document(text)
 
     def encode_query(self, text: str) -> SparseVector:
-        """Return the vector of a query: each of its words weighs 1."""
+        """Return the vector of a query, in which each word weighs 1; its `indices` are empty where `text` has no words.
+        Raises UnicodeEncodeError for text that is not valid Unicode."""
         return self._bm25.embed_query(text)

@@ -10,9 +10,10 @@ from retrieval.vector_store.edge.store import EdgeStore
 
 
 async def open_vector_store(settings: RetrievalSettings, folder: Path) -> VectorStore:
-    """Open the store: a Qdrant server where its address is set, else Qdrant Edge in `folder`.
+    """Open the store: a Qdrant server where `settings.qdrant_url` is set, else Qdrant Edge in `folder`/edge.
 
-    Raises VectorStoreError where the folder cannot be used, and ValueError for an address of no server.
+    The server is not asked yet, so one that is not reachable raises nothing here. Raises VectorStoreError where the
+    folder is in use or cannot be opened, and ValueError for a malformed address. The caller closes the store.
     """
     if settings.qdrant_url is not None:
         from retrieval.vector_store.server import ServerStore  # 40 MiB that the embedded store does without

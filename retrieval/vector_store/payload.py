@@ -64,17 +64,17 @@ def make_payload(point: Point) -> dict[str, Any]:
 
 
 def make_tenant_filter(tenant: str) -> dict[str, Any]:
-    """Return the filter that selects one tenant's points."""
+    """Return the filter, as JSON of Qdrant's REST interface, that selects all points of one tenant."""
     return {"must": [_equals(TENANT, tenant)]}
 
 
 def make_versions_filter(versions: Sequence[int]) -> dict[str, Any]:
-    """Return the filter that selects the points of these versions."""
+    """Return the filter that selects the points of these versions; none where `versions` is empty."""
     return {"must": [_any_of(VERSION, list(versions))]}
 
 
 def make_search_filter(scope: SearchScope) -> dict[str, Any]:
-    """Return the filter that selects the points that a search may return."""
+    """Return the filter that selects the points that a search in this scope may return; none where it has no spaces."""
     must = [_equals(TENANT, scope.tenant), _any_of(SPACE, list(scope.spaces))]
     if scope.filter is not None:
         must.append(make_attribute_filter(scope.filter))
@@ -84,7 +84,9 @@ def make_search_filter(scope: SearchScope) -> dict[str, Any]:
 
 
 def make_attribute_filter(node: Filter) -> dict[str, Any]:
-    """Return the condition with the meaning of `retrieval.filters.matches_filter`."""
+    """Return the filter or condition, as JSON of Qdrant's REST interface, that selects the points whose attributes
+    `retrieval.filters.matches_filter` accepts. `node` is as `retrieval.filters.parse_filter` returns it, which checks
+    what is not checked here: an ordered comparison with a string raises ValueError."""
     if isinstance(node, Combination):
         clause = "must" if node.operator == "and" else "should"
         return {clause: [make_attribute_filter(each) for each in node.filters]}

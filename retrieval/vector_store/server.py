@@ -23,7 +23,7 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Self, TypeVar
 
 import httpx
@@ -31,9 +31,10 @@ from qdrant_client import AsyncQdrantClient, models
 from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
-from retrieval.vector_store.arguments import check_dimension, check_name, check_points, check_vector
+from retrieval.vector_store.arguments import check_existing, check_ids, check_name, check_points, check_vector
 from retrieval.vector_store.base import CollectionSpec, Point, ScoredPoint, SearchScope, VectorStoreError
 from retrieval.vector_store.bm25 import Bm25Encoder
+from retrieval.vector_store.bm25_options import Bm25Options, dump_options, load_options
 from retrieval.vector_store.payload import (
     DENSE_VECTOR,
     HNSW_EF_CONSTRUCT,
@@ -72,6 +73,8 @@ _RETRIED: Final = frozenset({429, 500, 502, 503, 504})
 _MISSING: Final = 404
 _EXISTS: Final = 409
 _REFUSED: Final = (401, 403)
+_BM25: Final = "bm25"
+"""Of a collection's metadata."""
 _FOREIGN: Final = "what answers at ROUNDHOUSE_QDRANT_URL is no Qdrant server"
 _INDEXES: Final[dict[str, models.KeywordIndexParams | models.IntegerIndexParams]] = {
     TENANT: models.KeywordIndexParams(type=models.KeywordIndexType.KEYWORD, is_tenant=True),
@@ -92,7 +95,9 @@ class _NoCollectionError(Exception):
 class ServerStore:
     """Implements `retrieval.vector_store.base.VectorStore` with a Qdrant server.
 
-    All its requests are idempotent, so one that fails in a way that may pass is sent again, `TRIES` times in all.
+    Requests are idempotent, so one that is not connected or answered with status 429, 500, 502, 503 or 504 is sent up
+    to `TRIES` times. VectorStoreError is raised after the last try, at once for a timeout or another failure, and for a
+    server that is older than `NEEDED_VERSION`, which the first request checks.
     """
 
     def __init__(
@@ -104,15 +109,16 @@ class ServerStore:
         write_s: float = WRITE_S,
         pause_s: float = PAUSE_S,
     ) -> None:
-        """Take over a client. `prefix`: how the names of the store's collections begin on the server. `read_s`,
-        `write_s`: how long the answer to a search or a count, and to a write, may take. `pause_s`: before a second try.
+        """Take over a client, which `close` closes. `prefix`: how the names of the store's collections begin on the
+        server; others there are ignored. `read_s`, `write_s`: seconds that one try may take, for a search or a count
+        and for a write. `pause_s`: seconds before the second try, doubled before each further one.
         """
         self._client = client
         self._prefix = prefix
         self._read_s = read_s
         self._write_s = write_s
         self._pause_s = pause_s
-        self._bm25 = Bm25Encoder()
+        self._encoders: dict[Bm25Options, Bm25Encoder] = {}
         self._specs: dict[str, CollectionSpec] = {}
         self._writing: dict[str, asyncio.Lock] = {}
         self._is_checked = False
@@ -127,7 +133,8 @@ class ServerStore:
         write_s: float = WRITE_S,
         pause_s: float = PAUSE_S,
     ) -> Self:
-        """Make a client for the server at `url`; nothing is asked yet. Raises ValueError for a URL of no server."""
+        """Return a store on the server at `url`. Nothing is sent yet, so a server that does not answer is found by the
+        first request. Raises ValueError for a malformed URL. The other parameters are those of the constructor."""
         with warnings.catch_warnings():
             # The key goes through a network that only the services of compose.yaml are in.
             warnings.filterwarnings("ignore", message="Api key is used with an insecure connection")
@@ -142,11 +149,11 @@ class ServerStore:
 
     @property
     def kind(self) -> str:
-        """See the protocol."""
+        """See VectorStore."""
         return "server"
 
     async def list_collections(self) -> Sequence[CollectionSpec]:
-        """See the protocol."""
+        """See VectorStore."""
         found = await self._send(self._client.get_collections, self._read_s)
         names = sorted(each.name for each in found.collections if each.name.startswith(self._prefix))
         specs = []
@@ -158,7 +165,7 @@ class ServerStore:
         return specs
 
     async def create_collection(self, spec: CollectionSpec) -> None:
-        """See the protocol."""
+        """See VectorStore."""
         check_name(spec.name)
         async with self._lock_writes(spec.name):
             try:
@@ -166,48 +173,56 @@ class ServerStore:
             except KeyError:
                 await self._send(lambda: self._create(spec), self._write_s)
             else:
-                check_dimension(existing, spec)
+                check_existing(existing, spec)
             # An earlier call may have ended before it made them.
             info = await self._ask(spec.name, self._client.get_collection, self._read_s)
             for field in _INDEXES.keys() - info.payload_schema.keys():
                 await self._create_index(spec.name, field)
 
     async def delete_collection(self, name: str) -> None:
-        """See the protocol."""
+        """See VectorStore."""
         async with self._lock_writes(name):
             self._specs.pop(name, None)
             with contextlib.suppress(KeyError):
                 await self._ask(name, self._client.delete_collection, self._write_s)
 
     async def upsert_points(self, collection: str, points: Sequence[Point]) -> None:
-        """See the protocol."""
-        check_points(await self._get_spec(collection), points)
+        """See VectorStore."""
+        spec = await self._get_spec(collection)
+        check_points(spec, points)
         async with self._lock_writes(collection):
             for start in range(0, len(points), UPSERT_BATCH):
-                await self._upsert(collection, points[start : start + UPSERT_BATCH])
+                await self._upsert(spec, points[start : start + UPSERT_BATCH])
 
     async def flush_collection(self, collection: str) -> None:
-        """See the protocol. A server has no such call: see the module."""
+        """See VectorStore. Only checks that the collection exists: a server has no call that flushes."""
         await self._get_spec(collection)
 
     async def delete_versions(self, collection: str, versions: Sequence[int]) -> None:
-        """See the protocol."""
+        """See VectorStore."""
         await self._get_spec(collection)
         async with self._lock_writes(collection):
             for start in range(0, len(versions), DELETE_BATCH):
                 await self._delete(collection, versions[start : start + DELETE_BATCH])
 
+    async def read_vectors(self, collection: str, ids: Sequence[str]) -> Mapping[str, Sequence[float]]:
+        """See the protocol."""
+        check_ids(await self._get_spec(collection), ids)
+        vectors: dict[str, Sequence[float]] = {}
+        for start in range(0, len(ids), UPSERT_BATCH):
+            vectors.update(await self._retrieve(collection, ids[start : start + UPSERT_BATCH]))
+        return vectors
+
     async def search_dense(
         self, collection: str, vector: Sequence[float], scope: SearchScope, limit: int
     ) -> Sequence[ScoredPoint]:
-        """See the protocol."""
+        """See VectorStore."""
         check_vector(await self._get_spec(collection), vector)
         return await self._query(collection, [float(each) for each in vector], DENSE_VECTOR, scope, limit, None)
 
     async def search_sparse(self, collection: str, text: str, scope: SearchScope, limit: int) -> Sequence[ScoredPoint]:
-        """See the protocol."""
-        await self._get_spec(collection)
-        query = self._bm25.encode_query(text)
+        """See VectorStore."""
+        query = self._encoder_of(await self._get_spec(collection)).encode_query(text)
         if not query.indices:
             return []
         corpus = _make_filter(make_tenant_filter(scope.tenant))
@@ -216,7 +231,7 @@ class ServerStore:
         return await self._query(collection, vector, SPARSE_VECTOR, scope, limit, params)
 
     async def count_points(self, collection: str, tenant: str | None = None) -> int:
-        """See the protocol."""
+        """See VectorStore."""
         where = None if tenant is None else _make_filter(make_tenant_filter(tenant))
         counted = await self._ask(
             collection, lambda name: self._client.count(name, count_filter=where, exact=True), self._read_s
@@ -224,12 +239,20 @@ class ServerStore:
         return counted.count
 
     async def optimize_collection(self, collection: str) -> None:
-        """See the protocol. The server does this by itself."""
+        """See VectorStore. Only checks that the collection exists: the server optimizes by itself."""
         await self._get_spec(collection)
 
     async def close(self) -> None:
-        """See the protocol."""
+        """See VectorStore."""
         await self._client.close()
+
+    async def _retrieve(self, collection: str, ids: Sequence[str]) -> dict[str, list[float]]:
+        found = await self._ask(
+            collection,
+            lambda name: self._client.retrieve(name, ids, with_payload=False, with_vectors=[DENSE_VECTOR]),
+            self._read_s,
+        )
+        return dict(map(_read_dense, found))
 
     async def _query(
         self,
@@ -260,8 +283,13 @@ class ServerStore:
             if (payload := point.payload) is not None
         ]
 
-    def _make_point(self, point: Point) -> models.PointStruct:
-        sparse = self._bm25.encode_passage(point.text)
+    def _encoder_of(self, spec: CollectionSpec) -> Bm25Encoder:
+        if spec.bm25 not in self._encoders:
+            self._encoders[spec.bm25] = Bm25Encoder(spec.bm25)
+        return self._encoders[spec.bm25]
+
+    def _make_point(self, encoder: Bm25Encoder, point: Point) -> models.PointStruct:
+        sparse = encoder.encode_passage(point.text)
         vectors: dict[str, Any] = {SPARSE_VECTOR: models.SparseVector(indices=sparse.indices, values=sparse.values)}
         if point.vector is not None:
             vectors[DENSE_VECTOR] = [float(each) for each in point.vector]
@@ -282,6 +310,7 @@ class ServerStore:
                 sparse_vectors_config={SPARSE_VECTOR: models.SparseVectorParams(modifier=models.Modifier.IDF)},
                 hnsw_config=hnsw,
                 shard_number=1,
+                metadata={_BM25: dump_options(spec.bm25)},
             )
         except UnexpectedResponse as error:
             if error.status_code != _EXISTS:
@@ -293,9 +322,10 @@ class ServerStore:
             collection, lambda name: self._client.create_payload_index(name, field, _INDEXES[field], wait=True)
         )
 
-    async def _upsert(self, collection: str, points: Sequence[Point]) -> None:
-        batch = [self._make_point(point) for point in points]
-        await self._update(collection, lambda name: self._client.upsert(name, batch, wait=True))
+    async def _upsert(self, spec: CollectionSpec, points: Sequence[Point]) -> None:
+        encoder = self._encoder_of(spec)
+        batch = [self._make_point(encoder, point) for point in points]
+        await self._update(spec.name, lambda name: self._client.upsert(name, batch, wait=True))
 
     async def _delete(self, collection: str, versions: Sequence[int]) -> None:
         selector = models.FilterSelector(filter=_make_filter(make_versions_filter(versions)))
@@ -308,7 +338,11 @@ class ServerStore:
         info = await self._ask(collection, self._client.get_collection, self._read_s)
         vectors = info.config.params.vectors
         dense = vectors.get(DENSE_VECTOR) if isinstance(vectors, dict) else None
-        self._specs[collection] = spec = CollectionSpec(collection, None if dense is None else dense.size)
+        try:
+            bm25 = load_options((info.config.metadata or {}).get(_BM25))
+        except (TypeError, ValueError):
+            raise VectorStoreError(f"the Qdrant server's collection {collection} has unknown options of BM25") from None
+        self._specs[collection] = spec = CollectionSpec(collection, None if dense is None else dense.size, bm25)
         return spec
 
     def _lock_writes(self, collection: str) -> asyncio.Lock:
@@ -384,6 +418,14 @@ def _check_version(text: str) -> None:
     if found is None or (int(found[1]), int(found[2])) < NEEDED_VERSION:
         needed = ".".join(map(str, NEEDED_VERSION))
         raise VectorStoreError(f"the Qdrant server has version {text:.20}; {needed} or later is needed")
+
+
+def _read_dense(record: models.Record) -> tuple[str, list[float]]:
+    vector = record.vector.get(DENSE_VECTOR) if isinstance(record.vector, dict) else None
+    numbers = [each for each in vector or () if isinstance(each, float)]
+    if not numbers:
+        raise VectorStoreError("the Qdrant server answered a point without its vector")
+    return str(record.id), numbers
 
 
 def _dense_params(dimension: int) -> models.VectorParams:

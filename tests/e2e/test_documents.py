@@ -169,6 +169,20 @@ async def test_the_openai_sdk_and_the_command_line(yard: RoundhouseStack, tmp_pa
         assert found[0].filename == "notes.md"
         assert 0 < found[0].score <= 1
 
+        tool = {"type": "file_search", "vector_store_ids": [store.id], "max_num_results": 1}
+        asked: dict[str, Any] = {"input": "Where is the coal stored?", "tools": [tool], "max_output_tokens": 60}
+        response = await client.responses.create(model="chat", include=["file_search_call.results"], **asked)
+        call, message = [item.to_dict() for item in response.output]
+        [result] = call["results"]
+        assert (call["type"], message["type"], result["filename"]) == ("file_search_call", "message", "notes.md")
+        assert NOTES.encode()[result["start"] : result["end"]].decode() == result["text"]
+        # Another client has no such vector store.
+        status, answer = await ask(yard, "POST", "/v1/responses", {"model": "chat", **asked}, **{"X-Client-Id": "eve"})
+        assert (status, answer["error"]["code"]) == (404, "vector_store_not_found")
+    body = {"model": "chat", "max_tokens": 60, "messages": [{"role": "user", "content": "first document"}], "rag": True}
+    status, answer = await ask(yard, "POST", "/v1/messages", body)
+    assert (status, [each["document_id"] for each in answer["sources"]]) == (200, ["first"])
+
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "notes.md").write_text(NOTES)
     (tmp_path / "docs" / "bad.pdf").write_bytes(b"%PDF-1.7 nothing")
@@ -182,7 +196,8 @@ async def test_the_openai_sdk_and_the_command_line(yard: RoundhouseStack, tmp_pa
     assert "of docs:notes.md" in searched.stdout
     assert (await _rag(yard, tmp_path, "search", "coal", "--where", "kind=other")).returncode == 1
     assert "Coal is stored beside the shed." in (await _rag(yard, tmp_path, "show", "docs:notes.md")).stdout
-    assert "index: embed-128 (embed), 0 documents are missing" in (await _rag(yard, tmp_path, "status")).stdout
+    told = (await _rag(yard, tmp_path, "status")).stdout
+    assert "index: embed-128 (embed, words in english), 0 documents are missing" in told
     assert (await _rag(yard, tmp_path, "rm", "docs:notes.md", "docs:bad.pdf")).returncode == 0
     assert json.loads((await _rag(yard, tmp_path, "ls", "--json")).stdout) == []
 

@@ -23,6 +23,7 @@ def route(
     name: str,
     urls: Iterable[str] = (),
     *,
+    backend: str = "stub",
     state: ModelState = ModelState.LOADED,
     aliases: tuple[str, ...] = (),
     served_name: str | None = None,
@@ -41,7 +42,7 @@ def route(
     endpoints = [{"replica": f"{name}-{number}", "base_url": url, "token": token} for number, url in enumerate(urls)]
     return ModelRoute(
         name=name,
-        backend="stub",
+        backend=backend,
         state=state,
         created=1700000000,
         aliases=aliases,

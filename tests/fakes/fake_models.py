@@ -16,6 +16,8 @@ class FakeModels:
 
     away: bool = False
     refuses: str | None = None
+    most: int = 10_000
+    """Texts that one request may have."""
     asked: list[tuple[str, list[str], bool]] = field(default_factory=list)
     gate: asyncio.Event | None = None
     """Where it is set, embeddings in the background wait for it, if one of their texts has the word `gated`."""
@@ -29,6 +31,8 @@ class FakeModels:
             raise ModelUnavailableError("no replica is loaded")
         if self.refuses is not None and any(self.refuses in text for text in texts):
             raise ModelRefusedError("the input is too long")
+        if len(texts) > self.most:
+            raise ModelRefusedError("the inputs are too many")
         return [[1.0 + text.lower().count(letter) for letter in string.ascii_lowercase] for text in texts]
 
     async def rank_passages(self, model: str, query: str, passages: Sequence[str]) -> list[float]:

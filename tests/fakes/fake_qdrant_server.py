@@ -90,6 +90,7 @@ class FakeQdrantServer:
             ("PUT", f"{name}/points", self._upsert, models.PointsList, answers.InlineResponse2008),
             ("POST", f"{name}/points/delete", self._delete, models.FilterSelector, answers.InlineResponse2008),
             ("POST", f"{name}/points/query", self._query, models.QueryRequest, answers.InlineResponse20022),
+            ("POST", f"{name}/points", self._retrieve, models.PointRequest, answers.InlineResponse20017),
             ("POST", f"{name}/points/count", self._count, models.CountRequest, answers.InlineResponse20020),
         ):
             add(method, path, self._serve(handler, body, answer))
@@ -191,6 +192,7 @@ class FakeQdrantServer:
                 },
                 "hnsw_config": made["hnsw_config"],
                 "optimizer_config": {"default_segment_number": 0, "flush_interval_sec": 5},
+                "metadata": made["metadata"],
             },
             "payload_schema": found.indexes,
         }
@@ -282,6 +284,14 @@ class FakeQdrantServer:
                 for point in points
             ]
         }
+
+    def _retrieve(self, request: web.Request, body: models.PointRequest) -> Any:
+        found = self._find(request)
+        if body.with_payload is not False or not isinstance(body.with_vector, list):
+            raise RefusalError(400, "the store's client never reads payloads, and names the vector")
+        ids: list[Any] = [str(each) for each in body.ids]
+        records = found.shard.retrieve(ids, with_payload=False, with_vector=body.with_vector)
+        return [{"id": str(record.id), "vector": record.vector} for record in records]
 
     def _count(self, request: web.Request, body: models.CountRequest) -> dict[str, Any]:
         found = self._find(request)

@@ -11,6 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
+from retrieval.schema.files import TextContent, VectorStoreHit, VectorStoreResults
 from retrieval.schema.search import SearchHit, SearchResult, SearchScores
 from tests.support.ports import free_port
 
@@ -33,17 +34,38 @@ def hit(number: int, text: str, **more: Any) -> SearchHit:
     return SearchHit(**fields | more)
 
 
+def file_hit(number: int, text: str, **more: Any) -> VectorStoreHit:
+    """A hit of the file `file-` and a number."""
+    fields: dict[str, Any] = {
+        "file_id": f"file-{number}",
+        "filename": f"f{number}.md",
+        "score": 1.0 / number,
+        "attributes": {"n": number},
+        "content": [TextContent(text=text)],
+        "chunk": 0,
+        "start": 10,
+        "end": 10 + len(text.encode()),
+        "page": None,
+        "headings": [],
+    }
+    return VectorStoreHit(**fields | more)
+
+
 @dataclass
 class FakeRetrieval:
     """What it answers, and what it was asked."""
 
     url: str = ""
     hits: list[SearchHit] = field(default_factory=list)
+    stores: dict[str, list[VectorStoreHit]] = field(default_factory=dict)
+    """The hits of each vector store, by its id; others do not exist."""
     error: tuple[int, dict[str, Any]] | None = None
     gate: asyncio.Event | None = None
     """Where it is set, searches wait for it."""
     searches: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    """Tenant and body of each search."""
+    """Tenant and body of each search among documents."""
+    file_searches: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
+    """Tenant, vector store and body of each search in one."""
 
     async def answer_search(self, request: web.Request) -> web.Response:
         """Answer `/v1/search`."""
@@ -56,6 +78,18 @@ class FakeRetrieval:
         result = SearchResult(mode="sparse", embedding_model=None, rerank_model=None, complete=True, data=self.hits)
         return web.json_response(json.loads(result.model_dump_json()))
 
+    async def answer_file_search(self, request: web.Request) -> web.Response:
+        """Answer `/v1/vector_stores/{id}/search`."""
+        store, body = request.match_info["id"], await request.json()
+        self.file_searches.append((request.headers["x-roundhouse-tenant"], store, body))
+        if self.gate is not None:
+            await self.gate.wait()
+        if store not in self.stores:
+            error = {"code": "vector_store_not_found", "message": f"There is no {store}.", "param": None}
+            return web.json_response({"error": error}, status=404)
+        results = VectorStoreResults(search_query=[body["query"]], data=self.stores[store])
+        return web.json_response(json.loads(results.model_dump_json()))
+
 
 @asynccontextmanager
 async def fake_retrieval() -> AsyncIterator[FakeRetrieval]:
@@ -63,6 +97,7 @@ async def fake_retrieval() -> AsyncIterator[FakeRetrieval]:
     fake, port = FakeRetrieval(), free_port()
     app = web.Application()
     app.router.add_post("/v1/search", fake.answer_search)
+    app.router.add_post("/v1/vector_stores/{id}/search", fake.answer_file_search)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()

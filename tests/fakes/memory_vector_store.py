@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from retrieval.filters import matches_filter
@@ -39,8 +39,8 @@ class MemoryVectorStore:
     async def create_collection(self, spec: CollectionSpec) -> None:
         self._check()
         found = self.collections.setdefault(spec.name, (spec, {}))
-        if found[0].dimension != spec.dimension:
-            raise CollectionMismatchError(f"{found[0].dimension} and {spec.dimension}")
+        if found[0] != spec:
+            raise CollectionMismatchError(f"{found[0]} and {spec}")
 
     async def delete_collection(self, name: str) -> None:
         self._check()
@@ -58,6 +58,11 @@ class MemoryVectorStore:
         for point in list(points.values()):
             if point.version in versions:
                 del points[point.id]
+
+    async def read_vectors(self, collection: str, ids: Sequence[str]) -> Mapping[str, Sequence[float]]:
+        points = self.points(collection)
+        found = {each: points[each].vector for each in ids if each in points}
+        return {each: vector for each, vector in found.items() if vector is not None}
 
     async def search_dense(
         self, collection: str, vector: Sequence[float], scope: SearchScope, limit: int

@@ -21,8 +21,13 @@ class Family(NamedTuple):
 
 
 FAMILIES: Final = (
-    Family("GET HEAD", "/health /metrics", "open"),
+    Family("GET HEAD", "/health /health/live /health/ready /metrics", "open"),
     Family("GET", "/openapi.json", "any_key"),
+    Family("POST", "/health/warm", "inference"),
+    Family("GET", "/v1/aicore/status", "inference"),
+    Family("GET POST", "/v1/aicore/benchmark", "inference"),
+    Family("GET", "/v1/models/{name:path}/status", "inference"),
+    Family("GET POST", "/v1/models/{name:path}/benchmark", "inference"),
     Family("GET", "/v1/models /models /v1/models/{name:path}", "inference"),
     Family("GET DELETE", "/v1/responses/{response_id}", "inference"),
     Family("GET", "/v1/responses/{response_id}/input_items", "inference"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sqlite3
 from contextlib import closing
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from controller.backup.manifest import Manifest
 from controller.backup.restoring import RestoreFolders
-from controller.backup.snapshot import write_backup
+from controller.backup.snapshot import BackupFolders, write_backup
 
 FILES = {
     "identity.json": {"schema_version": 1, "instance": "abc", "secret": "00" * 32},
@@ -39,7 +40,7 @@ class Installation:
     @property
     def folders(self) -> RestoreFolders:
         """Both, as a restore wants them."""
-        return RestoreFolders(self.state, self.state, self.desired)
+        return RestoreFolders(self.state, self.state, self.desired, self.state)
 
     def content(self) -> dict[str, bytes]:
         """Every file there, by its path."""
@@ -47,7 +48,33 @@ class Installation:
 
     def back_up(self, path: Path) -> Manifest:
         """Write its backup."""
-        return write_backup(path, desired=self.desired, state=self.state, responses=self.state, now=1_000_000.0)
+        folders = BackupFolders(self.desired, self.state, self.state, self.state)
+        return write_backup(path, folders, 1_000_000.0, lambda: None)
+
+
+ORIGINALS = {hashlib.sha256(content).hexdigest(): content for content in (b"A fox.", b"A dog.", b"x" * 5000)}
+
+
+def add_documents(state: Path) -> Path:
+    """A catalog of retrieval in a state folder, and ORIGINALS. Returns their folder."""
+    folder = state / "retrieval"
+    for sha256, content in ORIGINALS.items():
+        path = folder / "originals" / sha256[:2] / sha256
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    (folder / "originals" / "incoming").mkdir()
+    (folder / "originals" / "incoming" / "half").write_text("not for a backup")
+    (folder / "edge").mkdir()
+    _make_database(folder / "catalog.db")
+    return folder
+
+
+def _make_database(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("CREATE TABLE kept (what TEXT)")
+        db.execute("INSERT INTO kept VALUES (?)", (path.name,))
+        db.commit()
 
 
 def make_installation(root: Path) -> Installation:
@@ -58,11 +85,7 @@ def make_installation(root: Path) -> Installation:
     for name, content in FILES.items():
         (made.state / name).write_text(json.dumps(content))
     for name in ("journal.db", "responses.db"):
-        with closing(sqlite3.connect(made.state / name)) as db:
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("CREATE TABLE kept (what TEXT)")
-            db.execute("INSERT INTO kept VALUES (?)", (name,))
-            db.commit()
+        _make_database(made.state / name)
     (made.state / "logs").mkdir()
     (made.state / "logs" / "engine.log").write_text("not for a backup")
     (made.state / "epoch.json").write_text('{"schema_version": 1, "epoch": 7}')

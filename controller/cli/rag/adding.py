@@ -22,17 +22,18 @@ _LONGEST_ID: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class FileToAdd:
-    """A file, and the id of the document that it becomes."""
+    """A file to send, and the id of the document that it becomes or replaces (see `document_id_of`)."""
 
     path: Path
     document_id: str
 
 
 def find_files(paths: Sequence[Path]) -> list[FileToAdd]:
-    """Return the files that `paths` name, by path; folders are searched with all that is below them, but for what
-    begins with a dot.
+    """Return the files that `paths` name, sorted by path, one per document id. A folder stands for all files below it,
+    but for files and folders whose names begin with a dot, and what is no file, such as a pipe; links to folders are
+    not followed.
 
-    Raises CommandError (USAGE) for a path that does not exist, and where two files would have the same id.
+    Raises CommandError (USAGE) for a path that does not exist, and where two files would have the same document id.
     """
     found: dict[str, FileToAdd] = {}
     for path in paths:
@@ -49,7 +50,11 @@ def find_files(paths: Sequence[Path]) -> list[FileToAdd]:
 
 def document_id_of(path: Path) -> str:
     """Return the id of a file's document: its path as it was given, with `:` between its parts, so that the same
-    command line replaces what it added before."""
+    command line replaces what it added before.
+
+    A leading `/` and the parts `.` and `..` are left out, other characters than `A-Za-z0-9._:@+~=-` become `-`, and of
+    a long path the last 200 characters count: so two paths may have the same id. `document` where nothing is left.
+    """
     parts = [part for part in path.parts if part not in ("/", ".", "..")]
     return _UNFIT.sub("-", ":".join(parts))[-_LONGEST_ID:].lstrip(".:@+~=-") or "document"
 
@@ -62,9 +67,12 @@ async def add_files(
     waits: bool,
     on_result: Callable[[FileToAdd, dict[str, Any] | CommandError], None],
 ) -> int:
-    """Send files, a few at a time, and tell each result: the document, or why it was refused. Return how many failed.
+    """Send files, up to `AT_ONCE` at a time, and return how many failed.
 
-    `waits`: a result is told when the document is searchable or has failed; else when it is accepted.
+    `on_result` is called once per file, as each is done: with the document as the gateway answers it, or with a
+    CommandError that says why the file failed (not readable, refused, or no gateway answers), after which the other
+    files go on. `waits`: a file is done when its document is searchable or has failed, which no timeout bounds; else
+    when the gateway has accepted it.
     """
     queue = list(files)
     queue.reverse()
@@ -105,4 +113,6 @@ def _files_below(path: Path) -> Iterator[Path]:
         return
     for folder, folders, names in os.walk(path):
         folders[:] = sorted(each for each in folders if not each.startswith("."))
-        yield from (Path(folder) / name for name in sorted(names) if not name.startswith("."))
+        files = (Path(folder) / name for name in sorted(names) if not name.startswith("."))
+        # Whoever opens a pipe waits for its other end.
+        yield from (file for file in files if file.is_file())

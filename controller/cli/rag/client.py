@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, Self
 from urllib.parse import quote
@@ -14,25 +16,46 @@ from controller import __version__
 from controller.cli.exit_codes import CommandError, ExitCode
 
 KEY_VARIABLE: Final = "ROUNDHOUSE_KEY"
-"""Environment variable with the secret of a key."""
+"""Environment variable with the secret of an API key of the gateway."""
+USUAL_TENANT: Final = "roundhouse"
+"""Tenant of a client that names none, while no keys are declared."""
 PAGE: Final = 100
 _CONNECT_S: Final = 5.0
+_PART: Final = 256 * 1024
+_TENANT_HEADER: Final = "x-tenant-id"
+
+
+class RefusedError(CommandError):
+    """The gateway refused a request; the message is the gateway's own."""
+
+    def __init__(self, message: str, error_code: str | None, retry_after_s: float | None) -> None:
+        """`error_code`: such as `document_not_found`; None: the answer named none. `retry_after_s`: seconds after which
+        the same request may be accepted; None: the answer does not say."""
+        super().__init__(message, ExitCode.FAILED)
+        self.error_code = error_code
+        self.retry_after_s = retry_after_s
 
 
 class RagClient:
-    """Asks one gateway. An async context manager.
+    """Asks one gateway about documents and searches, with the key of `KEY_VARIABLE`. Use it in `async with`.
 
-    Methods raise CommandError with the gateway's own words where it refuses (FAILED), and where nobody answers.
+    Methods raise RefusedError, a CommandError with the gateway's own message and the code FAILED, where it refuses the
+    request, and CommandError with the code NO_CONTROLLER where it does not answer, or answers no JSON. Only the
+    connection has a timeout (5 s).
     """
 
     def __init__(self, url: str, tenant: str | None, *, verifies: bool) -> None:
-        """`tenant`: what this program calls itself; without keys, that is the tenant. None: this program's name.
-        `verifies`: whether the gateway's certificate must be for the address."""
+        """Connect to nothing yet. `url`: the gateway's address, without a path.
+
+        `tenant`: sent as `X-Client-Id`, which names the tenant while the gateway has no keys; None: the tenant is then
+        this program's `User-Agent`, `roundhouse/VERSION`, which is another after an upgrade.
+        `verifies`: whether the certificate of an `https` address is checked.
+        """
         self._url = url.rstrip("/")
         self._ssl = verifies
         self._headers = {"user-agent": f"roundhouse/{__version__}"}
-        if tenant is not None:
-            self._headers["x-client-id"] = tenant
+        # Without a name of its own, the tenant would be the User-Agent, which changes with each version.
+        self._headers["x-client-id"] = tenant or USUAL_TENANT
         if key := os.environ.get(KEY_VARIABLE):
             self._headers["authorization"] = f"Bearer {key}"
         self._session: aiohttp.ClientSession
@@ -49,9 +72,9 @@ class RagClient:
         await self._session.close()
 
     async def add_file(self, path: Path, document_id: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a file, and return the document as it was accepted. Raises OSError where the file cannot be read."""
-        import json
-
+        """Send a file, and return the document as it was accepted, as `/v1/documents` answers it. It is searchable
+        later, when `get_document` has the status `ready`. A document with this id is replaced. Raises OSError where the
+        file cannot be opened."""
         with path.open("rb") as content:
             form = aiohttp.FormData()
             form.add_field("file", content, filename=path.name)
@@ -59,12 +82,38 @@ class RagClient:
             form.add_field("metadata", json.dumps(metadata))
             return await self._ask("POST", "/v1/documents", data=form)
 
+    async def add_original(
+        self, fields: Mapping[str, str], media_type: str | None, content: AsyncIterator[bytes]
+    ) -> dict[str, Any]:
+        """Send a document, and return it as it was accepted. `fields`: of the form, beside the file. `media_type`: of
+        the content; None: not said."""
+        form = aiohttp.FormData()
+        # Named by a field of the form, because not every name survives in the header of a file.
+        form.add_field("file", content, filename="", content_type=media_type or "application/octet-stream")
+        for name, value in fields.items():
+            form.add_field(name, value)
+        return await self._ask("POST", "/v1/documents", data=form)
+
+    async def read_tenant(self) -> str:
+        """Return the tenant for which this client asks."""
+        async with self._open("GET", "/v1/documents", params={"limit": "1"}) as answer:
+            return answer.headers.get(_TENANT_HEADER, "")
+
+    async def read_content(self, document_id: str) -> AsyncGenerator[bytes, None]:
+        """Yield the parts of the original of a document's newest version."""
+        path = f"/v1/documents/{quote(document_id, safe='')}/content"
+        async with self._open("GET", path) as answer:
+            async for part in answer.content.iter_chunked(_PART):
+                yield part
+
     async def get_document(self, document_id: str) -> dict[str, Any]:
-        """Return a document."""
+        """Return the document with this id, as `/v1/documents/{id}` answers it. Raises CommandError (FAILED) where the
+        tenant has none."""
         return await self._ask("GET", f"/v1/documents/{quote(document_id, safe='')}")
 
     async def list_documents(self) -> AsyncIterator[dict[str, Any]]:
-        """Yield all documents of the tenant, the oldest first."""
+        """Yield all documents of the tenant, the oldest first, and end. Asks for `PAGE` at a time, as they are
+        consumed."""
         after: dict[str, str] = {}
         while True:
             page = await self._ask("GET", "/v1/documents", params={"limit": str(PAGE), "order": "asc", **after})
@@ -75,7 +124,8 @@ class RagClient:
             after = {"after": page["last_id"]}
 
     async def list_chunks(self, document_id: str) -> AsyncIterator[dict[str, Any]]:
-        """Yield the chunks of a document's searchable version, in their order."""
+        """Yield the chunks of a document's searchable version, in their order, and end. Raises CommandError (FAILED)
+        with the first chunk where the tenant has no such document."""
         path = f"/v1/documents/{quote(document_id, safe='')}/chunks"
         after: dict[str, str] = {}
         while True:
@@ -87,31 +137,50 @@ class RagClient:
             after = {"after": str(page["data"][-1]["index"])}
 
     async def delete_document(self, document_id: str) -> None:
-        """Delete a document."""
+        """Delete the document with this id: no search finds it when this returns. Raises CommandError (FAILED) where
+        the tenant has none."""
         await self._ask("DELETE", f"/v1/documents/{quote(document_id, safe='')}")
 
     async def search(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the result of a search. `request`: the body of `/v1/search`."""
+        """Return the answer of `/v1/search`, whose `data` is the list of hits, best first. `request`: the body, as
+        JSON."""
         return await self._ask("POST", "/v1/search", json=request)
 
     async def get_status(self) -> dict[str, Any]:
-        """Return the state of retrieval. Needs the scope `admin`."""
+        """Return the answer of `/v1/retrieval`: the state of retrieval. Needs a key with the scope `admin`."""
         return await self._ask("GET", "/v1/retrieval")
 
     async def start_reindex(self) -> dict[str, Any]:
-        """Start a reindex in the background, and return the state of retrieval. Needs the scope `admin`."""
+        """Start a reindex in the background, and return the state of retrieval as it began. Needs a key with the scope
+        `admin`."""
         return await self._ask("POST", "/v1/retrieval/reindex")
 
     async def _ask(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        async with self._open(method, path, **options) as answer:
+            body = await answer.json(content_type=None)
+        if not isinstance(body, dict):
+            raise CommandError(f"{self._url} is no gateway of Roundhouse: {path} is no JSON object", ExitCode.FAILED)
+        return body
+
+    @asynccontextmanager
+    async def _open(self, method: str, path: str, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request, and yield the answer where it is good. Errors while the block reads it are CommandErrors,
+        too."""
         try:
             async with self._session.request(method, self._url + path, **options) as answer:
-                body = await answer.json(content_type=None)
-                status = answer.status
+                if answer.status >= 400:
+                    raise await _read_refusal(answer)
+                yield answer
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise CommandError(f"no gateway answers at {self._url}: {error}", ExitCode.NO_CONTROLLER) from None
-        if status >= 400 or not isinstance(body, dict):
-            error_body = body.get("error") if isinstance(body, dict) else None
-            message = error_body.get("message") if isinstance(error_body, dict) else f"the answer has status {status}"
-            steps = " ".join(error_body.get("next_steps", ())) if isinstance(error_body, dict) else ""
-            raise CommandError(f"{message} {steps}".strip(), ExitCode.FAILED)
-        return body
+
+
+async def _read_refusal(answer: aiohttp.ClientResponse) -> RefusedError:
+    body = json.loads(await answer.read() or b"null")
+    error = body.get("error") if isinstance(body, dict) else None
+    after = answer.headers.get("retry-after", "")
+    retry_after_s = float(after) if after.isdigit() else None
+    if not isinstance(error, dict):
+        return RefusedError(f"the answer has status {answer.status}", None, retry_after_s)
+    steps = " ".join(error.get("next_steps", ()))
+    return RefusedError(f"{error.get('message', '')} {steps}".strip(), error.get("code"), retry_after_s)

@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import math
+import re
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 
 from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.options import Json
 from controller.cli.output import one_line, print_error, print_json, print_line, print_table
-from controller.cli.settings import own_gateway_url, read_settings
+from controller.cli.rag.backup import back_up_documents, restore_backup
+from controller.cli.rag.evaluate import evaluate
+from controller.cli.rag.gateway_options import Gateway, Tenant, ask_gateway
+from controller.cli.rag.transfer import export_file, import_file
 
 if TYPE_CHECKING:
     from controller.cli.rag.adding import FileToAdd
     from controller.cli.rag.client import RagClient
 
-Result = TypeVar("Result")
-
 rag = typer.Typer(name="rag", help="Keep documents, and search them.", no_args_is_help=True, rich_markup_mode=None)
+rag.command("export")(export_file)
+rag.command("import")(import_file)
+rag.command("eval")(evaluate)
+rag.command("backup")(back_up_documents)
+rag.command("restore")(restore_backup)
 
-Gateway: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--gateway", metavar="URL", help="Address of the gateway; default: that of `roundhouse up`."),
-]
-Tenant: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--tenant",
-        metavar="NAME",
-        help="Whose documents, while no keys are declared; with keys, ROUNDHOUSE_KEY decides.",
-    ),
-]
+_NUMBER: Final = re.compile(r"-?(0|[1-9]\d{0,17})(\.\d+)?([eE][+-]?\d+)?")
+"""A number as JSON writes it. `0123` and `1_000` are texts."""
 DocumentId: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="Id of the document.")]
 
 
@@ -60,9 +58,10 @@ def add(
     accepted, with --no-wait). 1: some were refused.
     """
     from controller.cli.rag.adding import add_files, find_files
-    from controller.cli.rag.watching import follow_files
+    from controller.cli.rag.watching import AddedFiles, follow_files
 
     attributes = parse_attributes(metadata or ())
+    began_at = time.time()
     files = find_files(paths)
 
     def tell(file: FileToAdd, result: dict[str, Any] | CommandError) -> None:
@@ -77,10 +76,10 @@ def add(
     async def run(client: RagClient) -> int:
         failed = await add_files(client, files, attributes, waits=not no_wait, on_result=tell)
         if watch:
-            await follow_files(client, paths, attributes, files, tell)
+            await follow_files(client, paths, attributes, AddedFiles(files, began_at), tell)
         return failed
 
-    return ExitCode.FAILED if _ask(gateway, tenant, run) else ExitCode.DONE
+    return ExitCode.FAILED if ask_gateway(gateway, tenant, run) else ExitCode.DONE
 
 
 @rag.command()
@@ -108,7 +107,7 @@ def search(
         body["mode"] = mode
     if metadata:
         body["filter"] = parse_attributes(metadata)
-    result = _ask(gateway, tenant, lambda client: client.search(body))
+    result = ask_gateway(gateway, tenant, lambda client: client.search(body))
     if as_json:
         print_json(result)
     else:
@@ -124,12 +123,12 @@ def search(
 
 @rag.command("ls")
 def list_documents(gateway: Gateway = None, tenant: Tenant = None, as_json: Json = False) -> int:
-    """List the documents."""
+    """List the documents of the tenant, with status, size and, where one failed, the reason."""
 
     async def run(client: RagClient) -> list[dict[str, Any]]:
         return [document async for document in client.list_documents()]
 
-    documents = _ask(gateway, tenant, run)
+    documents = ask_gateway(gateway, tenant, run)
     if as_json:
         print_json(documents)
     else:
@@ -149,7 +148,7 @@ def show(document_id: DocumentId, gateway: Gateway = None, tenant: Tenant = None
         document = await client.get_document(document_id)
         return {**document, "chunk_list": [chunk async for chunk in client.list_chunks(document_id)]}
 
-    document = _ask(gateway, tenant, run)
+    document = ask_gateway(gateway, tenant, run)
     if as_json:
         print_json(document)
         return ExitCode.DONE
@@ -170,21 +169,21 @@ def remove(
     gateway: Gateway = None,
     tenant: Tenant = None,
 ) -> int:
-    """Delete documents."""
+    """Delete documents by their ids. The first one that does not exist ends the command with exit code 1."""
 
     async def run(client: RagClient) -> None:
         for document_id in document_ids:
             await client.delete_document(document_id)
             print_line(f"deleted {document_id}")
 
-    _ask(gateway, tenant, run)
+    ask_gateway(gateway, tenant, run)
     return ExitCode.DONE
 
 
 @rag.command("status")
 def show_status(gateway: Gateway = None, as_json: Json = False) -> int:
     """Show which index serves, and what is under way."""
-    status = _ask(gateway, None, lambda client: client.get_status())
+    status = ask_gateway(gateway, None, lambda client: client.get_status())
     if as_json:
         print_json(status)
     else:
@@ -200,7 +199,7 @@ def reindex(gateway: Gateway = None, as_json: Json = False) -> int:
     Returns at once; `roundhouse rag status` shows how far it is. Searches use the old index until the new one has
     everything.
     """
-    status = _ask(gateway, None, lambda client: client.start_reindex())
+    status = ask_gateway(gateway, None, lambda client: client.start_reindex())
     if as_json:
         print_json(status)
     else:
@@ -209,8 +208,9 @@ def reindex(gateway: Gateway = None, as_json: Json = False) -> int:
 
 
 def parse_attributes(texts: Sequence[str]) -> dict[str, Any]:
-    """Return attributes of `KEY=VALUE`: numbers, true and false as such, everything else as text. Raises CommandError
-    (USAGE) for a text without `=`."""
+    """Return the attributes that texts of the form `KEY=VALUE` name: a value that Python's `int` or `float` reads is a
+    number, `true` and `false` are booleans, everything else is a string. Of equal keys the last counts. Raises
+    CommandError (USAGE) for a text without `=` or without a key."""
     attributes: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -221,14 +221,16 @@ def parse_attributes(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def status_lines(status: dict[str, Any]) -> list[str]:
-    """Return the state of retrieval in words, a line each."""
+    """Return the answer of `/v1/retrieval` as lines of text for a person, without line ends."""
     lines = [f"vector store: {status['vector_store']}"]
     for name in ("index", "building"):
         if (index := status[name]) is not None:
             model = index["embedding_model"] or "words alone"
-            lines.append(f"{name}: {index['name']} ({model}), {index['missing_documents']} documents are missing in it")
+            words = f"{model}, words in {index['language']}"
+            lines.append(f"{name}: {index['name']} ({words}), {index['missing_documents']} documents are missing in it")
     if status["needs_reindex"]:
-        lines.append(f"set is {status['embedding_model'] or 'no model'}: `roundhouse rag reindex` makes it so")
+        wanted = f"{status['embedding_model'] or 'no model'}, {status['language']}"
+        lines.append(f"set is {wanted}: `roundhouse rag reindex` makes it so")
     if status["reindex_error"] is not None:
         lines.append(f"the reindex is tried again: {status['reindex_error']}")
     states = ", ".join(f"{count} {state}" for state, count in sorted(status["versions"].items()))
@@ -238,24 +240,13 @@ def status_lines(status: dict[str, Any]) -> list[str]:
 def _scalar_of(text: str) -> str | int | float | bool:
     if text in ("true", "false"):
         return text == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    if not _NUMBER.fullmatch(text):
+        return text
+    number = float(text)
+    if not math.isfinite(number):
+        return text
+    return number if any(letter in text for letter in ".eE") else int(text)
 
 
 def _error_of(document: dict[str, Any]) -> str:
     return one_line(document["error"]["message"])[:80] if document["error"] is not None else ""
-
-
-def _ask(gateway: str | None, tenant: str | None, work: Callable[[RagClient], Awaitable[Result]]) -> Result:
-    from controller.cli.rag.client import RagClient
-
-    async def run() -> Result:
-        url = gateway or own_gateway_url(read_settings())
-        async with RagClient(url, tenant, verifies=gateway is not None) as client:
-            return await work(client)
-
-    return asyncio.run(run())

@@ -77,7 +77,7 @@ class MessagesWriter:
         usage: Fields = {"input_tokens": 0, "output_tokens": 0}
         if tokens is not None:
             usage = _usage(Tokens(prompt=tokens.prompt, cached=tokens.cached))
-        return _event("message_start", {"message": self._message(answer_id, [], None, None, usage)})
+        return encode_event("message_start", {"message": self._message(answer_id, [], None, None, usage)})
 
     def write_text(self, text: str, logprobs: list[Fields] | None) -> bytes:
         """Return events that add text to the open text block or to a new one. Empty while an incomplete tool call makes
@@ -119,8 +119,10 @@ class MessagesWriter:
         """Return the events that send waiting blocks, stop the open block and end the message with `message_stop`. If
         `tokens` is None, the counts are 0, because Anthropic's form requires them."""
         delta = {"stop_reason": self._stop_reason(finish, stop_sequence), "stop_sequence": stop_sequence}
-        last = _event("message_delta", {"delta": delta, "usage": _usage(tokens)}) + _event("message_stop", {})
-        return self._release_blocks(is_end=True) + self._close_block() + last
+        delta_event = encode_event("message_delta", {"delta": delta, "usage": _usage(tokens)})
+        return b"".join(
+            (self._release_blocks(is_end=True), self._close_block(), delta_event, encode_event("message_stop", {}))
+        )
 
     def fail_answer(self, error: Fields) -> bytes:
         """Return an `error` event in Anthropic's form. `error` has every field of our error envelope. Blocks that wait
@@ -193,7 +195,8 @@ class MessagesWriter:
         delta, name = _DELTAS[kind]
         start = b'{"type":"content_block_delta","index":%d,"delta":{"type":"%b","%b":' % (self._index, delta, name)
         self._delta_start = b"event: content_block_delta\ndata: " + start
-        return closing_events + _event("content_block_start", {"index": self._index, "content_block": block.beginning})
+        opening_fields = {"index": self._index, "content_block": block.beginning}
+        return closing_events + encode_event("content_block_start", opening_fields)
 
     def _close_block(self) -> bytes:
         if self._kind is None:
@@ -202,12 +205,13 @@ class MessagesWriter:
         signature_event = b""
         if self._kind == "thinking":
             delta = {"type": "signature_delta", "signature": ""}
-            signature_event = _event("content_block_delta", {"index": self._index, "delta": delta})
+            signature_event = encode_event("content_block_delta", {"index": self._index, "delta": delta})
         self._kind = None
-        return signature_event + _event("content_block_stop", {"index": self._index})
+        return signature_event + encode_event("content_block_stop", {"index": self._index})
 
 
-def _event(kind: str, fields: Fields) -> bytes:
+def encode_event(kind: str, fields: Fields) -> bytes:
+    """Return an event of this type, whose data is `fields` and the type."""
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), errors.encode_json({"type": kind, **fields}))
 
 

@@ -14,6 +14,7 @@ from gateway.protocols.common.errors import encode_json
 from gateway.protocols.common.json_bytes import quote_text
 from gateway.protocols.responses import response_object as made
 from gateway.protocols.responses.context import ResponseContext
+from gateway.protocols.responses.file_search import ITEM_TYPE
 from gateway.protocols.responses.growing_items import (
     REFUSAL,
     TEXT,
@@ -22,11 +23,13 @@ from gateway.protocols.responses.growing_items import (
     ContentItem,
     ContentPart,
     PartKind,
+    SearchItem,
 )
 from gateway.protocols.responses.items import custom_input
 from gateway.protocols.responses.tools import custom_names
 
 DONE: Final = b"data: [DONE]\n\n"
+_SEARCH_STEPS: Final = ("in_progress", "searching", "completed")
 
 
 class ResponseWriter:
@@ -43,7 +46,7 @@ class ResponseWriter:
         self._custom_names: frozenset[str] = frozenset()
         self._sequence_number = 0
         """Number of the next event."""
-        self._items: list[ContentItem | CallItem] = []
+        self._items: list[ContentItem | CallItem | SearchItem] = []
         """All items of the output, in order."""
         self._open_item: ContentItem | None = None
         """The message or reasoning item that is open; None if none is."""
@@ -53,12 +56,17 @@ class ResponseWriter:
         """Tool calls by the index that the engine gave them."""
 
     def begin_answer(self, answer_id: str, tokens: Tokens | None = None) -> bytes:
-        """Return the events `response.created` and `response.in_progress`, and set `context.cancel`. `answer_id` is
-        ignored, because the response has an id of its own, and so is `tokens`."""
+        """Return the events `response.created` and `response.in_progress`, and those of the search in vector stores if
+        there was one, and set `context.cancel`. `answer_id` is ignored, because the response has an id of its own, and
+        so is `tokens`."""
         response = self._ensure_response()
         self._context.cancel = self._cancel_answer
         encoded_response = encode_json(response)
-        return self._state_event("created", encoded_response) + self._state_event("in_progress", encoded_response)
+        out = self._state_event("created", encoded_response) + self._state_event("in_progress", encoded_response)
+        if self._context.found_files is None:
+            return out
+        item = self._context.found_files.describe_search(self._context.new_id("fs"))
+        return out + self._write_search(SearchItem(item, len(self._items)))
 
     def write_text(self, text: str, logprobs: list[Fields] | None) -> bytes:
         """Return events that add text to the open text part, or complete what is open and start a new part. See
@@ -128,6 +136,14 @@ class ResponseWriter:
         )
         return response
 
+    def _write_search(self, search: SearchItem) -> bytes:
+        self._items.append(search)
+        place = {"item_id": search.name, "output_index": search.index}
+        out = [self._event("response.output_item.added", output_index=search.index, item=search.beginning)]
+        out += [self._event(f"response.{ITEM_TYPE}.{step}", **place) for step in _SEARCH_STEPS]
+        out.append(self._event("response.output_item.done", output_index=search.index, item=search.item))
+        return b"".join(out)
+
     def _cancel_answer(self) -> bytes:
         """Return the last events of a cancelled stream (`ResponseContext.cancel`). No API has an event for this end, so
         it is `response.incomplete`."""
@@ -141,6 +157,7 @@ class ResponseWriter:
     def _cut_output(self) -> list[Fields]:
         """Return the output as far as it came; open items become `incomplete`."""
         if self._open_item is not None and self._open_part is not None:
+            self._annotate(self._open_part)
             self._open_item.parts.append(self._open_part.part)
         for item in self._items:
             item.status = "completed" if item.status == "completed" else "incomplete"
@@ -155,12 +172,15 @@ class ResponseWriter:
 
     def _build_output(self, answer: Answer) -> list[Fields]:
         new_id = self._context.new_id
-        output = []
+        found, output = self._context.found_files, []
+        if found is not None:
+            output.append(found.describe_search(new_id("fs")))
         if answer.thought:
             output.append(made.reasoning_item(new_id("rs"), [made.reasoning_part(answer.thought)], "completed"))
         parts = []
         if answer.text:
-            parts.append(made.text_part(answer.text, made.logprobs_of(answer.logprobs)))
+            annotations = [] if found is None else found.annotate_text(answer.text)
+            parts.append(made.text_part(answer.text, made.logprobs_of(answer.logprobs), annotations))
         if answer.refusal:
             parts.append(made.refusal_part(answer.refusal))
         if parts:
@@ -213,8 +233,8 @@ class ResponseWriter:
         ]
         return b"".join(out)
 
-    def _close_item(self, item: ContentItem | CallItem, status: str) -> bytes:
-        if item.status != "in_progress":
+    def _close_item(self, item: ContentItem | CallItem | SearchItem, status: str) -> bytes:
+        if item.status != "in_progress" or isinstance(item, SearchItem):
             return b""
         if isinstance(item, ContentItem):
             out = self._close_part()
@@ -229,13 +249,23 @@ class ResponseWriter:
         assert content is not None
         assert item is not None
         self._open_part = None
+        self._annotate(content)
         part = content.part
         item.parts.append(part)
         fields: Fields = {content.kind.field: content.text}
         if content.kind is TEXT:
             fields["logprobs"] = content.logprobs
-        done_event = self._event(f"{content.kind.event}.done", **content.place, **fields)
-        return done_event + self._event("response.content_part.done", **content.place, part=part)
+        out = [
+            self._event("response.output_text.annotation.added", **content.place, annotation_index=n, annotation=each)
+            for n, each in enumerate(content.annotations)
+        ]
+        out.append(self._event(f"{content.kind.event}.done", **content.place, **fields))
+        out.append(self._event("response.content_part.done", **content.place, part=part))
+        return b"".join(out)
+
+    def _annotate(self, content: ContentPart) -> None:
+        if content.kind is TEXT and self._context.found_files is not None:
+            content.annotations = self._context.found_files.annotate_text(content.text)
 
     def _close_call(self, item: CallItem) -> bytes:
         arguments = item.input_text

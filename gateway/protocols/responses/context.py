@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gateway.protocols.common.conversation import Fields
+from gateway.protocols.responses.file_search import FoundFiles
 
 
 @dataclass(slots=True)
@@ -34,6 +35,8 @@ class ResponseContext:
     """Id of the last item in `history`, if that is a conversation's; None: it is not, or the conversation is empty."""
     referenced_items: Mapping[str, Fields] = field(default_factory=dict)
     """Stored items that the input refers to (`item_reference`), by their id."""
+    found_files: FoundFiles | None = None
+    """What the search in vector stores found that the request asked for; None: none was made."""
     stores: bool = False
     """Whether the response is stored: the request's `store`, on a gateway that stores responses."""
     keeps_items: bool = False

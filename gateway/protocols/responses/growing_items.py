@@ -32,7 +32,7 @@ THOUGHT: Final = PartKind("reasoning", "response.reasoning", "text")
 class ContentPart:
     """A content part of a message or reasoning item while its text grows. `ResponseWriter` holds the open one."""
 
-    __slots__ = ("_texts", "kind", "logprobs", "place", "start", "tail")
+    __slots__ = ("_texts", "annotations", "kind", "logprobs", "place", "start", "tail")
 
     def __init__(self, kind: PartKind, place: Fields) -> None:
         """`place` holds the fields that say where the part is (`item_id`, `output_index`, `content_index`); each of its
@@ -43,6 +43,8 @@ class ContentPart:
         self.tail = b',"logprobs":' if kind is TEXT else b""
         self._texts: list[str] = []
         self.logprobs: list[Fields] = []
+        self.annotations: list[Fields] = []
+        """Citations in the text; set when the text is whole."""
 
     def append_text(self, text: str) -> None:
         """Add text to the part."""
@@ -57,7 +59,7 @@ class ContentPart:
     def part(self) -> Fields:
         """The part, with the text so far, as the item's content holds it. A new object at each call."""
         if self.kind is TEXT:
-            return made.text_part(self.text, self.logprobs)
+            return made.text_part(self.text, self.logprobs, self.annotations)
         return made.refusal_part(self.text) if self.kind is REFUSAL else made.reasoning_part(self.text)
 
 
@@ -79,6 +81,24 @@ class ContentItem:
         """The item, with its complete parts, as events and responses hold it. A new object at each call."""
         make = made.message_item if self.kind == "message" else made.reasoning_item
         return make(self.name, list(self.parts), self.status)
+
+
+class SearchItem:
+    """A search in vector stores, which was over before the answer began. `index` is its position in the output."""
+
+    __slots__ = ("index", "item", "name", "status")
+
+    def __init__(self, item: Fields, index: int) -> None:
+        """`item` is the whole item."""
+        self.item = item
+        self.name: str = item["id"]
+        self.index = index
+        self.status: str = item["status"]
+
+    @property
+    def beginning(self) -> Fields:
+        """The item as it was before the search."""
+        return {**self.item, "status": "in_progress", "queries": [], "results": None}
 
 
 class CallItem:

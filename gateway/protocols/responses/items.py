@@ -222,6 +222,9 @@ class _TurnReader:
         self.close_turn()
         self.turns.append(User((Text(INTRODUCTION + summary),), place=place))
 
+    def skip_search(self, item: Fields, place: str) -> None:
+        """Skip the item of a search in an earlier response: what it found was for that response alone."""
+
     def _open_turn(self, place: str) -> None:
         if self._place is None:
             self._place = place
@@ -234,6 +237,7 @@ _READERS: Final[Mapping[str, Callable[[_TurnReader, Fields, str], None]]] = {
     "function_call_output": _TurnReader.read_result,
     "custom_tool_call": _TurnReader.read_custom_call,
     "custom_tool_call_output": _TurnReader.read_result,
+    "file_search_call": _TurnReader.skip_search,
     "compaction": _TurnReader.read_compaction,
     "compaction_summary": _TurnReader.read_compaction,  # a form in which Codex may send it back
 }

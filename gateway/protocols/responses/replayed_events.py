@@ -9,6 +9,7 @@ from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.errors import encode_json
 from gateway.protocols.responses.answer_stream import ResponseWriter, error_event
 from gateway.protocols.responses.context import ResponseContext
+from gateway.protocols.responses.file_search import ITEM_TYPE
 from gateway.protocols.responses.growing_items import (
     REFUSAL,
     TEXT,
@@ -17,6 +18,7 @@ from gateway.protocols.responses.growing_items import (
     ContentItem,
     ContentPart,
     PartKind,
+    SearchItem,
 )
 from gateway.protocols.responses.items import custom_arguments
 
@@ -98,6 +100,8 @@ class _ReplayingWriter(ResponseWriter):
     def _replay_item(self, index: int, item: Fields) -> bytes:
         if "call_id" in item:
             return self._replay_call(index, item)
+        if item["type"] == ITEM_TYPE:
+            return self._write_search(SearchItem(item, index))
         content_item = ContentItem(item["type"], item["id"], index)
         self._items.append(content_item)
         self._open_item = content_item
@@ -109,6 +113,7 @@ class _ReplayingWriter(ResponseWriter):
             out.append(self._event("response.content_part.added", **place, part=content_part.part))
             content_part.append_text(part[kind.field])
             content_part.logprobs = part.get("logprobs", [])
+            content_part.annotations = part.get("annotations", [])
             if part[kind.field]:
                 tail = content_part.tail and content_part.tail + encode_json(content_part.logprobs)
                 out.append(self._delta_event(content_part.start, part[kind.field], tail))

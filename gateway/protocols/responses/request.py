@@ -23,6 +23,7 @@ from gateway.protocols.common.field_reader import (
 from gateway.protocols.common.metadata import read_metadata
 from gateway.protocols.responses import tools
 from gateway.protocols.responses.context import ResponseContext
+from gateway.protocols.responses.file_search import ground_items, read_file_search
 from gateway.protocols.responses.items import kind_of, read_turns, resolve_item
 
 _OWN: Final = frozenset(
@@ -49,6 +50,7 @@ _PREFIXES: Final = {
     "function_call_output": "fco",
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
+    "file_search_call": "fs",
     "compaction": "cmp",
     "compaction_summary": "cmp",
 }
@@ -123,6 +125,7 @@ def _check_fields(fields: Fields) -> None:
     for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty"):
         optional_number(fields, name)
     optional_count(fields, "max_tool_calls", 1)
+    read_file_search(fields)
     if fields.get("truncation") not in (None, "disabled"):
         rule = (
             "must be disabled: nothing is dropped here, so send fewer items where they are more than the context holds"
@@ -157,7 +160,8 @@ def _own_item(item: Any, place: str, context: ResponseContext) -> tuple[Fields, 
 
 def _turns(fields: Fields, own_items: list[tuple[Fields, str]], context: ResponseContext) -> list[Turn]:
     source = "previous_response_id" if context.conversation_id is None else "conversation"
-    turns = read_turns([*((item, source) for item in context.history), *own_items])
+    items = [*((item, source) for item in context.history), *own_items]
+    turns = read_turns(ground_items(items, context.found_files))
     if not turns and context.conversation_id is not None and not context.may_lack_input:
         raise field_error("input", "must not be empty, because the conversation has no items yet")
     instructions = fields.get("instructions")

@@ -105,9 +105,9 @@ def message_item(name: str, parts: list[Fields], status: str) -> Fields:
     return {"id": name, "type": "message", "status": status, "role": "assistant", "content": parts}
 
 
-def text_part(text: str, logprobs: list[Fields]) -> Fields:
-    """Return a text part of a message, without annotations. `logprobs` are in the form of `logprobs_of`."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+def text_part(text: str, logprobs: list[Fields], annotations: list[Fields]) -> Fields:
+    """Return a text part of a message. `logprobs` are in the form of `logprobs_of`."""
+    return {"type": "output_text", "text": text, "annotations": annotations, "logprobs": logprobs}
 
 
 def refusal_part(text: str) -> Fields:

@@ -1,8 +1,9 @@
 """Tools of responses. Pure.
 
-A custom tool takes text instead of JSON; an engine sees a function with one string. Tools that OpenAI runs itself do
-not run here. Agents such as Codex declare some of them in every request, so they are ignored beside other tools. A
-request that has no others, or demands one of them, is refused.
+A custom tool takes text instead of JSON; an engine sees a function with one string. A `file_search` is no tool of the
+engine: the gateway searches before it asks (`file_search`). Other tools that OpenAI runs itself do not run here. Agents
+such as Codex declare some of them in every request, so they are ignored beside other tools. A request that has no
+others, or demands one of them, is refused.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from gateway.protocols.common.field_reader import (
     require_text,
     require_value,
 )
+from gateway.protocols.responses.file_search import TYPE, is_file_search
 
 _CHOICES: Final = ("none", "auto", "required")
 _MODES: Final = ("auto", "required")
 _KINDS: Final = ("function", "custom")
 _RUN_ELSEWHERE: Final = (
-    *("web_search", "file_search", "code_interpreter", "image_generation", "computer", "mcp", "local_shell", "shell"),
+    *("web_search", "code_interpreter", "image_generation", "computer", "mcp", "local_shell", "shell"),
     *("apply_patch", "namespace", "tool_search"),
 )
 """Prefixes of the types of OpenAI's own tools; some types have versions."""
@@ -38,7 +40,8 @@ _CUSTOM_PARAMETERS: Final[Fields] = {
 
 def tools_of(fields: Fields) -> tuple[Tool, ...]:
     """Return the tools that the model may call, in the order of `tools`: those that are declared and, if `tool_choice`
-    lists allowed tools, are among these. Tools that OpenAI runs itself are left out if there are others.
+    lists allowed tools, are among these. A `file_search` is left out, and so are tools that OpenAI runs itself if there
+    are others.
 
     Raises:
         RoundhouseError: `invalid_request`, also for a name that occurs twice, an allowed tool that is not declared, or
@@ -48,7 +51,7 @@ def tools_of(fields: Fields) -> tuple[Tool, ...]:
     declared_tools = optional_field(fields, "tools", list) or []
     has_own = any(map(_is_own, declared_tools))
     for number, declaration in enumerate(declared_tools):
-        if has_own and _runs_elsewhere(declaration):
+        if is_file_search(declaration) or (has_own and _runs_elsewhere(declaration)):
             continue
         tool = _tool(declaration, f"tools[{number}]")
         if tool.name in tools:
@@ -64,23 +67,30 @@ def tools_of(fields: Fields) -> tuple[Tool, ...]:
 
 
 def choice_of(fields: Fields, tools: tuple[Tool, ...]) -> ToolChoice | None:
-    """Return the tool choice of a request; None if it has none. `tools` are those of `tools_of`.
+    """Return the tool choice of a request; None if it has none, or chooses its `file_search`. `tools` are those of
+    `tools_of`. With a `file_search`, which always runs, `required` demands nothing more of the model.
 
     Raises:
-        RoundhouseError: `invalid_request`: the choice is of no known form, names a tool that is not in `tools`, or is
+        RoundhouseError: `invalid_request`: the choice is of no known form, names a tool that is not declared, or is
             `required` without any tool. Its `param` is the path to the value, such as `tool_choice.name`.
     """
     choice = fields.get("tool_choice")
     if choice is None:
         return None
+    searches = any(map(is_file_search, fields.get("tools") or ()))
     if isinstance(choice, dict):
+        if searches and is_file_search(choice):
+            return None
         kind = require_choice(choice.get("type"), (*_KINDS, "allowed_tools"), "tool_choice.type")
         if kind == "allowed_tools":
-            return ToolChoice("required" if _mode(choice) == "required" else "auto")
+            searches = any(map(is_file_search, choice["tools"]))
+            return ToolChoice("required" if _mode(choice) == "required" and not searches else "auto")
         name = require_text(choice.get("name"), "tool_choice.name")
         if all(tool.name != name for tool in tools):
             raise _undeclared(name, "tool_choice.name")
         return ToolChoice("named", name)
+    if choice == "required" and searches:
+        return ToolChoice("auto") if tools else None
     if choice == "required" and not tools:
         raise field_error("tool_choice", "must not be required where `tools` is empty")
     if choice == "none":
@@ -95,19 +105,23 @@ def custom_names(fields: Fields) -> frozenset[str]:
 
 
 def echo_tools(fields: Fields) -> tuple[list[Fields], Any]:
-    """Return `tools` and `tool_choice` as the response repeats them: functions and custom tools alone, and `auto` for
-    no choice. The request must have been read without an error (`tools_of`, `choice_of`)."""
+    """Return `tools` and `tool_choice` as the response repeats them: functions, custom tools and `file_search` alone,
+    and `auto` for no choice. The request must have been read without an error (`tools_of`, `choice_of`)."""
     tools = [_echo_tool(tool) for tool in fields.get("tools") or () if _is_own(tool)]
     choice = fields.get("tool_choice")
     if not isinstance(choice, dict):
         return tools, choice or "auto"
+    if is_file_search(choice):
+        return tools, {"type": TYPE}
     if choice["type"] != "allowed_tools":
         return tools, {"type": choice["type"], "name": choice["name"]}
-    allowed_tools = [{"type": tool["type"], "name": tool["name"]} for tool in choice["tools"]]
+    allowed_tools = [{name: tool[name] for name in ("type", "name") if name in tool} for tool in choice["tools"]]
     return tools, {"type": "allowed_tools", "mode": _mode(choice), "tools": allowed_tools}
 
 
 def _echo_tool(tool: Fields) -> Fields:
+    if is_file_search(tool):
+        return {"filters": None, "max_num_results": None, "ranking_options": None, **tool}
     if tool["type"] == "custom":
         return {"type": "custom", "name": tool["name"], "description": tool.get("description")}
     fields = {name: tool.get(name) for name in ("description", "parameters", "strict")}
@@ -119,7 +133,8 @@ def _tool(declaration: Any, place: str) -> Tool:
     kind, at = tool.get("type"), f"{place}."
     if kind not in _KINDS:
         raise field_error(
-            f"{at}type", f"must be function or custom, because no other tools run here; {describe_value(kind)}"
+            f"{at}type",
+            f"must be function, custom or file_search, because no other tools run here; {describe_value(kind)}",
         )
     name = require_text(tool.get("name"), f"{at}name")
     description = optional_field(tool, "description", str, at)
@@ -134,7 +149,7 @@ def _tool(declaration: Any, place: str) -> Tool:
 
 
 def _is_own(tool: Any) -> bool:
-    return isinstance(tool, dict) and tool.get("type") in _KINDS
+    return isinstance(tool, dict) and tool.get("type") in (*_KINDS, TYPE)
 
 
 def _runs_elsewhere(tool: Any) -> bool:
@@ -157,9 +172,11 @@ def _allowed_names(fields: Fields) -> list[str] | None:
     names = []
     for number, tool in enumerate(require_value(choice.get("tools"), list, "tool_choice.tools")):
         place = f"tool_choice.tools[{number}]"
+        if is_file_search(tool):
+            continue
         require_choice(require_value(tool, dict, place).get("type"), _KINDS, f"{place}.type")
         names.append(require_text(tool.get("name"), f"{place}.name"))
-    if not names:
+    if not choice["tools"]:
         raise field_error("tool_choice.tools", "must not be empty")
     return names
 

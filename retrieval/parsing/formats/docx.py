@@ -15,7 +15,8 @@ _NOTES: Final = ("footnotes", "endnotes")
 
 
 def extract_docx(package: OfficePackage, main_part: str, builder: TextBuilder) -> None:
-    """Add the text of a document. Deleted text of tracked changes and codes of fields are left out.
+    """Add the text of a document to `builder`, its footnotes and endnotes last. Deleted text of tracked changes, codes
+    of fields, page headers and page footers are left out. `main_part`: the part of the package that is the document.
 
     Raises:
         ParsingError: `document_malformed` or `document_too_large`.
@@ -52,17 +53,17 @@ def _read_heading_styles(package: OfficePackage, name: str) -> dict[str, int]:
 
 
 class _Paragraph:
-    """A paragraph under way."""
+    """A paragraph whose end was not read yet."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.level = 0
-        """Of a heading; 0 of another paragraph."""
+        """Level of a heading, from 1; 0: the paragraph is no heading."""
         self.is_item = False
 
 
 class _DocumentReader:
-    """Takes the events of `document.xml`."""
+    """Adds paragraphs, lists and tables to a builder from the XML events of the document, or of its notes."""
 
     def __init__(self, builder: TextBuilder, levels: Mapping[str, int]) -> None:
         self._builder = builder
@@ -75,7 +76,7 @@ class _DocumentReader:
         self._in_text = False
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
-        """Begin an element."""
+        """Handle the start of an XML element: its name and attributes without namespaces."""
         if tag == "Fallback":
             self._fallbacks += 1
         if self._fallbacks:
@@ -92,7 +93,7 @@ class _DocumentReader:
             self._start_in_paragraph(tag, attributes)
 
     def end(self, tag: str) -> None:
-        """End an element."""
+        """Handle the end of an XML element: its name without the namespace."""
         if tag == "Fallback":
             self._fallbacks -= 1
         elif self._fallbacks:
@@ -105,7 +106,7 @@ class _DocumentReader:
             self._add_row(self._rows.pop())
 
     def take_text(self, text: str) -> None:
-        """Take characters."""
+        """Handle characters; those outside text runs are ignored."""
         if self._in_text and not self._fallbacks:
             self._paragraphs[-1].texts.append(text)
 

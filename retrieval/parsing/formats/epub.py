@@ -19,10 +19,12 @@ _FONTS_ONLY: Final = ("http://www.idpf.org/2008/embedding", "http://ns.adobe.com
 
 
 def extract_epub(package: OfficePackage, builder: TextBuilder) -> None:
-    """Add the text of a book's chapters.
+    """Add the text of a book's chapters to `builder`, in the order of reading. Chapters are no pages; those that the
+    book names and the file lacks are left out.
 
     Raises:
-        ParsingError: `document_malformed`, `document_encrypted` or `document_too_large`.
+        ParsingError: `document_malformed`, `document_encrypted` (protected against copying), `document_too_large`, or
+            `document_not_text` for a chapter in no known encoding.
     """
     if _ENCRYPTION in package.names:
         package.parse_part(_ENCRYPTION, _refuse_encryption)

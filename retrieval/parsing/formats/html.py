@@ -31,16 +31,18 @@ _DEEPEST_LIST: Final = 6
 
 
 def find_charset(data: bytes) -> str | None:
-    """Return the encoding that the beginning of the file names, None if it names none."""
+    """Return the encoding that a `<meta>` or `<?xml ...?>` in the first 4096 bytes names, as it is written there and
+    not checked; None if there is none."""
     found = _CHARSET.search(data[:4096])
     return found.group(1).decode("ascii") if found else None
 
 
 def extract_html(markup: str, builder: TextBuilder) -> None:
-    """Add the text of an HTML page. Markup that is wrong in any way is read as far as possible.
+    """Add the text of an HTML page to `builder`. Programs, styles, drawings and menus are left out; the page's title is
+    added last, where the page has no heading. Malformed markup is read as far as possible, and raises nothing.
 
     Raises:
-        ParsingError: `document_too_large`.
+        ParsingError: `document_too_large`: the text is larger than the builder allows.
     """
     reader = _HtmlReader(builder)
     reader.feed(_mend_markup(markup))
@@ -60,7 +62,11 @@ def _mend_markup(markup: str) -> str:
 
 
 class _HtmlReader(HTMLParser):
-    """Turns tags into blocks. Nesting is followed only where it matters: lists, tables, preformatted text."""
+    """Adds the blocks of one page to a builder from the parser's events. Call `feed`, `close` and `finish`, in this
+    order.
+
+    Nesting is followed only where it matters: lists, tables, preformatted text.
+    """
 
     def __init__(self, builder: TextBuilder) -> None:
         super().__init__(convert_charrefs=True)
@@ -77,7 +83,7 @@ class _HtmlReader(HTMLParser):
         self._has_heading = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Begin what the tag stands for."""
+        """Begin the block, list, table row or cell that the tag stands for. Unknown tags are ignored."""
         if tag in _ENDS_SKIPPING:
             self._skipped.clear()
         if tag in _SKIPPED:
@@ -100,7 +106,7 @@ class _HtmlReader(HTMLParser):
             self._start_block(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        """End what the tag stands for; a tag that ends nothing is passed over."""
+        """End what the tag stands for. A tag that ends nothing, or is unknown, is ignored."""
         if self._skipped:
             if tag in self._skipped:
                 del self._skipped[self._skipped.index(tag) :]
@@ -120,17 +126,18 @@ class _HtmlReader(HTMLParser):
             self._flush()
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Read `<br/>` as `<br>`, and `<p/>` as `<p>`; of what is left out, nothing begins."""
+        """Handle `<br/>` as `<br>`, and `<p/>` as `<p>`. An empty element whose text would be left out is ignored."""
         if tag not in _SKIPPED:
             self.handle_starttag(tag, attrs)
 
     def handle_data(self, data: str) -> None:
-        """Take text."""
+        """Collect text, unless it is within an element that is left out."""
         if not self._skipped:
             self._inline.append(data)
 
     def finish(self) -> None:
-        """Add what the page did not end, and its title if it has no heading."""
+        """Add the text of elements that the page did not end, and its title if it has no heading. Call `close`
+        before."""
         self._end_row()
         self._flush()
         if self._title and not self._has_heading:

@@ -25,13 +25,19 @@ TextHandler = Callable[[str], None]
 
 
 class OfficePackage:
-    """An open ZIP file. Its parts are decompressed as they are read, and counted together."""
+    """An open ZIP file, which the `with` statement closes.
+
+    Its parts are decompressed as they are read, each time anew. All of them together, repeated reads too, may expand
+    to 8 times `limits.max_text_bytes`.
+    """
 
     def __init__(self, path: Path, limits: ParsingLimits) -> None:
-        """Open the file.
+        """Open the file, and read its table of contents; `names` are the names of its parts.
 
         Raises:
-            ParsingError: `document_malformed`, `document_encrypted` or `document_too_large`.
+            ParsingError: `document_malformed`: it is no intact ZIP file; `document_encrypted`: a part of it is;
+                `document_too_large`: it has more than 100,000 parts.
+            OSError: the file cannot be opened.
         """
         try:
             self._archive = zipfile.ZipFile(path)
@@ -55,7 +61,8 @@ class OfficePackage:
         """Return a part's bytes.
 
         Raises:
-            ParsingError: `document_malformed`: it is missing or damaged; `document_too_large`.
+            ParsingError: `document_malformed`: the part is missing or damaged; `document_too_large`: the parts read so
+                far expand to more than is allowed.
         """
         blocks: list[bytes] = []
         self._read_blocks(name, blocks.append)
@@ -64,11 +71,14 @@ class OfficePackage:
     def parse_part(
         self, name: str, start: StartHandler, end: EndHandler | None = None, text: TextHandler | None = None
     ) -> None:
-        """Parse a part as XML, and call the handlers with names of elements and attributes without their namespace.
+        """Parse a part as XML, and call the handlers in the order of the part: `start` with the name and the attributes
+        of an element, `end` with its name, `text` with characters between. Names have no namespace; of attributes that
+        are then equal, the last is given. Exceptions of the handlers pass through, but ValueError and LookupError
+        become ParsingError.
 
         Raises:
-            ParsingError: `document_malformed`: it is missing, damaged, no XML, or declares entities;
-                `document_too_large`.
+            ParsingError: `document_malformed`: the part is missing, damaged, no XML, or declares entities;
+                `document_too_large`: the parts read so far expand to more than is allowed.
         """
         parser = expat.ParserCreate(namespace_separator=" ")
         parser.buffer_text = True
@@ -87,8 +97,10 @@ class OfficePackage:
             raise ParsingError("document_malformed", f"{name} in the file is no well-formed XML ({error})") from error
 
     def read_relations(self, name: str) -> dict[str, tuple[str, str]]:
-        """Return what a part refers to: by id the kind (`slide`, `worksheet`) and the name of the other part. Empty if
-        it refers to nothing; what lies outside the file is left out.
+        """Return the parts that the part `name` refers to ("": the whole package): by the reference's id, the kind
+        (`slide`, `worksheet`) and the name of the other part, which may be missing from the file.
+
+        Empty where there are no references; those to addresses outside the file are left out.
 
         Raises:
             ParsingError: `document_malformed` or `document_too_large`.
@@ -121,7 +133,11 @@ class OfficePackage:
 
 
 def resolve_name(folder: str, target: str) -> str:
-    """Return the name of a part that a part in `folder` names."""
+    """Return the name in the package of the part that `target`, a URL, refers to in a part of the folder `folder`.
+
+    A URL that begins with `/` is relative to the package, another to the folder. The part may not exist: an empty
+    target gives the folder, and one that leads out of the package a name with `..`, which no part has.
+    """
     target = unquote(target.partition("#")[0])
     joined = target[1:] if target.startswith("/") else posixpath.join(folder, target)
     return posixpath.normpath(joined)

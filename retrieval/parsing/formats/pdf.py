@@ -25,11 +25,14 @@ _UNPRINTABLE: Final = re.compile(r"[\x00-\x08\x0e-\x1f\ufffe\uffff]")
 
 
 def extract_pdf(path: Path, builder: TextBuilder, limits: ParsingLimits) -> list[Heading]:
-    """Add the text of a PDF, and return its headings: the lines that its outline (bookmarks) names. A PDF that is
-    encrypted without a password for reading is read.
+    """Add the text of a PDF to `builder`, a page at a time, and return its headings, in the text's order: the lines
+    that its outline (bookmarks) names; empty where it has no outline.
+
+    A page that is damaged or an image has no text. A PDF that is encrypted, but needs no password for reading, is read.
 
     Raises:
-        ParsingError: `document_encrypted`, `document_malformed` or `document_too_large`.
+        ParsingError: `document_encrypted`, `document_malformed`, or `document_too_large`: it has more than
+            `limits.max_pages` pages, or more text than the builder allows.
     """
     try:
         document = pypdfium2.PdfDocument(path)

@@ -14,7 +14,8 @@ _FURNITURE: Final = ("sldNum", "dt", "ftr", "hdr", "sldImg")
 
 
 def extract_pptx(package: OfficePackage, main_part: str, builder: TextBuilder) -> None:
-    """Add the text of a presentation's slides, in their order; each is a page.
+    """Add the text of a presentation's slides to `builder`, in their order; each is a page, with its title as a heading
+    and the speaker's notes at its end. `main_part`: the part of the package that lists the slides.
 
     Raises:
         ParsingError: `document_malformed` or `document_too_large`.
@@ -46,12 +47,13 @@ def extract_pptx(package: OfficePackage, main_part: str, builder: TextBuilder) -
 
 
 class _SlideReader:
-    """Takes the events of one slide, or of its notes."""
+    """Collects the title and the paragraphs of one slide, or of its notes, from XML events. The part's end completes
+    both."""
 
     def __init__(self) -> None:
         self.title = ""
         self.blocks: list[str] = []
-        """Paragraphs and rows of tables; those of one shape in one block."""
+        """Texts of the shapes, in the part's order, each with its paragraphs and table rows as lines."""
         self._placeholder = ""
         self._shape: list[str] = []
         self._paragraph: list[str] = []
@@ -59,7 +61,7 @@ class _SlideReader:
         self._in_text = False
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
-        """Begin an element."""
+        """Handle the start of an XML element: its name and attributes without namespaces."""
         if tag in ("sp", "graphicFrame"):
             self._placeholder = ""
             self._end_shape()
@@ -75,7 +77,7 @@ class _SlideReader:
             self._paragraph.append("\n")
 
     def end(self, tag: str) -> None:
-        """End an element."""
+        """Handle the end of an XML element: its name without the namespace."""
         if tag == "t":
             self._in_text = False
         elif tag == "p":
@@ -88,7 +90,7 @@ class _SlideReader:
             self._end_shape()
 
     def take_text(self, text: str) -> None:
-        """Take characters."""
+        """Handle characters; those outside text runs are ignored."""
         if self._in_text:
             self._paragraph.append(text)
 

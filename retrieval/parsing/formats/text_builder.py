@@ -6,7 +6,7 @@ from retrieval.parsing.base import ParsingError, ParsingLimits
 
 
 class TextBuilder:
-    """Builds a text of blocks and lines, and notes where pages begin."""
+    """Builds the text of one file from blocks and lines, and records where its pages begin."""
 
     def __init__(self, limits: ParsingLimits) -> None:
         self._limits = limits
@@ -15,13 +15,14 @@ class TextBuilder:
         self._bytes = 0
         self._was_line = False
         self.page_starts: list[int] = []
-        """Offsets in characters, one per page; the page of a blank part of the text begins where the next text does."""
+        """Offset in the text of each page's first character, in characters, one per `start_page`. A page without text
+        has the offset at which the next text would begin, so equal offsets and one beyond the end occur."""
 
     def start_page(self) -> None:
-        """Begin the next page, slide or sheet.
+        """Begin the next page, slide or sheet: what is added from now on belongs to it.
 
         Raises:
-            ParsingError: `document_too_large`: there are more pages than allowed.
+            ParsingError: `document_too_large`: there are more pages than `limits.max_pages`.
         """
         if len(self.page_starts) >= self._limits.max_pages:
             raise ParsingError("document_too_large", f"the document has more than {self._limits.max_pages} pages")
@@ -29,29 +30,31 @@ class TextBuilder:
         self._was_line = False
 
     def add_block(self, text: str) -> None:
-        """Add a paragraph, a heading or the like, set apart by an empty line. Blank text is left out.
+        """Add a paragraph, a heading or the like, after an empty line. Blank text is left out, and so are line breaks
+        at both ends.
 
         Raises:
-            ParsingError: `document_too_large`: the text is larger than allowed.
+            ParsingError: `document_too_large`: the whole text would be larger than `limits.max_text_bytes`.
         """
         self._add(text, "\n\n")
         self._was_line = False
 
     def add_line(self, text: str) -> None:
-        """Add a row of a table or an item of a list, which follows the one before it without an empty line.
+        """Add a row of a table or an item of a list. It follows the line that the last `add_line` added without an
+        empty line, unless a block, a page or `end_lines` came between. Blank text is left out.
 
         Raises:
-            ParsingError: `document_too_large`: the text is larger than allowed.
+            ParsingError: `document_too_large`: the whole text would be larger than `limits.max_text_bytes`.
         """
         self._add(text, "\n" if self._was_line else "\n\n")
         self._was_line = True
 
     def end_lines(self) -> None:
-        """Set the next line apart from those before it, such as a table from another."""
+        """Have the next `add_line` begin after an empty line, so that two tables or lists stay apart."""
         self._was_line = False
 
     def build(self) -> str:
-        """Return the text so far."""
+        """Return the text so far; "" where nothing was added. More may be added afterwards."""
         return "".join(self._parts)
 
     def _add(self, text: str, separator: str) -> None:

@@ -20,7 +20,9 @@ _NOT_OF_DATES: Final = re.compile(r'"[^"]*"|\\.|\[[^\]]*\]|_.|general|[^ymdhs]',
 
 
 def extract_xlsx(package: OfficePackage, main_part: str, builder: TextBuilder, limits: ParsingLimits) -> None:
-    """Add the text of a workbook's sheets, in their order; each is a page.
+    """Add the text of a workbook's sheets to `builder`, in their order; each is a page, with its name as a heading and
+    a line per row that has a value. Of formulas the stored results are added, and dates as ISO dates. `main_part`: the
+    part of the package that lists the sheets.
 
     Raises:
         ParsingError: `document_malformed` or `document_too_large`.
@@ -103,7 +105,7 @@ def _read_date_styles(package: OfficePackage, name: str) -> set[int]:
 
 
 class _SheetReader:
-    """Takes the events of one sheet."""
+    """Adds the rows of one sheet to a builder from XML events."""
 
     def __init__(self, builder: TextBuilder, strings: list[str], dates: set[int], epoch: datetime) -> None:
         self._builder = builder
@@ -118,7 +120,7 @@ class _SheetReader:
         self._in_value = False
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
-        """Begin an element."""
+        """Handle the start of an XML element: its name and attributes without namespaces."""
         if tag == "row":
             self._row = []
         elif tag == "c":
@@ -129,7 +131,7 @@ class _SheetReader:
             self._in_value = True
 
     def end(self, tag: str) -> None:
-        """End an element."""
+        """Handle the end of an XML element: its name without the namespace."""
         if tag in ("v", "t"):
             self._in_value = False
         elif tag == "c":
@@ -138,7 +140,7 @@ class _SheetReader:
             self._builder.add_line(f"| {' | '.join(self._row)} |")
 
     def take_text(self, text: str) -> None:
-        """Take characters."""
+        """Handle characters; those outside the values of cells are ignored."""
         if self._in_value:
             self._value.append(text)
 

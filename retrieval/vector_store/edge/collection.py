@@ -16,7 +16,7 @@ from retrieval.vector_store.edge.connection import (
     optimize_shard,
 )
 from retrieval.vector_store.edge.folder import CollectionFolder, CollectionRecord
-from retrieval.vector_store.edge.frames import encode_frame, encode_vector
+from retrieval.vector_store.edge.frames import decode_vector_text, encode_frame, encode_vector
 from retrieval.vector_store.edge.write_log import WriteLog
 from retrieval.vector_store.payload import make_payload
 
@@ -33,10 +33,19 @@ _CATCH_UP_PASSES: Final = 5
 
 
 class EdgeCollection:
-    """Serves one collection. A shard's process that ends is started again, with all writes that it had answered."""
+    """Serves one collection of an `EdgeStore`: owns the process of its shard, and orders the writes.
+
+    Methods may be called concurrently. A process that ends is started again by the next call, with all writes that it
+    had answered. Methods that ask the shard raise VectorStoreError where the shard refuses the request, the process
+    ends twice, or the collection was closed; ShardDamagedError where the files cannot be opened again; and OSError
+    where files cannot be written or a process cannot be started.
+    """
 
     def __init__(self, folder: CollectionFolder, lock: int, record: CollectionRecord) -> None:
-        """Name the collection; `open` starts its process. `lock`: the store's lock, which every process holds too."""
+        """Describe an existing collection, without any access to its files; `open` starts its process.
+
+        `lock`: the descriptor of the store's lock (see `lock_store`), which every process inherits.
+        """
         self._folder = folder
         self._lock = lock
         self._record = record
@@ -53,30 +62,49 @@ class EdgeCollection:
 
     @property
     def spec(self) -> CollectionSpec:
-        """The collection's name and dimension."""
+        """The collection's name, and the dimension of its dense vectors."""
         return self._record.spec
 
     @classmethod
     async def create(cls, folder: CollectionFolder, lock: int, spec: CollectionSpec) -> EdgeCollection:
-        """Make the collection durably, and open it. Raises VectorStoreError."""
+        """Create the collection's files durably, and return it with its process running.
+
+        No collection of this name may exist. Raises VectorStoreError where the shard cannot be created, and OSError
+        where files cannot be written; what was written then has no record, so it is no collection.
+        """
         shard = await asyncio.to_thread(folder.make_shard)
         try:
-            connection = await open_shard(folder.path / shard, lock, (spec.dimension,))
+            connection = await open_shard(folder.path / shard, lock, spec, create=True)
         except ShardDamagedError as error:
             raise VectorStoreError(f"the vector store cannot create a collection: {error}") from error
         record = CollectionRecord(spec, shard)
-        await asyncio.to_thread(folder.sync_shard, shard)
-        await asyncio.to_thread(folder.write_record, record)
+        try:
+            await asyncio.to_thread(folder.sync_shard, shard)
+            await asyncio.to_thread(folder.write_record, record)
+        except BaseException:
+            await connection.kill()
+            raise
         collection = cls(folder, lock, record)
         collection._connection = connection
         return collection
 
     async def open(self) -> None:
-        """Start the process, where it does not run. Raises ShardDamagedError and VectorStoreError."""
+        """Start the shard's process, if it does not run.
+
+        Raises:
+            ShardDamagedError: the files cannot be opened.
+            VectorStoreError: the machine does not allow it (memory, space, permissions), or `close` was called.
+            OSError: the process cannot be started.
+        """
         await self._connect()
 
     async def upsert_points(self, points: Sequence[Point]) -> None:
-        """Write points, in batches. The lock's waiters are served in the order of their calls."""
+        """Write points that `arguments.check_points` has checked, in batches; one with the id of a stored point
+        replaces it.
+
+        Writes are applied in the order of the calls. Searches see them when the call returns, and some before. After an
+        error, some batches may be written. The points are durable after `flush`. Raises what EdgeCollection names.
+        """
         async with self._writing:
             for start in range(0, len(points), UPSERT_BATCH):
                 batch = points[start : start + UPSERT_BATCH]
@@ -86,7 +114,8 @@ class EdgeCollection:
                 await self._flush_after(len(batch))
 
     async def delete_points(self, where: Mapping[str, Any]) -> None:
-        """Delete the points that match, in batches."""
+        """Delete the points that match the filter (see `retrieval.vector_store.payload`), in batches, after all
+        earlier writes. After an error, some points may be deleted. Raises what EdgeCollection names."""
         frame = encode_frame({"op": "delete", "where": where})
         async with self._writing:
             self._note_write(frame)
@@ -94,22 +123,44 @@ class EdgeCollection:
                 await self._flush_after(deleted)
 
     async def flush(self) -> None:
-        """Write everything to the disk."""
+        """Wait for earlier writes, and make them durable, so that they survive a loss of power. Raises what
+        EdgeCollection names."""
         async with self._writing:
             await self._flush()
 
+    async def read_vectors(self, ids: Sequence[str]) -> dict[str, list[float]]:
+        """Return the dense vectors of stored points by their ids."""
+        vectors: dict[str, list[float]] = {}
+        for start in range(0, len(ids), UPSERT_BATCH):
+            found = await self._request(encode_frame({"op": "vectors", "ids": ids[start : start + UPSERT_BATCH]}))
+            vectors.update((id_, decode_vector_text(text)) for id_, text in found.items())
+        return vectors
+
     async def search(self, request: Mapping[str, Any], data: bytes = b"") -> list[ScoredPoint]:
-        """Return what the request finds."""
+        """Run a search in the shard's process, and return up to `request["limit"]` points, best first.
+
+        `request["op"]` is `search_dense`, with the keys `dimension`, `where` and `limit` and the query's vector in
+        `data` (from `encode_vector`), or `search_sparse`, with `text`, `where`, `corpus` and `limit`, and no data;
+        `Shard` describes them. Raises UnicodeEncodeError for text that is not valid Unicode, VectorStoreError where the
+        search fails or the collection was closed, and ShardDamagedError where its files cannot be opened again.
+        """
         found = await self._request(encode_frame(request, data))
         return [ScoredPoint(version, ordinal, score) for version, ordinal, score in found]
 
     async def count(self, where: Mapping[str, Any] | None) -> int:
-        """Return the number of points that match."""
+        """Return the exact number of points that match the filter, or of all points where `where` is None. Raises
+        what EdgeCollection names."""
         counted: int = await self._request(encode_frame({"op": "count", "where": where}))
         return counted
 
     async def optimize(self) -> None:
-        """Build the indexes in a copy, and serve the copy from then on. A second call waits for the first."""
+        """Build the indexes in a copy of the shard, and serve the copy from then on.
+
+        Searches go on meanwhile; writes wait while the copy is made and while it takes the shard's place. Returns at
+        once where nothing was written since the last optimization; a concurrent call waits for the first. Cancelling
+        the call, or `close`, gives up the optimization. Raises VectorStoreError where it fails or is given up; the old
+        shard is then still served.
+        """
         async with self._optimizing:
             if self._is_optimized:
                 return
@@ -128,7 +179,8 @@ class EdgeCollection:
                 self._stop_optimizing.clear()
 
     async def close(self) -> None:
-        """Write everything, and end the process. An optimization under way is given up."""
+        """Flush the shard, and end its process. An optimization under way is given up, writes under way are finished,
+        and later calls raise VectorStoreError. A second call does nothing."""
         self._is_closed = True
         self._stop_optimizing.set()
         async with self._optimizing, self._writing, self._starting:
@@ -136,7 +188,8 @@ class EdgeCollection:
                 await self._connection.close()
 
     async def delete(self) -> None:
-        """End the process, and delete the collection's files."""
+        """Close the collection, and delete its files. Raises OSError where they cannot be deleted; the collection is
+        closed then, too."""
         await self.close()
         await asyncio.to_thread(self._folder.remove)
 
@@ -145,7 +198,7 @@ class EdgeCollection:
             if self._is_closed:
                 raise VectorStoreError("the collection was closed")
             if self._connection is None or not self._connection.is_open:
-                self._connection = await open_shard(self._folder.path / self._record.shard, self._lock)
+                self._connection = await open_shard(self._folder.path / self._record.shard, self._lock, self.spec)
             return self._connection
 
     async def _request(self, frame: bytes) -> Any:
@@ -224,7 +277,7 @@ class EdgeCollection:
 
     async def _open_copy(self, copy: str) -> ShardConnection:
         try:
-            return await open_shard(self._folder.path / copy, self._lock)
+            return await open_shard(self._folder.path / copy, self._lock, self.spec)
         except ShardDamagedError as error:
             raise VectorStoreError(f"the optimized copy cannot be opened: {error}") from error
 

@@ -13,8 +13,12 @@ if TYPE_CHECKING:
 
 
 def make_edge_filter(node: Mapping[str, Any]) -> Filter:
-    """Return the filter `{"must": [...], "should": [...], "must_not": [...]}`, each optional. Raises KeyError or
-    ValueError for what is none."""
+    """Return Qdrant Edge's object for a filter `{"must": [...], "should": [...], "must_not": [...]}`, each optional.
+
+    A condition in a list is `{"key": ..., "match": {"value": ...}}`, the same with `{"any": [...]}`, `{"key": ...,
+    "range": {"gte": ...}}`, or another filter. Raises ValueError for another clause in a filter, KeyError for a
+    condition without `match`, and TypeError for an unknown bound of a range.
+    """
     if unknown := set(node) - {"must", "should", "must_not"}:
         raise ValueError(f"unknown clauses of a filter: {sorted(unknown)}")
     return Filter(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import signal
@@ -14,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from retrieval.vector_store.base import VectorStoreError
+from retrieval.vector_store.base import CollectionSpec, VectorStoreError
+from retrieval.vector_store.bm25_options import dump_options
 from retrieval.vector_store.edge.frames import encode_frame, receive_frame
 
 _CLOSE_S: Final = 30.0
@@ -25,18 +27,23 @@ _OS_ERROR: Final = re.compile(r"os error (\d+)")
 
 
 class ShardDamagedError(Exception):
-    """A shard's files cannot be opened, and a later try would end the same way."""
+    """A shard's files cannot be opened, and a later try would fail in the same way. The text says how it failed."""
 
 
 class ShardEndedError(Exception):
-    """A shard's process ended. What it had answered is in the shard. The text says how it ended."""
+    """A shard's process ended. Writes that it had answered are in the shard; one that it had not answered may be. The
+    text has the exit code or the signal."""
 
 
 class ShardConnection:
-    """Sends requests to the process that has a shard open, and receives the answers, in the order of the requests."""
+    """Sends requests to the process that has a shard open, and receives the answers, in the order of the requests.
+
+    Belongs to the event loop that created it, where requests may be sent concurrently. The owner ends the process with
+    `close` or `kill`. A process that has ended is not started again: see `EdgeCollection`.
+    """
 
     def __init__(self, process: Process) -> None:
-        """Take over a process whose first message was read. Use `open_shard`."""
+        """Take over a process whose first message was read, and begin to read its answers. Use `open_shard`."""
         assert process.stdin is not None
         assert process.stdout is not None
         self._process = process
@@ -47,16 +54,18 @@ class ShardConnection:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests can be sent."""
+        """True until the process is known to have ended; while `close` waits for it, too."""
         return self._ended is None
 
     @property
     def pid(self) -> int:
-        """The process's id."""
+        """The process's id; also after it has ended."""
         return self._process.pid
 
     async def request(self, message: Mapping[str, Any], data: bytes = b"") -> Any:
-        """Send a request, and return its result.
+        """Send a request, and return its result. `shard_process.answer_request` describes both, and `data`.
+
+        A caller that is cancelled stops waiting, but the request is carried out.
 
         Raises:
             ShardEndedError: the process ended before it answered. The request may have been carried out.
@@ -65,7 +74,7 @@ class ShardConnection:
         return await self.request_encoded(encode_frame(message, data))
 
     async def request_encoded(self, frame: bytes) -> Any:
-        """As `request`, of a frame that is encoded already."""
+        """Send a request that `encode_frame` has encoded, and return its result. Raises what `request` raises."""
         if self._ended is not None:
             raise ShardEndedError(self._ended)
         answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -79,7 +88,10 @@ class ShardConnection:
             answered.cancel()
 
     async def close(self) -> None:
-        """Have the process answer what was asked before, write everything and end."""
+        """Have the process answer the requests that it has, flush the shard and end, and wait for the end.
+
+        A process that needs more than 30 s is killed. Does nothing where the process has ended.
+        """
         self._writer.close()
         try:
             async with asyncio.timeout(_CLOSE_S):
@@ -90,7 +102,8 @@ class ShardConnection:
             await self.kill()
 
     async def kill(self) -> None:
-        """End the process at once. Requests under way raise ShardEndedError."""
+        """Kill the process, and return when it has ended. Requests without an answer raise ShardEndedError. Does
+        nothing where the process has ended."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         await self._receiving
@@ -117,17 +130,20 @@ class ShardConnection:
         self._waiting.clear()
 
 
-async def open_shard(folder: Path, lock: int, create: tuple[int | None] | None = None) -> ShardConnection:
-    """Start a process that opens the shard in `folder`.
+async def open_shard(folder: Path, lock: int, spec: CollectionSpec, *, create: bool = False) -> ShardConnection:
+    """Start a process that opens the shard in `folder`, of a collection with that spec.
 
-    `lock`: a descriptor that the process holds until it ends. `create`: the dimension of the shard to make, in a
-    tuple; None: it exists.
+    Returns when the shard is open. The caller closes the connection. `lock`: the descriptor of the store's lock, which
+    the process inherits and holds until it ends. `create`: whether the shard is to be made, in the empty folder.
 
     Raises:
+        OSError: the process cannot be started.
         ShardDamagedError: the files cannot be opened.
-        VectorStoreError: the machine does not allow it (memory, space, permissions).
+        VectorStoreError: the machine does not allow it (memory, space, permissions), or the process was killed.
     """
-    arguments = [] if create is None else ["none" if create[0] is None else str(create[0])]
+    arguments = [json.dumps(dump_options(spec.bm25))]
+    if create:
+        arguments.append("none" if spec.dimension is None else str(spec.dimension))
     process = await _start("shard_process", folder, lock, arguments)
     assert process.stdout is not None
     try:
@@ -149,9 +165,11 @@ async def open_shard(folder: Path, lock: int, create: tuple[int | None] | None =
 
 
 async def optimize_shard(folder: Path, lock: int, stop: asyncio.Event) -> None:
-    """Build the indexes of a shard that nobody has open, in a process of the lowest priority. `stop` ends it.
+    """Build the indexes of a shard that nobody has open, in a process of the lowest priority, and wait for its end.
 
-    Raises VectorStoreError where it fails or is stopped; the shard is then of no use.
+    `lock`: as for `open_shard`. Setting `stop`, or cancelling the caller, kills the process. Raises VectorStoreError
+    where the process fails or `stop` is set, and OSError where it cannot be started; the caller then removes the
+    shard, which may be written in part.
     """
     process = await _start("optimizer", folder, lock, [])
     finished = asyncio.create_task(process.communicate())
@@ -172,12 +190,13 @@ async def optimize_shard(folder: Path, lock: int, stop: asyncio.Event) -> None:
 
 
 def is_machine_error(text: str) -> bool:
-    """Whether an error of Qdrant Edge's is the machine's and not the files'."""
+    """Return whether an error text of Qdrant Edge names an error of the machine (`os error N`: memory, permissions,
+    open files, space, a read-only disk, quota), after which the files may still be whole."""
     return any(int(number) in _MACHINE_ERRNOS for number in _OS_ERROR.findall(text))
 
 
 def describe_exit(code: int) -> str:
-    """Say how a process ended, by its return code as `subprocess` gives it."""
+    """Return `signal N` or `exit code N` for a return code as `subprocess` gives it (negative: a signal)."""
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 

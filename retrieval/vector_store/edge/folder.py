@@ -1,7 +1,7 @@
 """Files of an embedded store: a folder per collection, in it a record and the folder of the shard that it names.
 
     STORE/lock
-    STORE/NAME/collection.json    {"version": 1, "name": ..., "dimension": ..., "shard": "shard-000002"}
+    STORE/NAME/collection.json    {"version": 1, "name": ..., "dimension": ..., "bm25": ..., "shard": "shard-000002"}
     STORE/NAME/shard-000002/      Qdrant Edge's files
     STORE/NAME/shard-000003/      a copy that is being optimized, or what a killed program left
     STORE/NAME.damaged/           a collection that could not be opened
@@ -23,6 +23,8 @@ from typing import Final
 
 from retrieval.vector_store.arguments import COLLECTION_NAME, check_name
 from retrieval.vector_store.base import CollectionSpec
+from retrieval.vector_store.bm25_options import dump_options, load_options
+from retrieval.vector_store.edge.sparse_copy import copy_sparse_file
 
 RECORD: Final = "collection.json"
 _RECORD_VERSION: Final = 1
@@ -36,16 +38,19 @@ class RecordError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CollectionRecord:
-    """What a collection's folder says of itself."""
+    """The content of a collection's `collection.json`: its name, its dimension, and which shard is current."""
 
     spec: CollectionSpec
     shard: str
-    """Name of the shard's folder."""
+    """Name of the shard's folder in the collection's, as `shard-000002`."""
 
 
 def lock_store(folder: Path) -> int:
-    """Create the store's folder where it is missing, and lock it. Return the descriptor that holds the lock, which
-    child processes may inherit. Raises BlockingIOError where another program has it."""
+    """Create the store's folder where it is missing, lock it, and return the descriptor that holds the lock.
+
+    The lock lasts until this descriptor is closed here and in all child processes that inherited it. Does not wait:
+    raises BlockingIOError where another program has the lock, and OSError where the folder cannot be used.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -57,24 +62,26 @@ def lock_store(folder: Path) -> int:
 
 
 class CollectionFolder:
-    """The folder of one collection. Methods block."""
+    """Reads and changes the files of one collection. Methods block, and raise OSError where the disk refuses."""
 
     def __init__(self, store: Path, name: str) -> None:
-        """Name the folder; nothing is read. Raises ValueError for a name that no collection can have."""
+        """Name the folder, which need not exist; nothing is read. Raises ValueError for a name that no collection can
+        have (see `arguments.check_name`)."""
         check_name(name)
         self.path = store / name
         self._damaged = store / f"{name}{_DAMAGED}"
 
     @property
     def has_record(self) -> bool:
-        """Whether there is a record, so that the folder is a collection."""
+        """Whether the file `collection.json` exists. A folder without it is no collection."""
         return (self.path / RECORD).exists()
 
     def read_record(self) -> CollectionRecord:
-        """Return the collection's record. Raises RecordError."""
+        """Return the collection's record. Raises RecordError where the file is missing or malformed, or names another
+        collection. Does not check that the shard exists."""
         try:
             record = json.loads((self.path / RECORD).read_text())
-            spec = CollectionSpec(record["name"], record["dimension"])
+            spec = CollectionSpec(record["name"], record["dimension"], load_options(record.get("bm25")))
             shard = record["shard"]
             is_valid = (
                 record["version"] == _RECORD_VERSION
@@ -91,11 +98,12 @@ class CollectionFolder:
         return CollectionRecord(spec, shard)
 
     def write_record(self, record: CollectionRecord) -> None:
-        """Make this the collection's record, atomically and durably."""
+        """Replace `collection.json`, atomically and durably."""
         fields = {
             "version": _RECORD_VERSION,
             "name": record.spec.name,
             "dimension": record.spec.dimension,
+            "bm25": dump_options(record.spec.bm25),
             "shard": record.shard,
         }
         new = self.path / f"{RECORD}.new"
@@ -108,8 +116,8 @@ class CollectionFolder:
         _sync(self.path.parent)
 
     def make_shard(self) -> str:
-        """Create an empty folder for a new shard, and return its name. The collection's folder is made where it is
-        missing."""
+        """Create an empty folder for a new shard, with the next free number, and return its name. The collection's
+        folder is created where it is missing; the store's must exist."""
         self.path.mkdir(exist_ok=True)
         numbers = [int(found[1]) for entry in self.path.iterdir() if (found := _SHARD.fullmatch(entry.name))]
         name = f"shard-{max(numbers, default=0) + 1:06}"
@@ -121,14 +129,15 @@ class CollectionFolder:
         Raises OSError, with nothing left of the copy."""
         name = self.make_shard()
         try:
-            shutil.copytree(self.path / source, self.path / name, dirs_exist_ok=True)
+            shutil.copytree(self.path / source, self.path / name, copy_function=copy_sparse_file, dirs_exist_ok=True)
         except OSError:
             self.remove_shard(name)
             raise
         return name
 
     def sync_shard(self, shard: str) -> None:
-        """Write the shard's files to the disk, as far as its process has written them."""
+        """Call fsync on the shard's files and folders. What its process still holds in memory is not written. Files
+        that vanish meanwhile are skipped."""
         for folder, _, files in os.walk(self.path / shard):
             for name in files:
                 with contextlib.suppress(FileNotFoundError):
@@ -137,25 +146,26 @@ class CollectionFolder:
                 _sync(Path(folder))
 
     def remove_shard(self, shard: str) -> None:
-        """Remove a shard that nobody has open."""
+        """Remove the folder of a shard that nobody has open. Errors are ignored; the next start removes the rest."""
         shutil.rmtree(self.path / shard, ignore_errors=True)
 
     def remove_leftovers(self, shard: str) -> None:
-        """Remove everything but the record and this shard."""
+        """Remove everything in the collection's folder but `collection.json` and the folder of this shard."""
         for entry in self.path.iterdir():
             if entry.name not in (RECORD, shard):
                 _remove(entry)
 
     def remove(self) -> None:
-        """Delete the collection. What a killed program leaves of it has no record, so it is no collection."""
+        """Delete the collection's folder, its record first and durably, so that what a killed program leaves is no
+        collection. Does nothing where there is no folder."""
         (self.path / RECORD).unlink(missing_ok=True)
         if self.path.exists():
             _sync(self.path)
             shutil.rmtree(self.path)
 
     def set_aside(self) -> Path:
-        """Rename the folder, so that it is no collection any more, and return its new place. One that was set aside
-        earlier is removed."""
+        """Rename the folder to `NAME.damaged`, so that it is no collection any more, and return the new path. An
+        earlier folder of that name is removed."""
         if self._damaged.exists():
             shutil.rmtree(self._damaged)
         self.path.rename(self._damaged)
@@ -163,7 +173,8 @@ class CollectionFolder:
 
 
 def list_collection_folders(store: Path) -> list[CollectionFolder]:
-    """Return the folders in a store that may be collections, by name."""
+    """Return the store's folders whose names a collection can have, sorted by name; damaged ones that were renamed are
+    not among them. A folder may lack its record. Raises OSError where the store's folder cannot be read."""
     names = sorted(entry.name for entry in store.iterdir() if entry.is_dir() and COLLECTION_NAME.fullmatch(entry.name))
     return [CollectionFolder(store, name) for name in names]
 

@@ -6,6 +6,7 @@ Vectors travel as bytes: 32-bit floats of this machine, one vector after the oth
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import struct
 from array import array
@@ -13,17 +14,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO, Final
 
 _LENGTHS: Final = struct.Struct("<II")
-FLOAT_BYTES: Final = 4
 
 
 def encode_frame(message: Mapping[str, Any], data: bytes = b"") -> bytes:
-    """Return the frame's bytes. Raises UnicodeEncodeError for text that is not valid Unicode (lone surrogates)."""
+    """Return the frame: the lengths of both parts, the message as JSON, and `data` (see `encode_vector`).
+
+    Raises UnicodeEncodeError for text that is not valid Unicode (lone surrogates), and TypeError for what JSON cannot
+    hold.
+    """
     text = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode()
     return _LENGTHS.pack(len(text), len(data)) + text + data
 
 
 def read_frame(stream: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
-    """Return the next message of a blocking stream, None at its end. Raises EOFError where it ends within a frame."""
+    """Wait for the next frame of a blocking stream, and return its message and its data; None where the stream ends
+    between two frames. Raises EOFError where the stream ends within a frame."""
     head = stream.read(_LENGTHS.size)
     if not head:
         return None
@@ -37,7 +42,8 @@ def read_frame(stream: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
 
 
 async def receive_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """Return the next message. Raises asyncio.IncompleteReadError where the stream ends."""
+    """Wait for the next frame, and return its message; the frame's data is dropped. Raises asyncio.IncompleteReadError
+    where the stream ends, between two frames too."""
     text_length, data_length = _LENGTHS.unpack(await reader.readexactly(_LENGTHS.size))
     body = await reader.readexactly(text_length + data_length)
     message: dict[str, Any] = json.loads(body[:text_length])
@@ -45,13 +51,30 @@ async def receive_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
 
 
 def encode_vector(vector: Sequence[float]) -> bytes:
-    """Return a vector's bytes. Raises OverflowError for a number that is no 32-bit float."""
+    """Return a vector as 32-bit floats of this machine's byte order, 4 bytes each.
+
+    A float that is too large becomes infinity without an error, so callers check vectors before (see
+    `arguments.check_vector`). Raises OverflowError for an integer that no 64-bit float holds.
+    """
     return array("f", vector).tobytes()
 
 
 def decode_vectors(data: bytes, dimension: int) -> list[list[float]]:
-    """Return the vectors of this dimension that follow each other in `data`."""
+    """Return the vectors in `data`, which holds `encode_vector`'s bytes of each, in their order. Empty data has none.
+    Raises ValueError where `data` is no whole number of 32-bit floats."""
     numbers = array("f")
     numbers.frombytes(data)
     values = numbers.tolist()
     return [values[start : start + dimension] for start in range(0, len(values), dimension)]
+
+
+def encode_vector_text(vector: Sequence[float]) -> str:
+    """Return a vector's bytes as text, for answers, which are JSON alone."""
+    return base64.b64encode(encode_vector(vector)).decode()
+
+
+def decode_vector_text(text: str) -> list[float]:
+    """Return the vector that `encode_vector_text` encoded."""
+    numbers = array("f")
+    numbers.frombytes(base64.b64decode(text, validate=True))
+    return numbers.tolist()

@@ -7,16 +7,17 @@ import os
 import sys
 from pathlib import Path
 
+from retrieval.vector_store.bm25_options import Bm25Options
 from retrieval.vector_store.edge.process_end import die_with_parent
 from retrieval.vector_store.edge.shard import Shard
 
 
 def main() -> None:
-    """Optimize the shard."""
+    """Optimize the shard that the command line names, and flush it. An error ends the program with exit code 1."""
     folder, parent = Path(sys.argv[1]), int(sys.argv[2])
     die_with_parent(parent)
     os.nice(19)
-    shard = Shard.load(folder)
+    shard = Shard.load(folder, Bm25Options())  # whichever: no text is written here
     shard.optimize()
     shard.flush()
     shard.close()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import qdrant_edge as qdrant
 
 from retrieval.vector_store.bm25 import Bm25Encoder
+from retrieval.vector_store.bm25_options import Bm25Options
 from retrieval.vector_store.edge.conditions import make_edge_filter
 from retrieval.vector_store.payload import (
     DENSE_VECTOR,
@@ -30,17 +31,24 @@ DELETE_BATCH: Final = 200
 
 
 class Shard:
-    """Opens a shard, writes to it and searches it. Calls may raise what Qdrant Edge raises."""
+    """One open shard of Qdrant Edge: writes points and searches them. Used inside the shard's own process alone.
 
-    def __init__(self, shard: qdrant.EdgeShard) -> None:
-        """Take over an open shard."""
+    Every method blocks, and raises what Qdrant Edge raises: `Exception` itself where a call fails, and a
+    `BaseException` that is no `Exception` after a panic, after which the process must end. A filter (`where`, `corpus`)
+    is a dictionary as `retrieval.vector_store.payload` makes it; a malformed one raises KeyError or ValueError.
+    """
+
+    def __init__(self, shard: qdrant.EdgeShard, bm25: Bm25Options) -> None:
+        """Wrap an open shard, whose sparse vectors are made with `bm25`. Use `create` or `load`."""
         self._shard = shard
-        self._bm25 = Bm25Encoder()
+        self._bm25 = Bm25Encoder(bm25)
 
     @classmethod
-    def create(cls, folder: Path, dimension: int | None) -> Shard:
-        """Create a shard with its indexes in an empty folder, durably. `dimension` of the dense vectors; None: there
-        are none."""
+    def create(cls, folder: Path, dimension: int | None, bm25: Bm25Options) -> Shard:
+        """Create a shard with its payload indexes in `folder`, which must exist and be empty, and flush it.
+
+        `dimension`: numbers per dense vector; None: points have sparse vectors alone.
+        """
         shard = qdrant.EdgeShard.create(str(folder), _make_config(dimension))
         # Graphs are built per value of every indexed field that does not say no: one over a space that all tenants
         # share took a minute for 100,000 points.
@@ -53,15 +61,20 @@ class Shard:
         ):
             shard.update(qdrant.UpdateOperation.create_field_index(field, index))
         shard.flush()
-        return cls(shard)
+        return cls(shard, bm25)
 
     @classmethod
-    def load(cls, folder: Path) -> Shard:
-        """Open a shard, with all writes that were acknowledged before its process ended."""
-        return cls(qdrant.EdgeShard.load(str(folder)))
+    def load(cls, folder: Path, bm25: Bm25Options) -> Shard:
+        """Open an existing shard. It has all writes that were acknowledged before its last process ended, flushed or
+        not. Raises Exception where the files are damaged."""
+        return cls(qdrant.EdgeShard.load(str(folder)), bm25)
 
     def upsert(self, points: Sequence[Mapping[str, Any]], vectors: Sequence[Sequence[float]] | None) -> None:
-        """Write points (`id`, `text`, `payload`) with their dense vectors."""
+        """Write points, each a dictionary with `id` (a UUID), `text` (for BM25) and `payload`; a stored point with the
+        same id is replaced. `vectors[i]` belongs to `points[i]`; None in a shard without dense vectors.
+
+        A write survives the end of the process at once, and a loss of power after `flush`.
+        """
         self._shard.update(
             qdrant.UpdateOperation.upsert_points(
                 [
@@ -72,7 +85,8 @@ class Shard:
         )
 
     def delete(self, where: Mapping[str, Any]) -> int:
-        """Delete up to `DELETE_BATCH` points that match, and return how many were deleted."""
+        """Delete up to `DELETE_BATCH` points that match, and return how many were deleted. The caller repeats the call
+        until it returns 0."""
         found, _ = self._shard.scroll(
             qdrant.ScrollRequest(limit=DELETE_BATCH, filter=make_edge_filter(where), with_payload=False)
         )
@@ -80,16 +94,27 @@ class Shard:
             self._shard.update(qdrant.UpdateOperation.delete_points([record.id for record in found]))
         return len(found)
 
+    def read_vectors(self, ids: Sequence[str]) -> dict[str, Sequence[float]]:
+        """Return the dense vectors of the points with these ids; ids without a point are missing."""
+        found = self._shard.retrieve(list(ids), with_payload=False, with_vector=[DENSE_VECTOR])
+        vectors: dict[str, Sequence[float]] = {}
+        for record in found:
+            assert isinstance(record.vector, dict)
+            vectors[str(record.id)] = cast("Sequence[float]", record.vector[DENSE_VECTOR])
+        return vectors
+
     def search_dense(
         self, vector: Sequence[float], where: Mapping[str, Any], limit: int
     ) -> list[tuple[int, int, float]]:
-        """Return (version, ordinal, cosine) of the nearest points, best first."""
+        """Return (version, ordinal, cosine) of up to `limit` points that match `where`, highest cosine first."""
         return self._query(qdrant.Query.Nearest(list(vector), using=DENSE_VECTOR), where, limit, None)
 
     def search_sparse(
         self, text: str, where: Mapping[str, Any], corpus: Mapping[str, Any], limit: int
     ) -> list[tuple[int, int, float]]:
-        """Return (version, ordinal, BM25) of the best points. How rare a word is counts over the points of `corpus`."""
+        """Return (version, ordinal, BM25 score) of up to `limit` points that match `where` and share words with `text`,
+        highest score first; an empty list where `text` has no words. The filter `corpus` selects the points over which
+        the rarity of words is counted."""
         query = self._bm25.encode_query(text)
         if not query.indices:
             return []
@@ -97,21 +122,22 @@ class Shard:
         return self._query(qdrant.Query.Nearest(query, using=SPARSE_VECTOR), where, limit, params)
 
     def count(self, where: Mapping[str, Any] | None) -> int:
-        """Return the number of points that match, of all where `where` is None."""
+        """Return the exact number of points that match `where`, or of all points where it is None."""
         return self._shard.count(
             qdrant.CountRequest(exact=True, filter=None if where is None else make_edge_filter(where))
         )
 
     def flush(self) -> None:
-        """Write everything to the disk."""
+        """Write all earlier writes to the disk, so that they survive a loss of power."""
         self._shard.flush()
 
     def optimize(self) -> None:
-        """Build indexes and graphs, and free the space of deleted points. Takes about a minute for 100,000 points."""
+        """Build indexes and graphs, and free the space of deleted points. Blocks for about a minute for 100,000 points.
+        The caller calls `flush` afterwards."""
         self._shard.optimize()
 
     def close(self) -> None:
-        """Close the shard's files."""
+        """Close the shard's files. Callers call `flush` first, and no method afterwards."""
         self._shard.close()
 
     def _make_point(self, point: Mapping[str, Any], vector: Sequence[float] | None) -> qdrant.Point:

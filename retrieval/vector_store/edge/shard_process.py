@@ -1,19 +1,23 @@
-"""The program that has one shard open: `python -m retrieval.vector_store.edge.shard_process FOLDER PARENT [CREATE]`.
+"""The program that has one shard open:
+`python -m retrieval.vector_store.edge.shard_process FOLDER PARENT BM25 [CREATE]`.
 
 It answers requests on stdin (see `frames`) with one message each on stdout, in their order: `{"result": ...}`, or
-`{"error": TEXT}`. Its first message says that the shard is open, or why it is not. CREATE makes the shard: the
-dimension of its dense vectors, or `none`. It ends when stdin does, or when the process PARENT ends.
+`{"error": TEXT}`. Its first message says that the shard is open, or why it is not. BM25 is the JSON of the shard's
+options. CREATE makes the shard: the dimension of its dense vectors, or `none`. It ends when stdin does, or when the
+process PARENT ends.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from retrieval.vector_store.edge.frames import decode_vectors, encode_frame, read_frame
+from retrieval.vector_store.bm25_options import Bm25Options, load_options
+from retrieval.vector_store.edge.frames import decode_vectors, encode_frame, encode_vector_text, read_frame
 from retrieval.vector_store.edge.process_end import die_with_parent
 from retrieval.vector_store.edge.shard import Shard
 
@@ -22,13 +26,17 @@ PANICKED: Final = 70
 
 
 def main() -> None:
-    """Open the shard, and serve it."""
-    folder, parent, create = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    """Open the shard that the command line names, and answer requests until stdin ends; then flush and close it.
+
+    Exits with code 1 where the shard cannot be opened, after a message with the error, and with `PANICKED` after a
+    panic of Qdrant Edge.
+    """
+    folder, parent, bm25, create = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4:]
     die_with_parent(parent)
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
     try:
-        shard = _open_shard(folder, create[0] if create else None)
+        shard = _open_shard(folder, load_options(bm25), create[0] if create else None)
     except BaseException as error:  # noqa: BLE001 - a panic is no Exception
         _send(answers, {"error": _describe(error)})
         sys.exit(1)
@@ -39,7 +47,12 @@ def main() -> None:
 
 
 def serve_requests(shard: Shard, requests: BinaryIO, answers: BinaryIO) -> None:
-    """Answer requests until their stream ends."""
+    """Answer requests, one at a time and in their order, until `requests` ends.
+
+    A request that fails is answered with `{"error": TEXT}`, and the next one is served. After a panic of Qdrant Edge
+    the error is sent, and SystemExit is raised with the code `PANICKED`. Raises EOFError where `requests` ends in the
+    middle of a frame.
+    """
     while frame := read_frame(requests):
         try:
             _send(answers, {"result": answer_request(shard, *frame)})
@@ -51,7 +64,13 @@ def serve_requests(shard: Shard, requests: BinaryIO, answers: BinaryIO) -> None:
 
 
 def answer_request(shard: Shard, request: Mapping[str, Any], data: bytes) -> Any:
-    """Do what a request asks, and return its result."""
+    """Do what a request asks, and return its result, which is encoded as JSON.
+
+    `request["op"]` names a method of `Shard`, and the other keys are that method's parameters. The dense vectors are in
+    `data` instead, with `request["dimension"]` (null: there are none). The result is a list of (version, ordinal,
+    score) for the two searches, a number for `delete` and `count`, and None for `upsert` and `flush`. Raises ValueError
+    for an unknown `op`, KeyError for a missing key, and what Qdrant Edge raises.
+    """
     match request["op"]:
         case "search_dense":
             vector = decode_vectors(data, request["dimension"])[0]
@@ -63,6 +82,8 @@ def answer_request(shard: Shard, request: Mapping[str, Any], data: bytes) -> Any
             shard.upsert(request["points"], None if dimension is None else decode_vectors(data, dimension))
         case "delete":
             return shard.delete(request["where"])
+        case "vectors":
+            return {id_: encode_vector_text(vector) for id_, vector in shard.read_vectors(request["ids"]).items()}
         case "count":
             return shard.count(request["where"])
         case "flush":
@@ -72,10 +93,10 @@ def answer_request(shard: Shard, request: Mapping[str, Any], data: bytes) -> Any
     return None
 
 
-def _open_shard(folder: Path, create: str | None) -> Shard:
+def _open_shard(folder: Path, bm25: Bm25Options, create: str | None) -> Shard:
     if create is None:
-        return Shard.load(folder)
-    return Shard.create(folder, None if create == "none" else int(create))
+        return Shard.load(folder, bm25)
+    return Shard.create(folder, None if create == "none" else int(create), bm25)
 
 
 def _send(stream: BinaryIO, message: Mapping[str, Any]) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
-from retrieval.vector_store.arguments import check_dimension, check_points, check_vector
+from retrieval.vector_store.arguments import check_existing, check_ids, check_points, check_vector
 from retrieval.vector_store.base import CollectionSpec, Point, ScoredPoint, SearchScope, VectorStoreError
 from retrieval.vector_store.edge.collection import EdgeCollection
 from retrieval.vector_store.edge.connection import ShardDamagedError
@@ -33,10 +33,15 @@ _LOCK_PAUSE_S: Final = 0.1
 
 
 class EdgeStore:
-    """Implements `retrieval.vector_store.base.VectorStore` with Qdrant Edge. See `retrieval.vector_store.edge`."""
+    """Implements `retrieval.vector_store.base.VectorStore` with Qdrant Edge: one folder of files, and one child process
+    per collection.
+
+    A collection whose files turn out to be damaged is renamed to `NAME.damaged`: the call raises KeyError, as if the
+    collection did not exist.
+    """
 
     def __init__(self, folder: Path, lock: int) -> None:
-        """Take over a locked folder. Use `open`."""
+        """Take over a folder and the descriptor that holds its lock (see `lock_store`). Use `open`."""
         self._folder = folder
         self._lock = lock
         self._collections: dict[str, EdgeCollection] = {}
@@ -47,10 +52,11 @@ class EdgeStore:
     async def open(cls, folder: Path) -> Self:
         """Lock the folder, made where it is missing, and open all its collections.
 
-        What a killed program left is removed. A collection that cannot be opened is set aside (`NAME.damaged`), with a
-        line in the log: it does not exist any more, so its caller makes it anew.
+        Unfinished files of a killed program are removed. A damaged collection is renamed to `NAME.damaged`, with an
+        error in the log: it does not exist any more, so the caller of the store must create and fill it anew.
 
-        Raises VectorStoreError where another program has the folder, or the machine does not let it open.
+        Raises VectorStoreError where another program still holds the lock after 10 s, or the machine (memory, space,
+        permissions) does not let a collection open. The caller closes the store.
         """
         store = cls(folder, await _lock(folder))
         try:
@@ -62,19 +68,19 @@ class EdgeStore:
 
     @property
     def kind(self) -> str:
-        """See the protocol."""
+        """See VectorStore."""
         return "edge"
 
     async def list_collections(self) -> Sequence[CollectionSpec]:
-        """See the protocol."""
+        """See VectorStore."""
         return [self._collections[name].spec for name in sorted(self._collections)]
 
     async def create_collection(self, spec: CollectionSpec) -> None:
-        """See the protocol."""
+        """See VectorStore."""
         folder = CollectionFolder(self._folder, spec.name)
         async with self._changing:
             if (existing := self._collections.get(spec.name)) is not None:
-                check_dimension(existing.spec, spec)
+                check_existing(existing.spec, spec)
                 return
             try:
                 await asyncio.to_thread(folder.remove)
@@ -83,32 +89,38 @@ class EdgeStore:
                 raise _make_store_error(error) from error
 
     async def delete_collection(self, name: str) -> None:
-        """See the protocol."""
+        """See VectorStore."""
         async with self._changing:
-            if (collection := self._collections.pop(name, None)) is None:
+            if (collection := self._collections.get(name)) is None:
                 return
             try:
                 await collection.delete()
             except OSError as error:
                 raise _make_store_error(error) from error
+            del self._collections[name]  # not before: a call after one that failed must try again
 
     async def upsert_points(self, collection: str, points: Sequence[Point]) -> None:
-        """See the protocol."""
+        """See VectorStore."""
         check_points(self._collections[collection].spec, points)
         await self._call(collection, lambda found: found.upsert_points(points))
 
     async def flush_collection(self, collection: str) -> None:
-        """See the protocol."""
+        """See VectorStore."""
         await self._call(collection, lambda found: found.flush())
 
     async def delete_versions(self, collection: str, versions: Sequence[int]) -> None:
-        """See the protocol."""
+        """See VectorStore."""
         await self._call(collection, lambda found: found.delete_points(make_versions_filter(versions)))
+
+    async def read_vectors(self, collection: str, ids: Sequence[str]) -> Mapping[str, Sequence[float]]:
+        """See the protocol."""
+        check_ids(self._collections[collection].spec, ids)
+        return await self._call(collection, lambda found: found.read_vectors(ids))
 
     async def search_dense(
         self, collection: str, vector: Sequence[float], scope: SearchScope, limit: int
     ) -> Sequence[ScoredPoint]:
-        """See the protocol."""
+        """See VectorStore."""
         check_vector(self._collections[collection].spec, vector)
         request = {
             "op": "search_dense",
@@ -119,7 +131,7 @@ class EdgeStore:
         return await self._call(collection, lambda found: found.search(request, encode_vector(vector)))
 
     async def search_sparse(self, collection: str, text: str, scope: SearchScope, limit: int) -> Sequence[ScoredPoint]:
-        """See the protocol."""
+        """See VectorStore."""
         request = {
             "op": "search_sparse",
             "text": text,
@@ -130,16 +142,16 @@ class EdgeStore:
         return await self._call(collection, lambda found: found.search(request))
 
     async def count_points(self, collection: str, tenant: str | None = None) -> int:
-        """See the protocol."""
+        """See VectorStore."""
         where = None if tenant is None else make_tenant_filter(tenant)
         return await self._call(collection, lambda found: found.count(where))
 
     async def optimize_collection(self, collection: str) -> None:
-        """See the protocol."""
+        """See VectorStore."""
         await self._call(collection, lambda found: found.optimize())
 
     async def close(self) -> None:
-        """See the protocol."""
+        """See VectorStore."""
         async with self._changing:
             collections = list(self._collections.values())
             self._collections.clear()
@@ -176,12 +188,18 @@ class EdgeStore:
         except ShardDamagedError as error:
             async with self._changing:
                 if self._collections.get(name) is collection:
-                    del self._collections[name]
-                    await collection.close()
-                    await self._set_aside(CollectionFolder(self._folder, name), error)
+                    await self._drop_damaged(name, collection, error)
             raise KeyError(name) from error
         except OSError as error:
             raise _make_store_error(error) from error
+
+    async def _drop_damaged(self, name: str, collection: EdgeCollection, damage: ShardDamagedError) -> None:
+        await collection.close()
+        try:
+            await self._set_aside(CollectionFolder(self._folder, name), damage)
+        except OSError as error:
+            raise _make_store_error(error) from error
+        del self._collections[name]
 
     async def _set_aside(self, folder: CollectionFolder, error: Exception) -> None:
         place = await asyncio.to_thread(folder.set_aside)

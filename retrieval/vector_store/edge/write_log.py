@@ -11,10 +11,13 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 class WriteLog:
-    """Keeps encoded requests in their order. The file has no name, so a killed program leaves nothing."""
+    """A queue of encoded requests in a temporary file, first in, first out. Methods block.
+
+    The file has no name, so a killed program leaves nothing. The owner calls `close`.
+    """
 
     def __init__(self, folder: Path) -> None:
-        """Make the file in `folder`."""
+        """Create the file on the disk of `folder`, which must exist. Raises OSError where that fails."""
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - close() closes it
         self._end = 0
         self._read = 0
@@ -22,7 +25,7 @@ class WriteLog:
 
     @property
     def pending_bytes(self) -> int:
-        """Size of what `take` has not returned yet."""
+        """Bytes of the requests that `take` has not returned yet, and 4 more for each."""
         return self._end - self._read
 
     @property
@@ -31,14 +34,14 @@ class WriteLog:
         return self._pending
 
     def append(self, frame: bytes) -> None:
-        """Note a request."""
+        """Add a request at the end. Raises OSError where the disk is full."""
         self._file.seek(self._end)
         self._file.write(_LENGTH.pack(len(frame)) + frame)
         self._end = self._file.tell()
         self._pending += 1
 
     def take(self) -> bytes | None:
-        """Return the oldest request that was not returned yet; None: there is none."""
+        """Return the oldest request that was not returned yet, and remove it from the queue; None where it is empty."""
         if self._read == self._end:
             return None
         self._file.seek(self._read)
@@ -49,5 +52,5 @@ class WriteLog:
         return frame
 
     def close(self) -> None:
-        """Remove the file."""
+        """Close the file, which frees its space. No method may be called afterwards but `close`."""
         self._file.close()

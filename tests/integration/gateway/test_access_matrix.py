@@ -56,7 +56,7 @@ OPENS: Final[Mapping[str, tuple[Access, ...]]] = {
     "stranger": ("open", "any_key", "inference", "admin"),
 }
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PURGE")
-NO_ROUTES: Final = ("/", "/nowhere", "/v1", "/v1/admin", "/docs", "/redoc", "/health/warm", "/v2/models")
+NO_ROUTES: Final = ("/", "/nowhere", "/v1", "/v1/admin", "/docs", "/redoc", "/health/cold", "/v2/models")
 NAMED_OTHERWISE: Final = (*OTHER_NAMES, *(f"/{path}" for path in WITHOUT_V1), "/models/org/m", "/messages/count_tokens")
 NO_RESPONSE: Final = "resp_" + "0" * 48
 BODY: Final = json.dumps(
@@ -76,7 +76,9 @@ def declarations(gateway: Gateway) -> list[tuple[str, str, Access]]:
 def test_every_route_demands_what_was_decided() -> None:
     declared = declarations(create_gateway(GatewaySettings(), None))
     assert list_differences(declared) == []
-    assert {path for (_, path), access in list_expected().items() if access == "open"} == {"/health", "/metrics"}
+    assert {path for (_, path), access in list_expected().items() if access == "open"} == {
+        *("/health", "/health/live", "/health/ready", "/metrics")
+    }
     assert [path for _, path, access in declared if access == "open" and not MAY_BE_OPEN.fullmatch(path)] == []
 
 

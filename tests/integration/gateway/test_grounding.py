@@ -1,4 +1,4 @@
-"""`rag` of chat completions: what is searched, what the engine gets, and what the answer cites."""
+"""`rag` of chat completions and messages: what is searched, what the engine gets, and what the answer cites."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anthropic
 import pytest
+from anthropic.types import CitationsSearchResultLocation, TextBlock
 
 from tests.fakes.fake_controller import route
 from tests.fakes.fake_retrieval import FakeRetrieval, fake_retrieval, hit
@@ -34,7 +36,7 @@ async def grounded() -> AsyncIterator[tuple[GatewayHarness, Any, FakeRetrieval]]
         ]
         async with gateway_harness(retrieval_url=retrieval.url) as here, engines(1) as (engine,):
             engine.words = ANSWER.split()
-            await here.publish(route("m", [engine.url]))
+            await here.publish(route("m", [engine.url], apis=(CHAT,)))
             yield here, engine, retrieval
 
 
@@ -106,6 +108,17 @@ async def test_passages_fit_the_tokens_that_are_left_for_them() -> None:
         assert "yyy" not in json.dumps(engine.requests[0].body)
 
 
+async def test_halves_of_surrogate_pairs_are_no_text_to_search_for() -> None:
+    async with grounded() as (here, _, retrieval):
+        messages = [{"role": "user", "content": "hi \ud800"}]
+        body = json.dumps({"model": "m", "messages": messages, "rag": {"filter": {"a": "\udfff"}}})
+        headers = {"content-type": "application/json"}
+        async with here.client.post(here.url + CHAT, data=body, headers=headers) as answer:
+            assert answer.status == 200, await answer.text()
+        [(_, search)] = retrieval.searches
+        assert search["query"] == "hi ?"
+
+
 async def test_without_hits_or_with_false_the_question_stays_as_it_was() -> None:
     async with grounded() as (here, engine, retrieval):
         retrieval.hits = []
@@ -149,3 +162,63 @@ async def test_retrievals_own_error_is_the_answer() -> None:
         await here.publish(route("m", [engine.url]))
         status, answer = await ask(here, rag=True)
         assert (status, answer["error"]["code"]) == (403, "retrieval_disabled")
+
+
+async def test_messages_cite_passages_as_anthropics_client_expects_it() -> None:
+    async with grounded() as (here, engine, retrieval):
+        client = anthropic.AsyncAnthropic(api_key="none", base_url=here.url, max_retries=0)
+        result = {"type": "tool_result", "tool_use_id": "t", "content": "Rain"}
+        messages: list[Any] = [
+            {"role": "user", "content": [{"type": "text", "text": "Where is the coal?"}]},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "see", "input": {}}]},
+            {"role": "user", "content": [result]},
+        ]
+        asked: dict[str, Any] = {"model": "m", "max_tokens": len(ANSWER.split()), "messages": messages}
+        asked |= {"extra_body": {"rag": {"top_k": 3}}, "extra_headers": {"x-client-id": "alice"}}
+        async with client:
+            blocking = await client.messages.create(**asked)
+            async with client.messages.stream(**asked) as stream:
+                streamed = await stream.get_final_message()
+        for message in (blocking, streamed):
+            [block] = message.content
+            assert isinstance(block, TextBlock)
+            cited = [each for each in block.citations or () if isinstance(each, CitationsSearchResultLocation)]
+            assert [(each.source, each.title, each.search_result_index) for each in cited] == [
+                ("d1", "d1.md", 0),
+                ("d3", "d3.md", 2),
+            ]
+            assert [each.cited_text for each in cited] == ["Coal is in the shed.", "The shed."]
+            extra = [each.model_extra or {} for each in cited]
+            assert [block.text[each["start_index"] : each["end_index"]] for each in extra] == ["[1]", "[3]"]
+            assert [each["number"] for each in (message.model_extra or {})["sources"]] == [1, 2, 3]
+        assert retrieval.searches[0] == ("alice", {"query": "Where is the coal?", "top_k": 3, "rerank": False})
+        for sent in engine.requests:
+            assert "rag" not in sent.body
+            [question, _, tool_result] = sent.body["messages"]
+            assert "[1] d1.md\nCoal is in the shed." in json.dumps(question["content"]).replace("\\n", "\n")
+            assert tool_result["content"] == "Rain"
+
+
+async def test_a_message_without_rag_has_no_citations() -> None:
+    async with grounded() as (here, engine, retrieval):
+        body: dict[str, Any] = {"model": "m", "max_tokens": 50, "messages": MESSAGES[1:]}
+        for rag in ({}, {"rag": False}):
+            async with here.client.post(here.url + "/v1/messages", json=body | rag) as answer:
+                message = await answer.json()
+            assert "sources" not in message
+            assert "citations" not in message["content"][0]
+            assert "rag" not in engine.requests[-1].body
+        async with here.client.post(here.url + "/v1/messages", json=body | {"rag": "yes"}) as answer:
+            error = (await answer.json())["error"]
+        assert (answer.status, error["param"]) == (400, "rag")
+        assert retrieval.searches == []
+
+
+async def test_passages_take_half_of_a_models_context_at_most() -> None:
+    async with grounded() as (here, engine, retrieval):
+        await here.publish(route("m", [engine.url], apis=(CHAT,), context_length=200))
+        retrieval.hits = [hit(1, "x" * 300), hit(2, "y" * 200)]
+        status, answer = await ask(here, rag=True)
+        assert (status, [source["number"] for source in answer["sources"]]) == (200, [1])
+        status, answer = await ask(here, rag={"max_tokens": 130})
+        assert (status, [source["number"] for source in answer["sources"]]) == (200, [1, 2])

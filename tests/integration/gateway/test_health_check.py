@@ -76,7 +76,7 @@ async def test_a_server_that_says_anything_else_is_not_healthy() -> None:
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = str(server.sockets[0].getsockname()[1])
         code, said = await check({"ROUNDHOUSE_PORT": port})
-        assert (code, said) == (1, "/health answers 503\n")
+        assert (code, said) == (1, "/health/live answers 503\n")
         code, said = await check({"ROUNDHOUSE_PORT": port})
         assert (code, said.count("\n")) == (1, 1), said
 

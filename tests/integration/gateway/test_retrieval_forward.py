@@ -5,53 +5,16 @@ The retrieval program is the real one, over fakes of its parts, on a port."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import aiohttp
-import uvicorn
 
-from common.shared_token import SharedToken
-from retrieval.api.app import TokenCheck
-from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
-from tests.support.ports import free_port
-from tests.support.retrieval_harness import RetrievalHarness, retrieval_harness
-
-TOKEN = "a-token-of-both-programs"
-
-
-@asynccontextmanager
-async def both(folder: Path, gateway_token: str = TOKEN) -> AsyncIterator[tuple[GatewayHarness, RetrievalHarness]]:
-    """A gateway, and retrieval on a port with a token."""
-    own, other = folder / "own-token", folder / "gateway-token"
-    own.write_text(TOKEN)
-    other.write_text(gateway_token)
-    port = free_port()
-    async with retrieval_harness(folder, retrieval_max_file_mib=1) as retrieval:
-        app = TokenCheck(retrieval.retrieval.build_app(), SharedToken(own, "the token"))
-        config = uvicorn.Config(app, host="127.0.0.1", port=port, log_config=None, lifespan="off")
-        server = uvicorn.Server(config)
-        task = asyncio.create_task(server.serve())
-        url = f"http://127.0.0.1:{port}"
-        try:
-            settings: dict[str, Any] = {
-                "retrieval_url": url,
-                "retrieval_token_file": other,
-                "retrieval_max_file_mib": 1,
-            }
-            async with gateway_harness(**settings) as here:
-                while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
-                    await asyncio.sleep(0.01)
-                yield here, retrieval
-        finally:
-            server.should_exit = True
-            await task
+from tests.fakes.gateway_harness import gateway_harness
+from tests.support.retrieval_gateway import retrieval_gateway
 
 
 async def test_a_document_goes_through_with_its_tenant(tmp_path: Path) -> None:
-    async with both(tmp_path) as (here, retrieval):
+    async with retrieval_gateway(tmp_path) as (here, retrieval):
         form = aiohttp.FormData()
         form.add_field("file", b"A fox.", filename="fox.txt")
         headers = {"x-client-id": "Alice B", "x-roundhouse-tenant": "bob", "x-roundhouse-admin": "1"}
@@ -74,7 +37,7 @@ async def test_a_document_goes_through_with_its_tenant(tmp_path: Path) -> None:
 
 
 async def test_a_document_that_is_too_large_is_refused(tmp_path: Path) -> None:
-    async with both(tmp_path) as (here, retrieval):
+    async with retrieval_gateway(tmp_path) as (here, retrieval):
         for size in (1024 * 1024 + 1, 20 * 1024 * 1024):
             form = aiohttp.FormData()
             form.add_field("file", b"x" * size, filename="x.txt")
@@ -84,7 +47,7 @@ async def test_a_document_that_is_too_large_is_refused(tmp_path: Path) -> None:
 
 
 async def test_another_token_is_told_as_what_it_is(tmp_path: Path) -> None:
-    async with both(tmp_path, gateway_token="another-token-than-that") as (here, _):
+    async with retrieval_gateway(tmp_path, gateway_token="another-token-than-that") as (here, _):
         async with here.client.get(f"{here.url}/v1/documents") as answer:
             error = (await answer.json())["error"]
         assert (answer.status, error["code"]) == (503, "retrieval_unavailable")
@@ -93,7 +56,7 @@ async def test_another_token_is_told_as_what_it_is(tmp_path: Path) -> None:
 
 
 async def test_a_client_that_leaves_ends_its_upload(tmp_path: Path) -> None:
-    async with both(tmp_path) as (here, retrieval):
+    async with retrieval_gateway(tmp_path) as (here, retrieval):
         reader, writer = await asyncio.open_connection("127.0.0.1", int(here.url.rpartition(":")[2]))
         writer.write(
             b"POST /v1/documents HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"

@@ -27,7 +27,7 @@ from tests.fakes.mock_engine import MockEngine
 from tests.support.access_table import find_expected
 from tests.support.queueing import key
 
-UNGATED = {"/health", "/metrics"}
+UNGATED = {"/health", "/health/live", "/health/ready", "/metrics"}
 STORED = {
     "/v1/responses/": "response_not_found",
     "/v1/chat/completions/{": "completion_not_found",
@@ -35,9 +35,11 @@ STORED = {
     "/v1/stream": "stream_not_found",
 }
 """How paths of stored objects begin, and the code where there is none of that id."""
+AICORE = "/v1/aicore/"
+"""How paths begin that are about the model with the role `aicore`, which there is not here."""
 DOCUMENTS = ("/v1/documents", "/v1/search", "/v1/tenants", "/v1/files", "/v1/vector_stores", "/v1/retrieval")
 """How paths of retrieval begin, which does not run here."""
-Kind = Literal["inference", "stored", "documents", "admin", "models", "listing", "absent", "ungated"]
+Kind = Literal["inference", "stored", "documents", "aicore", "admin", "models", "listing", "absent", "ungated"]
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,35 @@ class Route:
         target = target.replace("{conv_id}", "conv-1")
         if target == "/v1/stream":
             return "/v1/stream?conv_id=conv-1"
-        native = self.api is not None and self.api.is_native
+        native = (self.api is not None and self.api.is_native) or target == "/health/warm"
         return f"{target}?model=org%2Fm" if native else target
+
+    @property
+    def away_code(self) -> str | None:
+        """Code of a part that does not run here; None: the path is not about one."""
+        return {"documents": "retrieval_unavailable", "aicore": "AICORE_UNAVAILABLE"}.get(self.kind)
+
+    @property
+    def absent_code(self) -> str | None:
+        """Code of what is asked for, which does not exist; None: it does."""
+        if self.method == "GET" and self.path.endswith("/benchmark"):
+            return "benchmark_not_found"
+        if self.kind != "stored":
+            return None
+        return next(code for start, code in STORED.items() if self.path.startswith(start))
+
+    @property
+    def engine_requests(self) -> int:
+        """Requests that an engine gets of one that may come in."""
+        inner = {("POST", "/health/warm"): 1, ("POST", "/v1/models/{name}/benchmark"): 3}
+        return 1 if self.kind == "inference" else inner.get((self.method, self.path), 0)
 
     @property
     def body(self) -> bytes:
         """JSON that the route takes."""
         if self.method in ("GET", "DELETE"):
+            return b""
+        if self.path in ("/health/warm", "/v1/models/{name}/benchmark", "/v1/aicore/benchmark"):
             return b""
         if self.path == "/v1/streams/lookup":
             return b'{"conversation_ids": ["conv-1"]}'
@@ -106,8 +130,10 @@ def kind_of(path: str) -> Kind:
     """By where it is."""
     if path in UNGATED:
         return "ungated"
-    if path.startswith(("/v1/models", "/models")):
+    if path.startswith(("/v1/models", "/models", "/health/warm")):
         return "models"
+    if path.startswith(AICORE):
+        return "aicore"
     if path.startswith(DOCUMENTS):
         return "documents"
     if path.startswith(tuple(STORED)) and not path.startswith("/v1/streams/"):
@@ -160,7 +186,7 @@ def verdict(asked: Route, who: str) -> tuple[int, str | None]:
     access = find_expected(asked.method, asked.target.partition("?")[0])
     if (who == "inference" and access == "admin") or (who == "admin" and access == "inference"):
         return 403, "scope_required"
-    names_model = asked.api is not None or asked.path in ("/v1/models/{name}", "/v1/models/a-n")
+    names_model = asked.api is not None or asked.path.startswith(("/v1/models/", "/health/warm"))
     if who in ("other", "nothing") and names_model:
         return 403, "model_not_allowed"
     return 0, None
@@ -263,18 +289,17 @@ async def test_a_key_opens_what_it_says_and_no_more(who: str, caplog: pytest.Log
                     check_refusal(asked, said, status, code, who)
                 elif asked.kind == "absent":
                     assert said[0] in (404, 405), (asked, said)
-                elif asked.kind == "documents":
-                    check_refusal(asked, said, 503, "retrieval_unavailable", who)
-                elif asked.kind == "stored":
-                    code_of_path = next(code for start, code in STORED.items() if asked.path.startswith(start))
-                    check_refusal(asked, said, 404, code_of_path, who)
+                elif asked.away_code is not None:
+                    check_refusal(asked, said, 503, asked.away_code, who)
+                elif asked.absent_code is not None:
+                    check_refusal(asked, said, 404, asked.absent_code, who)
                 else:
                     assert said[0] == 200, (asked, who, said)
                 if asked.kind == "inference":
                     assert said[1]["x-client-id"] == who
             reached = len(engine.requests) - before[0], len(here.controller.admin.asked) - before[1]
             open_ = 0 if code else 3
-            assert reached == (open_ * (asked.kind == "inference"), open_ * (asked.kind == "admin")), asked
+            assert reached == (open_ * asked.engine_requests, open_ * (asked.kind == "admin")), asked
         for seen in engine.requests:
             assert seen.headers["authorization"] == "Bearer replica-token"
             assert not {"x-api-key", "cookie"} & seen.headers.keys()
@@ -330,7 +355,8 @@ async def test_a_keys_limits_hold_on_every_route(limit: dict[str, int], words: s
             for name in ("requests", "tokens"):
                 assert (f"x-ratelimit-remaining-{name}" in said[1]) is (f"{name}_per_minute" in limit)
             assert (await ask(here, asked, bearer("all")))[0] != 429, asked
-        assert len(engine.requests) == 1 + len(list(inference_routes())), "those of the other key"
+        others = sum(asked.engine_requests for asked in await every_route(here))
+        assert len(engine.requests) == 1 + others, "those of the other key"
         assert "secret-" not in await here.metrics()
 
 

@@ -149,18 +149,31 @@ async def test_before_the_first_table_there_are_no_models_and_the_process_is_hea
 
 
 async def test_health_says_what_is_loaded() -> None:
-    async with gateway_harness() as here, engines(2) as both:
+    async with gateway_harness(retrieval=False) as here, engines(2) as both:
         await here.publish(route("m", [engine.url for engine in both]))
         async with here.client.get(here.url + "/health") as answer:
             health = await answer.json()
         assert health.pop("version")
+        assert health.pop("engines") == [
+            {
+                "key": "m_model_stub_0",
+                "backend": "stub",
+                "model": "m",
+                "replica": f"m-{number}",
+                "inflight": 0,
+                "attempts": [],
+            }
+            for number in range(2)
+        ]
         assert health == {
             "status": "ok",
             "service": "roundhouse",
             "controller": "connected",
+            "retrieval": "off",
             "queue_depth": 0,
             "engines_loaded": 2,
-            "engines": [{"key": f"m-{number}", "model": "m", "backend": "stub", "inflight": 0} for number in range(2)],
+            "degraded": [],
+            "aicore": None,
         }
 
 
@@ -318,8 +331,15 @@ async def test_the_openapi_document_describes_the_routes() -> None:
         "/slots/{id}",
         "/v1/models",
         "/v1/models/{name}",
+        "/v1/models/{name}/status",
+        "/v1/models/{name}/benchmark",
         "/models",
         "/health",
+        "/health/live",
+        "/health/ready",
+        "/health/warm",
+        "/v1/aicore/status",
+        "/v1/aicore/benchmark",
         "/metrics",
     }
     post = document["paths"]["/v1/chat/completions"]["post"]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from retrieval.schema.headers import TENANT_HEADER
 from tests.fakes.fake_models import FakeModels
 from tests.fakes.memory_vector_store import MemoryVectorStore
 from tests.support.retrieval_harness import RetrievalHarness, retrieval_harness
@@ -122,6 +124,36 @@ async def test_documents_are_listed_page_by_page(tmp_path: Path) -> None:
         assert [chunk["text"] for chunk in chunks["data"]] == ["Number 1."]
 
 
+@pytest.mark.parametrize("order", ["asc", "desc"])
+async def test_a_list_with_a_filter_looks_at_documents_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
+    monkeypatch.setattr("retrieval.documents.service.SCANNED_AT_ONCE", 4)
+    async with retrieval_harness(tmp_path) as here:
+        for number in range(23):
+            metadata = {"year": 2000 + number, "tags": ["x", f"t{number % 5}"]}
+            await here.ask(
+                "POST", "/v1/documents", {"text": f"N {number}.", "id": f"d{number:02}", "metadata": metadata}
+            )
+        wanted = {
+            '{"tags": "t1"}': [1, 6, 11, 16, 21],
+            '{"type": "gte", "key": "year", "value": 2019}': [19, 20, 21, 22],
+            '{"type": "and", "filters": [{"type": "lt", "key": "year", "value": 2010.5}, '
+            '{"type": "nin", "key": "tags", "value": ["t0", "t1", "t2"]}]}': [3, 4, 8, 9],
+            '{"tags": "none"}': [],
+        }
+        for where, numbers in wanted.items():
+            found, params = [], {"filter": where, "order": order, "limit": "3"}
+            while True:
+                page = (await here.ask("GET", "/v1/documents", params=params)).json()
+                found += [document["id"] for document in page["data"]]
+                if not page["has_more"]:
+                    break
+                params["after"] = page["last_id"]
+            expected = [f"d{number:02}" for number in numbers]
+            assert found == (expected if order == "asc" else expected[::-1])
+
+
 @pytest.mark.parametrize(
     ("path", "body", "code", "param"),
     [
@@ -170,8 +202,74 @@ async def test_a_file_is_sent_as_a_form(tmp_path: Path) -> None:
         assert original.headers["content-disposition"] == 'attachment; filename="notes.md"'
         large = await here.ask("POST", "/v1/documents", files={"file": ("x.txt", b"x" * (1024 * 1024 + 1))})
         assert large.json()["error"]["code"] == "document_too_large"
-        nothing = await here.ask("POST", "/v1/documents", files={"other": ("x.txt", b"x")})
+        other = await here.ask("POST", "/v1/documents", files={"other": ("x.txt", b"x")})
+        assert other.json()["error"]["param"] == "other"
+        nothing = await here.ask("POST", "/v1/documents", files={"id": (None, b"x")})
         assert nothing.json()["error"]["param"] == "file"
+
+
+async def test_an_upload_arrives_beside_the_originals_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    incoming = tmp_path / "retrieval" / "originals" / "incoming"
+    async with retrieval_harness(tmp_path, retrieval_max_file_mib=1) as here:
+        boundary = "b0undary"
+        head = f'--{boundary}\r\ncontent-disposition: form-data; name="file"; filename="a.txt"\r\n\r\n'.encode()
+        seen: list[int] = []
+
+        async def body(*parts: bytes) -> AsyncIterator[bytes]:
+            for part in parts:
+                yield part
+            seen.extend(path.stat().st_size for path in incoming.iterdir())
+
+        async def send(*parts: bytes) -> httpx.Response:
+            headers = {TENANT_HEADER: "alice", "content-type": f"multipart/form-data; boundary={boundary}"}
+            return await here.client.post("/v1/documents", content=body(head, *parts), headers=headers)
+
+        end = f"\r\n--{boundary}--\r\n".encode()
+        assert (await send(b"A fox. " * 1000, end)).status_code == 202
+        assert seen == [7000]
+        for parts in ((b"cut off",), (b"x" * (1024 * 1024 + 1), end), (b"a", b"\r\n--b0undaryjunk")):
+            assert (await send(*parts)).status_code in (400, 413)
+        assert list(incoming.iterdir()) == []
+        assert count_originals(here) == 1
+    (incoming / "leftover").write_bytes(b"of a killed program")
+    async with retrieval_harness(tmp_path):
+        assert list(incoming.iterdir()) == []
+
+
+async def test_beyond_the_bound_of_waiting_documents_all_ways_in_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = asyncio.Event()
+    models = FakeModels(gate=gate)
+    async with retrieval_harness(tmp_path, models=models, retrieval_embedding_model="m") as here:
+        file = (
+            await here.ask("POST", "/v1/files", files={"file": ("a.txt", b"A cat.")}, data={"purpose": "assistants"})
+        ).json()
+        store = (await here.ask("POST", "/v1/vector_stores", {})).json()
+        await here.ask("POST", "/v1/documents", {"text": "A fox.", "id": "d"})
+        await until("it is in work", lambda: len(models.asked) == 1)
+        monkeypatch.setattr("retrieval.documents.service.MOST_WAITING", 0)
+        originals = count_originals(here)
+        files = f"/v1/vector_stores/{store['id']}/files"
+        for path, options in (
+            ("/v1/documents", {"body": {"text": "A dog."}}),
+            ("/v1/documents?wait=true", {"files": {"file": ("b.txt", b"A hen.")}}),
+            (files, {"body": {"file_id": file["id"]}}),
+            ("/v1/vector_stores", {"body": {"file_ids": [file["id"]]}}),
+            (f"/v1/vector_stores/{store['id']}/file_batches", {"body": {"file_ids": [file["id"]]}}),
+        ):
+            answer = await here.ask("POST", path, **options)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (429, "retrieval_busy"), path
+            assert answer.headers["retry-after"] == "30"
+            assert "0 documents wait to be indexed, and 0 may" in answer.json()["error"]["message"]
+        assert count_originals(here) == originals
+        assert [each["id"] for each in (await here.ask("GET", "/v1/documents")).json()["data"]] == ["d"]
+        assert (await here.ask("GET", files)).json()["data"] == []
+        assert len((await here.ask("GET", "/v1/vector_stores")).json()["data"]) == 1
+        monkeypatch.undo()
+        gate.set()
+        assert (await here.ask("POST", files, {"file_id": file["id"]})).status_code == 200
+        await here.add("A dog.")
 
 
 async def test_what_was_accepted_is_made_by_the_next_process(tmp_path: Path) -> None:
@@ -215,6 +313,24 @@ async def test_a_chunk_that_the_model_refuses_is_named(tmp_path: Path) -> None:
         answer = await here.ask("POST", "/v1/documents?wait=true", {"text": "A fox.\n\nA dog."})
         assert answer.json()["error"]["code"] == "embedding_refused"
         assert "chunk 1: the input is too long" in answer.json()["error"]["message"]
+
+
+async def test_a_model_that_takes_few_texts_at_a_time_gets_few(tmp_path: Path) -> None:
+    models = FakeModels(most=3)
+    async with retrieval_harness(tmp_path, models=models, retrieval_embedding_model="m") as here:
+        await here.add("\n\n".join(f"Fox {number}." for number in range(40)), "d")
+        asked = [len(texts) for _, texts, is_background in models.asked if is_background]
+        assert asked[1] == 4
+        assert asked[2:] == [2] * 20
+        assert len(await here.search("fox", mode="dense", top_k=100)) == 40
+
+
+async def test_batches_grow_up_to_what_is_set(tmp_path: Path) -> None:
+    async with retrieval_harness(tmp_path, retrieval_embedding_model="m", retrieval_embed_batch=8) as here:
+        await here.add("\n\n".join(f"Fox {number}." for number in range(60)), "d")
+        asked = [len(texts) for _, texts, is_background in here.models.asked if is_background]
+        assert max(asked) == 8
+        assert sum(asked) == 61  # and the question after the dimension
 
 
 async def test_work_that_fails_for_no_known_reason_ends_the_program(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import random
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from retrieval.vector_store.base import CollectionSpec, SearchScope, VectorStoreError
+from retrieval.vector_store.edge.folder import CollectionFolder
 from retrieval.vector_store.edge.store import EdgeStore
 from tests.support.campaign import campaign_seeds
 from tests.support.edge_writer import CHUNKS, SPEC, STEPS, find_processes, make_version
@@ -228,3 +230,30 @@ async def test_a_folder_that_cannot_be_used_is_an_error_without_its_path(tmp_pat
     with pytest.raises(VectorStoreError, match="cannot be read or written: Not a directory") as raised:
         await EdgeStore.open(tmp_path / "file" / "store")
     assert str(tmp_path) not in str(raised.value)
+
+
+async def test_a_full_disk_leaves_no_process_and_a_deletion_can_be_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await EdgeStore.open(tmp_path)
+
+    def is_full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(CollectionFolder, "write_record", is_full)
+        with pytest.raises(VectorStoreError, match="no space left"):
+            await store.create_collection(SPEC)
+    assert not find_processes("shard_process", tmp_path)
+    assert await store.list_collections() == []
+    await store.create_collection(SPEC)
+    with monkeypatch.context() as disk:
+        disk.setattr(CollectionFolder, "remove", is_full)
+        with pytest.raises(VectorStoreError, match="no space left"):
+            await store.delete_collection(SPEC.name)
+    await store.delete_collection(SPEC.name)
+    assert await store.list_collections() == []
+    await store.close()
+    again = await EdgeStore.open(tmp_path)
+    assert await again.list_collections() == []
+    await again.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -104,6 +105,35 @@ async def test_batches_are_polled_and_a_bad_file_is_told(tmp_path: Path) -> None
         assert [each.id async for each in only] == [failed.id]
         cancelled = await alice.vector_stores.file_batches.cancel(batch.id, vector_store_id=store.id)
         assert cancelled.file_counts.completed == 2, "what is searchable stays"
+
+
+async def test_pages_of_stores_files_and_batches_go_forwards_and_backwards(tmp_path: Path) -> None:
+    async with sdk(tmp_path) as (alice, _, __):
+        stores = [(await alice.vector_stores.create(name=str(number))).id for number in range(4)]
+        assert [each.id async for each in alice.vector_stores.list(limit=3, order="asc")] == stores
+        page = await alice.vector_stores.list(before=stores[3], limit=2, order="asc")
+        assert ([each.id for each in page.data], page.has_more) == (stores[1:3], True)
+        page = await alice.vector_stores.list(before=stores[1])
+        assert ([each.id for each in page.data], page.has_more) == (stores[:1:-1], False)
+
+        batches = alice.vector_stores.file_batches
+        texts = [(f"{number}.txt", f"The file {number}.".encode()) for number in range(4)]
+        files = [(await alice.files.create(file=each, purpose="assistants")).id for each in texts]
+        batch = await batches.create_and_poll(stores[0], file_ids=files, poll_interval_ms=20)
+        assert batch.file_counts.completed == 4
+        for lister in (
+            functools.partial(alice.vector_stores.files.list, stores[0]),
+            functools.partial(batches.list_files, batch.id, vector_store_id=stores[0]),
+        ):
+            assert [each.id async for each in lister(limit=3)] == files[::-1]
+            first = await lister(limit=3, order="asc")
+            assert ([each.id for each in first.data], first.has_more) == (files[:3], True)
+            within = await lister(before=files[3], limit=2, order="asc", filter="completed")
+            assert ([each.id for each in within.data], within.has_more) == (files[1:3], True)
+            with pytest.raises(openai.BadRequestError, match="`before` must be the id of"):
+                await lister(before="file-none")
+            with pytest.raises(openai.BadRequestError, match="either `after` or `before`"):
+                await lister(after=files[0], before=files[1])
 
 
 async def test_deleting_a_file_takes_it_out_of_all_vector_stores(tmp_path: Path) -> None:

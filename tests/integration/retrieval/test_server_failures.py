@@ -25,6 +25,7 @@ CALLS: dict[str, Callable[[ServerStore], Awaitable[object]]] = {
     "upsert": lambda store: store.upsert_points("c", [POINT]),
     "delete_versions": lambda store: store.delete_versions("c", [1]),
     "dense": lambda store: store.search_dense("c", [1, 0], SCOPE, 1),
+    "vectors": lambda store: store.read_vectors("c", [POINT.id]),
     "sparse": lambda store: store.search_sparse("c", "word", SCOPE, 1),
     "count": lambda store: store.count_points("c"),
 }

@@ -21,6 +21,7 @@ from retrieval.vector_store.base import (
     SearchScope,
     VectorStore,
 )
+from retrieval.vector_store.bm25_options import Bm25Options
 from retrieval.vector_store.edge.store import EdgeStore
 from retrieval.vector_store.server import ServerStore
 from tests.fakes.fake_qdrant_server import FakeQdrantServer
@@ -133,6 +134,7 @@ async def test_every_method_says_that_a_collection_is_missing(store: VectorStore
         store.upsert_points("gone", [make_point(1)]),
         store.flush_collection("gone"),
         store.delete_versions("gone", [1]),
+        store.read_vectors("gone", []),
         store.search_dense("gone", [1, 0, 0, 0], scope(), 1),
         store.search_sparse("gone", "word", scope(), 1),
         store.search_sparse("gone", "", scope(), 1),
@@ -337,6 +339,37 @@ async def test_versions_are_deleted_with_all_their_points(store: VectorStore) ->
     assert await store.search_sparse("dense", "w1", scope(), 10) == []
     await store.delete_versions("dense", [])
     assert await store.count_points("dense") == 500
+
+
+async def test_a_collection_keeps_its_language(store: VectorStore) -> None:
+    spec = CollectionSpec("german", None, Bm25Options("german"))
+    await store.create_collection(spec)
+    await store.create_collection(spec)
+    assert spec in await store.list_collections()
+    with pytest.raises(CollectionMismatchError, match="german"):
+        await store.create_collection(CollectionSpec("german", None))
+    for name in ("german", "words"):
+        await store.upsert_points(name, [make_point(1, "die Häuser", None), make_point(2, "house", None)])
+    assert versions(await store.search_sparse("german", "Haus", scope(), 10)) == [1]
+    assert versions(await store.search_sparse("german", "die", scope(), 10)) == []
+    assert versions(await store.search_sparse("words", "Haus", scope(), 10)) == []
+    assert versions(await store.search_sparse("words", "houses", scope(), 10)) == [2]
+
+
+async def test_vectors_are_read_by_the_ids_of_their_points(store: VectorStore) -> None:
+    points = [make_point(number, vector=(number, 1, 0, 0)) for number in range(70)]
+    await store.upsert_points("dense", points)
+    ids = [point.id for point in points]
+    found = await store.read_vectors("dense", [*ids, str(uuid.UUID(int=1000))])
+    assert found.keys() == set(ids)
+    for number, id_ in enumerate(ids):
+        length = (number**2 + 1) ** 0.5
+        assert list(found[id_]) == pytest.approx([number / length, 1 / length, 0, 0], abs=1e-6)
+    assert await store.read_vectors("dense", []) == {}
+    with pytest.raises(ValueError, match="no dense vectors"):
+        await store.read_vectors("words", ids)
+    with pytest.raises(ValueError, match="UUID"):
+        await store.read_vectors("dense", ["1"])
 
 
 async def test_no_points_and_odd_points_are_fine(store: VectorStore) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from retrieval.filters import Combination, Comparison, Filter, matches_filter
 from retrieval.vector_store.base import AttributeValue, Point, SearchScope
+from retrieval.vector_store.bm25_options import Bm25Options
 from retrieval.vector_store.edge.shard import Shard
 from retrieval.vector_store.payload import make_payload, make_search_filter, make_tenant_filter
 from tests.properties.retrieval.strategies import attributes, filters
@@ -21,7 +22,7 @@ LIMIT = 100
 @pytest.fixture(scope="module")
 def shard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shard]:
     """A shard without points."""
-    shard = Shard.create(tmp_path_factory.mktemp("shard"), 2)
+    shard = Shard.create(tmp_path_factory.mktemp("shard"), 2, Bm25Options())
     yield shard
     shard.close()
 

@@ -16,12 +16,16 @@ from tests.support.retrieval_harness import RetrievalHarness, retrieval_harness
 TENANTS = ("alice", "bob")
 IDS = ("a", "b", "c")
 TEXTS = ("A fox runs.", "A fox sleeps.\n\nA dog too.", "A dog barks.", "bad fox")
-Model = dict[str, dict[str, str]]
-"""Text by tenant and document id."""
+TAGS = ("x", "y")
+Model = dict[str, dict[str, tuple[str, str]]]
+"""Text and tag by tenant and document id."""
 
+versions = st.tuples(st.sampled_from(TEXTS), st.sampled_from(TAGS))
 operations = st.lists(
     st.one_of(
-        st.tuples(st.just("add"), st.sampled_from(TENANTS), st.sampled_from(IDS), st.sampled_from(TEXTS)),
+        st.tuples(st.just("add"), st.sampled_from(TENANTS), st.sampled_from(IDS), versions),
+        # The same text again, with the other tag: nothing is parsed or embedded for it.
+        st.tuples(st.just("tag"), st.sampled_from(TENANTS), st.sampled_from(IDS), st.sampled_from(TAGS)),
         st.tuples(st.just("delete"), st.sampled_from(TENANTS), st.sampled_from(IDS), st.none()),
         st.tuples(st.just("forget"), st.sampled_from(TENANTS), st.none(), st.none()),
         st.tuples(st.just("restart"), st.none(), st.none(), st.none()),
@@ -55,14 +59,21 @@ async def run_steps(steps: list[tuple[str, Any, Any, Any]]) -> None:
 
 async def run_step(here: RetrievalHarness, model: Model, step: tuple[str, Any, Any, Any]) -> None:
     """Run one step, and note in the model what it must have done."""
-    kind, tenant, document_id, text = step
-    if kind == "add":
-        answer = await here.ask("POST", "/v1/documents?wait=true", {"text": text, "id": document_id}, tenant=tenant)
+    kind, tenant, document_id, value = step
+    if kind in ("add", "tag"):
+        if kind == "tag" and document_id not in model[tenant]:
+            return
+        text, tag = value if kind == "add" else (model[tenant][document_id][0], value)
+        body = {"text": text, "id": document_id, "metadata": {"tag": tag}}
+        parsed = len(here.parser.parsed)
+        answer = await here.ask("POST", "/v1/documents?wait=true", body, tenant=tenant)
         if text.startswith("bad"):
             assert answer.status_code == 422
         else:
             assert answer.status_code == 200, answer.text
-            model[tenant][document_id] = text
+            model[tenant][document_id] = (text, tag)
+        if kind == "tag":
+            assert len(here.parser.parsed) == parsed
     elif kind == "delete":
         answer = await here.ask("DELETE", f"/v1/documents/{document_id}", tenant=tenant)
         assert answer.status_code == (200 if model[tenant].pop(document_id, None) is not None else 404)
@@ -81,12 +92,16 @@ async def check(here: RetrievalHarness, model: Model) -> None:
         for word in ("fox", "dog"):
             hits = await here.search(word, tenant=tenant, top_k=100)
             expected = sorted(
-                (document_id, paragraph)
-                for document_id, text in own.items()
+                (document_id, paragraph, tag)
+                for document_id, (text, tag) in own.items()
                 for paragraph in text.split("\n\n")
                 if word in paragraph.lower()
             )
-            assert sorted((hit["document_id"], hit["text"]) for hit in hits) == expected
+            assert sorted((hit["document_id"], hit["text"], hit["metadata"]["tag"]) for hit in hits) == expected
+            tagged = await here.search(word, tenant=tenant, top_k=100, filter={"tag": "x"})
+            assert sorted((hit["document_id"], hit["text"], "x") for hit in tagged) == [
+                each for each in expected if each[2] == "x"
+            ]
             for hit in hits:
                 text = (await here.ask("GET", f"/v1/documents/{hit['document_id']}/text", tenant=tenant)).content
                 assert text[hit["start"] : hit["end"]].decode() == hit["text"]

@@ -40,6 +40,7 @@ ENGINE: Final[dict[str, Any]] = {
     "tools": False,
     "structured_output": False,
     "matryoshka": True,
+    "role": "aicore",
 }
 """What every backend has and that says what an engine is and can do."""
 

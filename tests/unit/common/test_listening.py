@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from common import listening
+from common.internal_server import open_listener
 from common.listening import (
     HostAddress,
     ListenError,
@@ -182,3 +183,15 @@ def test_a_free_port_is_looked_for_until_all_have_it(monkeypatch: pytest.MonkeyP
     refusals = 1000
     with pytest.raises(ListenError, match="Address already in use"):
         bind_listeners(["127.0.0.2", "127.0.0.3"], 0)
+
+
+def test_no_part_of_an_answer_waits_for_an_acknowledgement() -> None:
+    """Connections inherit it. Else an answer in two parts takes 40 ms on an event loop that does not set it."""
+    with ExitStack() as stack:
+        listeners = [*bind_listeners(["127.0.0.1"], 0), open_listener(("127.0.0.1", 0))]
+        for listener in map(stack.enter_context, listeners):
+            listener.listen()
+            listener.setblocking(True)
+            stack.enter_context(socket.create_connection(listener.getsockname()))
+            connection = stack.enter_context(listener.accept()[0])
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -22,7 +22,7 @@ from controller.backup.manifest import (
     NewerArchiveError,
     parse_member,
 )
-from tests.support.backups import make_installation
+from tests.support.backups import ORIGINALS, add_documents, make_installation
 
 EVIL_NAMES = ("../evil", "/etc/passwd", "state/../../evil", "desired-state/a/../b.yaml", "state/lock", "a", "")
 
@@ -105,7 +105,10 @@ def test_what_is_no_backup_is_refused(content: bytes) -> None:
         verify_archive(io.BytesIO(content))
 
 
-@pytest.mark.parametrize("field", ["schema_version", "state_schema_version", "responses_schema_version"])
+VERSIONS = ("schema_version", "state_schema_version", "responses_schema_version", "catalog_schema_version")
+
+
+@pytest.mark.parametrize("field", VERSIONS)
 def test_a_newer_one_is_refused_in_words(archive: bytes, field: str) -> None:
     known = Manifest.model_fields[field].default
     with pytest.raises(
@@ -153,3 +156,37 @@ def test_a_member_is_needed_once(archive: bytes) -> None:
 def test_its_file_says_nothing_of_the_machine(archive: bytes, tmp_path: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
         assert {(entry.uid, entry.gid, entry.uname) for entry in opened} == {(0, 0, "")}
+
+
+@pytest.fixture(scope="module")
+def with_documents(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A whole backup with documents."""
+    folder = tmp_path_factory.mktemp("documents")
+    made = make_installation(folder / "here")
+    add_documents(made.state)
+    made.back_up(folder / "b.tar.gz")
+    return (folder / "b.tar.gz").read_bytes()
+
+
+def test_earlier_versions_refuse_documents_and_read_the_rest(archive: bytes, with_documents: bytes) -> None:
+    assert verify_archive(io.BytesIO(archive)).schema_version == 1
+    manifest = verify_archive(io.BytesIO(with_documents))
+    assert manifest.schema_version == 2
+    assert manifest.documents is not None
+    assert (manifest.documents.originals, manifest.documents.bytes) == (3, sum(map(len, ORIGINALS.values())))
+    assert set(manifest.members) - set(verify_archive(io.BytesIO(archive)).members) == {"documents/catalog.db"}
+
+
+def test_each_original_is_needed_in_its_place(with_documents: bytes) -> None:
+    members = members_of(with_documents)
+    names = [name for name in members if name.startswith("documents/originals/")]
+    assert names == sorted(f"documents/originals/{sha256}" for sha256 in ORIGINALS)
+    for name in names:
+        with pytest.raises(DamagedArchiveError, match=r"it has 2 of its 3 originals"):
+            verify_archive(pack({other: content for other, content in members.items() if other != name}))
+        with pytest.raises(DamagedArchiveError, match="is not what its manifest says"):
+            verify_archive(pack(members | {name: b"?" * len(members[name])}))
+    with pytest.raises(ForeignArchiveError, match="in a wrong place"):
+        verify_archive(pack({name: members[name] for name in [*members][: -len(names)] + names[::-1]}))
+    with pytest.raises(ForeignArchiveError, match="is not one of Roundhouse: documents"):
+        verify_archive(with_manifest(with_documents, documents=None))

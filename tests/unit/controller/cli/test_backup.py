@@ -14,7 +14,7 @@ import pytest
 from common.sqlite_files import hold_file
 from controller.cli.app import run
 from controller.cli.exit_codes import ExitCode
-from tests.support.backups import Installation, make_installation
+from tests.support.backups import ORIGINALS, Installation, add_documents, make_installation
 from tests.support.small_disk import mount_small_disk, no_space
 
 
@@ -185,3 +185,80 @@ def test_responses_may_lie_elsewhere(tmp_path: Path) -> None:
     assert command("backup", file, origin, "--responses", str(tmp_path / "volume")) == ExitCode.DONE
     assert command("restore", file, there, "--responses", str(tmp_path / "new")) == ExitCode.DONE
     assert kept(tmp_path / "new" / "responses.db") == "responses.db"
+
+
+def originals_in(state: Path) -> dict[str, bytes]:
+    """Content of each original, by its name."""
+    return {path.name: path.read_bytes() for path in (state / "retrieval" / "originals").glob("??/*")}
+
+
+def test_documents_are_part_of_a_backup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    origin, there = make_installation(tmp_path / "origin"), Installation(tmp_path / "there")
+    add_documents(origin.state)
+    file = tmp_path / "b.tar.gz"
+    assert command("backup", file, origin) == ExitCode.DONE
+    assert "8 files" in (out := capsys.readouterr().out)
+    assert "3 originals of documents" in out
+    assert command("restore", file, there) == ExitCode.DONE
+    assert originals_in(there.state) == ORIGINALS
+    assert kept(there.state / "retrieval" / "catalog.db") == "catalog.db"
+    names = {path.name for path in (there.state / "retrieval").iterdir()}
+    assert names == {"catalog.db", "originals", "restored"}, "vectors are made again"
+    assert command("restore", file, there, "--force") == ExitCode.DONE
+    assert originals_in(there.state) == ORIGINALS
+    assert (there.state / "retrieval.before-restore" / "catalog.db").exists()
+
+
+def test_documents_may_lie_elsewhere_or_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    origin, there = make_installation(tmp_path / "origin"), Installation(tmp_path / "there")
+    add_documents(tmp_path / "volume")
+    file = tmp_path / "b.tar.gz"
+    assert command("backup", file, origin, "--documents", str(tmp_path / "volume")) == ExitCode.DONE
+    assert command("restore", file, there, "--no-documents") == ExitCode.DONE
+    assert not (there.state / "retrieval").exists()
+    # Later, and alone.
+    assert run(["rag", "restore", str(file), "--documents", str(tmp_path / "new")]) == ExitCode.DONE
+    assert originals_in(tmp_path / "new") == ORIGINALS
+    capsys.readouterr()
+    assert run(["rag", "backup", str(file), "--documents", str(tmp_path / "new")]) == ExitCode.DONE
+    assert command("restore", file, Installation(tmp_path / "third")) == ExitCode.FAILED
+    assert "it has documents alone: `roundhouse rag restore` restores them" in capsys.readouterr().err
+    assert command("backup", file, origin, "--documents", str(tmp_path / "new"), "--no-documents") == ExitCode.DONE
+    assert run(["rag", "restore", str(file), "--documents", str(tmp_path / "fourth")]) == ExitCode.FAILED
+    assert "it has no documents; nothing was changed" in capsys.readouterr().err
+
+
+def test_a_retrieval_program_is_not_disturbed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    origin, file = make_installation(tmp_path / "origin"), tmp_path / "b.tar.gz"
+    folder = add_documents(origin.state)
+    assert command("backup", file, origin) == ExitCode.DONE
+    descriptor = hold_file(folder / "catalog.db")
+    try:
+        assert command("restore", file, origin, "--force") == ExitCode.LOCKED
+    finally:
+        os.close(descriptor)
+    assert "retrieval uses" in capsys.readouterr().err
+
+
+def test_a_damaged_original_is_named_and_the_earlier_backup_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    origin, file = make_installation(tmp_path / "origin"), tmp_path / "b.tar.gz"
+    folder = add_documents(origin.state)
+    assert command("backup", file, origin) == ExitCode.DONE
+    before, damaged = file.read_bytes(), next((folder / "originals").glob("??/*"))
+    damaged.write_bytes(b"rotten")
+    assert command("backup", file, origin) == ExitCode.FAILED
+    assert f"{damaged} is damaged: put the file back" in capsys.readouterr().err
+    assert file.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.tar.gz", "origin"]
+
+
+def test_a_full_disk_leaves_no_documents_half(tmp_path: Path) -> None:
+    file = tmp_path / "b.tar.gz"
+    add_documents(tmp_path / "origin")
+    assert run(["rag", "backup", str(file), "--documents", str(tmp_path / "origin")]) == ExitCode.DONE
+    with mount_small_disk(tmp_path / "disk", 64) as disk:
+        disk.fill()
+        assert run(["rag", "restore", str(file), "--documents", str(disk.folder / "state")]) == ExitCode.FAILED
+        assert not list((disk.folder / "state").glob("*"))

@@ -138,6 +138,18 @@ def test_one_broken_model_rejects_all() -> None:
     assert (parsed.is_valid, parsed.definitions, parsed.declared_models, parsed.digest) == (False, {}, {}, "")
 
 
+def test_a_role_is_of_one_model_alone() -> None:
+    found = problems_of(
+        """\
+        models:
+          a: {backend: stub, role: aicore}
+          b: {backend: stub}
+          c: {backend: stub, role: aicore}
+        """
+    )
+    assert found == [f"{FIRST}:4: models.c.role: model a has the role `aicore` already"]
+
+
 def test_aliases_are_taken_once() -> None:
     found = problems_of(
         """\

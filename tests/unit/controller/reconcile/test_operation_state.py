@@ -52,6 +52,19 @@ def test_a_replica_that_ended_proves_nothing_though_it_had_served_for_long() -> 
     assert memory.failures.keys() == {FIRST.key}
 
 
+def test_the_last_failed_starts_are_known_until_the_definition_changes() -> None:
+    memory, desired = OperationState(), DesiredState(1, {"m": WANTED})
+    for number in range(6):
+        memory.record_failure(FIRST, Verdict(f"no {number}"), 10.0 * number + 2.5, began_at=10.0 * number)
+    memory.record_failure(FIRST, Verdict("ended later"), 90.0, ready_for_s=20.0)
+    served = ObservedReplica(FIRST, "m-0", Phase.RUNNING, 1.0, ready_since=2.0)
+    memory.prune_state(desired, [served], 10_000.0)
+    starts = memory.start_failures[FIRST.key]
+    assert [(each.error, each.duration_s) for each in starts] == [(f"no {number}", 2.5) for number in range(2, 6)]
+    memory.prune_state(DesiredState(1, {"m": replace(WANTED, spec_hash="edited")}), [served], 10_000.0)
+    assert not memory.start_failures
+
+
 def test_paused_what_is_wanted_is_not_kept_from_serving_by_a_drain() -> None:
     memory = OperationState()
     replicas = [ObservedReplica(ReplicaId("m", index, "h"), f"m-{index}", Phase.RUNNING, 1.0) for index in range(2)]

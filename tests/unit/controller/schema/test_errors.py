@@ -49,6 +49,7 @@ def test_codes_and_statuses_are_pinned() -> None:
         "stream_not_found": 404,
         "conversation_item_not_found": 404,
         "conversation_not_found": 404,
+        "benchmark_not_found": 404,
         "completion_not_found": 404,
         "unknown_model": 404,
         "unknown_replica": 404,
@@ -100,6 +101,13 @@ def test_codes_and_statuses_are_pinned() -> None:
         "vector_store_unavailable": 503,
         "storage_full": 507,
         "storage_failed": 500,
+        "AICORE_DOWNLOADABLE": 503,
+        "AICORE_DOWNLOADING": 425,
+        "AICORE_UNAVAILABLE": 503,
+        "AICORE_BACKGROUND_BLOCKED": 403,
+        "AICORE_RUNTIME_ERROR": 500,
+        "AICORE_UNKNOWN": 503,
+        "LITERT_INIT_FAILED": 503,
     }
 
 

@@ -27,6 +27,7 @@ from controller.state import (
     ReplicaId,
     ReplicaKey,
     Requirement,
+    StartFailure,
     Statement,
 )
 from controller.status.model_status import assess_models
@@ -116,6 +117,19 @@ def test_only_ready_and_undrained_replicas_are_routed_to_with_their_tokens() -> 
     assert endpoint.token.get_secret_value() == "token of rh-new-0"
     assert "token of" not in repr(route)
     assert (route.state, route.aliases, route.created) == (ModelState.LOADED, ("em",), 3), "as old as its declaration"
+
+
+def test_a_route_tells_how_its_replicas_came_up() -> None:
+    desired, replica = DesiredState(1, {"m": MODEL}), replace(_replica(0), created_at=NOW - 9, ready_since=NOW - 5.5)
+    failed = StartFailure("exit code 1. Last log lines:\nx", 0.25)
+    observed = replace(_seen(replica, loaded_once=frozenset("m")), start_failures={replica.id.key: (failed,)})
+    statuses = assess_models(desired, observed, plan(desired, observed, NOW))
+    [route] = build_routes(desired, observed, statuses, lambda name: None)
+    [endpoint] = route.endpoints
+    assert [(each.result, each.duration_ms) for each in endpoint.attempts] == [
+        ("failed: exit code 1. Last log lines:", 250),
+        ("ok", 3500),
+    ]
 
 
 @pytest.mark.parametrize(("told", "length"), [((4096, 2048), 2048), ((4096, None), 4096), ((None, None), 8192)])

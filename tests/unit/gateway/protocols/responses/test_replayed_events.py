@@ -8,7 +8,9 @@ import pytest
 
 from gateway.protocols.common.conversation import Answer, Call, Tokens
 from gateway.protocols.responses.answer_stream import ResponseWriter
+from gateway.protocols.responses.file_search import FoundFiles
 from gateway.protocols.responses.replayed_events import replay_end, replay_events
+from tests.fakes.fake_retrieval import file_hit
 from tests.support.responses import context, events_in, folded
 
 DONE = b"data: [DONE]\n\n"
@@ -31,6 +33,24 @@ def test_a_response_is_what_its_events_say(name: str, is_open: bool) -> None:
     asked: dict[str, Any] = {"model": "m", "input": "Hi", "background": True, "tools": tools}
     response = ResponseWriter(asked, context(stores=True)).build_answer(ANSWERS[name])
     assert folded(replay_events(response, is_open_responses=is_open) + DONE, is_open=is_open) == response
+
+
+@pytest.mark.parametrize("includes_results", [False, True])
+def test_the_search_and_the_citations_of_a_response(includes_results: bool) -> None:
+    found = FoundFiles("Where?", (file_hit(1, "There."),), includes_results)
+    asked: dict[str, Any] = {"model": "m", "input": "Where?", "tools": [{"type": "file_search"}]}
+    asked["tools"][0]["vector_store_ids"] = ["vs"]
+    answer = Answer(text="There [1], I think [2].", tokens=Tokens(1, 2))
+    response = ResponseWriter(asked, context(stores=True, found_files=found)).build_answer(answer)
+    assert [item["type"] for item in response["output"]] == ["file_search_call", "message"]
+    assert len(response["output"][1]["content"][0]["annotations"]) == 1
+    assert folded(replay_events(response, is_open_responses=False) + DONE) == response
+    writer = ResponseWriter(asked, made := context(stores=True, found_files=found))
+    stream = writer.begin_answer("") + writer.write_text("There [1], I ", None) + writer.write_text("think [2].", None)
+    stream += writer.end_answer("stop", None, answer.tokens)
+    assert folded(stream) == made.response
+    assert made.response is not None
+    assert made.response["output"] == response["output"]
 
 
 def test_one_that_failed_or_was_cancelled() -> None:

@@ -33,6 +33,14 @@ def test_a_record_is_read_as_it_was_written(folder: CollectionFolder) -> None:
     assert folder.read_record() == CollectionRecord(CollectionSpec("c", None), "shard-000002")
 
 
+def test_a_record_without_a_language_is_english(folder: CollectionFolder) -> None:
+    path = folder.path / "collection.json"
+    record = json.loads(path.read_text())
+    del record["bm25"]
+    path.write_text(json.dumps(record))
+    assert folder.read_record().spec == CollectionSpec("c", 4)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -43,6 +51,8 @@ def test_a_record_is_read_as_it_was_written(folder: CollectionFolder) -> None:
         {"dimension": True},
         {"shard": "../shard-000001"},
         {"shard": 1},
+        {"bm25": {"language": "klingon"}},
+        {"bm25": {"colour": 1}},
     ],
 )
 def test_a_malformed_record_is_an_error(folder: CollectionFolder, change: dict[str, object]) -> None:

@@ -1,0 +1,80 @@
+"""Files of backups and restores: copies that are consistent, and new files that are durable."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+from common.sqlite_files import check_content, open_existing
+from controller.backup.manifest import BackupError
+
+BUSY_S: Final = 5.0
+"""Seconds to wait for a database that another program has locked."""
+
+
+def sync_folder(folder: Path) -> None:
+    """Sync a folder to disk, so that renames in it survive a power failure. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def copy_database(source: Path, copy: Path) -> list[Path]:
+    """Copy an SQLite database to the file `copy` as of its last committed transaction, while others write to it.
+    Returns the copy in a list, empty where there is no database. The copy is readable by its owner alone.
+
+    Raises BackupError where the database cannot be read, is damaged, or is locked by another program for BUSY_S
+    seconds, and where the copy cannot be written.
+    """
+    if not source.exists():
+        return []
+    try:
+        with (
+            closing(open_existing(source, busy_s=BUSY_S)) as db,
+            closing(sqlite3.connect(copy)) as target,
+        ):
+            # `backup` would wait for ever for somebody who has the file to himself; a read waits for BUSY_S.
+            db.execute("BEGIN")
+            db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            db.backup(target)
+            check_content(target)
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_FULL:
+            raise BackupError(f"there is no room for a copy of {source} beside the backup") from error
+        hint = (
+            ": a gateway of an earlier version has it to itself; stop that one first"
+            if code == sqlite3.SQLITE_BUSY
+            else ""
+        )
+        raise BackupError(f"{source} cannot be copied ({error}){hint}") from error
+    copy.chmod(0o600)
+    return [copy]
+
+
+def write_new(path: Path, mode: int, chunks: Iterator[bytes], *, is_synced: bool = True) -> None:
+    """Write a file anew, and sync it unless the caller does that. Run by root, the file gets the owner of its folder.
+    Raises OSError."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        for chunk in chunks:
+            file.write(chunk)
+        os.fchmod(descriptor, mode & 0o666 | 0o600)
+        give_to_owner(path)
+        file.flush()
+        if is_synced:
+            os.fsync(descriptor)
+
+
+def give_to_owner(path: Path) -> None:
+    """Run by root, give a file or folder to the owner of the folder that it is in. Raises OSError."""
+    owner = path.parent.stat()
+    if os.geteuid() == 0 and (owner.st_uid, owner.st_gid) != (0, 0):
+        os.chown(path, owner.st_uid, owner.st_gid)

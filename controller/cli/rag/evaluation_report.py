@@ -1,0 +1,105 @@
+"""What `roundhouse rag eval` prints and writes. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from controller.cli.rag.evaluation import Question, WayResult
+
+COLUMNS: Final = ("SEARCH", "RECALL@5", "MRR", "NDCG@10")
+LISTED_MISSES: Final = 50
+"""Questions at most that a report lists because no way found their documents."""
+
+
+def table_rows(results: Sequence[WayResult]) -> list[tuple[str, str, str, str]]:
+    """Return a row of COLUMNS for each way of searching; `-` for what the gateway cannot do."""
+    rows = []
+    for result in results:
+        scores = result.scores
+        values = ("-",) * 3 if scores is None else (scores.recall_at_5, scores.reciprocal_rank, scores.ndcg_at_10)
+        first, second, third = (each if isinstance(each, str) else f"{each:.3f}" for each in values)
+        rows.append((result.name, first, second, third))
+    return rows
+
+
+def build_result(
+    source: str, questions: Sequence[Question], results: Sequence[WayResult], unknown: Sequence[str], top_k: int
+) -> dict[str, Any]:
+    """Return everything as JSON can hold it. `source`: name of the questions' file; `unknown`: ids of relevant
+    documents that the tenant does not have."""
+    return {
+        "file": source,
+        "questions": len(questions),
+        "top_k": top_k,
+        "unknown_documents": list(unknown),
+        "searches": {
+            result.name: {
+                "recall@5": None if result.scores is None else result.scores.recall_at_5,
+                "mrr": None if result.scores is None else result.scores.reciprocal_rank,
+                "ndcg@10": None if result.scores is None else result.scores.ndcg_at_10,
+                "reason": result.reason,
+                "complete": result.is_complete,
+            }
+            for result in results
+        },
+    }
+
+
+def render_json(
+    summary: dict[str, Any], questions: Sequence[Question], results: Sequence[WayResult], made_at: str
+) -> str:
+    """Return the report as JSON: the summary, and the scores of each question. `made_at`: date and time in words."""
+    details = [
+        {
+            "query": question.query,
+            "relevant": dict(question.grades),
+            "scores": {result.name: asdict(result.by_question[place]) for result in results if result.by_question},
+        }
+        for place, question in enumerate(questions)
+    ]
+    return json.dumps({"made_at": made_at, **summary, "by_question": details}, indent=2, ensure_ascii=False) + "\n"
+
+
+def render_markdown(
+    summary: dict[str, Any], questions: Sequence[Question], results: Sequence[WayResult], made_at: str
+) -> str:
+    """Return the report as Markdown: the table, why ways are missing in it, and questions that no way answered."""
+    lines = [
+        f"# Searches of {summary['file']}",
+        "",
+        f"{summary['questions']} questions, {made_at}; the best {summary['top_k']} hits of each.",
+        "",
+        "| search | recall@5 | MRR | nDCG@10 |",
+        "| --- | --- | --- | --- |",
+        *(f"| {' | '.join(row)} |" for row in table_rows(results)),
+        "",
+    ]
+    lines += [f"- {result.name}: {_cell(result.reason)}" for result in results if result.reason is not None]
+    lines += [f"- {result.name}: an index was being rebuilt" for result in results if not result.is_complete]
+    if unknown := summary["unknown_documents"]:
+        lines.append(f"- not among the documents: {', '.join(unknown[:LISTED_MISSES])} ({len(unknown)} in all)")
+    missed = find_missed(questions, results)
+    if missed:
+        lines += ["", "## Not among the first ten in any search", ""]
+        lines += [f"- {_cell(each.query)} ({', '.join(each.grades)})" for each in missed[:LISTED_MISSES]]
+        if len(missed) > LISTED_MISSES:
+            lines.append(f"- and {len(missed) - LISTED_MISSES} more")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def find_missed(questions: Sequence[Question], results: Sequence[WayResult]) -> list[Question]:
+    """Return the questions for which no way of searching has a relevant document among the first ten; none where no way
+    was possible."""
+    done = [result for result in results if result.by_question]
+    return [
+        question
+        for place, question in enumerate(questions)
+        if done and not any(result.by_question[place].ndcg_at_10 for result in done)
+    ]
+
+
+def _cell(text: str | None) -> str:
+    return " ".join((text or "").split())

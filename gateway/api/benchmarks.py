@@ -1,0 +1,210 @@
+"""GET /v1/models/{model}/status, and POST and GET /v1/models/{model}/benchmark.
+
+A name may hold slashes. Where a model is declared whose whole name is `x/status` or `x/benchmark`, GET answers that
+model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Final, Literal
+
+from fastapi import Body, FastAPI, Path, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from controller.schema.errors import RoundhouseError
+from controller.schema.routing import ModelRoute
+from controller.schema.status import ModelState
+from gateway.api.deadline import Lifetime
+from gateway.api.declare import INGRESS_CODES, codes_paragraph, error_responses
+from gateway.api.models import ModelObject
+from gateway.exchange.inner_requests import InnerRequests
+from gateway.exchange.speed_test import Measurement, SpeedTest
+from gateway.ingress.route_access import require_access
+from gateway.routing.availability import find_model
+from gateway.routing.live_routes import LiveRoutes
+from gateway.server.asgi import ClientGoneError
+from gateway.storage.benchmark_results import BenchmarkResults
+
+_MODEL_CODES: Final = ("unknown_model", "model_not_allowed", "scope_required", *INGRESS_CODES)
+_RUN_CODES: Final = ("invalid_request", "model_not_loaded", "model_loading", "model_failed", "not_supported")
+
+_Name = Annotated[str, Path(description="Name or alias of the model; it may contain `/` and `:`.")]
+StatusWord = Literal["available", "downloadable", "downloading", "unavailable"]
+_STATUS: Final[dict[ModelState, tuple[int, StatusWord]]] = {
+    ModelState.LOADED: (3, "available"),
+    ModelState.LOADING: (1, "downloading"),
+    ModelState.UNLOADING: (0, "unavailable"),
+    ModelState.UNLOADED: (0, "unavailable"),
+    ModelState.FAILED: (0, "unavailable"),
+}
+_ON_DEMAND: Final[tuple[int, StatusWord]] = (2, "downloadable")
+
+
+class ModelReadiness(BaseModel):
+    """Whether a model can be used now, in AICore's words and in ours."""
+
+    model_id: str
+    status_code: int = Field(
+        description="3: available. 2: downloadable, that is a request loads it. 1: downloading, that is it loads. 0: "
+        "unavailable."
+    )
+    status: StatusWord
+    available: bool
+    state: ModelState
+    reason: str | None = Field(description="Why it is not available; null: it is, or no reason is known.")
+
+
+class BenchmarkRequest(BaseModel):
+    """What is measured."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    prompts: list[Annotated[str, Field(min_length=1, max_length=100_000)]] = Field(
+        default=["Say hi.", "Count to ten."], min_length=1, max_length=100
+    )
+    warmup: int = Field(1, description="Answers to the first prompt that do not count; 0 to 5, others are clamped.")
+    max_tokens: int = Field(128, ge=1, le=32_768, description="Most tokens of each answer.")
+
+
+class BenchmarkRun(BaseModel):
+    """One answer to one prompt."""
+
+    prompt: str
+    output_tokens: int
+    inference_ms: int = Field(description="From the request to the end of the answer, waiting included.")
+    tokens_per_sec: float
+    ttft_ms: int = Field(description="Until the first text.")
+
+
+class BenchmarkResult(BaseModel):
+    """The speed of a model."""
+
+    model_id: str
+    status: Literal["available"] = "available"
+    warmup_runs: int
+    results: list[BenchmarkRun]
+    total_tokens: int
+    total_ms: int
+    avg_tokens_per_sec: float = Field(description="Mean of the results' `tokens_per_sec`.")
+
+
+def describe_readiness(route: ModelRoute) -> ModelReadiness:
+    """Return what clients are told of a model's state."""
+    code, word = _STATUS[route.state]
+    if route.state is ModelState.UNLOADED and route.autoload:
+        code, word = _ON_DEMAND
+    is_available = route.state is ModelState.LOADED
+    reason = None if is_available else route.last_error or route.reason
+    return ModelReadiness(
+        model_id=route.name, status_code=code, status=word, available=is_available, state=route.state, reason=reason
+    )
+
+
+def summarize_runs(model: str, warmup: int, runs: Sequence[Measurement]) -> BenchmarkResult:
+    """Return the result of a benchmark with at least one run."""
+    results = [
+        BenchmarkRun(
+            prompt=run.prompt,
+            output_tokens=run.output_tokens,
+            inference_ms=round(1000 * run.total_s),
+            tokens_per_sec=round(run.tokens_per_sec, 1),
+            ttft_ms=round(1000 * run.ttft_s),
+        )
+        for run in runs
+    ]
+    return BenchmarkResult(
+        model_id=model,
+        warmup_runs=warmup,
+        results=results,
+        total_tokens=sum(run.output_tokens for run in runs),
+        total_ms=round(1000 * sum(run.total_s for run in runs)),
+        avg_tokens_per_sec=round(sum(run.tokens_per_sec for run in runs) / len(runs), 1),
+    )
+
+
+class Benchmarks:
+    """Measures models on behalf of clients, and keeps the last result of each. Made once."""
+
+    def __init__(self, requests: InnerRequests, results: BenchmarkResults) -> None:
+        self._requests = requests
+        self._results = results
+
+    def find_result(self, route: ModelRoute) -> BenchmarkResult:
+        """Return the last result. Raises RoundhouseError `benchmark_not_found` if the model was never measured."""
+        result = self._results.find_result(route.name)
+        if result is None:
+            raise RoundhouseError("benchmark_not_found", f"No benchmark of {route.name!r} was run yet.", param="model")
+        return BenchmarkResult.model_validate(result)
+
+    async def measure(self, request: Request, route: ModelRoute, wanted: BenchmarkRequest) -> BenchmarkResult:
+        """Measure the model for the client of `request`, and keep the result. Ends when the client leaves.
+
+        Raises:
+            RoundhouseError: what an answer of the model was; `not_supported`: it makes no text; `request_timeout`: the
+                client has left.
+        """
+        warmup = min(5, max(0, wanted.warmup))
+        test = SpeedTest(self._requests, request.headers.raw, request.state.caller)
+        try:
+            with Lifetime(None) as lifetime:
+                lifetime.watch_client(request.receive, lambda: False)
+                runs = await test.measure(route, wanted.prompts, warmup, wanted.max_tokens)
+        except ClientGoneError:
+            raise RoundhouseError("request_timeout", "The client left during the benchmark.") from None
+        result = summarize_runs(route.name, warmup, runs)
+        self._results.save_result(route.name, result.model_dump())
+        return result
+
+
+def declare(app: FastAPI, live: LiveRoutes, benchmarks: Benchmarks) -> None:
+    """Add the routes to `app`. Must come before those of `models`, whose path matches everything below /v1/models/."""
+
+    def find_visible(request: Request, name: str) -> ModelRoute:
+        route = find_model(live.current, name)
+        request.state.caller.require_model(route)
+        return route
+
+    def find_whole(request: Request, name: str) -> ModelObject | None:
+        is_declared = name in live.current.names
+        return ModelObject.of(find_visible(request, name)) if is_declared else None
+
+    @app.get(
+        "/v1/models/{name:path}/status",
+        summary="Whether a model is ready",
+        description=f"The model's state.\n\n{codes_paragraph(_MODEL_CODES)}",
+        tags=["models"],
+        responses=error_responses(*_MODEL_CODES),
+    )
+    @require_access("inference")
+    async def get_status(request: Request, name: _Name) -> ModelReadiness | ModelObject:
+        return find_whole(request, f"{name}/status") or describe_readiness(find_visible(request, name))
+
+    @app.get(
+        "/v1/models/{name:path}/benchmark",
+        summary="The last benchmark of a model",
+        description="Kept over restarts.\n\n" + codes_paragraph(("benchmark_not_found", *_MODEL_CODES)),
+        tags=["models"],
+        responses=error_responses("benchmark_not_found", *_MODEL_CODES),
+    )
+    @require_access("inference")
+    async def get_benchmark(request: Request, name: _Name) -> BenchmarkResult | ModelObject:
+        if (whole := find_whole(request, f"{name}/benchmark")) is not None:
+            return whole
+        return benchmarks.find_result(find_visible(request, name))
+
+    @app.post(
+        "/v1/models/{name:path}/benchmark",
+        summary="Measure a model's speed",
+        description="Asks the prompts one after the other, beside other requests, and keeps the result. It counts as "
+        "one request for the key's limits.\n\n" + codes_paragraph((*_RUN_CODES, *_MODEL_CODES)),
+        tags=["models"],
+        responses=error_responses(*_RUN_CODES, *_MODEL_CODES),
+    )
+    @require_access("inference")
+    async def run_benchmark(
+        request: Request,
+        name: _Name,
+        wanted: Annotated[BenchmarkRequest | None, Body()] = None,
+    ) -> BenchmarkResult:
+        return await benchmarks.measure(request, find_visible(request, name), wanted or BenchmarkRequest())

@@ -1,0 +1,115 @@
+"""Asks the model with the role `aicore`, typically a phone's server, whether Android's AICore can be used there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import TracebackType
+from typing import Any, Final, NamedTuple
+
+import aiohttp
+
+from controller.schema.routing import Endpoint, ModelRoute
+from controller.schema.status import ModelState
+from gateway.routing.live_routes import LiveRoutes
+from gateway.routing.table import Routes
+
+INTERVAL_S: Final = 10.0
+"""Seconds between two questions for `/health`."""
+TIMEOUT_S: Final = 5.0
+"""Seconds that an answer may take."""
+MAX_BYTES: Final = 256 * 1024
+"""Maximum bytes of an answer."""
+WORDS: Final = {3: "available", 2: "downloadable", 1: "downloading", 0: "unavailable"}
+"""Status codes, and their words."""
+_STATES: Final = {ModelState.LOADED: 3, ModelState.LOADING: 1}
+
+
+class AicoreStatus(NamedTuple):
+    """Whether AICore can be used."""
+
+    model_id: str
+    code: int | None
+    """As in `WORDS`; None: it could not be asked."""
+    error: str | None = None
+    """Why it could not be asked; None: it was."""
+    told: dict[str, Any] = {}
+    """The server's own answer; empty: it gave none."""
+
+    @property
+    def word(self) -> str:
+        """The status in a word; `unknown` where it could not be asked."""
+        return "unknown" if self.code is None else WORDS[self.code]
+
+
+def find_aicore(routes: Routes) -> ModelRoute | None:
+    """Return the model with the role `aicore`; None: none is declared."""
+    return next((route for route in routes.models.values() if route.role == "aicore"), None)
+
+
+def read_status(model: str, status: int, body: bytes) -> AicoreStatus:
+    """Return what a server's answer at `/v1/aicore/status` says. A server that does not know the path is an ordinary
+    one, and available."""
+    if status in (404, 405):
+        return AicoreStatus(model, 3)
+    try:
+        told = json.loads(body)
+    except (ValueError, RecursionError):
+        told = None
+    code = told.get("status_code") if isinstance(told, dict) else None
+    if status != 200 or not isinstance(told, dict) or type(code) is not int or code not in WORDS:
+        return AicoreStatus(model, None, f"The server answered with status {status} and no status of AICore.")
+    return AicoreStatus(model, code, None, told)
+
+
+class AicoreProbe:
+    """The state of AICore as it was told last. Use it as `async with`, and run `run` as a task."""
+
+    def __init__(self, live: LiveRoutes, interval_s: float = INTERVAL_S) -> None:
+        self._live = live
+        self._interval_s = interval_s
+        self._session: aiohttp.ClientSession
+        self.latest: AicoreStatus | None = None
+        """None: no model has the role, or it was not asked yet."""
+
+    async def __aenter__(self) -> AicoreProbe:
+        # Not in __init__: aiohttp's sessions belong to a running event loop.
+        self._session = aiohttp.ClientSession(
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"User-Agent": "roundhouse"},
+            timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def run(self) -> None:
+        """Ask every `interval_s` seconds, until cancelled. Never returns, and raises nothing of the server's."""
+        while True:
+            routes = self._live.current_or_none
+            route = None if routes is None else find_aicore(routes)
+            self.latest = None if route is None else await self.ask(route)
+            await asyncio.sleep(self._interval_s)
+
+    async def ask(self, route: ModelRoute, *, probes_all: bool = False) -> AicoreStatus:
+        """Return the state of AICore now. `probes_all`: ask for each of its configurations, too. A model that is no
+        remote, or is not loaded, is not asked: its own state counts. Failures are part of the result."""
+        remote = next((endpoint for endpoint in route.endpoints if endpoint.remote), None)
+        if remote is None:
+            if route.remote_probe is not None:
+                return AicoreStatus(route.name, None, f"The model is {route.state.value}: its server was not asked.")
+            return AicoreStatus(route.name, _STATES.get(route.state, 2 if route.autoload else 0))
+        try:
+            status, body = await self._fetch(remote, "?probe=all" if probes_all else "")
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return AicoreStatus(route.name, None, "The server does not answer.")
+        return read_status(route.name, status, body)
+
+    async def _fetch(self, endpoint: Endpoint, query: str) -> tuple[int, bytes]:
+        headers = {} if endpoint.token is None else {"Authorization": f"Bearer {endpoint.token.get_secret_value()}"}
+        url = f"{endpoint.base_url}{endpoint.api_prefix}/aicore/status{query}"
+        async with self._session.get(url, headers=headers, allow_redirects=False) as answer:
+            return answer.status, await answer.content.read(MAX_BYTES)

@@ -1,0 +1,166 @@
+"""Inference requests that the gateway makes itself, on behalf of a caller whose own request waits for the answer.
+
+Such a request is an `Exchange` like any other: it queues, takes a slot and is counted in metrics. It does not count for
+its caller's limits, because the caller's own request has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from gateway.protocols.common.conversation import Fields
+from gateway.protocols.common.errors import decode_json
+from gateway.protocols.common.json_bytes import json_bytes
+from gateway.protocols.common.sse import data_of, split_events
+from gateway.server.asgi import Header
+from gateway.server.call import ClientCall, Handler
+from gateway.tenancy.api_keys import Caller
+
+_EMPTY: Final = b""
+
+
+@dataclass(slots=True)
+class InnerAnswer:
+    """The answer to a request of the gateway's own."""
+
+    began_at: float
+    """When the request was made, in monotonic seconds, like all times here."""
+    status: int = 0
+    body: bytes = _EMPTY
+    """Of a whole answer; empty: the answer is a stream."""
+    parts: list[tuple[float, bytes]] = field(default_factory=list)
+    """The parts of a stream, each with the time of its coming: whole events, or comments."""
+    ended_at: float = 0.0
+    is_broken: bool = False
+    """The stream ended without its last event."""
+
+    def read_events(self) -> Iterator[tuple[float, Fields]]:
+        """Yield the data of each event of a stream that is a JSON object, with the time of its coming, in order."""
+        for came_at, part in self.parts:
+            for event in split_events(part):
+                fields = decode_json(data_of(event))
+                if isinstance(fields, dict):
+                    yield came_at, fields
+
+    @property
+    def error(self) -> Fields | None:
+        """The error envelope's `error` that the request was answered with, or with which a stream of OpenAI's form
+        ended; None: it succeeded."""
+        if self.body:
+            return _error_in(self.body) if self.status >= 400 else None
+        for _, fields in self.read_events():
+            error: Fields | None = fields.get("error")
+            if isinstance(error, dict):
+                return error
+        return {"code": "engine_disconnected", "message": "The stream broke off."} if self.is_broken else None
+
+
+def _error_in(body: bytes) -> Fields:
+    fields = decode_json(body)
+    error = fields.get("error") if isinstance(fields, dict) else None
+    return error if isinstance(error, dict) else {"code": "engine_error", "message": "The engine failed."}
+
+
+class InnerCall(ClientCall):
+    """A `ClientCall` without a client: what it is answered is gathered."""
+
+    __slots__ = ("_answer", "_now", "answered")
+
+    def __init__(self, path: bytes, headers: list[Header], now: Callable[[], float]) -> None:
+        """`headers`: those of the request on whose behalf this one is made. `now` returns monotonic seconds."""
+        super().__init__(_NoConnection(), _no_opener, b"POST", path, b"", headers, keep_alive=True, is_http_1_1=True)
+        self.body_complete = True
+        self._now = now
+        self._answer = InnerAnswer(now())
+        self.answered: asyncio.Future[InnerAnswer] = asyncio.get_running_loop().create_future()
+        """The answer, when it is complete; it never has an exception."""
+
+    def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
+        """See ClientCall."""
+        self._answer.status, self._answer.body = status, body
+        self._finish()
+
+    def start_response(self, status: int, lines: bytes, first_part: bytes) -> None:
+        """See ClientCall."""
+        self._answer.status = status
+        self.send_part(first_part)
+
+    def send_part(self, part: bytes) -> None:
+        """See ClientCall."""
+        self._answer.parts.append((self._now(), part))
+
+    def end_response(self, last_part: bytes = b"") -> None:
+        """See ClientCall."""
+        if last_part:
+            self.send_part(last_part)
+        self._finish()
+
+    def break_off(self) -> None:
+        """See ClientCall."""
+        self._answer.is_broken = True
+        self._finish()
+
+    def _finish(self) -> None:
+        self.response_complete = True
+        self._answer.ended_at = self._now()
+        if not self.answered.done():
+            self.answered.set_result(self._answer)
+
+
+class _NoConnection:
+    """The `Connection` of calls that have none: `InnerCall` never writes to it."""
+
+    transport: asyncio.Transport
+    default_lines = _EMPTY
+    max_body_bytes = 0
+    local_address = None
+
+    def send_continue(self) -> None:
+        """See Connection, as for the others."""
+
+    def reserve_body(self, size: int) -> Callable[[], None]:
+        raise AssertionError("the body is complete from the start")
+
+    def finish_call(self, call: ClientCall) -> None: ...
+
+
+def _no_opener(_: ClientCall) -> Handler:
+    raise AssertionError("an inner request is opened by the dispatcher")
+
+
+class InnerOpener(Protocol):
+    """Opens inner requests. Implemented by `InferenceDispatcher`."""
+
+    def open_inner(self, call: ClientCall, caller: Caller) -> Handler:
+        """Return the handler of a request of the gateway's own, at the path of `call`, which must be an inference API.
+
+        The caller must have been authenticated. A request that may not come in is answered with its error.
+        """
+
+
+class InnerRequests:
+    """Makes requests of the gateway's own. Made once, by `create_gateway`."""
+
+    def __init__(self, opener: InnerOpener, now: Callable[[], float]) -> None:
+        """`now` returns monotonic seconds."""
+        self._opener = opener
+        self._now = now
+
+    async def send_request(self, path: str, fields: Fields, headers: list[Header], caller: Caller) -> InnerAnswer:
+        """Make a request with the body `fields`, and return its whole answer, an error's too.
+
+        `headers`: those of the caller's own request, for what depends on them, such as the tenant. If the task is
+        cancelled, the request ends as one whose client leaves.
+        """
+        call = InnerCall(path.encode(), headers, self._now)
+        handler = self._opener.open_inner(call, caller)
+        call.handler = handler
+        try:
+            if not call.response_complete:
+                handler.take_body(json_bytes(fields))
+            return await call.answered
+        finally:
+            call.lose_client()

@@ -1,0 +1,63 @@
+"""Names the parts of a gateway's surroundings that do not work as they should. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from controller.schema.routing import ModelRoute
+from controller.schema.status import ModelState
+from gateway.protocols.common.addresses import hide_addresses
+from gateway.protocols.common.file_paths import hide_paths
+
+LONGEST_REASON = 200
+"""Characters of a model's error that are told."""
+
+
+class Degradation(NamedTuple):
+    """A part that does not work, and why, without paths and addresses of the server: everybody may read it."""
+
+    part: str
+    reason: str
+
+
+class Surroundings(NamedTuple):
+    """What the gateway knows of the parts around it."""
+
+    link: str
+    """The link to the controller: `connected`, `lost` or `never`."""
+    retrieval: str
+    """`off`, or as `ProgramProbe.result`."""
+    models: Iterable[ModelRoute] | None
+    """Those of the routing table in force; None: no table was received yet."""
+    open_circuits: Iterable[str]
+    """Names of the replicas whose circuit breaker is open."""
+    is_certificate_broken: bool
+
+
+def list_degradations(surroundings: Surroundings) -> list[Degradation]:
+    """Return the parts that do not work, in the order controller, retrieval, certificate, models, replicas; empty if
+    all do. A model that nobody wants loaded, or that is loading, is well."""
+    found = []
+    if surroundings.models is None:
+        found.append(Degradation("controller", "No routing table was received yet."))
+    elif surroundings.link == "lost":
+        found.append(Degradation("controller", "The link is lost: requests go on by the last routing table."))
+    if surroundings.retrieval == "down":
+        found.append(Degradation("retrieval", "It does not answer: documents and searches are unavailable."))
+    if surroundings.is_certificate_broken:
+        found.append(Degradation("certificate", "Its files cannot be used: the previous certificate is served."))
+    failed = [route for route in surroundings.models or () if route.state == ModelState.FAILED]
+    found += [Degradation(f"model {route.name}", _describe_error(route.last_error)) for route in failed]
+    broken = "Its connections fail: the circuit breaker is open."
+    found += [Degradation(f"replica {replica}", broken) for replica in sorted(surroundings.open_circuits)]
+    return found
+
+
+def hide_secrets_of_host(text: str) -> str:
+    """Return a text of the controller as everybody may read it: one line, without paths and addresses."""
+    return hide_addresses(hide_paths(next(iter(text.splitlines()), "")))[:LONGEST_REASON]
+
+
+def _describe_error(error: str | None) -> str:
+    return "It failed." if not error else hide_secrets_of_host(error)

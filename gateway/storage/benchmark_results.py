@@ -1,0 +1,52 @@
+"""The last benchmark of each model, in one file of the state folder."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any, Final
+
+from common.atomic_write import write_atomic
+
+logger = logging.getLogger(__name__)
+
+FILE_NAME: Final = "benchmarks.json"
+MOST_MODELS: Final = 1000
+"""Models whose result is kept; the one that was measured longest ago goes first."""
+
+
+class BenchmarkResults:
+    """Results by model, in memory and in a file. A file that cannot be read or written costs a warning, no result."""
+
+    def __init__(self, state: Path) -> None:
+        """`state`: the state folder. The file is read at once."""
+        self._path = state / FILE_NAME
+        self._results = self._read_file()
+
+    def find_result(self, model: str) -> dict[str, Any] | None:
+        """Return the fields of the model's last result; None: there is none."""
+        return self._results.get(model)
+
+    def save_result(self, model: str, result: dict[str, Any]) -> None:
+        """Keep `result`, a JSON object, as the last one of the model."""
+        self._results.pop(model, None)
+        self._results[model] = result
+        while len(self._results) > MOST_MODELS:
+            del self._results[next(iter(self._results))]
+        try:
+            write_atomic(self._path, json.dumps(self._results).encode(), durable=False)
+        except OSError as error:
+            logger.warning("the results of benchmarks cannot be written to %s: %s", self._path, error)
+
+    def _read_file(self) -> dict[str, dict[str, Any]]:
+        try:
+            results = json.loads(self._path.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, RecursionError) as error:
+            logger.warning("the results of benchmarks in %s cannot be read: %s", self._path, error)
+            return {}
+        if not isinstance(results, dict):
+            return {}
+        return {model: result for model, result in results.items() if isinstance(result, dict)}

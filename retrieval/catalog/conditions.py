@@ -1,0 +1,100 @@
+"""Filters of lists as conditions of SQL over the newest versions `v`. Pure.
+
+A condition may hold for more documents than the filter matches, never for fewer: whoever reads the rows compares them
+exactly. SQLite spares it the documents that are far off. Everything that a client said is a parameter.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from retrieval.filters import Combination, Comparison, Filter, Scalar
+
+_MARGIN: Final = 1e-12
+"""How far SQLite's reading of a decimal number may be off, as a part of it: it promises 15 digits."""
+_LEAST_MARGIN: Final = 1e-300
+
+
+@dataclass(frozen=True, slots=True)
+class SqlCondition:
+    """A condition with its parameters."""
+
+    sql: str
+    values: tuple[str | float, ...] = ()
+
+
+ANY: Final = SqlCondition("1")
+
+
+def combine_conditions(operator: str, conditions: Sequence[SqlCondition]) -> SqlCondition:
+    """Return the condition that all (`AND`) or some (`OR`) of at least one hold."""
+    if any(each == ANY for each in conditions):
+        if operator == "OR":
+            return ANY
+        conditions = [each for each in conditions if each != ANY] or [ANY]
+    sql = f" {operator} ".join(f"({each.sql})" for each in conditions)
+    return SqlCondition(sql, tuple(value for each in conditions for value in each.values))
+
+
+def build_state_condition(state: str | None) -> SqlCondition:
+    """Return the condition that a version has the state; None: any."""
+    return ANY if state is None else SqlCondition("v.state = ?", (state,))
+
+
+def build_filter_condition(node: Filter | None) -> SqlCondition:
+    """Return the condition that holds wherever `retrieval.filters.matches_filter` does. `ne` and `nin` are left to the
+    reader: most documents match them."""
+    if node is None:
+        return ANY
+    if isinstance(node, Combination):
+        return combine_conditions(node.operator.upper(), [build_filter_condition(each) for each in node.filters])
+    if node.operator in ("ne", "nin"):
+        return ANY
+    condition = _build_ordered(node) if node.operator not in ("eq", "in") else _build_equal(node.values)
+    if condition == ANY:
+        return ANY
+    # A list has a row for each of its values, and any other value has one. No key has a quote in it (see KEY).
+    sql = f"EXISTS (SELECT 1 FROM json_each(v.metadata, ?) AS j WHERE {condition.sql})"
+    return SqlCondition(sql, (f'$."{node.key}"', *condition.values))
+
+
+def _build_ordered(node: Comparison) -> SqlCondition:
+    bound = float(node.values[0])
+    comparison, limit = (">=", _lower(bound)) if node.operator in ("gt", "gte") else ("<=", _raise(bound))
+    return SqlCondition(f"j.type IN ('integer', 'real') AND CAST(j.value AS REAL) {comparison} ?", (limit,))
+
+
+def _build_equal(values: Sequence[Scalar]) -> SqlCondition:
+    texts = [value for value in values if isinstance(value, str)]
+    booleans = [value for value in values if isinstance(value, bool)]
+    numbers = [float(value) for value in values if not isinstance(value, bool | str)]
+    if not all(map(_is_plain, texts)):
+        return ANY
+    conditions = []
+    if texts:
+        conditions.append(
+            SqlCondition("j.type = 'text' AND j.value IN (SELECT value FROM json_each(?))", (json.dumps(texts),))
+        )
+    if booleans:
+        types = ", ".join(sorted({"'true'" if value else "'false'" for value in booleans}))
+        conditions.append(SqlCondition(f"j.type IN ({types})"))
+    if numbers:
+        between = "j.type IN ('integer', 'real') AND CAST(j.value AS REAL) BETWEEN ? AND ?"
+        conditions.append(SqlCondition(between, (_lower(min(numbers)), _raise(max(numbers)))))
+    return combine_conditions("OR", conditions)
+
+
+def _is_plain(text: str) -> bool:
+    """Whether SQLite surely reads the text from JSON as Python does: it has no NUL, and no half of a surrogate pair."""
+    return "\0" not in text and not any("\ud800" <= each <= "\udfff" for each in text)
+
+
+def _lower(number: float) -> float:
+    return number - abs(number) * _MARGIN - _LEAST_MARGIN
+
+
+def _raise(number: float) -> float:
+    return number + abs(number) * _MARGIN + _LEAST_MARGIN

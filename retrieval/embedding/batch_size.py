@@ -1,0 +1,80 @@
+"""How many texts one request for embeddings has: as many as make an engine fast, and no more than it takes. Pure.
+
+The size doubles as long as that makes texts faster, and is halved where the engine refuses as many. What a request
+takes includes its wait in the model's queue, so a size is judged by the fastest of its last requests.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+FIRST: Final = 4
+SAMPLES: Final = 3
+"""Full requests after which a size is judged, by the fastest of them."""
+GAIN: Final = 1.1
+"""Factor in texts per second from which a larger size is worth it."""
+TRY_AGAIN_AFTER: Final = 64
+"""Full requests until a size that was refused or not worth it is tried again: another engine may answer by then."""
+
+
+class BatchSize:
+    """Chooses the number of texts of the next request to one model. Sizes are `largest` and its halves."""
+
+    def __init__(self, largest: int) -> None:
+        """`largest`: of any request, at least 1."""
+        self._sizes = _list_sizes(largest)
+        self._at = max((at for at, size in enumerate(self._sizes) if size <= FIRST), default=0)
+        self._seconds_per_text = [deque[float](maxlen=SAMPLES) for _ in self._sizes]
+        self._ceiling = len(self._sizes) - 1
+        """Place of the largest size that may be tried."""
+        self._since_ceiling = 0
+
+    @property
+    def size(self) -> int:
+        """Texts of the next request."""
+        return self._sizes[self._at]
+
+    def note_answer(self, texts: int, seconds: float) -> None:
+        """Note a request that was answered. One with another number of texts than `size` says nothing of it, and is
+        ignored."""
+        if texts != self.size:
+            return
+        samples = self._seconds_per_text[self._at]
+        samples.append(seconds / texts)
+        if self._ceiling < len(self._sizes) - 1:
+            self._since_ceiling += 1
+            if self._since_ceiling >= TRY_AGAIN_AFTER:
+                self._lift_ceiling()
+        if len(samples) < SAMPLES:
+            return
+        if self._at > 0 and self._is_worse_than_half():
+            self._lower_to(self._at - 1)
+        elif self._at < self._ceiling:
+            self._at += 1
+            self._seconds_per_text[self._at].clear()
+
+    def note_refusal(self, texts: int) -> None:
+        """Note that the engine refuses so many texts at once, at least two, but takes each of them."""
+        fitting = max((at for at, size in enumerate(self._sizes) if size <= texts // 2), default=0)
+        self._lower_to(min(self._at, fitting))
+
+    def _is_worse_than_half(self) -> bool:
+        half = self._seconds_per_text[self._at - 1]
+        return bool(half) and min(self._seconds_per_text[self._at]) * GAIN > min(half)
+
+    def _lower_to(self, at: int) -> None:
+        self._at = self._ceiling = at
+        self._since_ceiling = 0
+
+    def _lift_ceiling(self) -> None:
+        self._ceiling += 1
+        self._since_ceiling = 0
+
+
+def _list_sizes(largest: int) -> list[int]:
+    """Return `largest`, its half and so on down to 1, the smallest first."""
+    sizes = [largest]
+    while sizes[0] > 1:
+        sizes.insert(0, sizes[0] // 2)
+    return sizes

@@ -1,0 +1,236 @@
+"""The stores that the benchmark of retrieval measures side by side, with one face: ours, the library below it, and
+qdrant-client's local mode. All of them get the same points, the same filters and the same words of BM25."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import psutil
+
+from retrieval.vector_store.base import CollectionSpec, Point, SearchScope
+from retrieval.vector_store.bm25 import Bm25Encoder
+from retrieval.vector_store.bm25_options import Bm25Options
+from retrieval.vector_store.edge.shard import Shard
+from retrieval.vector_store.edge.store import EdgeStore
+from retrieval.vector_store.payload import (
+    DENSE_VECTOR,
+    ORDINAL,
+    SPARSE_VECTOR,
+    VERSION,
+    make_payload,
+    make_search_filter,
+    make_tenant_filter,
+)
+from tests.bench.rag_corpus import DIMENSION, Query
+from tests.support.process_memory import memory_of
+
+OURS, BARE, LOCAL = "Roundhouse", "qdrant_edge", "local mode"
+COLLECTION: Final = "bench"
+Place = tuple[int, int]
+
+
+class Side(Protocol):
+    """One of the stores."""
+
+    async def insert(self, points: Sequence[Point]) -> None:
+        """Write points."""
+        ...
+
+    async def flush(self) -> None:
+        """Make them durable."""
+        ...
+
+    async def search_dense(self, query: Query, limit: int) -> Sequence[Place]:
+        """Find by vectors."""
+        ...
+
+    async def search_sparse(self, query: Query, limit: int) -> Sequence[Place]:
+        """Find by words."""
+        ...
+
+    async def optimize(self) -> None:
+        """Build the indexes."""
+        ...
+
+    async def close(self) -> None:
+        """End it."""
+        ...
+
+
+class OurStore:
+    """The embedded store, whose shard is in a process of its own."""
+
+    def __init__(self, store: EdgeStore) -> None:
+        """Take over an open store."""
+        self._store = store
+
+    @classmethod
+    async def open(cls, folder: Path) -> Side:
+        """Create the collection."""
+        store = await EdgeStore.open(folder)
+        await store.create_collection(CollectionSpec(COLLECTION, DIMENSION))
+        return cls(store)
+
+    async def insert(self, points: Sequence[Point]) -> None:
+        """See `Side`."""
+        await self._store.upsert_points(COLLECTION, points)
+
+    async def flush(self) -> None:
+        """See `Side`."""
+        await self._store.flush_collection(COLLECTION)
+
+    async def search_dense(self, query: Query, limit: int) -> Sequence[Place]:
+        """See `Side`."""
+        found = await self._store.search_dense(COLLECTION, query.vector, _scope_of(query), limit)
+        return [(each.version, each.ordinal) for each in found]
+
+    async def search_sparse(self, query: Query, limit: int) -> Sequence[Place]:
+        """See `Side`."""
+        found = await self._store.search_sparse(COLLECTION, query.text, _scope_of(query), limit)
+        return [(each.version, each.ordinal) for each in found]
+
+    async def optimize(self) -> None:
+        """See `Side`."""
+        await self._store.optimize_collection(COLLECTION)
+
+    async def close(self) -> None:
+        """See `Side`."""
+        await self._store.close()
+
+
+class BareLibrary:
+    """The library in the caller's own process, with the same configuration. `optimize` runs in a thread, as everybody
+    would try first; the library keeps Python's lock."""
+
+    def __init__(self, shard: Shard) -> None:
+        """Take over an open shard."""
+        self._shard = shard
+
+    @classmethod
+    async def open(cls, folder: Path) -> Side:
+        """Create the shard."""
+        folder.mkdir()
+        return cls(Shard.create(folder, DIMENSION, Bm25Options()))
+
+    async def insert(self, points: Sequence[Point]) -> None:
+        """See `Side`."""
+        stored = [{"id": each.id, "text": each.text, "payload": make_payload(each)} for each in points]
+        self._shard.upsert(stored, [each.vector or () for each in points])
+
+    async def flush(self) -> None:
+        """See `Side`."""
+        self._shard.flush()
+
+    async def search_dense(self, query: Query, limit: int) -> Sequence[Place]:
+        """See `Side`."""
+        found = self._shard.search_dense(query.vector, make_search_filter(_scope_of(query)), limit)
+        return [(version, ordinal) for version, ordinal, _ in found]
+
+    async def search_sparse(self, query: Query, limit: int) -> Sequence[Place]:
+        """See `Side`."""
+        where, corpus = make_search_filter(_scope_of(query)), make_tenant_filter(query.tenant)
+        found = self._shard.search_sparse(query.text, where, corpus, limit)
+        return [(version, ordinal) for version, ordinal, _ in found]
+
+    async def optimize(self) -> None:
+        """See `Side`."""
+        await asyncio.to_thread(self._shard.optimize)
+
+    async def close(self) -> None:
+        """See `Side`."""
+        self._shard.close()
+
+
+class LocalMode:
+    """qdrant-client without a server: Python and numpy. It has no indexes, and counts how rare a word is over all
+    points that match the filter of no search: over all."""
+
+    def __init__(self, client: Any) -> None:
+        """Take over an open client."""
+        self._client = client
+        self._bm25 = Bm25Encoder(Bm25Options())
+
+    @classmethod
+    async def open(cls, folder: Path) -> Side:
+        """Create the collection."""
+        from qdrant_client import QdrantClient, models
+
+        client = QdrantClient(path=str(folder))
+        client.create_collection(
+            COLLECTION,
+            vectors_config={DENSE_VECTOR: models.VectorParams(size=DIMENSION, distance=models.Distance.COSINE)},
+            sparse_vectors_config={SPARSE_VECTOR: models.SparseVectorParams(modifier=models.Modifier.IDF)},
+        )
+        return cls(client)
+
+    async def insert(self, points: Sequence[Point]) -> None:
+        """See `Side`."""
+        from qdrant_client import models
+
+        made = [
+            models.PointStruct(
+                id=each.id,
+                vector={DENSE_VECTOR: list(each.vector or ()), SPARSE_VECTOR: self._sparse(each.text, is_query=False)},
+                payload=make_payload(each),
+            )
+            for each in points
+        ]
+        self._client.upsert(COLLECTION, made)
+
+    async def flush(self) -> None:
+        """See `Side`: every write is durable already."""
+
+    async def search_dense(self, query: Query, limit: int) -> Sequence[Place]:
+        """See `Side`."""
+        return self._search(query, query.vector, DENSE_VECTOR, limit)
+
+    async def search_sparse(self, query: Query, limit: int) -> Sequence[Place]:
+        """See `Side`."""
+        return self._search(query, self._sparse(query.text, is_query=True), SPARSE_VECTOR, limit)
+
+    async def optimize(self) -> None:
+        """See `Side`: there is nothing to build."""
+
+    async def close(self) -> None:
+        """See `Side`."""
+        self._client.close()
+
+    def _search(self, query: Query, vector: Any, using: str, limit: int) -> Sequence[Place]:
+        from qdrant_client import models
+
+        where = models.Filter.model_validate(make_search_filter(_scope_of(query)))
+        found = self._client.query_points(
+            COLLECTION, query=vector, using=using, query_filter=where, limit=limit, with_payload=[VERSION, ORDINAL]
+        )
+        return [(each.payload[VERSION], each.payload[ORDINAL]) for each in found.points]
+
+    def _sparse(self, text: str, *, is_query: bool) -> Any:
+        from qdrant_client import models
+
+        made = self._bm25.encode_query(text) if is_query else self._bm25.encode_passage(text)
+        return models.SparseVector(indices=list(made.indices), values=list(made.values))
+
+
+SIDES: Final = {OURS: OurStore.open, BARE: BareLibrary.open, LOCAL: LocalMode.open}
+
+
+def measure_memory() -> Mapping[str, float]:
+    """MiB that this process and those that it started have resident: `own`, `shard`."""
+    children = psutil.Process().children(recursive=True)
+    return {
+        "own": memory_of(os.getpid())["rss"],
+        "shard": sum(memory_of(child.pid)["rss"] for child in children),
+    }
+
+
+def measure_disk(folder: Path) -> float:
+    """MiB that the files in the folder take on the disk; files may be sparse."""
+    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*") if path.is_file()) / 2**20
+
+
+def _scope_of(query: Query) -> SearchScope:
+    return SearchScope(query.tenant, ("",), None, frozenset())

@@ -1,0 +1,142 @@
+"""The model with the role `aicore`: a phone's server, asked as its HTTP API documents it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.schema.routing import Endpoint, ModelRoute
+from controller.schema.status import ModelState
+from tests.fakes.fake_controller import route
+from tests.fakes.fake_phone_server import KEY, MODEL, FakePhone, fake_phone
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
+
+CHAT = "/v1/chat/completions"
+
+
+def nano(phone: FakePhone) -> ModelRoute:
+    """The phone as a remote model."""
+    endpoint = Endpoint.model_validate(
+        {"replica": "nano", "base_url": phone.url, "api_prefix": "", "token": KEY, "remote": True}
+    )
+    made = route("nano", served_name=MODEL, apis=(CHAT,), role="aicore", extra_fields=())
+    return made.model_copy(update={"endpoints": (endpoint,)})
+
+
+@asynccontextmanager
+async def site(tmp_path: Path) -> AsyncIterator[tuple[GatewayHarness, FakePhone]]:
+    """A gateway with the phone."""
+    async with fake_phone() as phone, gateway_harness(state=tmp_path, retrieval=False) as here:
+        await here.publish(nano(phone), route("other"))
+        yield here, phone
+
+
+async def ask(here: GatewayHarness, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    """Status and JSON of an answer."""
+    async with here.client.request(method, here.url + path, json=body) as answer:
+        return answer.status, await answer.json()
+
+
+@pytest.mark.parametrize(
+    ("code", "word"), [(3, "available"), (2, "downloadable"), (1, "downloading"), (0, "unavailable")]
+)
+async def test_the_status_is_the_devices(code: int, word: str, tmp_path: Path) -> None:
+    async with site(tmp_path) as (here, phone):
+        phone.code = code
+        status, told = await ask(here, "GET", "/v1/aicore/status")
+        assert (status, told) == (
+            200,
+            {
+                "model_id": "nano",
+                "status_code": code,
+                "status": word,
+                "available": code == 3,
+                "soc_model": "Tensor G5",
+                "device": "frankel",
+                "manufacturer": "Google",
+            },
+        )
+        _, told = await ask(here, "GET", "/v1/aicore/status?probe=all")
+        assert told["probes"][0]["preference"] == "FAST"
+        assert phone.asked[-1][0].endswith("?probe=all")
+        status, answer = await ask(here, "GET", "/v1/aicore/status?probe=some")
+        assert (status, answer["error"]["param"]) == (400, "probe")
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "error"),
+    [(2, 503, "AICORE_DOWNLOADABLE"), (1, 425, "AICORE_DOWNLOADING"), (0, 503, "AICORE_UNAVAILABLE")],
+)
+async def test_its_errors_are_carried_through(code: int, status: int, error: str, tmp_path: Path) -> None:
+    async with site(tmp_path) as (here, phone):
+        phone.code = code
+        for stream in (False, True):
+            async with here.chat("nano", stream=stream) as answer:
+                told = (await answer.json())["error"]
+                assert (answer.status, told["code"], told["type"]) == (status, error, "aicore_unavailable")
+                assert told["aicore_status"] in ("downloadable", "downloading", "unavailable")
+                assert told["actionable"]
+                assert told["next_steps"]
+        assert (await ask(here, "POST", "/v1/aicore/benchmark"))[1]["error"]["code"] == error
+        found, warm = await ask(here, "POST", "/health/warm?model=nano")
+        assert (found, warm["status"]) == (503, "aicore_not_ready")
+        assert warm["aicore_status"] == told["aicore_status"]
+        phone.code, phone.is_backgrounded = 3, True
+        async with here.chat("nano") as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (403, "AICORE_BACKGROUND_BLOCKED")
+
+
+async def test_it_is_warmed_up_and_measured(tmp_path: Path) -> None:
+    async with site(tmp_path) as (here, phone):
+        status, answer = await ask(here, "GET", "/v1/aicore/benchmark")
+        assert (status, answer["error"]["code"]) == (404, "benchmark_not_found")
+        assert (await ask(here, "POST", "/health/warm?model=nano"))[0] == 200
+        status, result = await ask(here, "POST", "/v1/aicore/benchmark", {"prompts": ["Say hi."], "warmup": 0})
+        assert (status, result["model_id"], result["total_tokens"]) == (200, "nano", 6), "words, as it counts no tokens"
+        assert await ask(here, "GET", "/v1/aicore/benchmark") == (200, result)
+        assert await ask(here, "GET", "/v1/models/nano/benchmark") == (200, result)
+        async with here.chat("nano") as answered:
+            assert (await answered.json())["choices"][0]["message"]["content"] == "Hi! How can I help?"
+        assert phone.asked[-1][1]["model"] == MODEL
+
+
+async def test_health_has_a_block_of_it(tmp_path: Path) -> None:
+    async with site(tmp_path) as (here, phone):
+        server: Any = here.server
+        probe = server._gateway.health.aicore
+        probe.latest = await probe.ask(nano(phone))
+        _, health = await ask(here, "GET", "/health")
+        expected = {"status_code": 3, "status": "available", "model_id": "nano", "is_default": True}
+        assert health["aicore"] == expected
+        phone.is_broken = True
+        probe.latest = await probe.ask(nano(phone))
+        _, health = await ask(here, "GET", "/health")
+        assert (health["aicore"]["status_code"], health["aicore"]["status"]) == (None, "unknown")
+        assert health["aicore"]["error"]
+        status, answer = await ask(here, "GET", "/v1/aicore/status")
+        assert (status, answer["error"]["code"]) == (503, "AICORE_UNKNOWN")
+
+
+async def test_without_such_a_model_there_is_no_aicore(tmp_path: Path) -> None:
+    async with gateway_harness(state=tmp_path, retrieval=False) as here:
+        await here.publish(route("m", backend="litert_lm", state=ModelState.FAILED, last_error="no delegate"))
+        for method, path in (("GET", "status"), ("GET", "benchmark"), ("POST", "benchmark")):
+            status, answer = await ask(here, method, f"/v1/aicore/{path}")
+            assert (status, answer["error"]["code"]) == (503, "AICORE_UNAVAILABLE")
+        assert (await ask(here, "GET", "/health"))[1]["aicore"] is None
+        async with here.chat("m") as refused:
+            error = (await refused.json())["error"]
+        assert (refused.status, error["code"]) == (503, "LITERT_INIT_FAILED")
+        assert "no delegate" in error["message"]
+
+
+async def test_the_phone_that_is_away_is_unknown(tmp_path: Path) -> None:
+    async with gateway_harness(state=tmp_path, retrieval=False) as here:
+        away = FakePhone(url="http://127.0.0.1:9/v1")
+        await here.publish(nano(away))
+        status, answer = await ask(here, "GET", "/v1/aicore/status")
+        assert (status, answer["error"]["code"]) == (503, "AICORE_UNKNOWN")

@@ -1,0 +1,63 @@
+"""`python -m retrieval` as a process of its own, behind a gateway on a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from controller.schema.routing import ModelRoute
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
+from tests.support.ports import free_port
+from tests.support.wait import until
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentsSite:
+    """A gateway that knows a retrieval program."""
+
+    gateway: GatewayHarness
+    retrieval_address: str
+    """`host:port` of retrieval itself, whose `/metrics` is open."""
+
+    @property
+    def url(self) -> str:
+        """Of the gateway."""
+        return self.gateway.url
+
+
+@contextlib.asynccontextmanager
+async def documents_site(folder: Path, *models: ModelRoute, **settings: str) -> AsyncIterator[DocumentsSite]:
+    """Start a gateway with these models, and a retrieval program with `settings` (names without `ROUNDHOUSE_`), whose
+    state is in `folder`. The program has ended when the block ends."""
+    address = f"127.0.0.1:{free_port()}"
+    folder.mkdir(parents=True, exist_ok=True)
+    async with gateway_harness(state=folder, retrieval_url=f"http://{address}") as gateway:
+        await gateway.publish(*models)
+        own = {name: value for name, value in os.environ.items() if not name.startswith("ROUNDHOUSE_")}
+        said = {"STATE": str(folder), "RETRIEVAL_LISTEN": address, "GATEWAY_URL": gateway.url, **settings}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "retrieval",
+            env=own | {f"ROUNDHOUSE_{name}": value for name, value in said.items()},
+            cwd=Path(__file__).parents[2],
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+
+        async def answers() -> bool:
+            assert process.returncode is None, f"retrieval ended with {process.returncode}"
+            async with gateway.client.get(f"{gateway.url}/v1/documents") as answer:
+                return bool(answer.status == 200)
+
+        try:
+            await until("retrieval answers", answers)
+            yield DocumentsSite(gateway, address)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            await process.wait()
