@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
 from gateway.api.benchmarks import BenchmarkRequest, BenchmarkResult, Benchmarks
-from gateway.api.declare import INGRESS_CODES, codes_paragraph, error_responses
+from gateway.api.declare import ANY_OTHER, INGRESS_CODES, codes_paragraph, error_responses
 from gateway.control.aicore_probe import AicoreProbe, AicoreStatus, find_aicore
 from gateway.ingress.route_access import require_access
 from gateway.protocols.common.json_bytes import json_bytes
@@ -67,7 +67,7 @@ def declare(app: FastAPI, live: LiveRoutes, probe: AicoreProbe, benchmarks: Benc
         description=f"Asks the device each time.\n\n{codes_paragraph(_CODES)}",
         tags=["models"],
         response_model=AicoreReadiness,
-        responses=error_responses(*_CODES),
+        responses=error_responses(*_CODES) | ANY_OTHER,
     )
     @require_access("inference")
     async def get_status(
@@ -83,7 +83,7 @@ def declare(app: FastAPI, live: LiveRoutes, probe: AicoreProbe, benchmarks: Benc
         summary="The last benchmark of AICore",
         description=codes_paragraph(("benchmark_not_found", *_CODES)),
         tags=["models"],
-        responses=error_responses("benchmark_not_found", *_CODES),
+        responses=error_responses("benchmark_not_found", *_CODES) | ANY_OTHER,
     )
     @require_access("inference")
     async def get_benchmark(request: Request) -> BenchmarkResult:
@@ -95,7 +95,7 @@ def declare(app: FastAPI, live: LiveRoutes, probe: AicoreProbe, benchmarks: Benc
         description="As `POST /v1/models/{model}/benchmark`, once AICore is available.\n\n"
         + codes_paragraph((*_NOT_READY.values(), *_CODES)),
         tags=["models"],
-        responses=error_responses(*_NOT_READY.values(), *_CODES),
+        responses=error_responses(*_NOT_READY.values(), *_CODES) | ANY_OTHER,
     )
     @require_access("inference")
     async def run_benchmark(

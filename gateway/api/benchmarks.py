@@ -16,7 +16,7 @@ from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
 from controller.schema.status import ModelState
 from gateway.api.deadline import Lifetime
-from gateway.api.declare import INGRESS_CODES, codes_paragraph, error_responses
+from gateway.api.declare import ANY_OTHER, INGRESS_CODES, codes_paragraph, error_responses
 from gateway.api.models import ModelObject
 from gateway.exchange.inner_requests import InnerRequests
 from gateway.exchange.speed_test import Measurement, SpeedTest
@@ -174,7 +174,7 @@ def declare(app: FastAPI, live: LiveRoutes, benchmarks: Benchmarks) -> None:
         summary="Whether a model is ready",
         description=f"The model's state.\n\n{codes_paragraph(_MODEL_CODES)}",
         tags=["models"],
-        responses=error_responses(*_MODEL_CODES),
+        responses=error_responses(*_MODEL_CODES) | ANY_OTHER,
     )
     @require_access("inference")
     async def get_status(request: Request, name: _Name) -> ModelReadiness | ModelObject:
@@ -185,7 +185,7 @@ def declare(app: FastAPI, live: LiveRoutes, benchmarks: Benchmarks) -> None:
         summary="The last benchmark of a model",
         description="Kept over restarts.\n\n" + codes_paragraph(("benchmark_not_found", *_MODEL_CODES)),
         tags=["models"],
-        responses=error_responses("benchmark_not_found", *_MODEL_CODES),
+        responses=error_responses("benchmark_not_found", *_MODEL_CODES) | ANY_OTHER,
     )
     @require_access("inference")
     async def get_benchmark(request: Request, name: _Name) -> BenchmarkResult | ModelObject:
@@ -199,7 +199,7 @@ def declare(app: FastAPI, live: LiveRoutes, benchmarks: Benchmarks) -> None:
         description="Asks the prompts one after the other, beside other requests, and keeps the result. It counts as "
         "one request for the key's limits.\n\n" + codes_paragraph((*_RUN_CODES, *_MODEL_CODES)),
         tags=["models"],
-        responses=error_responses(*_RUN_CODES, *_MODEL_CODES),
+        responses=error_responses(*_RUN_CODES, *_MODEL_CODES) | ANY_OTHER,
     )
     @require_access("inference")
     async def run_benchmark(

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
 from gateway.api.deadline import DeadlineError, Lifetime
-from gateway.api.declare import INGRESS_CODES, codes_paragraph, error_responses
+from gateway.api.declare import ANY_OTHER, INGRESS_CODES, codes_paragraph, error_responses
 from gateway.control.aicore_probe import AicoreProbe
 from gateway.exchange.inner_requests import InnerAnswer, InnerRequests
 from gateway.exchange.speed_test import probe_request
@@ -82,7 +82,7 @@ def declare(
         "Other requests are not held up; the request counts as one for the key's limits.\n\n" + codes_paragraph(_CODES),
         tags=["models"],
         response_model=WarmModel,
-        responses={**error_responses(*_CODES), 503: {"model": ColdModel}, 504: {"model": ColdModel}},
+        responses=error_responses(*_CODES) | ANY_OTHER | {503: {"model": ColdModel}, 504: {"model": ColdModel}},
     )
     @require_access("inference")
     async def warm_up(

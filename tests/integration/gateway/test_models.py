@@ -151,7 +151,7 @@ async def test_what_open_webui_and_openais_client_ask_of_either_address(base: st
             "/chat/completions", "/completions", "/embeddings"
         }  # fmt: skip
         async with here.client.get(f"{here.url}{base}/health") as answer:
-            assert (await answer.json())["status"] == "ok"
+            assert (await answer.json())["service"] == "roundhouse"
         async with here.client.post(f"{here.url}{base}/reranking", json={"model": "m"}) as answer:
             assert (await answer.json())["error"]["param"] == "documents", "as /v1/rerank"
 
