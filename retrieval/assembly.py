@@ -31,7 +31,7 @@ from retrieval.embedding.client import ModelClient, ModelRefusedError, ModelUnav
 from retrieval.embedding.prefixes import Prefixes, choose_prefixes
 from retrieval.file_search.file_service import FileService
 from retrieval.file_search.store_service import VectorStoreService
-from retrieval.ingestion.collection_writer import CollectionWriter
+from retrieval.ingestion.collection_writer import CollectionWriter, DimensionChangedError
 from retrieval.ingestion.document_changes import DocumentChanges
 from retrieval.ingestion.garbage_collector import GarbageCollector
 from retrieval.ingestion.index import Index
@@ -56,6 +56,15 @@ OPTIMIZE_FROM: Final = 5_000
 """Points written since the last time from which a collection is optimized while nothing else is written."""
 OPTIMIZE_AT: Final = 50_000
 """Points written since the last time from which it is optimized in any case."""
+_PASSING: Final = (
+    VectorStoreError,
+    ModelUnavailableError,
+    ModelRefusedError,
+    DimensionChangedError,
+    sqlite3.Error,
+    OSError,
+)
+"""What ends work on the index that is tried again."""
 
 
 class Retrieval:
@@ -128,7 +137,7 @@ class Retrieval:
             self.originals,
             clock=clock,
             on_garbage=self._has_garbage.set,
-            on_visible_change=self.changes.note_visible_change,
+            on_deleted=self.changes.note_deletion,
         )
         self.vector_stores = VectorStoreService(
             self.catalog, self.documents, self.files, chunking=chunking, clock=clock
@@ -156,7 +165,7 @@ class Retrieval:
             SearchRoutes(self.search, self.metrics),
             TenantRoutes(self.documents),
             FileRoutes(self.files, self.originals, max_bytes),
-            VectorStoreRoutes(self.vector_stores, self.search),
+            VectorStoreRoutes(self.vector_stores, self.search, self.metrics),
             StatusRoutes(self.read_status, self._wants_reindex.set),
         )
         handlers = {key: handler for group in groups for key, handler in group.handlers().items()}
@@ -232,7 +241,9 @@ class Retrieval:
             self._has_garbage.clear()
             try:
                 await self.collector.collect()
-            except Exception:
+            except Exception as error:
+                if isinstance(error, KeyError):
+                    self.index.note_lost()
                 log.exception("garbage was left, and is removed later")
                 await asyncio.sleep(RETRY_S)
                 self._has_garbage.set()
@@ -269,7 +280,9 @@ class Retrieval:
             self._wants_reindex.clear()
             try:
                 await self.index.reindex()
-            except (VectorStoreError, ModelUnavailableError, ModelRefusedError) as error:
+            except (*_PASSING, KeyError) as error:
+                if isinstance(error, KeyError):
+                    self.index.note_lost()
                 log.warning("the reindex did not end, and is tried again: %s", error)
                 self._reindex_error = str(error)
                 await asyncio.sleep(RETRY_S)
@@ -280,12 +293,13 @@ class Retrieval:
     async def _fill_index(self) -> None:
         while True:
             try:
+                await self.index.replace_lost()
                 await self.index.fill()
-            except (VectorStoreError, ModelUnavailableError, ModelRefusedError) as error:
+            except (*_PASSING, KeyError) as error:
                 log.warning("the index cannot be completed, and is tried again: %s", error)
                 await asyncio.sleep(RETRY_S)
             else:
-                return
+                await self.index.wait_until_lost()
 
     async def _delete_expired(self) -> None:
         while True:
@@ -308,6 +322,8 @@ class Retrieval:
             try:
                 await self.store.optimize_collection(self.index.active.name)
             except (VectorStoreError, KeyError) as error:
+                if isinstance(error, KeyError):
+                    self.index.note_lost()
                 log.warning("the collection was not optimized: %s", error)
             done = written
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from common.shared_token import SharedToken
 from common.tracebacks import without_tracebacks
 from controller.schema.errors import RoundhouseError
 from retrieval.api.requests import Handler, Handlers
+from retrieval.documents.service import storage_error
 from retrieval.schema.headers import TOKEN_HEADER
 from retrieval.schema.routes import ROUTES
 
@@ -32,8 +34,8 @@ _OPEN: Final = ("/health", "/metrics")
 
 def create_app(handlers: Handlers, render_metrics: Callable[[], Awaitable[bytes]]) -> Starlette:
     """Build the application: the routes of `retrieval.schema.routes.ROUTES`, `/health` and `/metrics`. A
-    RoundhouseError of a handler becomes an error answer in its envelope; any other exception is logged and becomes
-    `internal_error`.
+    RoundhouseError of a handler becomes an error answer in its envelope, an error of the disk `storage_full` or
+    `storage_failed`; any other exception is logged and becomes `internal_error`.
 
     `render_metrics` is called for each `GET /metrics`. No token is checked: see `TokenCheck`. Raises KeyError for a
     route of the table without a handler, and ValueError for a handler without a route.
@@ -85,6 +87,11 @@ def _error_handlers() -> dict[Any, Callable[[Request, Exception], Response]]:
         code = "method_not_allowed" if error.status_code == 405 else "unknown_route"
         return _answer_error(request, RoundhouseError(code, f"There is no {request.method} {request.scope['path']}."))
 
+    def disk_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, (OSError, sqlite3.Error))
+        log.warning("request %s: the disk fails: %s", request.headers.get("x-request-id"), error)
+        return _answer_error(request, storage_error(error))
+
     def client_gone(request: Request, error: Exception) -> Response:
         return Response(status_code=499)  # nobody reads it
 
@@ -95,6 +102,8 @@ def _error_handlers() -> dict[Any, Callable[[Request, Exception], Response]]:
     return {
         RoundhouseError: own_error,
         HTTPException: framework_error,
+        OSError: disk_error,
+        sqlite3.Error: disk_error,
         ClientDisconnect: client_gone,
         Exception: unexpected,
     }

@@ -63,6 +63,8 @@ def parse_body(model: type[Model], body: bytes) -> Model:
         json.loads(body)
     except ValueError as error:
         raise RoundhouseError("invalid_json", f"The body is no JSON: {error}.") from None
+    except RecursionError:
+        raise RoundhouseError("invalid_json", "The body is nested too deeply.") from None
     return parse_fields(model, body)
 
 
@@ -115,7 +117,7 @@ def read_json_parameter(request: Request, name: str) -> Any:
         return None
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise RoundhouseError("invalid_request", f"`{name}` must be JSON.", param=name) from None
 
 

@@ -120,5 +120,5 @@ def _form_fields(values: Mapping[str, str], file: UploadedFile) -> DocumentField
 def _parse_json(name: str, text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise RoundhouseError("invalid_request", f"`{name}` must be JSON.", param=name) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
 from starlette.requests import Request
@@ -21,6 +22,7 @@ from retrieval.api.requests import (
 from retrieval.catalog.paging import PageRequest
 from retrieval.file_search.searching import build_search, merge_results
 from retrieval.file_search.store_service import VectorStoreService
+from retrieval.metrics import RetrievalMetrics
 from retrieval.schema.files import (
     AttributesChange,
     DeletedVectorStore,
@@ -52,9 +54,10 @@ class VectorStoreRoutes:
     the service's method raises.
     """
 
-    def __init__(self, service: VectorStoreService, search: SearchService) -> None:
+    def __init__(self, service: VectorStoreService, search: SearchService, metrics: RetrievalMetrics) -> None:
         self._service = service
         self._search = search
+        self._metrics = metrics
 
     def handlers(self) -> Handlers:
         """Return the handlers of this group by (method, path), for `create_app`."""
@@ -128,10 +131,13 @@ class VectorStoreRoutes:
             raise RoundhouseError("invalid_request", message, param="query")
         await self._service.use_store(caller.tenant, store_id)
         reranks = self._search.has_rerank_model
-        results = [
-            await self._search.search(caller.tenant, (store_id,), build_search(wanted, query, has_reranker=reranks))
-            for query in queries
-        ]
+        results = []
+        for query in queries:
+            began = time.perf_counter()
+            asked = build_search(wanted, query, has_reranker=reranks)
+            result = await self._search.search(caller.tenant, (store_id,), asked)
+            self._metrics.record_search(result, time.perf_counter() - began)
+            results.append(result)
         return answer_model(merge_results(wanted, queries, results), caller)
 
     async def add_file(self, request: Request) -> Response:

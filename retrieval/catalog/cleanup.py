@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Iterable
 from functools import partial
@@ -9,6 +10,13 @@ from functools import partial
 from retrieval.catalog.database import CatalogDatabase
 from retrieval.catalog.originals import Originals
 from retrieval.catalog.versions import is_original_used
+
+
+async def discard_original(catalog: CatalogDatabase, originals: Originals, sha256: str) -> None:
+    """Remove an original that was to be stored, after a failure, unless something needs it. Where even that fails, it
+    stays until the next start of the program (see `GarbageCollector.remove_leftovers`); nothing is raised."""
+    with contextlib.suppress(OSError, sqlite3.Error):
+        await remove_unused_originals(catalog, originals, [sha256])
 
 
 async def remove_unused_originals(catalog: CatalogDatabase, originals: Originals, hashes: Iterable[str]) -> int:

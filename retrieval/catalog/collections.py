@@ -63,10 +63,22 @@ def forget_collection(db: sqlite3.Connection, number: int) -> None:
     db.execute("DELETE FROM collections WHERE number = ?", (number,))
 
 
-def forget_content(db: sqlite3.Connection, number: int) -> None:
-    """Remove the notes of which versions are in a collection, because the vector store has lost it: all are missing
-    now."""
-    db.execute("DELETE FROM indexed WHERE collection = ?", (number,))
+def renew_collection(db: sqlite3.Connection, collection: Collection) -> Collection:
+    """Give a collection a new number, with nothing indexed in it, because the vector store has lost its points. Return
+    the collection with that number."""
+    forget_collection(db, collection.number)
+    return add_collection(
+        db,
+        collection.spec,
+        model=collection.model,
+        is_normalized=collection.is_normalized,
+        state=collection.state,
+    )
+
+
+def has_visible(db: sqlite3.Connection) -> bool:
+    """Return whether any document of any tenant has a visible version."""
+    return db.execute("SELECT 1 FROM documents WHERE live IS NOT NULL LIMIT 1").fetchone() is not None
 
 
 def list_missing(db: sqlite3.Connection, number: int, limit: int) -> list[int]:
@@ -91,10 +103,11 @@ def count_missing(db: sqlite3.Connection, number: int) -> int:
 
 
 def note_indexed(db: sqlite3.Connection, number: int, version: int) -> None:
-    """Note that all points of a version are in the collection. Does nothing for a deleted version, or one that is noted
-    already. Raises sqlite3.IntegrityError where the catalog has no such collection."""
+    """Note that all points of a version are in the collection. Does nothing for a deleted version, one that is noted
+    already, or a collection that the catalog has not."""
     db.execute(
-        "INSERT OR IGNORE INTO indexed (collection, version) SELECT ?, number FROM versions WHERE number = ?",
+        "INSERT OR IGNORE INTO indexed (collection, version) SELECT c.number, v.number FROM collections c, versions v "
+        "WHERE c.number = ? AND v.number = ?",
         (number, version),
     )
 

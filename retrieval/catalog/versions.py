@@ -305,7 +305,8 @@ def list_hidden(db: sqlite3.Connection, tenant: str) -> frozenset[int]:
     must still be checked (`chunks.find_visible`)."""
     rows = db.execute(
         "SELECT number FROM versions WHERE tenant = ? AND state IN ('embedding', 'garbage') "
-        "UNION ALL SELECT number FROM versions WHERE tenant = ? AND state IN ('queued', 'failed') AND chunks > 0",
+        "UNION ALL SELECT number FROM versions WHERE tenant = ? AND chunks > 0 "
+        "AND state IN ('queued', 'parsing', 'failed')",
         (tenant, tenant),
     )
     return frozenset(row[0] for row in rows)

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from controller.schema.errors import RoundhouseError
 from retrieval.catalog.chunks import read_chunks, read_text
-from retrieval.catalog.cleanup import remove_unused_originals
+from retrieval.catalog.cleanup import discard_original, remove_unused_originals
 from retrieval.catalog.conditions import (
     ANY,
     SqlCondition,
@@ -131,18 +131,24 @@ class DocumentService:
             with self._originals.pin(sha256):
                 await asyncio.to_thread(incoming.keep)
                 return await self._queue(new)
+        except RoundhouseError:
+            await discard_original(self._catalog, self._originals, sha256)
+            raise
         except (OSError, sqlite3.Error) as error:
+            await discard_original(self._catalog, self._originals, sha256)
             raise storage_error(error) from None
 
-    async def accept_stored(self, new: NewVersion) -> None:
+    async def accept_stored(self, new: NewVersion, check: Callable[[sqlite3.Connection], None]) -> None:
         """Queue a version whose original is stored already, as that of an uploaded file. Does nothing where the
         document's newest version is equal and has not failed. Metadata and chunking are not checked.
 
+        `check` is called in the transaction that queues the version, and raises where the original may be gone.
+
         Raises:
-            RoundhouseError: `retrieval_busy`, `storage_full`, `storage_failed`.
+            RoundhouseError: `retrieval_busy`, `storage_full`, `storage_failed`, or that of `check`.
         """
         try:
-            await self._queue(new)
+            await self._queue(new, check)
         except (OSError, sqlite3.Error) as error:
             raise storage_error(error) from None
 
@@ -264,7 +270,7 @@ class DocumentService:
         RoundhouseError `document_not_found`, also for a second call."""
         if not await self._write(lambda db: delete_document(db, key)):
             raise _not_found(key)
-        self._note_deleted(key.tenant, key)
+        self._note_deleted(key.tenant)
 
     async def delete_space(self, tenant: str, space: str) -> int:
         """Delete all documents of a tenant's space, as `delete_document` does. Return how many there were, perhaps 0;
@@ -320,11 +326,15 @@ class DocumentService:
         document = await self._find(key)
         return self._originals.path_of(document.newest.sha256), document
 
-    async def _queue(self, new: NewVersion) -> tuple[Document, bool]:
+    async def _queue(
+        self, new: NewVersion, check: Callable[[sqlite3.Connection], None] | None = None
+    ) -> tuple[Document, bool]:
         now = self._clock()
 
         def accept(db: sqlite3.Connection) -> Accepted:
             _check_room(db, 1)
+            if check is not None:
+                check(db)
             return accept_version(db, new, now)
 
         accepted = await self._catalog.write(accept)
@@ -346,10 +356,8 @@ class DocumentService:
         except (OSError, sqlite3.Error) as error:
             raise storage_error(error) from None
 
-    def _note_deleted(self, tenant: str, key: DocumentKey | None = None) -> None:
-        self._changes.note_visible_change(tenant)
-        if key is not None:
-            self._changes.note_change(key)
+    def _note_deleted(self, tenant: str) -> None:
+        self._changes.note_deletion(tenant)
         self._on_garbage()
 
     def _view(self, document: StoredDocument) -> Document:
@@ -400,8 +408,8 @@ def storage_error(error: OSError | sqlite3.Error) -> RoundhouseError:
         getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
     )
     if is_full:
-        return RoundhouseError("storage_full", "The disk of the documents is full; nothing was stored.")
-    return RoundhouseError("storage_failed", "The state folder cannot be written; nothing was stored.")
+        return RoundhouseError("storage_full", "The disk of the documents is full; nothing was changed.")
+    return RoundhouseError("storage_failed", "The disk of the documents fails; nothing was changed.")
 
 
 def _not_found(key: DocumentKey) -> RoundhouseError:

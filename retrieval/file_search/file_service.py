@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from controller.schema.errors import RoundhouseError
-from retrieval.catalog.cleanup import remove_unused_originals
+from retrieval.catalog.cleanup import discard_original, remove_unused_originals
 from retrieval.catalog.database import CatalogDatabase
 from retrieval.catalog.files import StoredFile, add_file, delete_file, find_file, list_expired_files, list_files
 from retrieval.catalog.originals import IncomingOriginal, Originals
@@ -34,15 +34,15 @@ class FileService:
         *,
         clock: Callable[[], float],
         on_garbage: Callable[[], None],
-        on_visible_change: Callable[[str], None],
+        on_deleted: Callable[[str], None],
     ) -> None:
         """`clock`: Unix time in seconds. `on_garbage`: called after a deletion.
-        `on_visible_change`: called with the tenant whose documents were deleted."""
+        `on_deleted`: called with the tenant whose documents were deleted."""
         self._catalog = catalog
         self._originals = originals
         self._clock = clock
         self._on_garbage = on_garbage
-        self._on_visible_change = on_visible_change
+        self._on_deleted = on_deleted
 
     async def add_file(
         self,
@@ -78,6 +78,7 @@ class FileService:
                 await asyncio.to_thread(incoming.keep)
                 await self._catalog.write(lambda db: add_file(db, file))
         except (OSError, sqlite3.Error) as error:
+            await discard_original(self._catalog, self._originals, file.sha256)
             raise storage_error(error) from None
         return file
 
@@ -116,7 +117,7 @@ class FileService:
         sha256 = await self._catalog.write(lambda db: delete_file(db, tenant, file_id))
         if sha256 is None:
             raise file_not_found(file_id)
-        self._on_visible_change(tenant)
+        self._on_deleted(tenant)
         self._on_garbage()
         await remove_unused_originals(self._catalog, self._originals, [sha256])
 

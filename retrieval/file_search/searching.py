@@ -56,16 +56,17 @@ def merge_results(
 def scale_score(hit: SearchHit, result: SearchResult, wanted: VectorStoreSearch) -> float:
     """Return a hit's score from 0 to 1, by how its search `result` was made.
 
-    Hybrid without a rerank: the weighted sum over the sum of the weights, 0 where that is 0. Dense: the score (the
-    cosine), cut to 0..1. Otherwise (BM25, or a rerank model's score of a hybrid search), where there is no upper bound:
+    Hybrid without a rerank: the weighted sum over the sum of the weights, 0 where that is 0. Dense without a rerank:
+    the score (the cosine), cut to 0..1. Otherwise (BM25, or a rerank model's score), where there is no upper bound:
     `s / (1 + s)`, 0 where `s` is negative.
     """
-    if result.mode == "hybrid" and hit.scores.rerank is None:
+    is_reranked = hit.scores.rerank is not None
+    if result.mode == "hybrid" and not is_reranked:
         weights = None if wanted.ranking_options is None else wanted.ranking_options.hybrid_search
         total = 2.0 if weights is None else weights.embedding_weight + weights.text_weight
         return min(1.0, hit.score / total) if total else 0.0
     positive = max(0.0, hit.score)
-    return min(1.0, positive) if result.mode == "dense" else positive / (1.0 + positive)
+    return min(1.0, positive) if result.mode == "dense" and not is_reranked else positive / (1.0 + positive)
 
 
 def _build_hit(hit: SearchHit, score: float) -> VectorStoreHit:

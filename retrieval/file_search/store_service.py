@@ -11,7 +11,7 @@ from typing import Any, Final
 from controller.schema.errors import RoundhouseError
 from retrieval.catalog.chunks import text_size
 from retrieval.catalog.database import CatalogDatabase
-from retrieval.catalog.files import StoredFile
+from retrieval.catalog.files import StoredFile, find_file
 from retrieval.catalog.paging import PageRequest, cut_list
 from retrieval.catalog.records import DocumentKey, NewVersion, StoredDocument
 from retrieval.catalog.vector_stores import (
@@ -29,7 +29,7 @@ from retrieval.catalog.vector_stores import (
 from retrieval.catalog.versions import cancel_versions, count_space, find_document
 from retrieval.documents.metadata import check_metadata
 from retrieval.documents.service import DocumentService, unknown_cursor
-from retrieval.file_search.file_service import FileService
+from retrieval.file_search.file_service import FileService, file_not_found
 from retrieval.file_search.views import build_batch, build_status_condition, build_store, build_store_file
 from retrieval.parsing.base import ChunkingOptions
 from retrieval.schema.files import (
@@ -305,7 +305,13 @@ class VectorStoreService:
     ) -> None:
         key = DocumentKey(store.tenant, store.id, file.id)
         new = NewVersion(key, file.sha256, file.bytes, file.filename, file.media_type, attributes, chunking)
-        await self._documents.accept_stored(new)
+        now = self._clock()
+
+        def check_file(db: sqlite3.Connection) -> None:
+            if find_file(db, store.tenant, file.id, now) is None:
+                raise file_not_found(file.id)
+
+        await self._documents.accept_stored(new, check_file)
 
     async def _find(self, tenant: str, store_id: str) -> StoredVectorStore:
         store = await self._catalog.read(lambda db: find_store(db, tenant, store_id))

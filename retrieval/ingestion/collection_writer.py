@@ -25,6 +25,10 @@ class VersionGoneError(Exception):
     hidden from searches, until the version is garbage and the garbage collector removes it."""
 
 
+class DimensionChangedError(Exception):
+    """The embedding model answers vectors of another dimension than the collection has. The text says what to do."""
+
+
 class CollectionWriter:
     """Embeds the chunks of versions, and writes them as points into a collection of the vector store. One object serves
     the whole program, so that the garbage collector knows which versions are being written; calls may run at once."""
@@ -63,7 +67,7 @@ class CollectionWriter:
                 had several chunks.
             VectorStoreError: the vector store fails.
             KeyError: the vector store has no such collection.
-            ValueError: the model's vectors have another dimension than the collection.
+            DimensionChangedError: the model's vectors have another dimension than the collection.
         """
         self.versions_in_use.add(version.number)
         try:
@@ -71,6 +75,7 @@ class CollectionWriter:
             first = 0
             while chunks := await self._read_next(version.number, first, self._choose_size(collection.model)):
                 vectors = await self._make_vectors(collection, chunks, twin)
+                _check_dimension(collection, vectors)
                 points = [_point_of(version, chunk, vector) for chunk, vector in zip(chunks, vectors, strict=True)]
                 await self._store.upsert_points(collection.name, points)
                 self.points_written += len(points)
@@ -137,6 +142,15 @@ class CollectionWriter:
         # None of the texts is at fault: there were too many.
         self._size_of(model).note_refusal(len(chunks))
         return vectors
+
+
+def _check_dimension(collection: Collection, vectors: Sequence[Sequence[float] | None]) -> None:
+    for vector in vectors:
+        if vector is not None and len(vector) != collection.dimension:
+            raise DimensionChangedError(
+                f"{collection.model} answers {len(vector)} dimensions now, and the index has {collection.dimension}; "
+                "`roundhouse rag reindex` builds it anew."
+            )
 
 
 def _point_of(version: Version, chunk: Chunk, vector: Sequence[float] | None) -> Point:

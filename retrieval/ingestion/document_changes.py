@@ -52,6 +52,15 @@ class DocumentChanges:
         notice by the count, and search again."""
         self._visible_changes[tenant] = self._visible_changes.get(tenant, 0) + 1
 
+    def note_deletion(self, tenant: str) -> None:
+        """Count a visible change, and wake the followers of all the tenant's documents. Call after each commit that
+        deletes several of them."""
+        self.note_visible_change(tenant)
+        for key, followers in self._followers.items():
+            if key.tenant == tenant:
+                for event in followers:
+                    event.set()
+
     def count_visible_changes(self, tenant: str) -> int:
         """Return how often `note_visible_change` was called for the tenant since the start of the program."""
         return self._visible_changes.get(tenant, 0)

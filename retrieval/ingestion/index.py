@@ -17,15 +17,16 @@ from retrieval.catalog.collections import (
     count_missing,
     find_collection,
     forget_collection,
-    forget_content,
+    has_visible,
     list_missing,
     note_indexed,
+    renew_collection,
 )
 from retrieval.catalog.database import CatalogDatabase
 from retrieval.catalog.records import Collection
 from retrieval.catalog.versions import find_version
 from retrieval.embedding.client import ModelClient
-from retrieval.ingestion.collection_writer import CollectionWriter, VersionGoneError
+from retrieval.ingestion.collection_writer import CollectionWriter, DimensionChangedError, VersionGoneError
 from retrieval.vector_store.base import CollectionSpec, VectorStore
 from retrieval.vector_store.bm25_options import Bm25Options
 
@@ -64,7 +65,9 @@ class Index:
         self.wanted_model = model
         self.wanted_bm25 = bm25
         self.publish_lock = asyncio.Lock()
-        self._create_lock = asyncio.Lock()
+        self._build_lock = asyncio.Lock()
+        """Held while a collection is created or built, so that never two of them replace the active one."""
+        self._is_lost = asyncio.Event()
         self.active: Collection | None = None
         """The collection that searches use; None: nothing was ever indexed, or `open` was not called yet."""
         self.building: Collection | None = None
@@ -98,12 +101,12 @@ class Index:
             for name in stored:
                 await self._store.delete_collection(name)
             stored = {}
-        for collection in (self.active, self.building):
-            if collection is not None and stored.get(collection.name) != collection.spec:
-                log.warning("the vector store has no such collection %s: it is made anew", collection.name)
-                await self._catalog.write(partial(forget_content, number=collection.number))
-                await self._store.delete_collection(collection.name)
-                await self._store.create_collection(collection.spec)
+        self.active, self.building = [
+            await self._renew(collection)
+            if collection is not None and stored.get(collection.name) != collection.spec
+            else collection
+            for collection in (self.active, self.building)
+        ]
         known = {each.name for each in (self.active, self.building) if each is not None}
         for name in stored.keys() - known:
             await self._store.delete_collection(name)
@@ -111,40 +114,69 @@ class Index:
             log.warning("%s", self.notice)
         await self._count_missing()
 
+    def note_lost(self) -> None:
+        """Note that the vector store has not a collection of this index any more, as a KeyError of a call said."""
+        self._is_lost.set()
+
+    async def wait_until_lost(self) -> None:
+        """Wait until `note_lost` was called, or return at once if it was called since the last `replace_lost`."""
+        await self._is_lost.wait()
+
+    async def replace_lost(self) -> None:
+        """Create those collections anew, empty, that the vector store has lost since `open`. Call `fill` afterwards.
+        Raises VectorStoreError or sqlite3.Error."""
+        self._is_lost.clear()
+        stored = {spec.name for spec in await self._store.list_collections()}
+        async with self.publish_lock:
+            if self.active is not None and self.active.name not in stored:
+                self.active = await self._renew(self.active)
+        if self.building is not None and self.building.name not in stored:
+            self.building = await self._renew(self.building)
+        await self._count_missing()
+
     async def find_active(self) -> Collection:
         """Return the active collection. Where there is none, create it first for the model that is set, which is asked
-        for one embedding to learn its dimension; also replace one for another model if there are no documents at all.
+        for one embedding to learn its dimension; also replace one for another model if no document is visible.
 
         Raises:
             ModelUnavailableError: the model does not answer, so that its dimension is not known.
             ModelRefusedError: the model is no embedding model.
             VectorStoreError: the vector store fails.
         """
-        if self.active is None or (self.needs_reindex and not await self._has_documents()):
-            async with self._create_lock:
-                if self.active is None or not self._is_as_set(self.active):
-                    await self._replace_empty()
-        assert self.active is not None
+        if self.active is None or await self._is_replaced_at_once():
+            async with self._build_lock:
+                if self.active is None:
+                    self.active = await self._create("active")
+                elif self.needs_reindex:
+                    await self._build()
         return self.active
 
     async def fill(self) -> None:
         """Write the visible versions that are missing in the active collection; then finish a collection that an
-        earlier process was building, as `reindex` does. May take hours. Must not run together with `reindex`.
+        earlier process was building, as `reindex` does. May take hours.
 
         Raises what `CollectionWriter.write_version` raises, except VersionGoneError. What was written stays, and the
         next call goes on from there.
         """
-        if self.active is not None:
-            await self._fill(self.active)
-        if self.building is not None:
-            await self._finish(self.building)
+        if (active := self.active) is not None:
+            try:
+                await self._fill(active)
+            except KeyError:
+                if self.active == active:
+                    raise
+        async with self._build_lock:
+            if self.building is not None:
+                await self._finish(self.building)
 
     async def reindex(self) -> None:
         """Build a collection as it is set, and let it serve when it has everything. The old one serves until then. Goes
         on with one that is being built, unless that is for another model or language. Raises as `fill`."""
+        async with self._build_lock:
+            await self._build()
+
+    async def _build(self) -> None:
         if self.building is not None and not self._is_as_set(self.building):
-            await self._drop(self.building)
-            self.building = None
+            await self._drop_building()
         if self.building is None:
             self.building = await self._create("building")
         await self._finish(self.building)
@@ -152,14 +184,17 @@ class Index:
     def _is_as_set(self, collection: Collection) -> bool:
         return collection.model == self.wanted_model and collection.bm25 == self.wanted_bm25
 
-    async def _has_documents(self) -> bool:
-        return bool(await self._catalog.read(lambda db: db.execute("SELECT 1 FROM documents LIMIT 1").fetchone()))
+    async def _is_replaced_at_once(self) -> bool:
+        if not self.needs_reindex or self.building is not None:
+            return False
+        return not await self._catalog.read(has_visible)
 
-    async def _replace_empty(self) -> None:
-        if self.active is not None:
-            await self._drop(self.active)
-            self.active = None
-        self.active = await self._create("active")
+    async def _renew(self, collection: Collection) -> Collection:
+        """Create a lost collection anew. Its new number tells writers under way that their points are not all in it."""
+        log.warning("the vector store has no such collection %s: it is made anew", collection.name)
+        await self._store.delete_collection(collection.name)
+        await self._store.create_collection(collection.spec)
+        return await self._catalog.write(partial(renew_collection, collection=collection))
 
     async def _create(self, state: Literal["active", "building"]) -> Collection:
         model, dimension, is_normalized = self.wanted_model, None, None
@@ -173,9 +208,11 @@ class Index:
             lambda db: add_collection(db, spec, model=model, is_normalized=is_normalized, state=state)
         )
 
-    async def _drop(self, collection: Collection) -> None:
-        await self._catalog.write(lambda db: forget_collection(db, collection.number))
-        await self._store.delete_collection(collection.name)
+    async def _drop_building(self) -> None:
+        building, self.building = self.building, None
+        assert building is not None
+        await self._catalog.write(lambda db: forget_collection(db, building.number))
+        await self._store.delete_collection(building.name)
 
     async def _fill(self, collection: Collection) -> None:
         while missing := await self._catalog.read(lambda db: list_missing(db, collection.number, _AT_ONCE)):
@@ -196,7 +233,11 @@ class Index:
 
     async def _finish(self, building: Collection) -> None:
         while True:
-            await self._fill(building)
+            try:
+                await self._fill(building)
+            except DimensionChangedError:
+                await self._drop_building()
+                raise
             async with self.publish_lock:
                 try:
                     old = await self._catalog.write(lambda db: activate_collection(db, building.number))

@@ -22,7 +22,7 @@ from retrieval.catalog.versions import (
     retry_version,
 )
 from retrieval.embedding.client import ModelRefusedError, ModelUnavailableError
-from retrieval.ingestion.collection_writer import CollectionWriter, VersionGoneError
+from retrieval.ingestion.collection_writer import CollectionWriter, DimensionChangedError, VersionGoneError
 from retrieval.ingestion.document_changes import DocumentChanges, EmbeddingProgress
 from retrieval.ingestion.flush_policy import MOST_TOGETHER
 from retrieval.ingestion.index import Index
@@ -173,6 +173,8 @@ class IngestionPipeline:
             await self._park(number, "embedding_refused", f"The embedding model refuses the document: {error}")
         except ModelUnavailableError as error:
             await self._retry(version, "embedding_unavailable", f"The embedding model does not answer: {error}")
+        except DimensionChangedError as error:
+            await self._retry(version, "embedding_model_changed", str(error))
         except VectorStoreError as error:
             await self._retry(version, "vector_store_unavailable", f"The vector store does not answer: {error}")
         except (OSError, sqlite3.Error) as error:
@@ -212,16 +214,21 @@ class IngestionPipeline:
         collection = await self._index.find_active()
         try:
             await self._writer.write_version(collection, version, show_progress)
+            self._end_making()
+            return await self._publisher.publish_version(version, collection)
         except KeyError:
-            if self._index.active == collection:
-                raise
-            return None
-        self._end_making()
-        return await self._publisher.publish_version(version, collection)
+            if self._index.active != collection:
+                return None
+            self._index.note_lost()
+            raise VectorStoreError("it has lost the index, which is made anew") from None
 
     async def _park(self, number: int, code: str, message: str) -> None:
         self.failed += 1
-        await self._catalog.write(lambda db: fail_version(db, number, code=code, message=message))
+        try:
+            await self._catalog.write(lambda db: fail_version(db, number, code=code, message=message))
+        except sqlite3.Error as error:
+            # Stays claimed until the next start, which makes it again.
+            log.error("version %d failed, and that cannot be noted: %s", number, error)  # noqa: TRY400 - the disk's error
         self._on_garbage()
 
     async def _retry(self, version: Version, code: str, message: str) -> None:

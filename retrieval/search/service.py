@@ -76,8 +76,8 @@ class SearchService:
         Raises:
             RoundhouseError: `invalid_request` for the filter, the mode, a query that the model refuses, or `rerank`
                 without a rerank model; `embedding_model_changed` (see `choose_mode`; or the model's dimension changed);
-                `embedding_unavailable`, `rerank_unavailable`, `vector_store_unavailable`.
-            KeyError: the vector store has lost the active collection.
+                `embedding_unavailable`, `rerank_unavailable`, `vector_store_unavailable` (also where the store has lost
+                the active collection, which is made anew then).
         """
         try:
             parsed = parse_filter(request.filter)
@@ -104,7 +104,9 @@ class SearchService:
             )
         except KeyError:
             if self._index.active is collection:
-                raise
+                self._index.note_lost()
+                message = "The vector store has lost the index, which is made anew."
+                raise RoundhouseError("vector_store_unavailable", message) from None
             return await self.search(tenant, spaces, request)  # another collection serves since
         except VectorStoreError as error:
             raise RoundhouseError("vector_store_unavailable", f"The vector store does not answer: {error}.") from None

@@ -18,6 +18,8 @@ class FakeModels:
     refuses: str | None = None
     most: int = 10_000
     """Texts that one request may have."""
+    dimension: int = 26
+    """Numbers per vector, at most 26."""
     asked: list[tuple[str, list[str], bool]] = field(default_factory=list)
     gate: asyncio.Event | None = None
     """Where it is set, embeddings in the background wait for it, if one of their texts has the word `gated`."""
@@ -33,7 +35,8 @@ class FakeModels:
             raise ModelRefusedError("the input is too long")
         if len(texts) > self.most:
             raise ModelRefusedError("the inputs are too many")
-        return [[1.0 + text.lower().count(letter) for letter in string.ascii_lowercase] for text in texts]
+        letters = string.ascii_lowercase[: self.dimension]
+        return [[1.0 + text.lower().count(letter) for letter in letters] for text in texts]
 
     async def rank_passages(self, model: str, query: str, passages: Sequence[str]) -> list[float]:
         if self.away:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import sqlite3
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from retrieval.catalog.files import StoredFile
 from retrieval.schema.headers import TENANT_HEADER
 from tests.fakes.fake_models import FakeModels
 from tests.fakes.memory_vector_store import MemoryVectorStore
@@ -158,6 +161,7 @@ async def test_a_list_with_a_filter_looks_at_documents_in_parts(
     ("path", "body", "code", "param"),
     [
         ("/v1/documents", b"{", "invalid_json", None),
+        ("/v1/documents", b"[" * 100_000, "invalid_json", None),
         ("/v1/documents", {"text": ""}, "document_empty", None),
         ("/v1/documents", {"text": "x", "id": "a/b"}, "invalid_request", "id"),
         ("/v1/documents", {"text": "x", "colour": 1}, "invalid_request", "colour"),
@@ -270,6 +274,75 @@ async def test_beyond_the_bound_of_waiting_documents_all_ways_in_are_refused(
         gate.set()
         assert (await here.ask("POST", files, {"file_id": file["id"]})).status_code == 200
         await here.add("A dog.")
+
+
+async def test_a_document_that_is_refused_last_leaves_no_original(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with retrieval_harness(tmp_path) as here:
+
+        async def have_room(count: int = 1) -> None:
+            """Find room that others take before the document is queued."""
+
+        monkeypatch.setattr(here.retrieval.documents, "check_room", have_room)
+        monkeypatch.setattr("retrieval.documents.service.MOST_WAITING", 0)
+        answer = await here.ask("POST", "/v1/documents", {"text": "A fox."})
+        assert answer.json()["error"]["code"] == "retrieval_busy"
+        assert count_originals(here) == 0
+
+
+async def test_a_file_that_is_deleted_while_it_is_added_is_not_queued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with retrieval_harness(tmp_path) as here:
+        form = {"file": ("a.txt", b"A cat.")}
+        file = (await here.ask("POST", "/v1/files", files=form, data={"purpose": "assistants"})).json()
+        store = (await here.ask("POST", "/v1/vector_stores", {})).json()
+        files = here.retrieval.files
+        real_find = files.find_file
+
+        async def find_and_delete(tenant: str, file_id: str) -> StoredFile:
+            found = await real_find(tenant, file_id)
+            await files.delete_file(tenant, file_id)
+            return found
+
+        monkeypatch.setattr(files, "find_file", find_and_delete)
+        path = f"/v1/vector_stores/{store['id']}/files"
+        answer = await here.ask("POST", path, {"file_id": file["id"]})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "file_not_found")
+        assert (await here.ask("GET", path)).json()["data"] == []
+
+
+async def test_whoever_follows_a_document_is_told_when_all_of_the_tenant_are_deleted(tmp_path: Path) -> None:
+    models = FakeModels(gate=asyncio.Event())
+    async with retrieval_harness(tmp_path, models=models, retrieval_embedding_model="m") as here:
+        await here.ask("POST", "/v1/documents", {"text": "A fox.", "id": "d"})
+        waiting = asyncio.create_task(here.ask("POST", "/v1/documents?wait=true", {"text": "A fox.", "id": "d"}))
+        await until("it waits", lambda: here.retrieval.changes._followers)
+        assert (await here.ask("DELETE", "/v1/tenants/alice")).status_code == 200
+        assert (await waiting).json()["error"]["code"] == "document_not_found"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), 507, "storage_full"),
+        (sqlite3.OperationalError("disk I/O error"), 500, "storage_failed"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/documents", "/v1/vector_stores", "/v1/files"])
+async def test_a_disk_that_fails_is_said_on_every_route(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int, code: str, path: str
+) -> None:
+    async with retrieval_harness(tmp_path) as here:
+
+        async def fail(work: Any) -> None:
+            raise error
+
+        with monkeypatch.context() as patched:
+            patched.setattr(here.retrieval.catalog, "read", fail)
+            answer = await here.ask("GET", path)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
 
 
 async def test_what_was_accepted_is_made_by_the_next_process(tmp_path: Path) -> None:
