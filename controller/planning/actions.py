@@ -105,7 +105,8 @@ class Blocked:
     """A wanted replica that cannot be started now, or an unwanted one that cannot be stopped now, and why. `index`
     None: the whole model.
 
-    `failed`: nothing is under way that would change it. `retry_at`: Unix time of the next attempt; None: not known.
+    `failed`: nothing that is under way now will change it, though a retry may be due at `retry_at`; the model's state
+    is `failed` then. `retry_at`: Unix time of the next attempt; None: not known.
     """
 
     model: str

@@ -135,10 +135,11 @@ class ModelTurn:
             self.actions.append(action)
 
     def add_blocked(self, index: int, reason: str, retry_at: float | None, *, failed: bool = False) -> None:
-        """Note in `blocked` what keeps the replica at `index` from starting.
+        """Note in `blocked` what keeps the replica at `index` of the declared model from starting.
 
-        `retry_at`: Unix time to plan again, also noted in `wake_times`; None: not known. `failed`: nothing is under way
-        that would change it.
+        `retry_at`: Unix time to plan again, also noted in `wake_times`; None: not known. `failed`: nothing that is
+        under way now will change it, though a retry may be due at `retry_at`; the model's state is `failed` then, with
+        `reason` as its error. False: the replica waits for something that is under way.
         """
         name = self.model.name if self.model is not None else ""
         self.blocked.append(Blocked(name, index, reason, failed, retry_at))

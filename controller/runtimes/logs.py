@@ -69,7 +69,8 @@ def whole_lines(data: bytes, *, has_ended: bool, max_bytes: int = PART_BYTES) ->
     """Return at most the first `max_bytes` of a log, up to the end of a line. A first line that is longer is cut.
 
     An unfinished last line is left for a later part, unless the log has ended (`has_ended`). So the result may be
-    empty although `data` is not.
+    empty although `data` is not. `data` must reach the end of the log, or be longer than `max_bytes`: otherwise the end
+    of `data` counts as the end of an ended log, even within a line.
     """
     part = data[:max_bytes]
     if has_ended and len(part) == len(data):

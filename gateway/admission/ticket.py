@@ -109,8 +109,9 @@ class QueuePlace(NamedTuple):
     """Where a request stands in its model's queue: when it arrived (`Ticket.place`), or now (`Admission.list_places`).
 
     `position` counts from 1, and 1 means that the request entered a replica at once: the first waiting request has 2.
-    `depth` is the number of waiting requests plus 1, this request included if it waits. `wait_ms` is the estimated wait
-    in milliseconds; None: no request of the model has ended yet, or the model has no replica.
+    `depth` is the number of waiting requests plus 1, this request included if it waits or was refused with
+    `queue_full`. `wait_ms` is the estimated wait in milliseconds, 0 at position 1; None: no request of the model has
+    ended yet, or the model has no replica.
     """
 
     position: int

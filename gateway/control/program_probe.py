@@ -28,7 +28,8 @@ class ProgramProbe:
         """`unknown` until the first answer or failure."""
 
     async def run(self) -> None:
-        """Probe the program until cancelled. Never returns; failures become the result `down`."""
+        """Probe the program at once, and then every `interval_s` seconds until cancelled. Never returns; a failure, or
+        a status other than 200, becomes the result `down`."""
         while True:
             self.result = "up" if await self._answers() else "down"
             await asyncio.sleep(self._interval_s)

@@ -30,7 +30,7 @@ class UnreadableFileError(Exception):
 def extract_text(data: bytes) -> str:
     """Return the text of a PDF, its pages separated by blank lines, without pages that have none.
 
-    Sets no limits itself (`limit_resources`).
+    Sets no limits of memory and time: call `limit_resources` first, in a process of its own.
 
     Raises:
         UnreadableFileError: pypdf refuses the file, it needs a password, or it holds no text or more than

@@ -168,9 +168,11 @@ class AdmissionStage:
         self._exchange.fail_request(error)
 
     def follow_table(self) -> None:
-        """Look at the model again: the request goes on waiting, for a slot or a load, or ends with an error.
+        """Look at the model again: the request goes on waiting, for a slot or a load, or ends with an error, which the
+        client gets.
 
-        Call when a routing table comes into force while the request is in the queue. Raises nothing.
+        Call for a request in the queue when a routing table has come into force and admission has applied the table.
+        Raises nothing.
         """
         self._exchange.run_guarded(self._check_table)
 

@@ -44,7 +44,8 @@ class Cors:
         """Return the CORS headers of an answer to a request with `request_headers`.
 
         A request without Origin, or with one that is not allowed, gets `Vary` only; where all origins are allowed,
-        every request gets the headers. With CORS off, the list is empty.
+        every request gets the headers, without `Vary`. With CORS off, the list is empty. Names of headers must be in
+        lower case.
         """
         if not self.is_on:
             return []

@@ -24,8 +24,8 @@ _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 class Handler(Protocol):
     """Serves one `ClientCall`: answers it by the methods of `ClientCall`.
 
-    All methods are called in the event loop's thread and must not block. `take_body`, `fail_request` and `client_gone`
-    are called at most once each.
+    All methods are called in the event loop's thread; they must not block, and must raise nothing. `take_body`,
+    `fail_request` and `client_gone` are called at most once each.
     """
 
     def take_body(self, body: bytes | LargeBody) -> None:

@@ -93,12 +93,12 @@ class EngineClient:
 
     @property
     def idle_connections(self) -> int:
-        """Number of open connections that wait for a request."""
+        """Number of open connections, to all engines together, that wait for a request."""
         return self._pool.idle_count
 
     @property
     def busy_connections(self) -> int:
-        """Number of open connections that carry a request."""
+        """Number of open connections, to all engines together, that carry a request."""
         return self._pool.open_count - self._pool.idle_count
 
     @property

@@ -64,8 +64,8 @@ class ChunkingStrategy(BaseModel):
 
 
 class ExpiresAfter(BaseModel):
-    """When a vector store expires: `days` after its last activity. A search, adding files, and a change of the vector
-    store count as activity."""
+    """When a vector store expires: `days` after its last activity. Creating the vector store, a search, adding files,
+    and a change of the vector store itself (not of its files' attributes) count as activity."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

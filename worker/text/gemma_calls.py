@@ -16,8 +16,9 @@ DEPTH: Final = 64
 
 
 def gemma_call(text: str) -> tuple[str, dict[str, Any]]:
-    """Return the name and the arguments of a call in Gemma 4's markup, which must be the whole text. Raises ValueError
-    if the text is no such call, or is nested deeper than DEPTH."""
+    """Return the name and the arguments of a call in Gemma 4's markup, which must be the whole text, without blanks in
+    front. A value without quotes is read as JSON, else as text. Raises ValueError if the text is no such call, or is
+    nested deeper than DEPTH."""
     head = _HEAD.match(text)
     if head is None:
         raise ValueError("no `call:name{`")

@@ -72,7 +72,7 @@ def _base_url(container: Mapping[str, Any], name: str, *, publishes_ports: bool)
 
 
 def parse_time(text: object) -> float | None:
-    """Convert an RFC 3339 time, which may have nanoseconds, to Unix time in seconds.
+    """Convert an RFC 3339 time, which may have nanoseconds, to Unix time in seconds. A time without a zone is UTC.
 
     None for the daemon's zero time (year 1), and for anything that is not such a time.
     """

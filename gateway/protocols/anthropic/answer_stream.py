@@ -130,8 +130,9 @@ class MessagesWriter:
         return b"event: error\n" + errors.as_event(errors.anthropic_body(errors.encode_json({"error": error}), None))
 
     def build_answer(self, answer: Answer) -> Fields:
-        """Return the whole message, its blocks in the order thinking, text, tool calls. A refusal is text. Arguments of
-        a call that are no JSON object become an empty object."""
+        """Return the whole message, its blocks in the order thinking, text, tool calls. A refusal is appended to the
+        text, and makes `refusal` the stop reason. Arguments of a call that are no JSON object become an empty object.
+        Unknown token counts are 0."""
         self._is_refused = bool(answer.refusal)
         blocks: list[Fields] = []
         if answer.thought:

@@ -26,8 +26,9 @@ _ESCAPED_LETTER: Final = b"\\u00"
 def without_foreign_fields(
     request: InferenceRequest, known_fields: Collection[str], route: ModelRoute
 ) -> InferenceRequest:
-    """Return the request without fields that the model's engine must not get (see `drop_foreign_fields`); the same
-    object if all of them pass. Otherwise a copy, and `request` stays as it is."""
+    """Return the request without fields that the model's engine must not get: only a model that is served elsewhere
+    loses any (see `drop_foreign_fields`). The same object if all of them pass; otherwise a copy, and `request` stays
+    as it is."""
     fields = drop_foreign_fields(request.outline_fields, known_fields, route)
     if fields is request.outline_fields:
         return request

@@ -71,8 +71,8 @@ class FoundFiles(NamedTuple):
         return [Passage.of_file(hit) for hit in self.hits]
 
     def describe_search(self, item_id: str) -> Fields:
-        """Return the output item of the search, which is complete. Its results are null unless the client wants
-        them."""
+        """Return the output item of the search, with the status `completed`. Its results are null unless the client
+        wants them."""
         return {
             "id": item_id,
             "type": ITEM_TYPE,

@@ -60,7 +60,8 @@ class StoredCompletions:
         """Store a completion object under its `id`, in the background. A failure is logged, not raised.
 
         Call only if `stores_completions`; otherwise AssertionError is raised. `model`: the model's own name.
-        `completion`: from `describe_completion`. `messages`: the messages of the request.
+        `completion`: from `describe_completion`. `messages`: those messages of the request that are JSON
+        objects. Later reads find the completion, unless writing it failed.
         """
         assert self._store is not None, "what is not stored is not saved"
         completion_id = completion["id"]
