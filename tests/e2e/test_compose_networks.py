@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import socket
 from collections.abc import Iterator
@@ -93,14 +94,20 @@ class Parts:
 
     def bridge_addresses(self) -> dict[str, str]:
         """What would be the host's own address on each network, by `host at NETWORK`."""
-        return {
-            f"host at {name}": network.attrs["IPAM"]["Config"][0]["Gateway"] for name, network in self.networks.items()
-        }
+        return {f"host at {name}": _gateway_of(network) for name, network in self.networks.items()}
 
     def outside(self, port: int) -> dict[str, Target]:
         """The world, and something that listens at `port` on the host."""
         at_host: dict[str, Target] = {name: (host, port, None) for name, host in self.bridge_addresses().items()}
         return {"outside": (OUTSIDE, 80, None), **at_host}
+
+
+def _gateway_of(network: Network) -> str:
+    """The host's address; a Docker Engine that has just made docker0 tells the subnet alone, whose first address it
+    takes."""
+    config = network.attrs["IPAM"]["Config"][0]
+    gateway: str = config.get("Gateway") or str(next(ipaddress.ip_network(config["Subnet"]).hosts()))
+    return gateway
 
 
 @pytest.fixture
