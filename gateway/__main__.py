@@ -206,7 +206,7 @@ def server_of(settings: GatewaySettings, store: StateStore | None, certificate: 
     """
     gateway = create_gateway(settings, store, certificate)
     limits = ClientLimits(settings.max_header_kib * 1024, settings.client_timeout_s, settings.keep_alive_s)
-    protocol = functools.partial(ClientConnection, direct=gateway.inference, limits=limits)
+    protocol = functools.partial(ClientConnection, direct=gateway.direct, limits=limits)
     config = uvicorn.Config(
         gateway.app,
         loop="uvloop",

@@ -37,6 +37,7 @@ from gateway.api import (
 )
 from gateway.api.benchmarks import Benchmarks
 from gateway.api.declare import TAGS
+from gateway.api.direct_routes import DirectRoutes
 from gateway.api.retrieval import RetrievalForward
 from gateway.control.aicore_probe import AicoreProbe
 from gateway.control.inflight import InflightCounts
@@ -92,8 +93,10 @@ class Gateway:
 
     app: IngressMiddleware
     """ASGI application for all routes that FastAPI serves."""
+    direct: DirectRoutes
+    """Serves the requests that bypass FastAPI: inference and health checks."""
     inference: InferenceDispatcher
-    """Serves inference requests, which bypass FastAPI."""
+    """Serves inference requests."""
     forward: admin.AdminForward
     """Forwards admin requests to the controller."""
     retrieval: RetrievalForward
@@ -323,7 +326,8 @@ def create_gateway(
         next_id=next_id,
         now=time.monotonic,
     )
-    return Gateway(ingress, inference, forward, retrieval_forward, resumable_streams, health_sources)
+    direct = DirectRoutes(inference, health_sources, cors)
+    return Gateway(ingress, direct, inference, forward, retrieval_forward, resumable_streams, health_sources)
 
 
 def _open_retrieval_client(settings: GatewaySettings) -> ProgramClient | None:

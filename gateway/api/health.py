@@ -139,6 +139,13 @@ class HealthSources:
             "aicore": _describe_aicore(self.aicore.latest),
         }
 
+    def check_ready(self) -> None:
+        """Raise RoundhouseError where no request can be routed: `gateway_stopping`, or `controller_unavailable` before
+        the first routing table."""
+        if self.is_stopping:
+            raise RoundhouseError("gateway_stopping", "The gateway stops: it takes no new requests.")
+        self.live.check_table()
+
     def _describe_engine(self, route: ModelRoute, endpoint: Endpoint) -> dict[str, Any]:
         return {
             "key": f"{route.name}_{route.context_length or 'model'}_{route.backend}_{endpoint.index}",
@@ -172,7 +179,7 @@ def _describe_aicore(status: AicoreStatus | None) -> dict[str, Any] | None:
 
 def declare(app: FastAPI, *, sources: HealthSources, metrics: Metrics) -> None:
     """Add GET and HEAD of the routes to `app`. They are open to everybody, without a key and under any host name.
-    `sources` and `metrics` are read at each request."""
+    `sources` and `metrics` are read at each request. `DirectRoutes` answers GET of the health paths before FastAPI."""
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health", summary="Health", tags=["operations"], response_model=Health)
@@ -195,9 +202,7 @@ def declare(app: FastAPI, *, sources: HealthSources, metrics: Metrics) -> None:
     async def ready() -> Liveness:
         """Answers 200 while requests can be routed, else 503: no routing table was received yet, or the gateway
         stops."""
-        if sources.is_stopping:
-            raise RoundhouseError("gateway_stopping", "The gateway stops: it takes no new requests.")
-        sources.live.check_table()
+        sources.check_ready()
         return Liveness()
 
     @app.head("/metrics", include_in_schema=False)

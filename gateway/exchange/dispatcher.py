@@ -55,7 +55,7 @@ _NUMBER: Final = re.compile(rb"/[0-9]+$")
 class InferenceDispatcher:
     """Opens an `Exchange` for each inference request, and a `ResponseSession` for each WebSocket.
 
-    It is the gateway's one `request_reader.InferenceRoutes`: inference requests bypass FastAPI. Run `run_timers` as a
+    A `request_reader.InferenceRoutes`: inference requests bypass FastAPI. Run `run_timers` as a
     task as long as it serves. It applies each new routing table to admission.
     """
 

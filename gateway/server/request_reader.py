@@ -73,10 +73,11 @@ class WebSocketOpener(Protocol):
 
 
 class InferenceRoutes(Protocol):
-    """Serves inference requests, which bypass FastAPI. Implemented by `exchange.dispatcher.InferenceDispatcher`."""
+    """Serves the requests that bypass FastAPI. Implemented by `exchange.dispatcher.InferenceDispatcher` for inference,
+    and by `api.direct_routes.DirectRoutes`, which adds health checks."""
 
     def open_request(self, method: bytes, path: bytes) -> Callable[[ClientCall], Handler] | None:
-        """Return a function that makes the handler of an inference request; None: FastAPI serves the request.
+        """Return a function that makes the handler of the request; None: FastAPI serves the request.
 
         None also for a known path with another method. `path`: as sent, perhaps percent-encoded, without its query.
         Call the function once per request; it refuses a caller without access by answering the call.

@@ -9,6 +9,7 @@ import random
 import shutil
 import signal
 import statistics
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -161,22 +162,30 @@ async def measure_share(folder: Path, model: Minilm, sizes: Sizes) -> list[Figur
 
 
 async def measure_chat(folder: Path, model: Minilm, sizes: Sizes) -> list[Figure]:
-    """Ask for chats one after the other, alone and beside an ingestion that does not end, in turn."""
+    """Ask for chats one after the other, alone, beside a program that only computes, and beside an ingestion that does
+    not end, in turn."""
     alone: list[list[float]] = []
+    computing: list[list[float]] = []
     beside: list[list[float]] = []
     async with _open_stack(folder, model, has_chat=True) as stack:
         questions = _make_questions(stack.port)
         await _ask_chats(stack.port, questions, sizes.chats)
         for _ in range(sizes.rounds):
             alone.append(await _ask_chats(stack.port, questions, sizes.chats))
+            async with _computing():
+                computing.append(await _ask_chats(stack.port, questions, sizes.chats))
             async with _ingesting(stack):
                 beside.append(await _ask_chats(stack.port, questions, sizes.chats))
     ratios = [_median_ms(busy) / _median_ms(idle) for busy, idle in zip(beside, alone, strict=True)]
+    shared = [_median_ms(busy) / _median_ms(idle) for busy, idle in zip(computing, alone, strict=True)]
+    own = [_median_ms(busy) / _median_ms(idle) for busy, idle in zip(beside, computing, strict=True)]
     late = [percentile(busy, 0.95) / percentile(idle, 0.95) for busy, idle in zip(beside, alone, strict=True)]
     return [
         Figure("chat's first token p50, alone", statistics.median(map(_median_ms, alone)), "ms"),
         Figure("chat's first token p50, beside an ingestion", statistics.median(map(_median_ms, beside)), "ms"),
         Figure("chat's first token p50, beside over alone", statistics.median(ratios), "x", "<= 1.2"),
+        Figure("the same, beside a program that computes on one core", statistics.median(shared), "x"),
+        Figure("the same, beside an ingestion over beside that program", statistics.median(own), "x"),
         Figure("chat's first token p95, beside over alone", statistics.median(late), "x"),
     ]
 
@@ -215,6 +224,17 @@ async def _open_stack(folder: Path, model: Minilm, *, has_chat: bool) -> AsyncIt
         if has_chat:
             stack.kill("retrieval", signal.SIGTERM)
         await stack.close()
+
+
+@asynccontextmanager
+async def _computing() -> AsyncIterator[None]:
+    """A program keeps one core busy, as the embedding engine does on a machine without a GPU."""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass")
+    try:
+        yield
+    finally:
+        process.kill()
+        await process.wait()
 
 
 @asynccontextmanager

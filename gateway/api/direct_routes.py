@@ -1,0 +1,106 @@
+"""The requests that bypass FastAPI: inference, and health checks, which must be fast while the gateway is busy."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from controller.schema.errors import RoundhouseError
+from gateway.api.health import HealthSources
+from gateway.ingress.cors import Cors
+from gateway.protocols.common.json_bytes import json_bytes
+from gateway.protocols.common.large_body import LargeBody
+from gateway.server.asgi import error_headers
+from gateway.server.body_budget import BodyBudget
+from gateway.server.call import ClientCall, Handler, header_lines
+from gateway.server.request_reader import InferenceRoutes, WebSocketOpener
+
+log = logging.getLogger(__name__)
+
+_JSON: Final = b"content-type: application/json\r\n"
+
+
+class DirectRoutes:
+    """The gateway's one `request_reader.InferenceRoutes`. `GET` of the health paths is answered here; all else is for
+    the routes of inference. FastAPI serves their other methods, other names, and the OpenAPI document."""
+
+    def __init__(self, inference: InferenceRoutes, sources: HealthSources, cors: Cors) -> None:
+        self._inference = inference
+        self._cors = cors
+        answers: Mapping[bytes, Callable[[], bytes]] = {
+            b"/health": lambda: json_bytes(sources.describe_health()),
+            b"/health/live": lambda: b'{"status":"ok"}',
+            b"/health/ready": lambda: _answer_ready(sources),
+        }
+        self._openers = {path: self._opener_of(answer) for path, answer in answers.items()}
+
+    def open_request(self, method: bytes, path: bytes) -> Callable[[ClientCall], Handler] | None:
+        """See InferenceRoutes."""
+        if method == b"GET" and (opener := self._openers.get(path)) is not None:
+            return opener
+        return self._inference.open_request(method, path)
+
+    def find_websocket(self, path: bytes) -> WebSocketOpener | None:
+        """See InferenceRoutes."""
+        return self._inference.find_websocket(path)
+
+    def max_body_bytes(self) -> int:
+        """See InferenceRoutes."""
+        return self._inference.max_body_bytes()
+
+    @property
+    def body_budget(self) -> BodyBudget:
+        """See InferenceRoutes."""
+        return self._inference.body_budget
+
+    def next_request_id(self) -> str:
+        """See InferenceRoutes."""
+        return self._inference.next_request_id()
+
+    def _opener_of(self, answer: Callable[[], bytes]) -> Callable[[ClientCall], Handler]:
+        return lambda call: HealthCall(call, self.next_request_id(), self._cors, answer)
+
+
+class HealthCall:
+    """Answers one health check, whose body is ignored. A `Handler`."""
+
+    def __init__(self, call: ClientCall, request_id: str, cors: Cors, answer: Callable[[], bytes]) -> None:
+        """`answer`: returns the JSON of a 200, or raises RoundhouseError."""
+        self._call = call
+        self._request_id = request_id
+        self._lines = b"x-request-id: %b\r\n%b" % (request_id.encode(), cors.header_lines(call.headers))
+        self._answer = answer
+
+    def take_body(self, body: bytes | LargeBody) -> None:
+        """See Handler."""
+        if isinstance(body, LargeBody):
+            body.free()
+        try:
+            answer = self._answer()
+        except RoundhouseError as error:
+            self.fail_request(error)
+        except Exception:
+            log.exception("request %s failed", self._request_id)
+            self.fail_request(RoundhouseError("internal_error", "The gateway failed on this request."))
+        else:
+            self._call.send_whole(200, self._lines + _JSON, answer)
+
+    def fail_request(self, error: RoundhouseError) -> None:
+        """See Handler."""
+        lines = self._lines + header_lines(error_headers(error))
+        self._call.send_whole(error.entry.status, lines, error.json_bytes(self._request_id))
+
+    def client_gone(self) -> None:
+        """See Handler."""
+
+    def client_full(self) -> None:
+        """See Handler."""
+
+    def client_ready(self) -> None:
+        """See Handler."""
+
+
+def _answer_ready(sources: HealthSources) -> bytes:
+    sources.check_ready()
+    return b'{"status":"ok"}'
