@@ -65,6 +65,7 @@ class LiteRTLM(Engine[LiteRTLMDefinition]):
     # It computes with WebGPU, which is Vulkan there.
     gpu_capabilities: ClassVar[tuple[str, ...]] = ("compute", "utility", "graphics")
     thinking_switch: ClassVar[ThinkingControl] = "thinking"
+    context_field: ClassVar[str] = "litert_lm_max_tokens"
     most_inflight: ClassVar[int | None] = 1
     renders_sessions: ClassVar[bool] = True
     verdicts: ClassVar[tuple[tuple[str, Verdict], ...]] = _VERDICTS

@@ -375,11 +375,13 @@ class DriftItem(BaseModel):
 
     model: str = Field(description="Public model name.")
     replica: str | None = Field(description="Name of the replica; null: the difference concerns the whole model.")
-    kind: Literal["definition", "override", "statement", "missing", "undeclared", "image", "arguments"] = Field(
-        description="Kind of difference."
+    kind: Literal["definition", "override", "statement", "missing", "undeclared", "image", "arguments", "applied"] = (
+        Field(description="Kind of difference.")
     )
     field: str | None = Field(
-        default=None, description="For kind `override`: name of the field that a load sets; else null."
+        default=None,
+        description="Name of the field: for kind `override` the one that a load sets, for kind `applied` the one that "
+        "the engine applied otherwise; else null.",
     )
     declared: JsonValue = Field(description="Value that follows from the files. Secrets are masked.")
     running: JsonValue = Field(description="Value that is in force in the running system. Secrets are masked.")
@@ -399,8 +401,10 @@ class Drift(BaseModel):
 
 # Journal.
 
-EventKind = Literal["state", "action", "failure", "statement", "file", "problem", "overdue", "controller", "gateway"]
-HISTORY_KINDS: tuple[EventKind, ...] = ("failure", "statement", "file", "problem", "overdue", "controller")
+EventKind = Literal[
+    "state", "action", "failure", "statement", "file", "problem", "overdue", "drift", "controller", "gateway"
+]
+HISTORY_KINDS: tuple[EventKind, ...] = ("failure", "statement", "file", "problem", "overdue", "drift", "controller")
 """Kinds of journal entries that say who or what changed something. The other kinds are more frequent, and are kept for
 a shorter time."""
 

@@ -72,6 +72,7 @@ class LiteRTLM(PartialEngine):
 
     slots = 1
     context_length: int | None = None
+    cache_types: tuple[str, str] | None = None
     apis: frozenset[Api] = frozenset({"chat"})
 
     def __init__(self, args: Namespace) -> None:

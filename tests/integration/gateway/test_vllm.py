@@ -16,8 +16,8 @@ import openai
 import pytest
 
 from controller.engines import ENGINES
-from controller.observe.health import metric_sum, parse_cache_tokens, parse_context_length
-from controller.observe.prober import MODELS_PATH
+from controller.observe.engine_figures import MODELS_PATH, parse_figures
+from controller.observe.health import metric_sum, parse_cache_tokens
 from controller.observe.template_probe import LATE_SYSTEM, LEADING_SYSTEM, judge_rendering
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
@@ -230,7 +230,7 @@ def test_what_the_controller_reads(engine: VllmWorker) -> None:
     probe = ENGINES["vllm"].describe_probe(
         ENGINES["vllm"].definition.model_validate({"backend": "vllm", "model_path": "m"})
     )
-    assert parse_context_length(engine.ask("GET", MODELS_PATH)[1]) == CONTEXT
+    assert parse_figures(MODELS_PATH, engine.ask("GET", MODELS_PATH)[1]).context_length == CONTEXT
     assert engine.ask("POST", probe.ready_path, probe.ready_body)[0] == 200
     assert probe.template_path is not None
     renderings = [
