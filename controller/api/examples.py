@@ -74,6 +74,7 @@ ROW: Final[dict[str, Any]] = {
     "prefill_requests": 1,
     "prefill_progress": 0.42,
     "blocked": [],
+    "drift": [],
     "held_by": [],
     "replica_details": [],
 }

@@ -207,6 +207,10 @@ class ModelLive(ModelEstimate):
         default=None, description="Progress of reading these prompts, from 0 to 1; null: there are none."
     )
     blocked: list[str] = Field(description="Sentences that say why the model cannot reach its wanted state now.")
+    drift: list[str] = Field(
+        default_factory=list,
+        description="Sentences, one for each option that a loaded engine applied otherwise than declared.",
+    )
     held_by: list[HeldBy] = Field(
         description="While `runtime_state` is `unloading`: the requests that the unload waits for, oldest first."
     )
