@@ -39,6 +39,7 @@ ROW: Final[dict[str, Any]] = {
         "multi_turn": True,
         "thinking_modes": ["default", "enabled", "disabled"],
         "tools": True,
+        "forced_tools": True,
         "structured_output": True,
         "logprobs": False,
     },

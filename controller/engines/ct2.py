@@ -121,6 +121,7 @@ class CT2(Engine[CT2Definition]):
             multi_turn=False,
             thinking_modes=thinking_modes(family, "qwen3"),
             tools=False,
+            forced_tools=False,
             structured_output=False,
             logprobs=False,
         )

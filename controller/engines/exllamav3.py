@@ -193,6 +193,7 @@ class ExLlamaV3(Engine[ExLlamaV3Definition]):
             multi_turn=definition.prompt_format is not None,
             thinking_modes=thinking_modes(family, "gemma4", "qwen3"),
             tools=False,
+            forced_tools=False,
             structured_output=False,
             logprobs=False,
         )

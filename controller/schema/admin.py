@@ -98,6 +98,10 @@ class Capabilities(Wire):
         default=("default",), description="Accepted values of the request field `thinking`."
     )
     tools: bool = Field(default=True, description="Whether the model supports tool calls.")
+    forced_tools: bool = Field(
+        default=True,
+        description="Whether a request can force a tool call: `tool_choice` that is `required`, or names a tool.",
+    )
     structured_output: bool = Field(
         default=True, description="Whether answers can be constrained to JSON or to a JSON Schema."
     )
