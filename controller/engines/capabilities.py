@@ -23,13 +23,14 @@ def apply_declared(definition: Definition, derived: Capabilities) -> Capabilitie
         declared_modes = {"default", *definition.thinking_modes}
         thinking_modes = tuple(each for each in get_args(ThinkingMode) if each in declared_modes)
     tools, structured_output = definition.tools, definition.structured_output
+    takes_tools = derived.tools if tools is None else tools
     # Every field is set: answers leave out fields that are not.
     return Capabilities(
         modalities=modalities,
         multi_turn=multi_turn,
         thinking_modes=thinking_modes,
-        tools=derived.tools if tools is None else tools,
+        tools=takes_tools,
         structured_output=derived.structured_output if structured_output is None else structured_output,
-        forced_tools=derived.forced_tools,
+        forced_tools=derived.forced_tools and takes_tools,
         logprobs=derived.logprobs,
     )

@@ -100,7 +100,8 @@ class Capabilities(Wire):
     tools: bool = Field(default=True, description="Whether the model supports tool calls.")
     forced_tools: bool = Field(
         default=True,
-        description="Whether a request can force a tool call: `tool_choice` that is `required`, or names a tool.",
+        description="Whether a request can force a tool call: `tool_choice` that is `required`, or names a tool. "
+        "false also without `tools`.",
     )
     structured_output: bool = Field(
         default=True, description="Whether answers can be constrained to JSON or to a JSON Schema."

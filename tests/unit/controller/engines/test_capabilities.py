@@ -139,10 +139,14 @@ def test_who_tells_the_probabilities_of_tokens(backend: str) -> None:
     assert _capabilities(backend).logprobs is (backend in ("llama_server", "vllm", "vllm_serve", "openai_remote"))
 
 
+FORCE = ("llama_server", "llama_cpp", "vllm", "vllm_serve", "openai_remote")
+"""Backends whose engines can be made to call a tool."""
+
+
+@pytest.mark.parametrize("tools", [False, True])
 @pytest.mark.parametrize("backend", ENGINES)
-def test_who_can_be_made_to_call_a_tool(backend: str) -> None:
-    forces = backend in ("llama_server", "llama_cpp", "vllm", "vllm_serve", "openai_remote")
-    assert _capabilities(backend).forced_tools is forces
+def test_who_can_be_made_to_call_a_tool(backend: str, tools: bool) -> None:
+    assert _capabilities(backend, tools=tools).forced_tools is (tools and backend in FORCE)
 
 
 @pytest.mark.parametrize("backend", ENGINES)
@@ -162,7 +166,7 @@ def test_what_is_declared_rules(backend: str) -> None:
         thinking_modes=("default", "enabled"),
         tools=not derived.tools,
         structured_output=not derived.structured_output,
-        forced_tools=derived.forced_tools,
+        forced_tools=not derived.tools and backend in FORCE,
         logprobs=derived.logprobs,
     )
 
