@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 from pydantic import JsonValue
 
+from controller.schema.applied_figures import AppliedFigures
 from controller.schema.attempts import AttemptNumbers
 from controller.schema.desired import Definition
 from controller.schema.keys import KeyDefinition
@@ -218,8 +219,8 @@ class ObservedReplica:
     draining: Draining | None = None
     image_id: str | None = None
     argv: tuple[str, ...] = ()
-    context_length: int | None = None
-    """Longest request in tokens, as the ready engine reports it. None means not reported yet."""
+    figures: AppliedFigures = field(default_factory=AppliedFigures)
+    """What the ready engine reports of its own configuration."""
     system_first: bool = False
     """Whether the model's chat template accepts system messages only at the beginning, as the ready engine reports
     it."""

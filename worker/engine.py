@@ -102,6 +102,8 @@ class Engine(Protocol):
     """APIs that the engine serves. Known before `load_model`."""
     context_length: int | None
     """Maximum tokens of one request, prompt and answer together, once the model is loaded; None: no limit."""
+    cache_types: tuple[str, str] | None
+    """Data types of the K and the V cache, once the model is loaded; None: the engine has no choice of them."""
 
     def load_model(self) -> None:
         """Load the model; blocks until it can answer. Called once, before any other method. Raises LoadError with one

@@ -135,6 +135,7 @@ def live_row(
         vram_estimate_replica_count=count,
         vram_estimate_source=source,
         vram_observed_mib=None if observed_mib is None else observed_mib * replicas,
+        drift=status.drift,
         vram_warning=status.vram_warning,
         load_override=mask_fields(want.params) if want.replicas else {},
         statement=status.statement,

@@ -39,6 +39,7 @@ ROW: Final[dict[str, Any]] = {
         "multi_turn": True,
         "thinking_modes": ["default", "enabled", "disabled"],
         "tools": True,
+        "forced_tools": True,
         "structured_output": True,
         "logprobs": False,
     },
@@ -74,6 +75,7 @@ ROW: Final[dict[str, Any]] = {
     "prefill_requests": 1,
     "prefill_progress": 0.42,
     "blocked": [],
+    "drift": [],
     "held_by": [],
     "replica_details": [],
 }

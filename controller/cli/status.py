@@ -202,6 +202,7 @@ def _notes(snapshot: ControllerStatus) -> Iterator[str]:
         yield from (f"{model.name}: {reason}" for reason in model.blocked if reason != model.last_error)
         if model.retry_at is not None:
             yield f"{model.name}: tried again at {time_words(model.retry_at)}{_way_out(model)}"
+        yield from (f"{model.name}: {sentence}" for sentence in model.drift)
         if model.vram_warning is not None:
             yield f"{model.name}: {model.vram_warning}"
     if snapshot.gpus is None:

@@ -30,9 +30,11 @@ def validate(
     """Check the desired-state files.
 
     Prints every problem with file, line and field. Warns of models that could not be started on this machine, because
-    one of their files is missing or would be refused; without a models folder no such file is checked. Needs no
-    controller. Exit code 0: the files are good. 1: they have problems. 2: they are good, with warnings.
+    one of their files is missing or would be refused (without a models folder no such file is checked), and of models
+    whose name hides a route of the gateway. Needs no controller. Exit code 0: the files are good. 1: they have
+    problems. 2: they are good, with warnings.
     """
+    from controller.config.name_warnings import find_name_warnings
     from controller.config.parse import parse_folder  # pydantic and ruamel.yaml
     from controller.config.read import read_folder
 
@@ -42,13 +44,15 @@ def validate(
     roots = settings.models.absolute()
     parsed_folder = parse_folder(read_folder(settings.desired), roots)
     has_models = any(root.is_dir() for root in roots.folders)
-    warnings = _find_start_problems(parsed_folder.definitions, roots) if has_models else {}
+    start_problems = _find_start_problems(parsed_folder.definitions, roots) if has_models else {}
+    name_warnings = find_name_warnings(parsed_folder.definitions)
+    warnings = [*name_warnings, *start_problems.items()]
     if as_json:
         print_json(
             {
                 "ok": parsed_folder.is_valid,
                 "problems": [problem.model_dump() for problem in parsed_folder.problems],
-                "warnings": [{"model": name, "message": message} for name, message in warnings.items()],
+                "warnings": [{"model": name, "message": message} for name, message in warnings],
                 "models": sorted(parsed_folder.definitions),
                 "keys": sorted(parsed_folder.keys),
             }
@@ -58,7 +62,9 @@ def validate(
         keys = f"; {count_words(len(parsed_folder.keys), 'key')}" if parsed_folder.keys else ""
         names = ", ".join(sorted(parsed_folder.definitions)) or "none"
         print_line(f"{settings.desired}: {verdict}; models: {names}{keys}")
-        for name, message in warnings.items():
+        for name, message in name_warnings:
+            print_line(f"warning: {name}: {message}")
+        for name, message in start_problems.items():
             print_line(f"warning: {name} cannot be started here: {message}")
         if not has_models:
             print_line(f"not here: {roots.describe()}; so the models' own files were not looked at")

@@ -13,10 +13,12 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
 
 from controller.artifacts.facts import Artifact
+from controller.engines.figure_gaps import FigureGap, compare_figure, compare_slots
 from controller.engines.load_fields import LoadFault, LoadField, LoadValue, find_faults
 from controller.engines.memory import Forecast
 from controller.engines.options import FileKind, list_load_fields, list_paths, split_paths
 from controller.schema.admin import Capabilities, PairPresets
+from controller.schema.applied_figures import AppliedFigures
 from controller.schema.desired import Definition
 from controller.schema.routing import MaxTokensField, SessionBinding, ThinkingControl
 
@@ -132,6 +134,8 @@ class Probe:
     """Metric whose labels state the size of the KV cache in tokens; None: there is none."""
     preemption_metric: str | None = None
     """Metric that counts how often a running request lost its part of the KV cache; None: there is none."""
+    figure_paths: tuple[str, ...] = ("/v1/models",)
+    """Paths at which a loaded engine reports its own configuration: see `controller.observe.engine_figures`."""
     template_path: str | None = None
     """Path that renders a conversation with the model's chat template, without an answer; None: there is none."""
 
@@ -213,6 +217,8 @@ class Engine(Generic[DefinitionT]):
     """False: as a process the engine selects GPUs by number, and a MIG instance has no number."""
     thinking_switch: ClassVar[ThinkingControl] = "chat_template_kwargs"
     """Request field that turns thinking on and off, for models that can do both."""
+    context_field: ClassVar[str] = ""
+    """Field that declares the context length of one request; empty: no single field does."""
     load_recommendations: ClassVar[Mapping[str, PairPresets]] = MappingProxyType({})
     """Values that a UI offers first, by a name of the group."""
     verdicts: ClassVar[tuple[tuple[str, Verdict], ...]] = ()
@@ -296,6 +302,17 @@ class Engine(Generic[DefinitionT]):
         What a running engine reports takes precedence.
         """
         return None
+
+    def compare_figures(self, definition: DefinitionT, applied: AppliedFigures) -> tuple[FigureGap, ...]:
+        """Return what a loaded engine applied otherwise than declared; empty: nothing, as far as it reports.
+
+        Here the context length, and slots that are fewer than `target_inflight`. Backends override it.
+        """
+        declared = self.context_length(definition) if self.context_field else None
+        return (
+            *compare_figure(definition, self.context_field, declared, applied.context_length),
+            *compare_slots(definition, self.target_inflight(definition), applied.slots),
+        )
 
     def kv_cache_tokens(self, definition: DefinitionT, told: EngineFigures) -> int | None:
         """Return how many tokens all requests inside one replica may hold together; None: unknown, or no limit. The

@@ -99,6 +99,7 @@ class CT2(Engine[CT2Definition]):
     name: ClassVar[str] = "ct2"
     image_kind: ClassVar[str | None] = "worker"
     definition = CT2Definition
+    context_field: ClassVar[str] = "ct2_max_tokens"
     thinking_switch: ClassVar[ThinkingControl] = "thinking"
     verdicts: ClassVar[tuple[tuple[str, Verdict], ...]] = _VERDICTS
 
@@ -120,6 +121,7 @@ class CT2(Engine[CT2Definition]):
             multi_turn=False,
             thinking_modes=thinking_modes(family, "qwen3"),
             tools=False,
+            forced_tools=False,
             structured_output=False,
             logprobs=False,
         )

@@ -14,6 +14,7 @@ from controller.engines.base import SHM_BYTES, ClaimedGpu, Engine, FileCheck, La
 from controller.engines.capabilities import apply_declared
 from controller.engines.cuda_log import OLD_DRIVER
 from controller.engines.families import ChatFormat, family_of, thinking_modes
+from controller.engines.figure_gaps import FigureGap, compare_figure, compare_slots
 from controller.engines.load_fields import LoadFault, LoadField, LoadValue
 from controller.engines.memory import CUDA_OVERHEAD, MIB, Forecast
 from controller.engines.memory_hf import ExLlamaLoad, predict_exllama
@@ -29,6 +30,7 @@ from controller.engines.worker import (
     worker_program,
 )
 from controller.schema.admin import Capabilities, LoadConstraint, PairPresets
+from controller.schema.applied_figures import AppliedFigures
 from controller.schema.desired import Definition
 from controller.schema.routing import ThinkingControl
 
@@ -191,6 +193,7 @@ class ExLlamaV3(Engine[ExLlamaV3Definition]):
             multi_turn=definition.prompt_format is not None,
             thinking_modes=thinking_modes(family, "gemma4", "qwen3"),
             tools=False,
+            forced_tools=False,
             structured_output=False,
             logprobs=False,
         )
@@ -201,6 +204,22 @@ class ExLlamaV3(Engine[ExLlamaV3Definition]):
         `exllama_cache_size`; None: neither is declared."""
         bounds = (definition.exllama_cache_size, definition.exllama_max_rq_tokens)
         return min((bound for bound in bounds if bound is not None), default=None)
+
+    def compare_figures(self, definition: ExLlamaV3Definition, applied: AppliedFigures) -> tuple[FigureGap, ...]:
+        """Return what differs of the limit of one request, the slots and the bits of the KV cache. The limit is what
+        `exllama_max_rq_tokens` and the cache allow, of which the engine reserves one token."""
+        limit, size = definition.exllama_max_rq_tokens, definition.exllama_cache_size
+        room = None if size is None else size - 1
+        is_by_limit = limit is not None and (room is None or limit <= room)
+        field, bound = ("exllama_max_rq_tokens", limit) if is_by_limit else ("exllama_cache_size", room)
+        k_bits, _, v_bits = (definition.exllama_cache_quant or "").partition(",")
+        bits = f"{k_bits},{v_bits or k_bits}" if k_bits else None
+        told = None if applied.cache_type_k is None else f"{applied.cache_type_k},{applied.cache_type_v}"
+        return (
+            *compare_figure(definition, field, bound, applied.context_length, "--cache-size", "--max-rq-tokens"),
+            *compare_slots(definition, self.target_inflight(definition), applied.slots),
+            *compare_figure(definition, _QUANT, bits, told),
+        )
 
     def list_artifacts(self, definition: ExLlamaV3Definition) -> tuple[str, ...]:
         """Return the model path, a folder, as a tuple of one."""

@@ -30,13 +30,16 @@ class LiteRTLMDefinition(Definition):
     litert_lm_vision_backend: Annotated[Literal["cpu", "gpu"] | None, Flag("--vision-backend"), Hashed.ALWAYS] = Field(
         default=None, description="Processor that encodes images; default: none, and the model accepts no images."
     )
+    litert_lm_audio_backend: Annotated[Literal["cpu", "gpu"] | None, Flag("--audio-backend")] = Field(
+        default=None, description="Processor that encodes audio; default: none, and the model accepts no audio."
+    )
     litert_lm_max_tokens: Annotated[int | None, Flag("--max-tokens"), Hashed.ALWAYS] = Field(
         default=None, ge=1, description="Maximum tokens of a conversation; default: as the file was compiled."
     )
 
     @model_validator(mode="after")
     def _gpu_asked_for(self) -> Self:
-        for name in ("litert_lm_backend", "litert_lm_vision_backend"):
+        for name in ("litert_lm_backend", "litert_lm_vision_backend", "litert_lm_audio_backend"):
             if getattr(self, name) == "gpu" and not self.gpu_count:
                 raise ValueError(f"{name} is gpu, and the definition asks for no GPU: set `gpus: 1`")
         return self
@@ -48,6 +51,7 @@ _VERDICTS: tuple[tuple[str, Verdict], ...] = (
     (r"is too large for|too large for file size|is greater than file size", Verdict("the file is not complete", True)),
     (r"holds no language model", Verdict("not a language model", True)),
     (r"takes no images: leave", Verdict("the model takes no images", True)),
+    (r"takes no audio: leave", Verdict("the model takes no audio", True)),
     (r"is more than the \d+ that|unrecognized arguments|invalid choice", Verdict("bad argument", True)),
     (r"libvulkan|Vulkan", Verdict("no GPU that LiteRT-LM can use: it needs Vulkan", True)),
     (r"out of memory|bad_alloc|MemoryError|RESOURCE_EXHAUSTED", Verdict("out of memory")),
@@ -65,6 +69,7 @@ class LiteRTLM(Engine[LiteRTLMDefinition]):
     # It computes with WebGPU, which is Vulkan there.
     gpu_capabilities: ClassVar[tuple[str, ...]] = ("compute", "utility", "graphics")
     thinking_switch: ClassVar[ThinkingControl] = "thinking"
+    context_field: ClassVar[str] = "litert_lm_max_tokens"
     most_inflight: ClassVar[int | None] = 1
     renders_sessions: ClassVar[bool] = True
     verdicts: ClassVar[tuple[tuple[str, Verdict], ...]] = _VERDICTS
@@ -79,11 +84,15 @@ class LiteRTLM(Engine[LiteRTLMDefinition]):
         return "conversation"
 
     def derive_capabilities(self, definition: LiteRTLMDefinition) -> Capabilities:
-        """Return which requests the model takes: conversations with tools, and images where a vision backend is
-        declared, without JSON schemas or log probabilities. What the definition declares takes precedence."""
-        takes_images = definition.litert_lm_vision_backend is not None
-        modalities: tuple[Modality, ...] = ("text", "image") if takes_images else ("text",)
-        derived = Capabilities(modalities=modalities, structured_output=False, logprobs=False)
+        """Return which requests the model takes: conversations with tools that no request can force, and images and
+        audio where a backend for them is declared, without JSON schemas or log probabilities. What the definition
+        declares takes precedence."""
+        encoders: tuple[tuple[Modality, str | None], ...] = (
+            ("image", definition.litert_lm_vision_backend),
+            ("audio", definition.litert_lm_audio_backend),
+        )
+        modalities: tuple[Modality, ...] = ("text", *(kind for kind, processor in encoders if processor is not None))
+        derived = Capabilities(modalities=modalities, forced_tools=False, structured_output=False, logprobs=False)
         return apply_declared(definition, derived)
 
     def context_length(self, definition: LiteRTLMDefinition) -> int | None:

@@ -13,6 +13,7 @@ from controller.artifacts.facts import Artifact, longest_token_at
 from controller.engines.base import Engine, FileCheck, Launch, Probe, RenderContext, Verdict
 from controller.engines.capabilities import EMBEDDINGS, apply_declared
 from controller.engines.families import PromptFormat, family_of, thinking_modes
+from controller.engines.figure_gaps import FigureGap, compare_figure, compare_padded_context, compare_slots
 from controller.engines.llama_log import GPU_VERDICTS, MISSING_GPU_VERDICTS, dots_progress, memory_verdicts
 from controller.engines.llama_server import tensor_split_args
 from controller.engines.llama_server_fields import GgmlType
@@ -21,6 +22,7 @@ from controller.engines.memory_llama import LlamaLoad, predict_gguf
 from controller.engines.options import Flag, Hashed, Loadable, Switch, render_options
 from controller.engines.worker import WORKER_CHAT_APIS, WORKER_TOKEN_ENV, worker_probe, worker_program
 from controller.schema.admin import Capabilities, PairPresets
+from controller.schema.applied_figures import AppliedFigures
 from controller.schema.desired import Definition
 from controller.schema.routing import SessionBinding, ThinkingControl
 
@@ -158,6 +160,15 @@ class LlamaCpp(Engine[LlamaCppDefinition]):
     def context_length(self, definition: LlamaCppDefinition) -> int | None:
         """Return the declared context length in tokens; None: not declared."""
         return definition.gguf_n_ctx
+
+    def compare_figures(self, definition: LlamaCppDefinition, applied: AppliedFigures) -> tuple[FigureGap, ...]:
+        """Return what differs of the context length, the slots and the data types of the KV cache."""
+        return (
+            *compare_padded_context(definition, "gguf_n_ctx", definition.gguf_n_ctx, applied.context_length),
+            *compare_slots(definition, self.target_inflight(definition), applied.slots),
+            *compare_figure(definition, "gguf_type_k", definition.gguf_type_k, applied.cache_type_k),
+            *compare_figure(definition, "gguf_type_v", definition.gguf_type_v, applied.cache_type_v),
+        )
 
     def list_artifacts(self, definition: LlamaCppDefinition) -> tuple[str, ...]:
         """Return the model path, a GGUF file, as a tuple of one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import ClassVar, Final
@@ -9,12 +10,14 @@ from typing import ClassVar, Final
 from controller.artifacts.facts import Artifact, longest_token_at
 from controller.engines.base import ClaimedGpu, Engine, EngineFigures, FileCheck, Launch, Probe, RenderContext, Verdict
 from controller.engines.capabilities import EMBEDDINGS, apply_declared
+from controller.engines.figure_gaps import FigureGap, compare_figure, compare_padded_context
 from controller.engines.llama_log import GPU_VERDICTS, MISSING_GPU_VERDICTS, dots_progress, memory_verdicts
 from controller.engines.llama_server_fields import DRAFT_N_MAX, DRAFT_P_MIN, LlamaServerDefinition
 from controller.engines.llama_server_memory import SIZE_FLAGS, predict_llama_server
 from controller.engines.memory import Forecast
 from controller.engines.options import Flag, JsonFlag, PathFlag, Switch, render_options
 from controller.schema.admin import Capabilities
+from controller.schema.applied_figures import AppliedFigures
 from controller.schema.routing import SessionBinding
 
 __all__ = ["LlamaServer", "LlamaServerDefinition", "tensor_split_args"]
@@ -30,6 +33,9 @@ _OWN_SLOTS: Final = frozenset(
     {"-cram", "--cache-ram", "LLAMA_ARG_CACHE_RAM", "-np", "--parallel", "LLAMA_ARG_N_PARALLEL"}
 )
 """Arguments and variables after which the slots, or who is in them, are not what the definition says."""
+
+_SETS_SPECULATION: Final = re.compile(r"spec|draft|^-md$|^-hfd", re.IGNORECASE)
+"""Arguments and variables that may turn speculative decoding on or off."""
 
 _GENERATING = (
     "/v1/chat/completions",
@@ -157,6 +163,7 @@ class LlamaServer(Engine[LlamaServerDefinition]):
                 "llamacpp:tokens_predicted_total",
                 "llamacpp:n_decode_total",
             ),
+            figure_paths=("/v1/models", "/props", "/slots"),
             template_path="/apply-template" if path == "/v1/completions" else None,
         )
 
@@ -221,6 +228,17 @@ class LlamaServer(Engine[LlamaServerDefinition]):
                 declared = int(value)
         return max(declared, told.context_length or 0) or None
 
+    def compare_figures(self, definition: LlamaServerDefinition, applied: AppliedFigures) -> tuple[FigureGap, ...]:
+        """Return what differs of the context length, the slots and the use of speculative decoding. llama-server
+        reports no data types of its cache."""
+        return (
+            *_context_gap(definition, self.target_inflight(definition), applied),
+            *compare_figure(
+                definition, "target_inflight", self.target_inflight(definition), applied.slots, "--parallel", "-np"
+            ),
+            *_speculation_gap(definition, applied),
+        )
+
     def list_artifacts(self, definition: LlamaServerDefinition) -> tuple[str, ...]:
         """Return the model path and the paths of GGUF files that options name (draft model, projector, LoRA
         adapters)."""
@@ -246,6 +264,31 @@ class LlamaServer(Engine[LlamaServerDefinition]):
         """Return the progress of a load, from 0 to 1, by the dots that some releases of llama.cpp write: see
         `dots_progress`."""
         return dots_progress(log_tail)
+
+
+def _context_gap(definition: LlamaServerDefinition, slots: int, applied: AppliedFigures) -> tuple[FigureGap, ...]:
+    """Compare the cache that all slots share with what the engine reports for one slot.
+
+    llama-server gives no slot more than the model was trained with. The declared cache is applied nevertheless if all
+    slots together can fill it.
+    """
+    declared, told = definition.llama_server_n_ctx, applied.context_length
+    if declared is None or told is None or not _SPLIT_CACHE.isdisjoint(definition.extra_args):
+        return ()
+    is_capped = told < declared and told == applied.trained_context_length
+    if is_capped and told * (applied.slots or slots) >= declared:
+        return ()
+    return compare_padded_context(definition, "llama_server_n_ctx", declared, told, "-c")
+
+
+def _speculation_gap(definition: LlamaServerDefinition, applied: AppliedFigures) -> tuple[FigureGap, ...]:
+    if applied.speculates is None or definition.llama_server_embedding or definition.llama_server_reranking:
+        return ()
+    method = definition.llama_server_spec_type or ("draft-simple" if definition.llama_server_draft_model_path else None)
+    names = (*definition.env, *definition.extra_args)
+    if applied.speculates == (method is not None) or any(_SETS_SPECULATION.search(name) for name in names):
+        return ()
+    return (FigureGap("llama_server_spec_type", method or "none", "none" if method else "on"),)
 
 
 def tensor_split_args(gpus: Sequence[ClaimedGpu]) -> tuple[str, ...]:

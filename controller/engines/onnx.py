@@ -72,6 +72,7 @@ class Onnx(Engine[OnnxDefinition]):
     name: ClassVar[str] = "onnx"
     definition = OnnxDefinition
     image_kind: ClassVar[str | None] = "worker"
+    context_field: ClassVar[str] = "onnx_max_tokens"
     most_inflight: ClassVar[int | None] = 1
     verdicts: ClassVar[tuple[tuple[str, Verdict], ...]] = _VERDICTS
 

@@ -66,4 +66,6 @@ class Stub(Engine[StubDefinition]):
     def derive_capabilities(self, definition: StubDefinition) -> Capabilities:
         """Return which requests the model takes: what the definition declares, else text in conversations, without
         tools, JSON schemas or log probabilities."""
-        return apply_declared(definition, Capabilities(tools=False, structured_output=False, logprobs=False))
+        return apply_declared(
+            definition, Capabilities(tools=False, forced_tools=False, structured_output=False, logprobs=False)
+        )

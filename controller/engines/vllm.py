@@ -19,6 +19,7 @@ from controller.engines.base import (
 )
 from controller.engines.capabilities import EMBEDDINGS, apply_declared
 from controller.engines.families import family_of, thinking_modes
+from controller.engines.figure_gaps import FigureGap, compare_figure, has_argument
 from controller.engines.load_fields import LoadFault
 from controller.engines.memory import MIB, Forecast, Unpredicted
 from controller.engines.memory_hf import VllmLoad, predict_vllm
@@ -28,11 +29,15 @@ from controller.engines.vllm_fields import VllmFields
 from controller.engines.vllm_log import vllm_progress, vllm_verdict
 from controller.engines.worker import worker_python
 from controller.schema.admin import Capabilities
+from controller.schema.applied_figures import AppliedFigures
 
 VllmFieldsT = TypeVar("VllmFieldsT", bound=VllmFields)
 _GIB: Final = 1024 * MIB
 _METHOD: Final = "vllm_speculative_method"
 _OF_METHOD: Final = ("vllm_speculative_model", "vllm_num_speculative_tokens")
+_SPECULATION_FLAGS: Final = ("--speculative-config", "-sc", "--spec-method", "--spec-model", "--spec-tokens")
+_FP8: Final = {"fp8", "fp8_e4m3"}
+"""Two words of vLLM's for one data type."""
 _TOKENS = ("/tokenize", "/detokenize")
 _GENERATING = (
     "/v1/chat/completions",
@@ -57,6 +62,7 @@ class VllmEngine(Engine[VllmFieldsT]):
     log. A subclass says by which program the server is started."""
 
     start_timeout_s: ClassVar[float] = 1800.0
+    context_field: ClassVar[str] = "vllm_max_model_len"
     default_target_inflight: ClassVar[int] = 64
     preempts_when_full: ClassVar[bool] = True
     takes_dimensions: ClassVar[bool] = True
@@ -102,6 +108,30 @@ class VllmEngine(Engine[VllmFieldsT]):
     def context_length(self, definition: VllmFieldsT) -> int | None:
         """Return the declared context length (`vllm_max_model_len`) in tokens; None: not declared."""
         return definition.vllm_max_model_len
+
+    def compare_figures(self, definition: VllmFieldsT, applied: AppliedFigures) -> tuple[FigureGap, ...]:
+        """Return what differs of the context length, the KV cache, the share of each GPU, prefix caching, and the use
+        of speculative decoding. Empty where `extra_args` name a file of options."""
+        if has_argument(definition, "", "--config"):
+            return ()
+        speculates = "on" if applied.speculates and definition.vllm_speculative_method is None else None
+        declared = (
+            ("vllm_max_model_len", definition.vllm_max_model_len, applied.context_length),
+            ("vllm_kv_cache_dtype", _told_cache_type(definition, applied), applied.cache_type_k),
+            ("vllm_kv_cache_memory_bytes", definition.vllm_kv_cache_memory_bytes, applied.kv_cache_bytes),
+            ("vllm_gpu_memory_utilization", definition.vllm_gpu_memory_utilization, applied.gpu_share),
+        )
+        return (
+            *(gap for field, value, told in declared for gap in compare_figure(definition, field, value, told)),
+            *compare_figure(
+                definition,
+                "vllm_enable_prefix_caching",
+                definition.vllm_enable_prefix_caching,
+                applied.prefix_caching,
+                *("--enable-prefix-caching", "--no-enable-prefix-caching"),
+            ),
+            *compare_figure(definition, "vllm_speculative_method", "none", speculates, *_SPECULATION_FLAGS),
+        )
 
     def kv_cache_tokens(self, definition: VllmFieldsT, told: EngineFigures) -> int | None:
         """Return the size of the KV cache in tokens, as the replica reports it, while vLLM preempts requests; None
@@ -181,6 +211,7 @@ class VllmEngine(Engine[VllmFieldsT]):
             progress_metrics=("vllm:prompt_tokens_total", "vllm:generation_tokens_total"),
             cache_metric=None if is_embedding else "vllm:cache_config_info",
             preemption_metric=None if is_embedding else "vllm:num_preemptions_total",
+            figure_paths=("/v1/models", "/metrics"),
             template_path=None if is_embedding else "/tokenize",
         )
 
@@ -197,6 +228,15 @@ class VllmEngine(Engine[VllmFieldsT]):
         """Return the cause that the log names: see `vllm_verdict`. `exit_code` is not looked at; None: the log names
         none."""
         return vllm_verdict(log_tail)
+
+
+def _told_cache_type(definition: VllmFields, applied: AppliedFigures) -> str | None:
+    """Return the declared data type of the KV cache, in the engine's word where that means the same; None: the model's
+    own is declared, or none."""
+    declared, told = definition.vllm_kv_cache_dtype, applied.cache_type_k
+    if declared == "auto":
+        return None
+    return told if {declared, told} == _FP8 else declared
 
 
 def _takes_images(definition: VllmFields) -> bool:

@@ -12,6 +12,7 @@ from typing import Final
 
 from pydantic import JsonValue
 
+from controller.engines.figure_gaps import FigureGap
 from controller.journal.entry import NewEntry
 from controller.planning.actions import Action, Drain, Preflight, PullImage, Remove, Start, Stop
 from controller.redaction.patterns import mask_text
@@ -26,6 +27,7 @@ from controller.state import (
     Phase,
     ReplicaKey,
 )
+from controller.status.applied_gaps import describe_gap, list_gaps
 from controller.status.reconcile_round import Round
 
 CHARS: Final = 500
@@ -41,7 +43,7 @@ Unix time since which it runs there."""
 
 def round_events(before: Round | None, after: Round, leaving_requests: Leaving, redact: Redact) -> list[NewEntry]:
     """Return the entries for what differs between two complete rounds, in reading order: failures, then the actions
-    taken, then the changes of state, then overdue unloads and GPUs. Empty if nothing differs.
+    taken, then the changes of state, then overdue unloads, drift and GPUs. Empty if nothing differs.
 
     `before` is None for the controller's first round; then no state counts as changed. `leaving_requests` names the
     requests that an overdue unload waits for. `redact(model, text)` masks the secrets of a model in a text.
@@ -53,6 +55,7 @@ def round_events(before: Round | None, after: Round, leaving_requests: Leaving, 
         *_action_events(before, after, texts),
         *(_state_events(before.statuses, after.statuses, texts) if before is not None else ()),
         *_overdue_events(before, after, leaving_requests),
+        *_drift_events(before, after),
         *_gpu_events(before.observed if before is not None else None, after.observed),
     ]
 
@@ -256,6 +259,31 @@ def _late_replicas(finished_round: Round) -> Iterator[ObservedReplica]:
             and replica.draining.since + desired_model.drain_timeout_s <= finished_round.observed.at
         ):
             yield replica
+
+
+# Engines that applied something otherwise than declared.
+
+
+def _drift_events(before: Round | None, after: Round) -> Iterator[NewEntry]:
+    """Report each option that a loaded engine applied otherwise than declared, once for each engine."""
+    reported = set(_applied_gaps(before)) if before is not None else set()
+    for (model, replica), gap in _applied_gaps(after):
+        if ((model, replica), gap) not in reported:
+            details: dict[str, JsonValue] = {
+                "replica": replica,
+                "field": gap.field,
+                "declared": gap.declared,
+                "applied": gap.applied,
+            }
+            yield NewEntry("drift", "engine", describe_gap(replica, gap), model, details)
+
+
+def _applied_gaps(finished_round: Round) -> Iterator[tuple[tuple[str, str], FigureGap]]:
+    """Yield each gap with its replica, as the model's and the replica's name."""
+    models = finished_round.desired.models
+    for replica in sorted(finished_round.observed.replicas, key=lambda each: each.id):
+        for gap in list_gaps(models.get(replica.id.model), replica):
+            yield (replica.id.model, replica.name), gap
 
 
 # GPUs that cannot be read.

@@ -7,11 +7,11 @@ makes no progress while it is busy or while it accepts connections without answe
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from controller.schema.applied_figures import AppliedFigures
 from controller.state import Health, IdleSpan
 
 STALL_S = 120.0
@@ -43,8 +43,8 @@ class ProbeOutcome:
     """A metric that grows while the engine works, such as tokens generated; None: unknown."""
     error: str | None = None
     """Why the probe failed; None: it succeeded."""
-    context_length: int | None = None
-    """The engine's limit of tokens per request, prompt and answer together; None: not asked this time, or unknown."""
+    figures: AppliedFigures = field(default_factory=AppliedFigures)
+    """Figures of its own configuration that the engine reported this time."""
     system_first: bool | None = None
     """Whether the model's chat template accepts system messages only at the beginning of a conversation; None: not
     asked this time, or unknown."""
@@ -74,8 +74,8 @@ class ProbedHealth:
     """When the last probe began; what it found is no older than that. None: never probed."""
     error: str | None = None
     """Why the last probe failed; None: it succeeded."""
-    context_length: int | None = None
-    """The last known `ProbeOutcome.context_length`; None: unknown so far."""
+    figures: AppliedFigures = field(default_factory=AppliedFigures)
+    """All that the engine has reported of its own configuration so far."""
     system_first: bool | None = None
     """The last known `ProbeOutcome.system_first`; None: unknown so far."""
     kv_cache_tokens: int | None = None
@@ -114,7 +114,7 @@ def apply_outcome(
         idle_span=_extend_idle_span(probed_health, outcome, began_at),
         probed_at=began_at,
         error=outcome.error,
-        context_length=probed_health.context_length if outcome.context_length is None else outcome.context_length,
+        figures=probed_health.figures.merge_figures(outcome.figures),
         system_first=probed_health.system_first if outcome.system_first is None else outcome.system_first,
         kv_cache_tokens=outcome.kv_cache_tokens or probed_health.kv_cache_tokens,
     )
@@ -182,21 +182,3 @@ def parse_cache_tokens(text: str, metric: str) -> int | None:
             blocks = int(labels.get("num_gpu_blocks", 0)) * int(labels.get("block_size", 0))
             total += int(labels.get("kv_cache_size_tokens", 0)) or blocks
     return total or None
-
-
-def parse_context_length(text: str) -> int | None:
-    """Return the engine's limit of tokens per request, by its answer to `/v1/models`; None if the answer lacks it.
-
-    It is the first model's `max_model_len` (vLLM), or its `meta.n_ctx` (our worker, and llama-server, whose figure is
-    already per slot and no more than the model's training context).
-    """
-    try:
-        model = json.loads(text)["data"][0]
-        context_length = model.get("max_model_len") or model["meta"]["n_ctx"]
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return None
-    return (
-        context_length
-        if isinstance(context_length, int) and not isinstance(context_length, bool) and context_length > 0
-        else None
-    )

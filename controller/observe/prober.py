@@ -11,15 +11,16 @@ from typing import Any
 import aiohttp
 
 from controller.engines.base import Probe
+from controller.observe.engine_figures import parse_figures
 from controller.observe.health import (
     ProbedHealth,
     ProbeOutcome,
     apply_outcome,
     metric_sum,
     parse_cache_tokens,
-    parse_context_length,
 )
 from controller.observe.template_probe import BUSY_STATUSES, LATE_SYSTEM, LEADING_SYSTEM, judge_rendering
+from controller.schema.applied_figures import AppliedFigures
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +33,8 @@ STARTING_GROWTH = 1.05
 the time since the start, and a ready engine is noticed at most that much later."""
 FIRST_TOKEN_TIMEOUT_S = 300.0
 """Seconds that the first token may take. It is long because the engine may compile kernels for it."""
-MODELS_PATH = "/v1/models"
-"""Path under which every engine lists its one model."""
+NOT_OFFERED = 501
+"""HTTP status of a path that the engine has switched off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,8 @@ class _TargetState:
     has_waiter: bool = False
     """Whether the end of the next probe wakes the reconciler, whatever the probe finds."""
     probed: asyncio.Event = field(default_factory=asyncio.Event)
-    has_listed_models: bool = False
-    """Whether the engine has answered which models it serves. It is not asked again then."""
+    answered_paths: set[str] = field(default_factory=set)
+    """The figure paths of the probe that the engine has answered. They are not asked again."""
     has_told_template: bool = False
     """Whether the engine has answered what its chat template accepts. It is not asked again then."""
     probed_health: ProbedHealth = field(default_factory=ProbedHealth)
@@ -197,7 +198,7 @@ class Prober:
         """Add the facts that stay the same for an engine's life, and that are asked only until the engine answers."""
         return replace(
             outcome,
-            context_length=await self._read_context_length(target_state),
+            figures=await self._read_figures(target_state),
             system_first=await self._read_system_first(target_state),
         )
 
@@ -222,15 +223,21 @@ class Prober:
         target_state.has_told_template = True
         return is_refused and judge_rendering(status, text) == "taken"
 
-    async def _read_context_length(self, target_state: _TargetState) -> int | None:
-        if target_state.has_listed_models:
-            return None
-        try:
-            status, text = await self._get(target_state.target, MODELS_PATH)
-        except (aiohttp.ClientError, OSError, TimeoutError):
-            return None
-        target_state.has_listed_models = status < 500
-        return parse_context_length(text) if status == 200 else None
+    async def _read_figures(self, target_state: _TargetState) -> AppliedFigures:
+        """Return what the engine reports of its own configuration at the paths that it has not answered yet."""
+        target, figures = target_state.target, AppliedFigures()
+        for path in target.probe.figure_paths:
+            if path in target_state.answered_paths:
+                continue
+            try:
+                status, text = await self._get(target, path)
+            except (aiohttp.ClientError, OSError, TimeoutError):
+                continue
+            if (status < 500 and status not in BUSY_STATUSES) or status == NOT_OFFERED:
+                target_state.answered_paths.add(path)
+            if status == 200:
+                figures = figures.merge_figures(parse_figures(path, text))
+        return figures
 
     async def _request_first_token(self, target: ProbeTarget) -> str | None:
         timeout = aiohttp.ClientTimeout(total=FIRST_TOKEN_TIMEOUT_S, sock_connect=2.0)
@@ -274,7 +281,7 @@ class Prober:
 
 def _published_part(probed_health: ProbedHealth) -> tuple[object, ...]:
     """Return the part of the health whose change wakes the reconciler."""
-    model_facts = probed_health.context_length, probed_health.system_first
+    model_facts = probed_health.figures, probed_health.system_first
     return probed_health.health, probed_health.idle, model_facts, probed_health.is_preempting
 
 

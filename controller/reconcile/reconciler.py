@@ -420,7 +420,7 @@ class Reconciler:
             draining=draining,
             image_id=replica.image_id,
             argv=replica.argv,
-            context_length=probed_health.context_length,
+            figures=probed_health.figures,
             system_first=probed_health.system_first is True,
             kv_cache_tokens=probed_health.kv_cache_tokens,
             is_preempting=probed_health.is_preempting,

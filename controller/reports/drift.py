@@ -1,8 +1,8 @@
 """Finds what runs differently from what the files declare. Pure.
 
-It compares definitions, fields that a load overrides, replica counts that an operator changed, images and arguments,
-and finds missing and undeclared replicas. `controller.reports.drift_detector` asks the runtime what each replica would
-be started with now (`Rendered`).
+It compares definitions, fields that a load overrides, replica counts that an operator changed, images, arguments and
+what engines report of their configuration, and finds missing and undeclared replicas.
+`controller.reports.drift_detector` asks the runtime what each replica would be started with now (`Rendered`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from controller.redaction.redactor import Redact
 from controller.runtimes.base import Rendered
 from controller.schema.admin import DriftItem
 from controller.state import DesiredModel, DesiredState, Health, ObservedReplica, ObservedState, Phase
+from controller.status.applied_gaps import describe_gap, list_gaps
 
 
 def find_drift(
@@ -184,6 +185,19 @@ def _replica_items(
             message=f"{name} runs an older definition",
         )
         return
+    yield from (
+        DriftItem(
+            model=model.name,
+            replica=name,
+            kind="applied",
+            field=gap.field,
+            declared=gap.declared,
+            running=gap.applied,
+            since=now,
+            message=describe_gap(name, gap),
+        )
+        for gap in list_gaps(model, replica)
+    )
     rendered_now = rendered.get(name)
     if rendered_now is None:
         return

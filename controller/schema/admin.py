@@ -98,6 +98,11 @@ class Capabilities(Wire):
         default=("default",), description="Accepted values of the request field `thinking`."
     )
     tools: bool = Field(default=True, description="Whether the model supports tool calls.")
+    forced_tools: bool = Field(
+        default=True,
+        description="Whether a request can force a tool call: `tool_choice` that is `required`, or names a tool. "
+        "false also without `tools`.",
+    )
     structured_output: bool = Field(
         default=True, description="Whether answers can be constrained to JSON or to a JSON Schema."
     )
@@ -207,6 +212,10 @@ class ModelLive(ModelEstimate):
         default=None, description="Progress of reading these prompts, from 0 to 1; null: there are none."
     )
     blocked: list[str] = Field(description="Sentences that say why the model cannot reach its wanted state now.")
+    drift: list[str] = Field(
+        default_factory=list,
+        description="Sentences, one for each option that a loaded engine applied otherwise than declared.",
+    )
     held_by: list[HeldBy] = Field(
         description="While `runtime_state` is `unloading`: the requests that the unload waits for, oldest first."
     )
@@ -375,11 +384,13 @@ class DriftItem(BaseModel):
 
     model: str = Field(description="Public model name.")
     replica: str | None = Field(description="Name of the replica; null: the difference concerns the whole model.")
-    kind: Literal["definition", "override", "statement", "missing", "undeclared", "image", "arguments"] = Field(
-        description="Kind of difference."
+    kind: Literal["definition", "override", "statement", "missing", "undeclared", "image", "arguments", "applied"] = (
+        Field(description="Kind of difference.")
     )
     field: str | None = Field(
-        default=None, description="For kind `override`: name of the field that a load sets; else null."
+        default=None,
+        description="Name of the field: for kind `override` the one that a load sets, for kind `applied` the one that "
+        "the engine applied otherwise; else null.",
     )
     declared: JsonValue = Field(description="Value that follows from the files. Secrets are masked.")
     running: JsonValue = Field(description="Value that is in force in the running system. Secrets are masked.")
@@ -399,8 +410,10 @@ class Drift(BaseModel):
 
 # Journal.
 
-EventKind = Literal["state", "action", "failure", "statement", "file", "problem", "overdue", "controller", "gateway"]
-HISTORY_KINDS: tuple[EventKind, ...] = ("failure", "statement", "file", "problem", "overdue", "controller")
+EventKind = Literal[
+    "state", "action", "failure", "statement", "file", "problem", "overdue", "drift", "controller", "gateway"
+]
+HISTORY_KINDS: tuple[EventKind, ...] = ("failure", "statement", "file", "problem", "overdue", "drift", "controller")
 """Kinds of journal entries that say who or what changed something. The other kinds are more frequent, and are kept for
 a shorter time."""
 

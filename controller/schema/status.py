@@ -89,6 +89,10 @@ class ModelStatus(Wire):
         default=None,
         description="Progress of loading, from 0 to 1; null: not loading, or the engine does not report it.",
     )
+    drift: list[str] = Field(
+        default_factory=list,
+        description="Sentences, one for each option that a loaded engine applied otherwise than declared.",
+    )
     vram_warning: str | None = Field(
         default=None,
         description="A sentence, if a replica took at least a tenth more or less of a GPU than `vram_mib` "

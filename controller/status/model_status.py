@@ -19,6 +19,7 @@ from controller.state import (
     ReplicaKey,
     Statement,
 )
+from controller.status.applied_gaps import describe_gap, list_gaps
 
 PAUSED: Final = "the controller is paused and does not act; `roundhouse resume` lets it"
 VRAM_TOLERANCE: Final = 0.1
@@ -92,6 +93,11 @@ def _model_status(
         retry_at=retry_at,
         blocked=[item.reason for item in blocked],
         progress=model_progress(model, replicas, observed.progress) if model and state is ModelState.LOADING else None,
+        drift=[
+            describe_gap(replica.name, gap)
+            for replica in sorted(replicas, key=lambda r: r.id)
+            for gap in list_gaps(model, replica)
+        ],
         vram_warning=_vram_warning(model, observed) if model else None,
     )
 

@@ -123,7 +123,9 @@ def _route(
 
 def _context_length(engine: Engine[Any], model: DesiredModel, replicas: list[ObservedReplica]) -> int | None:
     """Return the smallest context length that a serving engine reports; if none reports one, the declared one."""
-    context_lengths = [replica.context_length for replica in replicas if replica.context_length is not None]
+    context_lengths = [
+        replica.figures.context_length for replica in replicas if replica.figures.context_length is not None
+    ]
     return min(context_lengths) if context_lengths else engine.context_length(model.definition)
 
 
@@ -132,7 +134,7 @@ def _are_alike(model: DesiredModel, replicas: list[ObservedReplica]) -> bool:
 
     Otherwise, one may accept prompts that another refuses, or more than is declared.
     """
-    told = {replica.context_length if replica.id.spec_hash == model.spec_hash else None for replica in replicas}
+    told = {replica.figures.context_length if replica.id.spec_hash == model.spec_hash else None for replica in replicas}
     return len(told) == 1 and None not in told
 
 
@@ -150,7 +152,9 @@ def _endpoint(
 ) -> Endpoint:
     assert replica.base_url is not None
     token = tokens(replica.name)
-    figures = EngineFigures(replica.context_length, replica.kv_cache_tokens, is_preempting=replica.is_preempting)
+    figures = EngineFigures(
+        replica.figures.context_length, replica.kv_cache_tokens, is_preempting=replica.is_preempting
+    )
     return Endpoint(
         replica=replica.name,
         index=replica.id.index,

@@ -231,6 +231,24 @@ async def test_drift_is_what_runs_differently_and_nothing_else(
 
 
 @pytest.mark.parametrize("runtime_fixture", ["process"], indirect=True)
+async def test_what_an_engine_applied_otherwise_is_drift_an_event_and_part_of_its_row(stack: RoundhouseStack) -> None:
+    """A stub serves 64 requests at a time, whatever is declared."""
+    stack.declare({"m": STUB | {"target_inflight": 100}})
+    await stack.open()
+    async with AdminApi(stack.url) as admin, following(stack, kind="drift") as events:
+        await admin.load("m")
+        told = await events.next()
+        details = {"field": "target_inflight", "declared": 100, "applied": 64}
+        assert (told["model"], told["details"]) == ("m", details | {"replica": told["details"]["replica"]})
+        [row] = (await admin.ask("GET", "models")).body["models"]
+        assert row["drift"] == [told["message"]]
+        items = (await admin.ask("GET", "drift")).body["items"]
+        [item] = [each for each in items if each["kind"] == "applied"]
+        assert (item["replica"], item["field"]) == (told["details"]["replica"], "target_inflight")
+        assert (item["declared"], item["running"]) == (100, 64)
+
+
+@pytest.mark.parametrize("runtime_fixture", ["process"], indirect=True)
 async def test_secrets_are_told_to_nobody(stack: RoundhouseStack) -> None:
     arguments = ["--api-key", "sk-55aa77cc99", "--token=tok-12345678"]
     stack.declare(

@@ -76,6 +76,7 @@ async def test_the_list_is_the_uis_source_of_truth(admin: AdminApi, walked: Roun
         "multi_turn": True,
         "thinking_modes": ["default"],
         "tools": True,
+        "forced_tools": True,
         "structured_output": True,
         "logprobs": True,
     }

@@ -15,19 +15,19 @@ from worker.schema import Message
 Object = dict[str, Any]
 
 
-def messages_for(messages: Sequence[Message], *, images: bool) -> list[Object]:
+def messages_for(messages: Sequence[Message], *, images: bool, audio: bool) -> list[Object]:
     """Return the conversation in LiteRT-LM's form: contents are lists of parts, arguments of calls are objects, a
     tool's result has the tool's name (empty if no earlier call has its id), and the role `developer` becomes `system`.
-    `images`: the model takes images.
+    `images`, `audio`: the model takes images, or audio.
 
-    Raises RequestError, with the field in `param`, for content that the model does not take, an image in a tool's
-    result, an image that is no base64 data URL, and a malformed tool call.
+    Raises RequestError, with the field in `param`, for content that the model does not take, an image or audio in a
+    tool's result, an image that is no base64 data URL, audio that is no base64, and a malformed tool call.
     """
     converted_messages = []
     names: dict[str, str] = {}
     for number, message in enumerate(messages):
         fields = message.model_dump(exclude_unset=True)
-        content = _content(message, f"messages[{number}].content", images=images)
+        content = _content(message, f"messages[{number}].content", images=images, audio=audio)
         role = "system" if message.role == "developer" else message.role
         if role == "tool":
             name = names.get(str(fields.get("tool_call_id")), "")
@@ -43,7 +43,7 @@ def messages_for(messages: Sequence[Message], *, images: bool) -> list[Object]:
     return converted_messages
 
 
-def _content(message: Message, place: str, *, images: bool) -> list[Object]:
+def _content(message: Message, place: str, *, images: bool, audio: bool) -> list[Object]:
     if not isinstance(message.content, list):
         return [{"type": "text", "text": message.content}] if message.content else []
     parts: list[Object] = []
@@ -52,8 +52,11 @@ def _content(message: Message, place: str, *, images: bool) -> list[Object]:
             parts.append({"type": "text", "text": str(part.get("text", ""))})
         elif part.get("type") == "image_url" and images and message.role != "tool":
             parts.append({"type": "image", "blob": _image(part, f"{place}[{index}].image_url")})
+        elif part.get("type") == "input_audio" and audio and message.role != "tool":
+            parts.append({"type": "audio", "blob": _audio(part, f"{place}[{index}].input_audio")})
         else:
-            readable = "text in a tool's result" if message.role == "tool" else "text and images" if images else "text"
+            kinds = ["text", *(["images"] if images else []), *(["audio"] if audio else [])]
+            readable = "text in a tool's result" if message.role == "tool" else " and ".join(kinds)
             raise RequestError(f"This engine reads {readable}, not {part.get('type')}.", param=f"{place}[{index}].type")
     return parts
 
@@ -65,10 +68,24 @@ def _image(part: Mapping[str, Any], place: str) -> str:
     head, comma, body = url.partition(",") if isinstance(url, str) else ("", "", "")
     if not comma or not head.startswith("data:image/") or not head.endswith(";base64"):
         raise RequestError("An image is sent as a data URL: `data:image/png;base64,...`.", param=place)
+    return _base64(body, "image", place)
+
+
+def _audio(part: Mapping[str, Any], place: str) -> str:
+    """Return the base64 of audio. LiteRT-LM finds out its format by itself."""
+    audio = part.get("input_audio")
+    body = audio.get("data") if isinstance(audio, dict) else None
+    if not isinstance(body, str) or not body:
+        raise RequestError("Audio is sent as base64 in `data`.", param=place)
+    return _base64(body, "audio", place)
+
+
+def _base64(body: str, what: str, place: str) -> str:
+    """Return the text. Raises RequestError if it is no base64; `what` names it there."""
     try:
         base64.b64decode(body, validate=True)
     except binascii.Error as error:
-        raise RequestError(f"The image is not base64: {error}.", param=place) from None
+        raise RequestError(f"The {what} is not base64: {error}.", param=place) from None
     return body
 
 

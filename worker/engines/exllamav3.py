@@ -124,6 +124,7 @@ class ExLlamaV3(HFEngine):
         # The generator reserves one token more than a request may have.
         bounds = (args.max_rq_tokens, config.max_position_embeddings, size - 1)
         self.context_length = min(bound for bound in bounds if bound is not None)
+        self.cache_types = self._bits()
         self._reserved = min(MOST_RESERVED, max(PAGE, size // self.slots))
         self._batch = Batch(generator)
 
@@ -157,6 +158,11 @@ class ExLlamaV3(HFEngine):
             return {}
         k_bits, v_bits = self._args.cache_quant
         return {"layer_type": self._exllamav3.CacheLayer_quant, "k_bits": k_bits, "v_bits": v_bits}
+
+    def _bits(self) -> tuple[str, str]:
+        """Return the bits of the K and the V cache as text, or `fp16` for both."""
+        k_bits, v_bits = self._args.cache_quant or ("fp16", "fp16")
+        return str(k_bits), str(v_bits)
 
     def _sampling(self, request: GenerationRequest) -> dict[str, Any]:
         settings = {option: getattr(request, field) for field, option in _SAMPLING.items()}

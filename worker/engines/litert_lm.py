@@ -53,6 +53,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--vision-backend", choices=BACKENDS, help="where images are encoded; without it none are taken"
     )
+    parser.add_argument("--audio-backend", choices=BACKENDS, help="where audio is encoded; without it none is taken")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="tokens of a conversation; default: the file's")
     parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="for compiled weights; default: beside the model")
     parser.add_argument(
@@ -72,6 +73,7 @@ class LiteRTLM(PartialEngine):
 
     slots = 1
     context_length: int | None = None
+    cache_types: tuple[str, str] | None = None
     apis: frozenset[Api] = frozenset({"chat"})
 
     def __init__(self, args: Namespace) -> None:
@@ -105,6 +107,7 @@ class LiteRTLM(PartialEngine):
                 self._backend(args.backend),
                 max_num_tokens=args.max_tokens,
                 vision_backend=args.vision_backend and self._backend(args.vision_backend),
+                audio_backend=args.audio_backend and self._backend(args.audio_backend),
                 cache_dir=args.cache_dir and str(args.cache_dir),
                 enable_benchmark=True,  # token counts come from its figures
             )
@@ -121,6 +124,8 @@ class LiteRTLM(PartialEngine):
             raise LoadError(f"{args.model} holds no language model, but {info.model_type.name.lower()}")
         if args.vision_backend and not info.input_modalities.vision:
             raise LoadError(f"{args.model} takes no images: leave --vision-backend out")
+        if args.audio_backend and not info.input_modalities.audio:
+            raise LoadError(f"{args.model} takes no audio: leave --audio-backend out")
         most = info.max_context_tokens
         if args.max_tokens and 0 < most < args.max_tokens:
             raise LoadError(f"--max-tokens {args.max_tokens} is more than the {most} that {args.model} was made for")
@@ -149,7 +154,11 @@ class LiteRTLM(PartialEngine):
         lacks, for a last message that is not the user's or a tool's, and with `context_length_exceeded`.
         """
         self._check_request(request)
-        messages = litert_messages.messages_for(request.messages, images=self._args.vision_backend is not None)
+        messages = litert_messages.messages_for(
+            request.messages,
+            images=self._args.vision_backend is not None,
+            audio=self._args.audio_backend is not None,
+        )
         if messages[-1]["role"] not in ("user", "tool"):
             place = f"messages[{len(messages) - 1}].role"
             raise RequestError("The last message must be the user's, or a tool's result.", param=place)

@@ -97,6 +97,7 @@ class LlamaCpp:
 
     slots = 1
     context_length: int | None = None
+    cache_types: tuple[str, str] | None = None
 
     def __init__(self, args: Namespace) -> None:
         self.apis: frozenset[Api] = frozenset(
@@ -143,6 +144,8 @@ class LlamaCpp:
         except (ValueError, RuntimeError, MemoryError, llama_cpp.llama_chat_format.jinja2.TemplateError) as error:
             raise LoadError(f"llama.cpp cannot load {args.model}: {self._log.first_error or error}") from error
         self.context_length = self._llama.n_ctx()
+        params = self._llama.context_params
+        self.cache_types = (cache_type_name(llama_cpp, params.type_k), cache_type_name(llama_cpp, params.type_v))
         self._vocabulary = LlamaVocabulary(llama_cpp, self._llama)
         if not args.embedding:
             formats = {"chat_format": args.chat_format, "prompt_format": args.prompt_format}
@@ -352,6 +355,12 @@ def cache_type(llama_cpp: Any, name: str) -> int:
     """Return ggml's number for a type of `KV_CACHE_TYPES`. Raises AttributeError if this version of llama-cpp-python
     has none."""
     return int(getattr(llama_cpp, f"GGML_TYPE_{name.upper()}"))
+
+
+def cache_type_name(llama_cpp: Any, number: int) -> str:
+    """Return the name in `KV_CACHE_TYPES` of ggml's number for a type; of another type the number as text."""
+    names = (name for name in KV_CACHE_TYPES if getattr(llama_cpp, f"GGML_TYPE_{name.upper()}", None) == number)
+    return next(names, str(number))
 
 
 def sampling_options(request: GenerationRequest) -> dict[str, Any]:

@@ -58,6 +58,7 @@ class Onnx(PartialEngine):
 
     slots = 1
     context_length: int | None = None
+    cache_types: tuple[str, str] | None = None
     apis: frozenset[Api] = frozenset({"embeddings"})
 
     def __init__(self, args: Namespace) -> None:

@@ -41,6 +41,7 @@ class Stub:
 
     slots = SLOTS
     context_length: int | None = None
+    cache_types: tuple[str, str] | None = None
     apis: frozenset[Api] = frozenset({"chat", "completions", "embeddings", "tokens", "prompts"})
 
     def __init__(self, text: str, *, token_delay_s: float = 0, load_s: float = 0, fail: str | None = None) -> None:

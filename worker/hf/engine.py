@@ -57,6 +57,7 @@ class HFEngine:
     """The fields of `NEUTRAL` that the engine supports."""
     apis: frozenset[Api] = frozenset({"chat", "completions", "tokens", "prompts"})
     context_length: int | None = None
+    cache_types: tuple[str, str] | None = None
     vocabulary: HFVocabulary
     _forms: HFForms
 

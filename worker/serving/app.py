@@ -64,17 +64,26 @@ class Worker:
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def models(self, request: Request) -> Answer:
-        """Answer `/v1/models` with the one model, also while the engine loads. `meta.n_ctx` holds its context length in
-        tokens, as in llama-server; there is no `meta` before the load, or without a limit."""
+        """Answer `/v1/models` with the one model, also while the engine loads. Once it has loaded, `meta` holds what it
+        applies: `n_ctx` (its context length in tokens, as in llama-server), `slots` (jobs at a time), `cache_type_k`
+        and `cache_type_v`. What the engine does not have is left out."""
         model: openai_objects.Object = {
             "id": self._name,
             "object": "model",
             "created": self._created,
             "owned_by": "roundhouse",
         }
-        if self.engine.context_length is not None:
-            model["meta"] = {"n_ctx": self.engine.context_length}
+        if self.ready:
+            model["meta"] = self._meta()
         return JSONResponse({"object": "list", "data": [model]})
+
+    def _meta(self) -> openai_objects.Object:
+        meta: openai_objects.Object = {"slots": self.engine.slots}
+        if self.engine.context_length is not None:
+            meta["n_ctx"] = self.engine.context_length
+        if self.engine.cache_types is not None:
+            meta["cache_type_k"], meta["cache_type_v"] = self.engine.cache_types
+        return meta
 
     async def chat(self, request: Request) -> Answer:
         """Answer `/v1/chat/completions`, as a stream if the request asks for it: 503 while the engine loads, 501 if it

@@ -11,7 +11,17 @@ from typing import Any, Final, get_args
 
 from controller.schema.admin import Capabilities, Modality, ThinkingMode
 from controller.schema.errors import RoundhouseError
-from gateway.protocols.common.conversation import Assistant, Audio, Image, Prompt, System, ToolResult, Turn, User
+from gateway.protocols.common.conversation import (
+    Assistant,
+    Audio,
+    Image,
+    Prompt,
+    System,
+    ToolChoice,
+    ToolResult,
+    Turn,
+    User,
+)
 from gateway.protocols.common.output_constraints import CONSTRAINT_FIELDS
 
 MODALITY_OF_PART: Final[dict[str, Modality]] = {
@@ -50,6 +60,8 @@ def check_capabilities(fields: dict[str, Any], capabilities: Capabilities, model
         _check_thinking(fields["thinking"], capabilities, model)
     if not capabilities.tools:
         _check_tools(fields, model)
+    elif not capabilities.forced_tools:
+        _check_forced_tools(fields, model)
     if not (capabilities.structured_output or _FORMS.isdisjoint(fields)):
         _check_form(fields, model)
     if not capabilities.logprobs and (name := _find_logprobs(fields)) is not None:
@@ -72,9 +84,8 @@ def check_prompt(prompt: Prompt, capabilities: Capabilities, model: str) -> None
     """
     if prompt.thinking is not None and prompt.thinking not in capabilities.thinking_modes:
         raise _no_thinking(prompt.thinking, capabilities, model)
-    is_left_alone = prompt.tool_choice is not None and prompt.tool_choice.kind == "none"
-    if prompt.tools and not (capabilities.tools or is_left_alone):
-        raise _no_tools("tools", model)
+    if prompt.tools:
+        _check_choice(prompt.tool_choice, capabilities, model)
     if not capabilities.structured_output:
         if prompt.output_format is not None:
             raise _no_form(prompt.output_format.place, model)
@@ -106,6 +117,19 @@ def _check_tools(fields: dict[str, Any], model: str) -> None:
     for name, choice in (("tools", "tool_choice"), ("functions", "function_call")):
         if fields.get(name) and fields.get(choice) not in ("none", {"type": "none"}):
             raise _no_tools(name, model)
+
+
+def _check_forced_tools(fields: dict[str, Any], model: str) -> None:
+    for tools, name in (("tools", "tool_choice"), ("functions", "function_call")):
+        choice = fields.get(name) if fields.get(tools) else None
+        if isinstance(choice, dict):
+            allowed = choice.get("allowed_tools")
+            holder = allowed if isinstance(allowed, dict) else choice
+            is_free = choice.get("type") in ("auto", "none") or holder.get("mode") == "auto"
+        else:
+            is_free = choice in (None, "auto", "none")
+        if not is_free:
+            raise _no_forced_tools(name, model)
 
 
 def _check_form(fields: Mapping[str, Any], model: str) -> None:
@@ -203,6 +227,14 @@ def _check_turns(messages: list[Any], model: str) -> None:
 # Checks of requests that are translated.
 
 
+def _check_choice(choice: ToolChoice | None, capabilities: Capabilities, model: str) -> None:
+    kind = "auto" if choice is None else choice.kind
+    if kind != "none" and not capabilities.tools:
+        raise _no_tools("tools", model)
+    if kind in ("required", "named") and not capabilities.forced_tools:
+        raise _no_forced_tools("tool_choice", model)
+
+
 def _check_turn(turn: Turn, capabilities: Capabilities, model: str) -> None:
     for part in turn.parts if isinstance(turn, User | ToolResult) else ():
         modality: Modality | None = "image" if isinstance(part, Image) else "audio" if isinstance(part, Audio) else None
@@ -230,6 +262,11 @@ def _no_thinking(thinking: str, capabilities: Capabilities, model: str) -> Round
 
 def _no_tools(param: str, model: str) -> RoundhouseError:
     return RoundhouseError("tools_unsupported", f"The model {model!r} calls no tools.", param=param)
+
+
+def _no_forced_tools(param: str, model: str) -> RoundhouseError:
+    message = f"The model {model!r} cannot be made to call a tool: leave `{param}` at `auto`."
+    return RoundhouseError("tools_unsupported", message, param=param)
 
 
 def _no_form(param: str, model: str) -> RoundhouseError:

@@ -20,8 +20,7 @@ from pydantic import BaseModel
 
 from controller.artifacts.facts import Gguf
 from controller.artifacts.read import read_artifact
-from controller.observe.health import parse_context_length
-from controller.observe.prober import MODELS_PATH
+from controller.observe.engine_figures import MODELS_PATH, parse_figures
 from gateway.protocols.common.prompt_length import check_length
 from gateway.protocols.common.request import InferenceRequest
 from tests.fakes.fake_controller import route
@@ -215,7 +214,7 @@ def test_no_prompt_is_refused_that_the_engine_finds_to_fit(engine: Engine, tmp_p
 
 def test_every_engine_tells_its_context_length(engine: Engine) -> None:
     for name, each in engine.workers.items():
-        assert parse_context_length(each.ask("GET", MODELS_PATH)[1]) == CONTEXT, name
+        assert parse_figures(MODELS_PATH, each.ask("GET", MODELS_PATH)[1]).context_length == CONTEXT, name
 
 
 async def test_thoughts_of_earlier_answers_reach_the_template_by_either_name(engine: Engine, sdk: Sdk) -> None:

@@ -16,7 +16,13 @@ from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
 from tests.support.queueing import key
 
-SEES = Capabilities(modalities=("text", "image"), multi_turn=False, thinking_modes=("default", "disabled"), tools=False)
+SEES = Capabilities(
+    modalities=("text", "image"),
+    multi_turn=False,
+    thinking_modes=("default", "disabled"),
+    tools=False,
+    forced_tools=False,
+)
 CHATS = ("/v1/chat/completions", "/props")
 ROUTER_STATES = {
     "unloaded": "unloaded",
@@ -65,6 +71,7 @@ async def test_everything_that_is_told_of_a_model() -> None:
                 "multi_turn": False,
                 "thinking_modes": ["default", "disabled"],
                 "tools": False,
+                "forced_tools": False,
                 "structured_output": True,
                 "logprobs": True,
             },

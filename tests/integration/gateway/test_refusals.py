@@ -60,6 +60,33 @@ async def test_what_the_model_does_not_take_never_reaches_its_engine(
         assert not engine.requests
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": SEES, "tools": [TOOL], "tool_choice": "required"}),
+        (
+            "/v1/chat/completions",
+            {"messages": SEES, "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+        ),
+        (
+            "/v1/messages",
+            {"max_tokens": 5, "tools": [{"name": "f", "input_schema": SCHEMA}], "tool_choice": {"type": "any"}},
+        ),
+        ("/v1/responses", {"input": "Hi", "tools": [{"type": "function", "name": "f"}], "tool_choice": "required"}),
+    ],
+)
+async def test_a_call_that_the_engine_cannot_be_made_to_make_loads_nothing(path: str, fields: dict[str, Any]) -> None:
+    cannot = Capabilities(modalities=("text", "image"), forced_tools=False)
+    messages = {} if "input" in fields else {"messages": [{"role": "user", "content": "Hi"}]}
+    async with gateway_harness() as here:
+        await here.publish(route("m", state=ModelState.UNLOADED, autoload=True, capabilities=cannot))
+        body = {"model": "m"} | messages | fields
+        async with here.client.post(here.url + path, json=body) as answer:
+            assert answer.status == 400
+            assert "cannot be made to call a tool" in (await answer.json())["error"]["message"]
+        assert not any(report.demand for report in here.controller.reports), "it was asked for"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_prompt_that_cannot_fit_takes_no_slot(stream: bool) -> None:
     async with gateway_harness() as here, engines(1) as (engine,):

@@ -16,9 +16,10 @@ import openai
 import pytest
 
 from controller.engines import ENGINES
-from controller.observe.health import metric_sum, parse_cache_tokens, parse_context_length
-from controller.observe.prober import MODELS_PATH
+from controller.observe.engine_figures import parse_figures
+from controller.observe.health import metric_sum, parse_cache_tokens
 from controller.observe.template_probe import LATE_SYSTEM, LEADING_SYSTEM, judge_rendering
+from controller.schema.applied_figures import AppliedFigures
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.chat_engines import CALLS, SAYS, WORKERS, tool
@@ -230,7 +231,6 @@ def test_what_the_controller_reads(engine: VllmWorker) -> None:
     probe = ENGINES["vllm"].describe_probe(
         ENGINES["vllm"].definition.model_validate({"backend": "vllm", "model_path": "m"})
     )
-    assert parse_context_length(engine.ask("GET", MODELS_PATH)[1]) == CONTEXT
     assert engine.ask("POST", probe.ready_path, probe.ready_body)[0] == 200
     assert probe.template_path is not None
     renderings = [
@@ -252,6 +252,35 @@ def test_what_the_controller_reads(engine: VllmWorker) -> None:
         ENGINES["vllm"].definition.model_validate({"backend": "vllm", "model_path": "m"})
     ):
         assert engine.ask("POST", path, {})[0] == 400, path
+
+
+def test_it_reports_what_it_applies(engine: VllmWorker) -> None:
+    vllm = ENGINES["vllm"]
+    fields = {"backend": "vllm", "model_path": "m", **ON_CPU, **FIELDS}
+    declared = vllm.definition.model_validate(fields)
+    applied = AppliedFigures()
+    for path in vllm.describe_probe(declared).figure_paths:
+        applied = applied.merge_figures(parse_figures(path, engine.ask("GET", path)[1]))
+    assert applied.context_length == CONTEXT
+    assert applied.kv_cache_bytes == ON_CPU["vllm_kv_cache_memory_bytes"]
+    assert applied.speculates is None, "it does not, and does not say so"
+    assert None not in (applied.cache_type_k, applied.prefix_caching, applied.gpu_share)
+    assert vllm.compare_figures(declared, applied) == ()
+    otherwise = vllm.definition.model_validate(
+        fields
+        | {
+            "vllm_max_model_len": CONTEXT // 2,
+            "vllm_kv_cache_memory_bytes": 2**20,
+            "vllm_enable_prefix_caching": not applied.prefix_caching,
+            "vllm_kv_cache_dtype": "fp8",
+        }
+    )
+    assert [(gap.field, gap.declared, gap.applied) for gap in vllm.compare_figures(otherwise, applied)] == [
+        ("vllm_max_model_len", CONTEXT // 2, CONTEXT),
+        ("vllm_kv_cache_dtype", "fp8", applied.cache_type_k),
+        ("vllm_kv_cache_memory_bytes", 2**20, 2**28),
+        ("vllm_enable_prefix_caching", not applied.prefix_caching, applied.prefix_caching),
+    ]
 
 
 def test_sigterm_ends_it_and_all_of_its_processes(engine: VllmWorker) -> None:

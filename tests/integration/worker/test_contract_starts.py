@@ -80,6 +80,7 @@ HERE: list[tuple[str, Harm, tuple[str, ...], str, str]] = [
     ("exllamav3", write("config.json", b"{}"), (), "ExLlamaV3 cannot load PATH: No architecture", "not a model that"),
     ("litert_lm", write("", b"GGUF and so on"), (), NOT_LITERT, "not a .litertlm file"),
     ("litert_lm", nothing, ("--vision-backend", "cpu"), "PATH takes no images", "the model takes no images"),
+    ("litert_lm", nothing, ("--audio-backend", "cpu"), "PATH takes no audio", "the model takes no audio"),
     ("litert_lm", nothing, ("--max-tokens", "5000"), "--max-tokens 5000 is more than the 4096", "bad argument"),
     ("onnx", without_vocabulary, (), "no tokenizer beside PATH: put its", "no tokenizer beside the model"),
     ("onnx", write("", b"no model"), (), "ONNX Runtime cannot load PATH: it is not an ONNX file", "not an ONNX file"),

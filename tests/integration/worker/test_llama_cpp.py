@@ -187,7 +187,9 @@ def test_an_embedding_model_knows_its_tokens_and_no_conversations(serve: Serve) 
 def test_a_quantised_cache_turns_flash_attention_on_and_a_context_is_a_multiple_of_256(serve: Serve) -> None:
     worker = serve((), CHAT_TEMPLATE, "--type-k", "q8_0", "--type-v", "q8_0", "--n-ctx", "64")
     assert choice(worker)["message"]["content"] == SENTENCE
-    assert json.loads(worker.ask("GET", "/v1/models")[1])["data"][0]["meta"] == {"n_ctx": 256}
+    assert json.loads(worker.ask("GET", "/v1/models")[1])["data"][0]["meta"] == {
+        "slots": 1, "n_ctx": 256, "cache_type_k": "q8_0", "cache_type_v": "q8_0"
+    }  # fmt: skip
 
 
 def test_its_log_says_how_far_a_load_is(translator: Worker) -> None:

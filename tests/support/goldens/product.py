@@ -44,6 +44,7 @@ from controller.runtimes.process.records import Records
 from controller.runtimes.process.runtime import ProcessRuntime
 from controller.runtimes.process.spawn import mark_variables
 from controller.runtimes.process.stat import boot_id
+from controller.schema.applied_figures import AppliedFigures
 from controller.schema.desired import Definition
 from controller.schema.errors import ERROR_CODES
 from controller.schema.override import Override
@@ -100,6 +101,7 @@ __all__ = [
     "PROBE_ROLE",
     "RESPONSES_NAME",
     "SECRET_PREFIX",
+    "AppliedFigures",
     "BaseModel",
     "ClaimedGpu",
     "CollectorRegistry",

@@ -10,6 +10,7 @@ from pydantic import SecretStr
 
 from tests.support.config_files import MODELS_ROOT, snapshot
 from tests.support.goldens.product import (
+    AppliedFigures,
     DeclaredModel,
     Defaults,
     DesiredState,
@@ -202,6 +203,6 @@ def _replica(
         ready_since=NOW - 30 if ready else None,
         base_url=f"http://127.0.0.1:{40_000 + index}",
         claims=claims or {},
-        context_length=context,
+        figures=AppliedFigures(context_length=context),
         draining=draining,
     )

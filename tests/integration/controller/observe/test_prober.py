@@ -12,7 +12,8 @@ import pytest
 from aiohttp import web
 
 from controller.engines.worker import worker_probe
-from controller.observe.prober import MODELS_PATH, Prober, ProbeTarget
+from controller.observe.engine_figures import MODELS_PATH
+from controller.observe.prober import Prober, ProbeTarget
 from controller.observe.template_probe import LATE_SYSTEM, LEADING_SYSTEM
 from controller.state import Health
 from tests.support.wait import until
@@ -81,29 +82,29 @@ def listing(**model: Any) -> web.Response:
 async def test_a_ready_engine_is_asked_once_for_its_context_length(ready_since: float | None) -> None:
     engine = Engine(lambda _: listing(meta={"n_ctx": 4096}))
     async with probed(engine, ready_since) as (prober, woken):
-        await until("it is told", lambda: prober.get_health("m-0").context_length == 4096)
+        await until("it is told", lambda: prober.get_health("m-0").figures.context_length == 4096)
         assert prober.get_health("m-0").health is Health.READY
         assert woken
         seen = engine.probed
         await until("it is probed on", lambda: engine.probed > seen + 3)
-        assert (engine.asked, prober.get_health("m-0").context_length) == (1, 4096)
+        assert (engine.asked, prober.get_health("m-0").figures.context_length) == (1, 4096)
 
 
 async def test_it_is_told_when_the_engine_becomes_ready() -> None:
     async with probed(Engine(lambda _: listing(max_model_len=512)), None, interval_s=3600) as (prober, _):
         await until("it is ready", lambda: prober.get_health("m-0").health is Health.READY)
-        assert prober.get_health("m-0").context_length == 512
+        assert prober.get_health("m-0").figures.context_length == 512
 
 
 async def test_an_engine_that_could_not_tell_is_asked_again_and_one_that_does_not_tell_is_not() -> None:
     unwell = Engine(lambda time: listing(max_model_len=512) if time > 2 else web.Response(status=503))
     async with probed(unwell, None) as (prober, _):
-        await until("it is told", lambda: prober.get_health("m-0").context_length == 512)
+        await until("it is told", lambda: prober.get_health("m-0").figures.context_length == 512)
         assert unwell.asked == 3
     silent = Engine(lambda _: listing())
     async with probed(silent, None) as (prober, _):
         await until("it is probed on", lambda: silent.probed > 5)
-        assert (silent.asked, prober.get_health("m-0").context_length) == (1, None)
+        assert (silent.asked, prober.get_health("m-0").figures.context_length) == (1, None)
         assert prober.get_health("m-0").health is Health.READY
 
 

@@ -128,6 +128,29 @@ def test_validate_warns_of_models_that_could_not_be_started_here(
     assert answer["warnings"] == [{"model": "gone", "message": gone}, {"model": "linked", "message": linked}]
 
 
+def test_validate_warns_of_names_that_hide_a_route(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "models").mkdir()
+    write(
+        tmp_path,
+        "models: {a/benchmark: {backend: stub}, b: {backend: stub, aliases: [a/status]}, a: {backend: stub},"
+        " status: {backend: stub, aliases: [a/status/c]}}",
+    )
+    words = {
+        model: f"`a/{route}` ends with `/{route}`, so `GET /v1/models/a/{route}` answers this model, and a model `a` "
+        f"could not be asked for its {route} there: choose another name"
+        for model, route in (("a/benchmark", "benchmark"), ("b", "status"))
+    }
+    assert run(["validate", str(tmp_path), "--models", str(tmp_path / "models")]) == ExitCode.PENDING
+    assert capsys.readouterr().out == (
+        f"{tmp_path}: good, with 2 warnings; models: a, a/benchmark, b, status\n"
+        f"warning: a/benchmark: {words['a/benchmark']}\n"
+        f"warning: b: {words['b']}\n"
+    )
+    assert run(["validate", str(tmp_path), "--models", str(tmp_path / "models"), "--json"]) == ExitCode.PENDING
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["warnings"] == [{"model": name, "message": message} for name, message in words.items()]
+
+
 def test_validate_without_the_models_folder_looks_at_no_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

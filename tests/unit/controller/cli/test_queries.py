@@ -114,6 +114,15 @@ async def test_status_tells_where_vram_mib_is_not_what_is_taken(
     assert f"a: {words}\n" in capsys.readouterr().out
 
 
+async def test_status_tells_what_an_engine_applied_otherwise(
+    api: FakeControlApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "llama_server_n_ctx is declared as 8192, and rh-a-0 reports 4096"
+    api.status = status(model("a", drift=[words]), model("b"))
+    assert await roundhouse(api, "status") == ExitCode.DONE, "it serves"
+    assert f"a: {words}\n" in capsys.readouterr().out
+
+
 async def test_status_tells_since_when_nothing_is_seen(api: FakeControlApi, capsys: pytest.CaptureFixture[str]) -> None:
     api.status = status(observed_at=5000.0, observation_error="docker does\nnot answer")
     assert await roundhouse(api, "status") == ExitCode.FAILED

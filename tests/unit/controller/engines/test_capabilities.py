@@ -72,6 +72,11 @@ def _capabilities(backend: str, **fields: Any) -> Capabilities:
         ("ct2", {"model_path": "gemma-4-ct2"}, TEXT, False, DEFAULT),
         ("litert_lm", {"model_path": "gemma-4-e2b.litertlm"}, TEXT, True, DEFAULT),
         ("litert_lm", {"litert_lm_vision_backend": "cpu"}, IMAGES, True, DEFAULT),
+        ("litert_lm", {"litert_lm_audio_backend": "cpu"}, ("text", "audio"), True, DEFAULT),
+        (
+            *("litert_lm", {"litert_lm_vision_backend": "cpu", "litert_lm_audio_backend": "cpu"}),
+            *(("text", "image", "audio"), True, DEFAULT),
+        ),
         ("onnx", {}, TEXT, False, DEFAULT),
         ("openai_remote", {}, TEXT, True, DEFAULT),
         (
@@ -134,6 +139,16 @@ def test_who_tells_the_probabilities_of_tokens(backend: str) -> None:
     assert _capabilities(backend).logprobs is (backend in ("llama_server", "vllm", "vllm_serve", "openai_remote"))
 
 
+FORCE = ("llama_server", "llama_cpp", "vllm", "vllm_serve", "openai_remote")
+"""Backends whose engines can be made to call a tool."""
+
+
+@pytest.mark.parametrize("tools", [False, True])
+@pytest.mark.parametrize("backend", ENGINES)
+def test_who_can_be_made_to_call_a_tool(backend: str, tools: bool) -> None:
+    assert _capabilities(backend, tools=tools).forced_tools is (tools and backend in FORCE)
+
+
 @pytest.mark.parametrize("backend", ENGINES)
 def test_what_is_declared_rules(backend: str) -> None:
     derived = _capabilities(backend)
@@ -151,6 +166,7 @@ def test_what_is_declared_rules(backend: str) -> None:
         thinking_modes=("default", "enabled"),
         tools=not derived.tools,
         structured_output=not derived.structured_output,
+        forced_tools=not derived.tools and backend in FORCE,
         logprobs=derived.logprobs,
     )
 

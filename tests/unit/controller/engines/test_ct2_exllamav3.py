@@ -155,6 +155,10 @@ def test_files_may_hold_all_of_it() -> None:
             "litert_lm_vision_backend is gpu, and the definition asks for no GPU: set `gpus: 1`",
         ),
         (
+            "{backend: litert_lm, model_path: m, gpus: 0, litert_lm_audio_backend: gpu}",
+            "litert_lm_audio_backend is gpu, and the definition asks for no GPU: set `gpus: 1`",
+        ),
+        (
             "{backend: llama_cpp, model_path: m, gguf_chat_format: x, prompt_format: generic}",
             "gguf_chat_format and prompt_format exclude each other",
         ),

@@ -50,6 +50,7 @@ def flags(backend: str, **fields: Any) -> dict[str, Any]:
 LITERT_LM: dict[str, Any] = {
     "backend": "cpu",
     "vision_backend": None,
+    "audio_backend": None,
     "max_tokens": None,
     "cache_dir": Path("/cache/litert-lm"),
     "session_cache": 4,
@@ -65,6 +66,7 @@ ONNX: dict[str, Any] = {"tokenizer": None, "max_tokens": None, "pooling": "mean"
         ("litert_lm", {"gpus": 1, "litert_lm_backend": "cpu"}, {}),
         ("litert_lm", {"device": "cuda", "litert_lm_backend": "gpu"}, {"backend": "gpu"}),
         ("litert_lm", {"litert_lm_vision_backend": "cpu"}, {"vision_backend": "cpu"}),
+        ("litert_lm", {"litert_lm_audio_backend": "cpu"}, {"audio_backend": "cpu"}),
         ("litert_lm", {"litert_lm_max_tokens": 100}, {"max_tokens": 100}),
         ("litert_lm", {"session_cache": 7}, {"session_cache": 7}),
         ("litert_lm", {"extra_args": ["--max-tokens", "7"]}, {"max_tokens": 7}),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.stub import StubDefinition
 from controller.journal.entry import NewEntry
 from controller.journal.round_events import Trouble, round_events, trouble_events
 from controller.planning.actions import Action, Drain, Plan, Preflight, PullImage, Remove, Start, Stop
 from controller.planning.backoff import with_log_tail
 from controller.redaction.redactor import Redactor
+from controller.schema.applied_figures import AppliedFigures
 from controller.schema.status import ModelState, ModelStatus, Problem, StatementView
 from controller.state import (
     DesiredModel,
@@ -87,6 +89,27 @@ def test_a_change_of_state_says_from_where_to_where_and_why() -> None:
     assert entry.details == {"from": "loading", "to": "failed", "last_error": "no such file ***"}
     [entry] = told(Story(ModelState.LOADING), Story(ModelState.LOADED))
     assert entry.message == "loading -> loaded"
+
+
+def test_what_an_engine_applied_otherwise_is_told_once_for_each_engine() -> None:
+    model = replace(
+        MODEL, definition=LlamaServerDefinition(model_path="m", llama_server_n_ctx=8192), backend="llama_server"
+    )
+    told_replica = replace(REPLICA, figures=AppliedFigures(context_length=4096))
+    before = Story(model=model, observed=ObservedState(NOW, (REPLICA,)))
+    after = Story(model=model, observed=ObservedState(NOW, (told_replica,)))
+    [entry] = told(before, after)
+    assert (entry.kind, entry.model, entry.actor) == ("drift", "m", "engine")
+    assert entry.message == "llama_server_n_ctx is declared as 8192, and rh-m-0 reports 4096"
+    details = {"replica": "rh-m-0", "field": "llama_server_n_ctx", "declared": 8192, "applied": 4096}
+    assert entry.details == details
+    assert told(after, after) == []
+    assert told(after, before) == [], "its end is no event: the engine that applied it has ended"
+    again = replace(told_replica, id=replace(ID, attempt=3), name="rh-m-1")
+    [entry] = told(after, Story(model=model, observed=ObservedState(NOW, (again,))))
+    assert entry.details["replica"] == "rh-m-1"
+    [entry] = told(None, after)
+    assert entry.kind == "drift"
 
 
 def test_models_that_come_and_go_are_told() -> None:

@@ -14,8 +14,8 @@ from controller.observe.health import (
     apply_outcome,
     metric_sum,
     parse_cache_tokens,
-    parse_context_length,
 )
+from controller.schema.applied_figures import AppliedFigures
 from controller.state import Health, IdleSpan
 
 WELL = ProbeOutcome(healthy=True, generated=True, busy_requests=0, progress=10)
@@ -131,35 +131,13 @@ def test_metrics_are_summed_over_names_and_labels() -> None:
     assert metric_sum(text, ("c",)) is None
 
 
-def test_a_context_length_that_was_told_once_stays() -> None:
-    told = apply_outcome(ProbedHealth(), ProbeOutcome(healthy=True, generated=True, context_length=4096), 0.0)
-    assert told.context_length == 4096
-    assert apply_outcome(told, WELL, 1.0).context_length == 4096
-    assert (
-        apply_outcome(told, ProbeOutcome(healthy=True, generated=True, context_length=512), 1.0).context_length == 512
-    )
-
-
-@pytest.mark.parametrize(
-    ("text", "length"),
-    [
-        ('{"data": [{"id": "m", "meta": {"n_ctx": 4096, "n_ctx_train": 8192}}]}', 4096),
-        ('{"data": [{"id": "m", "max_model_len": 32768}]}', 32768),
-        ('{"data": [{"id": "m", "max_model_len": null, "meta": {"n_ctx": 4096}}]}', 4096),
-        ('{"data": [{"id": "m"}]}', None),
-        ('{"data": [{"id": "m", "meta": null}]}', None),
-        ('{"data": []}', None),
-        ('{"data": [5]}', None),
-        ('{"data": [{"meta": {"n_ctx": true}}]}', None),
-        ('{"data": [{"meta": {"n_ctx": 0}}]}', None),
-        ('{"data": [{"meta": {"n_ctx": "4096"}}]}', None),
-        ("[]", None),
-        ("<html>", None),
-        ("[" * 100_000, None),
-    ],
-)
-def test_the_context_length_in_a_list_of_models(text: str, length: int | None) -> None:
-    assert parse_context_length(text) == length
+def test_a_figure_that_was_told_once_stays_until_another_is_told() -> None:
+    first = ProbeOutcome(healthy=True, generated=True, figures=AppliedFigures(context_length=4096, slots=4))
+    told = apply_outcome(ProbedHealth(), first, 0.0)
+    assert told.figures == AppliedFigures(context_length=4096, slots=4)
+    assert apply_outcome(told, WELL, 1.0).figures == told.figures
+    second = ProbeOutcome(healthy=True, generated=True, figures=AppliedFigures(context_length=512))
+    assert apply_outcome(told, second, 1.0).figures == AppliedFigures(context_length=512, slots=4)
 
 
 def test_an_engine_counts_as_preempting_when_two_probes_in_a_row_see_it_and_ten_minutes_longer() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.openai_remote import OpenAIRemoteDefinition
 from controller.engines.stub import StubDefinition
 from controller.planning.actions import Blocked, Plan
@@ -16,6 +17,7 @@ from controller.reports.drift import find_drift
 from controller.reports.drift_detector import DriftDetector
 from controller.runtimes.base import Rendered
 from controller.schema.admin import MASKED, DriftItem
+from controller.schema.applied_figures import AppliedFigures
 from controller.state import (
     DesiredModel,
     DesiredState,
@@ -133,6 +135,22 @@ def test_what_is_wanted_and_not_ready_is_missing_with_its_reason() -> None:
     assert "it is starting" in found[0].message
     assert found[1].message == "replica 2 does not serve: no GPU is free"
     assert kinds(items(model(), replica(phase=Phase.EXITED))) == [("missing", "m/0", NOW)]
+
+
+def test_what_an_engine_applied_otherwise_differs_with_both_values() -> None:
+    definition = LlamaServerDefinition(model_path="m.gguf", llama_server_n_ctx=8192)
+    want = model(definition=definition, backend="llama_server", replicas=2)
+    found = items(
+        want,
+        replica(0, figures=AppliedFigures(context_length=4096, slots=4)),
+        replica(1, figures=AppliedFigures(context_length=8192, slots=2)),
+    )
+    assert [(each.kind, each.replica, each.field, each.declared, each.running, each.since) for each in found] == [
+        ("applied", "rh-new-0", "llama_server_n_ctx", 8192, 4096, NOW),
+        ("applied", "rh-new-1", "target_inflight", 4, 2, NOW),
+    ]
+    assert found[0].message == "llama_server_n_ctx is declared as 8192, and rh-new-0 reports 4096"
+    assert items(want, replica(0), replica(1)) == [], "not known is not different"
 
 
 def test_a_remote_that_fails_is_missing() -> None:

@@ -11,6 +11,7 @@ from controller.engines.llama_server import LlamaServerDefinition
 from controller.engines.openai_remote import OpenAIRemoteDefinition
 from controller.engines.stub import StubDefinition
 from controller.planning.plan import plan
+from controller.schema.applied_figures import AppliedFigures
 from controller.schema.status import ModelState, ModelStatus
 from controller.state import (
     DesiredModel,
@@ -139,7 +140,7 @@ def test_the_context_length_is_what_every_engine_takes_or_what_is_declared(
     definition = LlamaServerDefinition(model_path="m.gguf", llama_server_n_ctx=8192, matryoshka=True)
     model = replace(MODEL, definition=definition, backend="llama_server")
     desired = DesiredState(1, {"m": model})
-    observed = _seen(*(_replica(index, context_length=each) for index, each in enumerate(told)))
+    observed = _seen(*(_replica(index, figures=AppliedFigures(context_length=each)) for index, each in enumerate(told)))
     [route] = build_routes(
         desired, observed, assess_models(desired, observed, plan(desired, observed, NOW)), lambda name: None
     )
@@ -151,6 +152,20 @@ def test_the_context_length_is_what_every_engine_takes_or_what_is_declared(
     assert before.context_length == 8192
 
 
+def test_what_an_engine_applied_otherwise_is_told_with_both_values() -> None:
+    definition = LlamaServerDefinition(model_path="m.gguf", llama_server_n_ctx=8192)
+    model = replace(MODEL, definition=definition, backend="llama_server", replicas=3)
+    status = _status(
+        _seen(
+            _replica(0, figures=AppliedFigures(context_length=4096, slots=4)),
+            _replica(1, spec="old", figures=AppliedFigures(context_length=512)),
+            _replica(2),
+        ),
+        model,
+    )
+    assert status.drift == ["llama_server_n_ctx is declared as 8192, and rh-new-0 reports 4096"]
+
+
 @pytest.mark.parametrize(
     ("told", "spec_hash", "length"),
     [((4096, 4096), "new", 13), ((4096, 2048), "new", None), ((4096, None), "new", None), ((4096, 4096), "old", None)],
@@ -160,7 +175,7 @@ def test_a_token_s_length_is_told_where_every_engine_is_known_to_be_alike(
 ) -> None:
     model = replace(MODEL, definition=LlamaServerDefinition(model_path="m.gguf"), backend="llama_server")
     desired = DesiredState(1, {"m": model})
-    first, second = (_replica(index, context_length=each) for index, each in enumerate(told))
+    first, second = (_replica(index, figures=AppliedFigures(context_length=each)) for index, each in enumerate(told))
     observed = _seen(first, replace(second, id=replace(second.id, spec_hash=spec_hash)))
     statuses = assess_models(desired, observed, plan(desired, observed, NOW))
     [route] = build_routes(desired, observed, statuses, lambda name: None, longest_tokens={"m": 13})

@@ -16,8 +16,9 @@ from worker.schema import ChatRequest, parse_request
 PNG = "iVBORw0KGgo="
 
 
-def made(*messages: dict[str, Any], images: bool = True) -> list[dict[str, Any]]:
-    return messages_for(parse_request(ChatRequest, json.dumps({"messages": messages}).encode()).messages, images=images)
+def made(*messages: dict[str, Any], images: bool = True, audio: bool = False) -> list[dict[str, Any]]:
+    request = parse_request(ChatRequest, json.dumps({"messages": messages}).encode())
+    return messages_for(request.messages, images=images, audio=audio)
 
 
 def picture(url: Any) -> dict[str, Any]:
@@ -46,6 +47,38 @@ def test_parts_are_as_the_library_writes_them() -> None:
     assert made(call("{}", "f", "0"), call("{}", "g"), answer)[2] == {"role": "tool", "content": wanted}
     wanted = litert_lm.ToolCall("f", {"a": [1]}).to_json()
     assert made(call('{"a": [1]}'))[0]["tool_calls"] == made(call({"a": [1]}))[0]["tool_calls"] == [wanted]
+
+
+def sound(**audio: Any) -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": "input_audio", "input_audio": audio}]}
+
+
+def test_audio_is_as_the_library_writes_it() -> None:
+    wanted = litert_lm.Contents([litert_lm.Content.AudioBytes(b"RIFF")]).to_json()
+    assert made(sound(data="UklGRg==", format="wav"), audio=True) == [{"role": "user", "content": wanted}]
+
+
+@pytest.mark.parametrize(
+    ("message", "audio", "place", "words"),
+    [
+        (sound(data="A!", format="wav"), True, "messages[0].content[0].input_audio", "The audio is not base64"),
+        (sound(format="wav"), True, "messages[0].content[0].input_audio", "as base64 in `data`"),
+        (sound(data=""), True, "messages[0].content[0].input_audio", "as base64 in `data`"),
+        (sound(data=5), True, "messages[0].content[0].input_audio", "as base64 in `data`"),
+        (sound(data="UklGRg=="), False, "messages[0].content[0].type", "reads text and images, not input_audio"),
+        (
+            {"role": "tool", "tool_call_id": "1", "content": sound(data="UklGRg==")["content"]},
+            True,
+            "messages[0].content[0].type",
+            "text in a tool's result",
+        ),
+    ],
+)
+def test_audio_that_is_refused(message: dict[str, Any], audio: bool, place: str, words: str) -> None:
+    with pytest.raises(RequestError) as raised:
+        made(message, audio=audio)
+    assert raised.value.param == place
+    assert words in str(raised.value)
 
 
 def test_texts() -> None:

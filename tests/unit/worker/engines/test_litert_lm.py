@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import litert_lm
 import pytest
 
 from tests.support.litertlm_files import litertlm
@@ -37,9 +38,9 @@ THIRD = [*SECOND, assistant(SENTENCE), user("and again")]
 class Watched:
     """An engine that has loaded, and what it asked of LiteRT-LM."""
 
-    def __init__(self, name: str, cache: Path) -> None:
+    def __init__(self, name: str, cache: Path, *flags: str) -> None:
         listen = ("--host", "127.0.0.1", "--port", "1", "--served-name", "demo", "--cache-dir", str(cache))
-        module, args = parse_engine("litert_lm", [*listen, "--model", str(litertlm(name))])
+        module, args = parse_engine("litert_lm", [*listen, "--model", str(litertlm(name)), *flags])
         self.engine: LiteRTLM = module.create(args)
         self.engine.load_model()
         self.begun: list[int] = []
@@ -277,3 +278,20 @@ def test_a_conversation_that_grew_too_long_is_given_up(watched: Watched) -> None
     assert raised.value.code == "context_length_exceeded"
     assert watched.open == []
     assert watched.ask(SECOND)[0] == SENTENCE
+
+
+def test_the_audio_backend_reaches_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No model that takes audio can be had here, so the file's word for it is replaced."""
+    asked: dict[str, Any] = {}
+    make = litert_lm.Engine
+
+    def record(*args: Any, **fields: Any) -> Any:
+        asked.update(fields)
+        return make(*args, **(fields | {"audio_backend": None}))
+
+    hears = litert_lm.SupportedModalities(text=True, vision=False, audio=True, video=False)
+    monkeypatch.setattr(litert_lm, "Engine", record)
+    monkeypatch.setattr(litert_lm.ModelInfo, "input_modalities", property(lambda _: hears))
+    Watched("clockwork", tmp_path, "--audio-backend", "cpu").end()
+    assert isinstance(asked["audio_backend"], litert_lm.Backend.CPU)
+    assert asked["vision_backend"] is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -29,6 +29,7 @@ SEES = Capabilities(modalities=("text", "image"))
 HEARS = Capabilities(modalities=("text", "audio"))
 THINKS = Capabilities(thinking_modes=("default", "enabled", "disabled"))
 ONE_TURN = Capabilities(multi_turn=False)
+CALLS_FREELY = Capabilities(forced_tools=False)
 CALLS_NOTHING = Capabilities(tools=False)
 FREE_ONLY = Capabilities(structured_output=False)
 
@@ -244,6 +245,37 @@ def refused_prompt(prompt: Prompt, capabilities: Capabilities) -> tuple[str, str
     return None
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [TOOL]}, None),
+        ({"tools": [TOOL], "tool_choice": "auto"}, None),
+        ({"tools": [TOOL], "tool_choice": "none"}, None),
+        ({"tools": [TOOL], "tool_choice": {"type": "auto"}}, None),
+        ({"tools": [TOOL], "tool_choice": {"type": "none"}}, None),
+        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}}, None),
+        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto"}}, None),
+        ({"tool_choice": "required"}, None),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "required"}}, "tool_choice"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required"}}},
+            "tool_choice",
+        ),
+        ({"tools": [TOOL], "tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "f"}}, "tool_choice"),
+        ({"functions": [TOOL["function"]], "function_call": {"name": "f"}}, "function_call"),
+        ({"functions": [TOOL["function"]], "function_call": "auto"}, None),
+    ],
+)
+def test_a_call_is_forced_only_where_the_engine_can(fields: dict[str, Any], param: str | None) -> None:
+    expected = None if param is None else ("tools_unsupported", param)
+    assert refused(fields | asks("Hi"), CALLS_FREELY) == expected
+    assert refused(fields | {"input": "Hi"}, CALLS_FREELY) == expected
+    assert refused(fields | asks("Hi"), TEXT) is None
+
+
 SAID = User((Text("Hi"),), place="input[0]")
 
 
@@ -262,6 +294,14 @@ SAID = User((Text("Hi"),), place="input[0]")
             ("tools_unsupported", "tools"),
         ),
         (Prompt(turns=(SAID,), tools=(Tool("f"),)), TEXT, None),
+        *(
+            (
+                Prompt(turns=(SAID,), tools=(Tool("f"),), tool_choice=ToolChoice(kind, "f")),
+                CALLS_FREELY,
+                None if kind in ("auto", "none") else ("tools_unsupported", "tool_choice"),
+            )
+            for kind in get_args(get_type_hints(ToolChoice)["kind"])
+        ),
         (
             Prompt(turns=(SAID,), output_format=OutputFormat(place="text.format")),
             FREE_ONLY,
