@@ -44,6 +44,8 @@ from gateway.control.inflight import InflightCounts
 from gateway.control.link import ControllerLink, LinkState
 from gateway.control.program_probe import ProgramProbe
 from gateway.control.remote_prober import RemoteProber
+from gateway.discovery.advert import Advert, choose_advert
+from gateway.discovery.advertiser import MdnsAdvertiser, is_in_container, list_local_ips
 from gateway.exchange.dispatcher import InferenceDispatcher
 from gateway.exchange.document_search import DocumentSearch
 from gateway.exchange.inner_requests import InnerRequests
@@ -285,6 +287,7 @@ def create_gateway(
     loops = [link.run, inference.run_timers, resumable_streams.remove_expired, aicore_probe.run]
     loops += [] if certificate is None else [certificate.follow_files]
     loops += [] if retrieval_probe is None else [retrieval_probe.run]
+    loops += [] if settings.is_local or not settings.mdns else [_new_advertiser(settings).run]
     entered = (*clients_of_programs, remotes, aicore_probe)
     app = _new_framework_app(link, engines, entered, store, resumable_streams, loops)
     for group in INFERENCE_GROUPS:
@@ -328,6 +331,25 @@ def create_gateway(
     )
     direct = DirectRoutes(inference, health_sources, cors)
     return Gateway(ingress, direct, inference, forward, retrieval_forward, resumable_streams, health_sources)
+
+
+def _new_advertiser(settings: GatewaySettings) -> MdnsAdvertiser:
+    """Return the mDNS advertiser of a gateway that listens beyond loopback. Names are resolved at each choice."""
+
+    def choose() -> Advert | None:
+        try:
+            bound_ips = [address.ip for host in settings.hosts for address in resolve_host(host)]
+        except ListenError as error:
+            raise OSError(f"{error.host}: {error}") from None
+        return choose_advert(
+            bound_ips,
+            list_local_ips(),
+            settings.port,
+            advertised=settings.advertise_address,
+            is_in_container=is_in_container(),
+        )
+
+    return MdnsAdvertiser(choose)
 
 
 def _open_retrieval_client(settings: GatewaySettings) -> ProgramClient | None:

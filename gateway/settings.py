@@ -10,6 +10,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from common.listening import is_loopback, split_hosts
 from common.program_address import ProgramAddress
+from gateway.discovery.advert import AdvertisedAddress
 
 MIB = 1024 * 1024
 
@@ -57,6 +58,16 @@ class GatewaySettings(BaseSettings):
         (),
         description="Additional host names, comma-separated, that are accepted in Host and Origin headers while no "
         "keys are declared.",
+    )
+    mdns: bool = Field(
+        True,
+        description="Advertise the gateway to the local network by mDNS (`_localllm._tcp`) if it listens on an address "
+        "that is not loopback.",
+    )
+    advertise_address: Annotated[AdvertisedAddress | None, NoDecode] = Field(
+        None,
+        description="IP address, or `address:port`, that the mDNS advert names; default: the addresses that the "
+        "gateway listens on, and in a container no advert.",
     )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
@@ -222,6 +233,11 @@ class GatewaySettings(BaseSettings):
         if isinstance(value, str):
             return tuple(name.strip().lower() for name in value.split(",") if name.strip())
         return value
+
+    @field_validator("advertise_address", mode="before")
+    @classmethod
+    def _parse_address(cls, value: object) -> object:
+        return AdvertisedAddress.parse(value) if isinstance(value, str) else value
 
     @field_validator("host")
     @classmethod

@@ -28,6 +28,7 @@ from controller.cli import (
     validate,
     version,
 )
+from controller.cli.doctor import command as doctor
 from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.output import print_error
 from controller.cli.rag import command as rag
@@ -58,6 +59,7 @@ for command in (
     logs.logs,
     gpu.gpu,
     validate.validate,
+    doctor.doctor,
     pause.pause,
     pause.resume,
     backup.backup,

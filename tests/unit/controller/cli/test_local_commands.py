@@ -34,6 +34,7 @@ COMMANDS = (
     "logs",
     "gpu",
     "validate",
+    "doctor",
     "pause",
     "resume",
     "backup",

@@ -1,0 +1,97 @@
+"""Which addresses and port the mDNS advert names, and the settings of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from gateway.discovery.advert import AdvertisedAddress, choose_advert, is_container_interface
+from gateway.discovery.advertiser import is_in_container
+from gateway.settings import GatewaySettings
+
+LOCAL = ("127.0.0.1", "192.168.1.20", "10.0.0.2", "::1", "fe80::1", "2001:db8::20")
+ALL_IPV4, ALL = "0.0.0.0", "::"
+
+
+def chosen(
+    *bound: str, advertised: str | None = None, in_container: bool = False
+) -> tuple[tuple[str, ...], int] | None:
+    setting = None if advertised is None else AdvertisedAddress.parse(advertised)
+    advert = choose_advert(bound, LOCAL, 8080, advertised=setting, is_in_container=in_container)
+    return None if advert is None else (advert.ips, advert.port)
+
+
+def test_what_is_bound_is_advertised() -> None:
+    assert chosen("192.168.1.20") == (("192.168.1.20",), 8080)
+    assert chosen("127.0.0.1", "192.168.1.20", "::1") == (("192.168.1.20",), 8080)
+    assert chosen(ALL_IPV4) == (("10.0.0.2", "192.168.1.20"), 8080)
+    assert chosen(ALL) == (("10.0.0.2", "192.168.1.20", "2001:db8::20"), 8080)
+
+
+def test_loopback_alone_is_not_advertised() -> None:
+    assert chosen("127.0.0.1", "::1", "127.0.1.1") is None
+    assert chosen("127.0.0.1", advertised="192.168.1.20") is None
+    assert chosen("fe80::1%eth0") is None, "another machine cannot use it"
+
+
+def test_a_machine_without_a_network_is_not_advertised_yet() -> None:
+    assert choose_advert([ALL_IPV4], ["127.0.0.1"], 8080, advertised=None, is_in_container=False) is None
+
+
+def test_in_a_container_only_a_named_address_is_advertised() -> None:
+    assert chosen(ALL_IPV4, in_container=True) is None
+    assert chosen(ALL_IPV4, in_container=True, advertised="203.0.113.7:80") == (("203.0.113.7",), 80)
+
+
+def test_the_advert_goes_out_where_the_gateway_listens() -> None:
+    setting = AdvertisedAddress("203.0.113.7")
+    advert = choose_advert(["10.0.0.2"], LOCAL, 8080, advertised=setting, is_in_container=False)
+    assert advert is not None
+    assert (advert.ips, advert.interface_ips) == (("203.0.113.7",), ("10.0.0.2",))
+
+
+@pytest.mark.parametrize(
+    ("text", "ip", "port"),
+    [
+        ("192.168.1.20", "192.168.1.20", None),
+        ("192.168.1.20:80", "192.168.1.20", 80),
+        ("2001:db8::1", "2001:db8::1", None),
+        ("[2001:db8::1]", "2001:db8::1", None),
+        ("[2001:db8::1]:443", "2001:db8::1", 443),
+    ],
+)
+def test_forms_of_the_setting(monkeypatch: pytest.MonkeyPatch, text: str, ip: str, port: int | None) -> None:
+    monkeypatch.setenv("ROUNDHOUSE_ADVERTISE_ADDRESS", text)
+    assert GatewaySettings().advertise_address == AdvertisedAddress(ip, port)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("gateway.local", "must be an IP address"),
+        ("192.168.1.20:many", "must have a port from 1 to 65535"),
+        ("192.168.1.20:70000", "must have a port from 1 to 65535"),
+        ("[2001:db8::1]443x", "must have a port from 1 to 65535"),
+        ("127.0.0.1", "no address by which another machine reaches"),
+        ("0.0.0.0:80", "no address by which another machine reaches"),
+        ("224.0.0.251", "no address by which another machine reaches"),
+    ],
+)
+def test_wrong_settings_are_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch, text: str, words: str) -> None:
+    monkeypatch.setenv("ROUNDHOUSE_ADVERTISE_ADDRESS", text)
+    with pytest.raises(ValidationError, match=words):
+        GatewaySettings()
+
+
+def test_interfaces_to_containers_are_known_by_name() -> None:
+    names = ("docker0", "br-0123456789ab", "veth12ab", "virbr0", "eth0", "br-lan", "wlp3s0", "lo")
+    assert [name for name in names if is_container_interface(name)] == list(names[:4])
+
+
+def test_a_container_is_known_by_its_mark(tmp_path: Path) -> None:
+    mark = tmp_path / ".dockerenv"
+    assert not is_in_container([mark])
+    mark.touch()
+    assert is_in_container([tmp_path / "other", mark])
