@@ -307,6 +307,7 @@ def create_gateway(
         lambda: certificate is not None and certificate.problem is not None,
         aicore_probe,
     )
+    metrics.show_localllm_names(ledger, health_sources.list_engines)
     health.declare(app, sources=health_sources, metrics=metrics)
     admin.declare(app, forward)
     document.declare(app, controller)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from gateway.control.aicore_probe import AicoreProbe, AicoreStatus
 from gateway.control.inflight import InflightCounts
 from gateway.control.link import LinkState
 from gateway.ingress.route_access import require_access
+from gateway.metrics.localllm_names import LoadedEngine
 from gateway.metrics.registry import Metrics
 from gateway.protocols.common.json_bytes import json_bytes
 from gateway.routing.degradation import Surroundings, hide_secrets_of_host, list_degradations
@@ -111,12 +112,7 @@ class HealthSources:
         """Return the fields of `Health`."""
         routes = self.live.current_or_none
         models = None if routes is None else list(routes.models.values())
-        engines = [
-            self._describe_engine(route, endpoint)
-            for route in models or ()
-            for endpoint in route.endpoints
-            if not endpoint.remote
-        ]
+        engines = [self._describe_engine(route, endpoint) for route, endpoint in self._iterate_engines()]
         degraded = list_degradations(
             Surroundings(
                 self.link.status_word,
@@ -139,9 +135,20 @@ class HealthSources:
             "aicore": _describe_aicore(self.aicore.latest),
         }
 
+    def list_engines(self) -> list[LoadedEngine]:
+        """Return the key and backend of each replica that takes requests."""
+        return [LoadedEngine(_engine_key(*engine), engine[0].backend) for engine in self._iterate_engines()]
+
+    def _iterate_engines(self) -> Iterator[tuple[ModelRoute, Endpoint]]:
+        routes = self.live.current_or_none
+        for route in routes.models.values() if routes is not None else ():
+            for endpoint in route.endpoints:
+                if not endpoint.remote:
+                    yield route, endpoint
+
     def _describe_engine(self, route: ModelRoute, endpoint: Endpoint) -> dict[str, Any]:
         return {
-            "key": f"{route.name}_{route.context_length or 'model'}_{route.backend}_{endpoint.index}",
+            "key": _engine_key(route, endpoint),
             "backend": route.backend,
             "model": route.name,
             "replica": endpoint.replica,
@@ -155,6 +162,10 @@ class HealthSources:
                 for each in endpoint.attempts
             ],
         }
+
+
+def _engine_key(route: ModelRoute, endpoint: Endpoint) -> str:
+    return f"{route.name}_{route.context_length or 'model'}_{route.backend}_{endpoint.index}"
 
 
 def _describe_aicore(status: AicoreStatus | None) -> dict[str, Any] | None:

@@ -178,6 +178,10 @@ class Attempt:
         """Events of a stream received so far, about one per token; 0 for a blocking answer."""
         return self._relay.events_passed if self._relay is not None else 0
 
+    def count_tokens(self) -> int:
+        """Return the tokens of a stream that the engine has generated so far, without its own report (`usage`)."""
+        return self._relay.count_tokens() if self._relay is not None else 0
+
     def engine_head(self, status: int, headers: list[Header]) -> None:
         """Handle the status and headers of an answer: choose how its body is passed on. Called before `engine_data`.
 

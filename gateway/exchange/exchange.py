@@ -29,7 +29,7 @@ from gateway.exchange.exchange_state import NEXT_STATES, ExchangeState
 from gateway.exchange.hooks import NO_HOOKS, ExchangeHooks, Pause, RequestHook
 from gateway.exchange.load_wait import LoadWait
 from gateway.exchange.services import Services
-from gateway.metrics.registry import UNKNOWN_MODEL
+from gateway.metrics.request_metrics import UNKNOWN_MODEL
 from gateway.protocols.common.large_body import LargeBody
 from gateway.protocols.common.request import InferenceRequest
 from gateway.routing.availability import find_model, not_loaded_in_time
@@ -37,6 +37,7 @@ from gateway.server.call import ClientCall, Handler
 from gateway.server.request_head import explain_unread_body
 from gateway.sessions.replica_sessions import SessionClaim
 from gateway.tenancy.api_keys import ANONYMOUS, Caller
+from gateway.tenancy.clients import find_client_text
 from gateway.tenancy.rate_limits import estimated_tokens
 
 logger = logging.getLogger(__name__)
@@ -166,7 +167,7 @@ class Exchange:
             self.detach_client()
             self.client_ready()
         else:
-            self.answer.is_ended = True
+            self.answer.is_ended = self.account.is_cancelled = True
             self.close()
 
     def client_full(self) -> None:
@@ -390,7 +391,8 @@ class Exchange:
         now = services.now()
         services.exchanges.discard(self)
         attempt = self.engine.end() if self.engine is not None else None
-        self.account.close_account(services.metrics, self.api.path, self.caller, self.answer, attempt, now)
+        client_text = find_client_text(self.client.headers)
+        self.account.close_account(services.metrics, self.api.path, self.caller, client_text, self.answer, attempt, now)
         # Nothing refers back to this from here: what the cyclic collector need not find, it need not stop for.
         hooks, self.hooks = self.hooks, NO_HOOKS
         self.admission = self.engine = None

@@ -76,7 +76,9 @@ from gateway.api.openapi_merge import merge_documents
 from gateway.app import create_gateway
 from gateway.control.inflight import InflightCounts
 from gateway.control.link import LinkState
+from gateway.metrics.localllm_names import LoadedEngine
 from gateway.metrics.registry import Metrics as GatewayMetrics
+from gateway.metrics.request_metrics import EngineWork
 from gateway.protocols.common.dialect import Usage
 from gateway.routing.live_routes import LiveRoutes
 from gateway.settings import GatewaySettings
@@ -113,6 +115,7 @@ __all__ = [
     "DesiredStateSource",
     "Draining",
     "Engine",
+    "EngineWork",
     "EventLog",
     "Failure",
     "FastAPI",
@@ -128,6 +131,7 @@ __all__ = [
     "InflightCounts",
     "LinkState",
     "LiveRoutes",
+    "LoadedEngine",
     "MemoryHistory",
     "ObservedReplica",
     "ObservedState",
