@@ -55,6 +55,7 @@ from gateway.ingress.internal_callers import InternalCallers
 from gateway.ingress.middleware import IngressMiddleware, request_id_source
 from gateway.ingress.response_headers import ResponseHeaders
 from gateway.ingress.route_access import RouteAccess
+from gateway.metrics.engine_scraper import EngineScraper
 from gateway.metrics.registry import Metrics
 from gateway.routing.live_routes import LiveRoutes
 from gateway.server.tls_certificate import TlsCertificate
@@ -282,7 +283,8 @@ def create_gateway(
     loops = [link.run, inference.run_timers, resumable_streams.remove_expired, aicore_probe.run]
     loops += [] if certificate is None else [certificate.follow_files]
     loops += [] if retrieval_probe is None else [retrieval_probe.run]
-    entered = (*clients_of_programs, remotes, aicore_probe)
+    engine_scraper = EngineScraper(live, time.monotonic)
+    entered = (*clients_of_programs, remotes, aicore_probe, engine_scraper)
     app = _new_framework_app(link, engines, entered, store, resumable_streams, loops)
     for group in INFERENCE_GROUPS:
         group.declare(app)
@@ -308,7 +310,7 @@ def create_gateway(
         aicore_probe,
     )
     metrics.show_localllm_names(ledger, health_sources.list_engines)
-    health.declare(app, sources=health_sources, metrics=metrics)
+    health.declare(app, sources=health_sources, metrics=metrics, engines=engine_scraper)
     admin.declare(app, forward)
     document.declare(app, controller)
     ingress = IngressMiddleware(

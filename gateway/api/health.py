@@ -1,4 +1,4 @@
-"""GET /health, /health/live, /health/ready and /metrics. All are served without a key and under any host name."""
+"""GET /health, /health/live, /health/ready, /metrics and /metrics/engines, without a key and under any host name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from fastapi import FastAPI, Response
 from fastapi.responses import PlainTextResponse
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from pydantic import BaseModel, Field
 
 from controller.schema.errors import RoundhouseError
@@ -18,6 +18,7 @@ from gateway.control.aicore_probe import AicoreProbe, AicoreStatus
 from gateway.control.inflight import InflightCounts
 from gateway.control.link import LinkState
 from gateway.ingress.route_access import require_access
+from gateway.metrics.engine_scraper import EngineScraper
 from gateway.metrics.localllm_names import LoadedEngine
 from gateway.metrics.registry import Metrics
 from gateway.protocols.common.json_bytes import json_bytes
@@ -181,9 +182,9 @@ def _describe_aicore(status: AicoreStatus | None) -> dict[str, Any] | None:
     }
 
 
-def declare(app: FastAPI, *, sources: HealthSources, metrics: Metrics) -> None:
+def declare(app: FastAPI, *, sources: HealthSources, metrics: Metrics, engines: EngineScraper) -> None:
     """Add GET and HEAD of the routes to `app`. They are open to everybody, without a key and under any host name.
-    `sources` and `metrics` are read at each request."""
+    `sources`, `metrics` and `engines` are read at each request."""
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health", summary="Health", tags=["operations"], response_model=Health)
@@ -223,3 +224,18 @@ def declare(app: FastAPI, *, sources: HealthSources, metrics: Metrics) -> None:
     async def prometheus() -> Response:
         """The gateway's metrics in Prometheus' text format."""
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.head("/metrics/engines", include_in_schema=False)
+    @app.get(
+        "/metrics/engines",
+        summary="Engines' Prometheus metrics",
+        tags=["operations"],
+        response_class=PlainTextResponse,
+        response_description="Metrics in Prometheus' text format.",
+    )
+    @require_access("open")
+    async def engine_metrics() -> Response:
+        """The own metrics of all replicas in Prometheus' text format, with the labels `model` and `replica`.
+
+        An engine that does not answer within 2 seconds has `roundhouse_engine_up` 0, and nothing else."""
+        return Response(await engines.read_engines(), media_type=CONTENT_TYPE_PLAIN_0_0_4)

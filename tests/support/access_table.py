@@ -21,7 +21,7 @@ class Family(NamedTuple):
 
 
 FAMILIES: Final = (
-    Family("GET HEAD", "/health /health/live /health/ready /metrics", "open"),
+    Family("GET HEAD", "/health /health/live /health/ready /metrics /metrics/engines", "open"),
     Family("GET", "/openapi.json", "any_key"),
     Family("POST", "/health/warm", "inference"),
     Family("GET", "/v1/aicore/status", "inference"),

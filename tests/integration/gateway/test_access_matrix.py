@@ -77,7 +77,7 @@ def test_every_route_demands_what_was_decided() -> None:
     declared = declarations(create_gateway(GatewaySettings(), None))
     assert list_differences(declared) == []
     assert {path for (_, path), access in list_expected().items() if access == "open"} == {
-        *("/health", "/health/live", "/health/ready", "/metrics")
+        *("/health", "/health/live", "/health/ready", "/metrics", "/metrics/engines")
     }
     assert [path for _, path, access in declared if access == "open" and not MAY_BE_OPEN.fullmatch(path)] == []
 

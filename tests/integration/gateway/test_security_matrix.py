@@ -27,7 +27,7 @@ from tests.fakes.mock_engine import MockEngine
 from tests.support.access_table import find_expected
 from tests.support.queueing import key
 
-UNGATED = {"/health", "/health/live", "/health/ready", "/metrics"}
+UNGATED = {"/health", "/health/live", "/health/ready", "/metrics", "/metrics/engines"}
 STORED = {
     "/v1/responses/": "response_not_found",
     "/v1/chat/completions/{": "completion_not_found",
