@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from common.log_formats import tag_request
 from common.tracebacks import without_tracebacks
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
@@ -136,7 +137,8 @@ class Exchange:
         except RoundhouseError as error:
             self.fail_request(without_tracebacks(error))
         except Exception:
-            logger.exception("request %s failed", self.answer.request_id)
+            request_id = self.answer.request_id
+            logger.exception("request %s failed", request_id, extra=tag_request(request_id))
             self.fail_request(RoundhouseError("internal_error", "The gateway failed on this request."))
 
     # From the client
@@ -408,7 +410,8 @@ class Exchange:
             try:
                 on_end(self)
             except Exception:  # one feature's fault is none of the others'
-                logger.exception("request %s: a hook failed at its end", self.answer.request_id)
+                request_id = self.answer.request_id
+                logger.exception("request %s: a hook failed at its end", request_id, extra=tag_request(request_id))
 
     def free_body(self) -> None:
         """Free a large body, if there is one. Call when no engine can need it any more: `has_body` is False then."""

@@ -19,7 +19,7 @@ AT_ONCE: Final = 64
 """Engines that are read at a time."""
 MAX_BYTES: Final = 1024 * 1024
 """Bytes of one engine's page; of a longer one nothing is used."""
-FRESH_S: Final = 1.0
+FRESH_S: Final = 5.0
 """Seconds for which a page is given again to whoever asks, so that nobody makes work for engines by asking."""
 
 

@@ -106,7 +106,7 @@ async def test_a_page_is_read_anew_when_it_is_old() -> None:
     async with engines(1) as (engine,):
         set_page(engine, answer(SAMPLE))
         async with EngineScraper(live_of(route("m", [engine.url])), lambda: times[-1]) as scraper:
-            for now in (100.0, 100.5, 100.9, 102.0, 102.5):
+            for now in (100.0, 100.5, 104.9, 106.0, 110.9):
                 times.append(now)
                 assert "llamacpp:requests_processing" in await scraper.read_engines()
         assert len(engine.requests) == 2
