@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -11,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.metrics.engine_exposition import RENAMED, EnginePage, merge_pages, rename
 
+DOCS = Path(__file__).parents[4] / "docs" / "metrics.md"
 LLAMA = """# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.
 # TYPE llamacpp:prompt_tokens_total counter
 llamacpp:prompt_tokens_total 12
@@ -60,6 +63,22 @@ def test_each_sample_says_whose_it_is() -> None:
         assert ("roundhouse_engine_scrape_seconds", labels, 0.25) in found
     text = merge_pages([page(LLAMA, "m", "m-0"), page(LLAMA, "n", "n-0")])
     assert text.count("# TYPE llamacpp:requests_processing gauge") == 1
+
+
+def test_our_own_metrics_of_engines_are_documented() -> None:
+    rows = re.findall(
+        r"^\| `(roundhouse_engine_\w+)` \| (\w+) \| ([\w, ]+) \| (.+) \|$", DOCS.read_text(), re.MULTILINE
+    )
+    served = {
+        (name, family.type, ", ".join(sorted(family.samples[0].labels)), family.documentation)
+        for name, family in families(page(None)).items()
+    }
+    assert set(rows) == served
+
+
+def test_old_names_are_in_the_docs() -> None:
+    told = set(re.findall(r"^\| `(vllm:\w+)` \| `(vllm:\w+)` \|$", DOCS.read_text(), re.MULTILINE))
+    assert {(old.removesuffix("_total"), new.removesuffix("_total")) for old, new in told} == set(RENAMED.items())
 
 
 def test_an_engine_that_could_not_be_read_costs_its_own_part() -> None:
