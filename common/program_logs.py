@@ -12,40 +12,38 @@ from types import TracebackType
 from typing import Final
 
 from common.line_writer import LineHandler, LineWriter
+from common.log_formats import LogFormat, create_formatter
 
 log = logging.getLogger(__name__)
 
 FOLDER_NAME: Final = "logs"
 """Folder below the state folder. The process runtime keeps engines' logs there too; their names begin with `rh-`."""
-LINE_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _MIB: Final = 1024 * 1024
 _STDERR: Final = 2
-_PRIORITIES: Final = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
-"""Least level to its syslog priority (sd-daemon(3)). Lower levels have priority 7, debug."""
 
 
-def configure_logging(level: str) -> None:
-    """Log to stderr from `level` (a name such as `info`) on. Lines begin with their time, or with their syslog priority
-    where journald reads stderr. Does nothing to a root logger that has handlers already.
+def configure_logging(level: str, log_format: LogFormat = "human") -> None:
+    """Log to stderr from `level` (a name such as `info`) on, in lines of this form. Lines begin with their syslog
+    priority where journald reads stderr. Does nothing to a root logger that has handlers already.
 
     From now on, an uncaught exception is logged too before it ends the program; KeyboardInterrupt is shown as usual.
     """
     handler = LineHandler(LineWriter(sys.stderr))
-    is_journal = goes_to_journal(os.environ, _STDERR)
-    handler.setFormatter(JournalFormatter() if is_journal else logging.Formatter(LINE_FORMAT))
+    handler.setFormatter(create_formatter(log_format, is_journal=goes_to_journal(os.environ, _STDERR)))
     logging.basicConfig(level=level.upper(), handlers=[handler])
     sys.excepthook = _log_uncaught
 
 
-def keep_log_file(state: Path, program: str, limit_mib: int) -> None:
-    """Also log to `logs/<program>.log` in the state folder: `limit_mib` MiB at most, together with the older
-    `logs/<program>.log.1`; 0: to no file. Call after `configure_logging`.
+def keep_log_file(state: Path, program: str, limit_mib: int, log_format: LogFormat = "human") -> None:
+    """Also log to `logs/<program>.log` in the state folder, in lines of this form. Call after `configure_logging`.
+
+    The file has `limit_mib` MiB at most, together with the older `logs/<program>.log.1`; 0: to no file.
 
     A missing state folder is not made, and then there is no file and no error: a gateway that stores nothing has none.
     """
     if limit_mib and state.is_dir():
         handler = BoundedLogFile(state / FOLDER_NAME / f"{program}.log", limit_mib * _MIB)
-        handler.setFormatter(logging.Formatter(LINE_FORMAT))
+        handler.setFormatter(create_formatter(log_format))
         logging.getLogger().addHandler(handler)
 
 
@@ -61,23 +59,6 @@ def goes_to_journal(environ: Mapping[str, str], descriptor: int) -> bool:
     except OSError:
         return False
     return (device, inode) == (str(stat.st_dev), str(stat.st_ino))
-
-
-def journal_priority(level: int) -> int:
-    """Return the syslog priority of a level of `logging`, from 2 (critical) to 7 (debug)."""
-    return next((priority for least, priority in _PRIORITIES if level >= least), 7)
-
-
-class JournalFormatter(logging.Formatter):
-    """Formats records for journald, which adds the time: each line begins with its priority."""
-
-    def __init__(self) -> None:
-        super().__init__("%(name)s: %(message)s")
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the lines of the record, a traceback's included, each with its priority; no newline at the end."""
-        prefix = f"<{journal_priority(record.levelno)}>"
-        return "\n".join(f"{prefix}{line}" for line in super().format(record).split("\n"))
 
 
 class BoundedLogFile(logging.Handler):

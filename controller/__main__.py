@@ -40,7 +40,7 @@ def main() -> int:
         settings = load_settings()
     except SettingsError as error:
         return _fail(2, str(error))
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     for logger_name in ("watchfiles", "uvicorn.error"):
         logging.getLogger(logger_name).setLevel(logging.WARNING)
     try:
@@ -49,7 +49,7 @@ def main() -> int:
         return _fail(4, str(error))
     except StateError as error:
         return _fail(EXIT_FAILED, str(error))
-    keep_log_file(settings.state, "controller", settings.log_mib)
+    keep_log_file(settings.state, "controller", settings.log_mib, settings.log_format)
     try:
         return asyncio.run(_serve(settings, store))
     finally:

@@ -30,7 +30,8 @@ from controller.reconcile.watchers import follow_files, follow_runtime
 from controller.redaction.redactor import Redactor
 from controller.reports.drift_detector import DriftDetector
 from controller.reports.dry_run import run_dry_run
-from controller.reports.metrics import create_registry
+from controller.reports.metrics import MemorySource, create_registry
+from controller.reports.round_counts import RoundCounts
 from controller.reports.views import plan_view, status_view
 from controller.runtimes.base import Runtime, SeenReplica
 from controller.runtimes.ended_logs import EndedLogs
@@ -131,6 +132,7 @@ class Controller:
             wake=self._wake.set,
             clock=clock,
         )
+        self._round_counts = RoundCounts()
         self._executor = Executor(
             runtime,
             memory,
@@ -146,6 +148,7 @@ class Controller:
             MemoryHistory.load_history(store.folder),
             Estimator(settings.models.absolute(), clock),
         )
+        self._memory_figures = MemorySource(predictions.known_estimates, memory_history.observed_requirements)
         self._requirements = Requirements(predictions, memory_history, self._wake.set)
         self._memory_sampler = MemorySampler(memory_history, store.folder, runtime, clock)
         self._reconciler = Reconciler(
@@ -161,6 +164,7 @@ class Controller:
             ready_before=self._files.stored_state.ready_since,
             clock=clock,
             on_round=self._on_round,
+            on_duration=self._round_counts.record_duration,
             redact=self._redactor.redact_text,
             progress=self._progress,
             host_mib=settings.engines_memory_mib or psutil.virtual_memory().total // 2**20,
@@ -190,7 +194,13 @@ class Controller:
     @property
     def registry(self) -> CollectorRegistry:
         """A new Prometheus registry, at each access, with the controller's metrics."""
-        return create_registry(self._reconciler, self._executor.count_issued)
+        return create_registry(
+            self._reconciler,
+            self._executor.count_issued,
+            self._round_counts,
+            lambda: self._drift_detector.latest,
+            self._memory_figures,
+        )
 
     async def __aenter__(self) -> Self:
         self._recorder.record_start(__version__, self._instance)
@@ -267,6 +277,7 @@ class Controller:
                 log.exception("the look for drift failed")
 
     def _on_round(self, before: Round | None, after: Round | None) -> None:
+        self._round_counts.count_round(before, after)
         if after is not None:
             if self.hub.table is not None:
                 self._files.note_published(after.desired.revision, self.hub.table.stamp)

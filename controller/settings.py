@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from common.gateway_token import FILE_VARIABLE
 from common.listening import pick_local_host, split_hosts
+from common.log_formats import LogFormat
 from common.program_address import split_listen_address
 from controller.artifacts.model_roots import ModelRoots, split_folders
 from controller.config.messages import explain_errors
@@ -185,6 +186,9 @@ class ControllerSettings(BaseSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Lowest severity that is logged."
+    )
+    log_format: LogFormat = Field(
+        "human", description="Form of log lines: `human`, or `json` for one JSON object per line."
     )
 
     @field_validator("host")

@@ -58,6 +58,7 @@ from gateway.ingress.internal_callers import InternalCallers
 from gateway.ingress.middleware import IngressMiddleware, request_id_source
 from gateway.ingress.response_headers import ResponseHeaders
 from gateway.ingress.route_access import RouteAccess
+from gateway.metrics.engine_scraper import EngineScraper
 from gateway.metrics.registry import Metrics
 from gateway.routing.live_routes import LiveRoutes
 from gateway.server.tls_certificate import TlsCertificate
@@ -288,7 +289,8 @@ def create_gateway(
     loops += [] if certificate is None else [certificate.follow_files]
     loops += [] if retrieval_probe is None else [retrieval_probe.run]
     loops += [] if settings.is_local or not settings.mdns else [_new_advertiser(settings).run]
-    entered = (*clients_of_programs, remotes, aicore_probe)
+    engine_scraper = EngineScraper(live, time.monotonic)
+    entered = (*clients_of_programs, remotes, aicore_probe, engine_scraper)
     app = _new_framework_app(link, engines, entered, store, resumable_streams, loops)
     for group in INFERENCE_GROUPS:
         group.declare(app)
@@ -313,7 +315,8 @@ def create_gateway(
         lambda: certificate is not None and certificate.problem is not None,
         aicore_probe,
     )
-    health.declare(app, sources=health_sources, metrics=metrics)
+    metrics.show_localllm_names(ledger, health_sources.list_engines)
+    health.declare(app, sources=health_sources, metrics=metrics, engines=engine_scraper)
     admin.declare(app, forward)
     document.declare(app, controller)
     ingress = IngressMiddleware(

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from common.listening import is_loopback, split_hosts
+from common.log_formats import LogFormat
 from common.program_address import ProgramAddress
 from gateway.discovery.advert import AdvertisedAddress
 
@@ -225,6 +226,9 @@ class GatewaySettings(BaseSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Lowest severity that is logged."
+    )
+    log_format: LogFormat = Field(
+        "human", description="Form of log lines: `human`, or `json` for one JSON object per line."
     )
 
     @field_validator("admin_host", "allowed_hosts", "cors_origins", mode="before")

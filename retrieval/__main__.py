@@ -50,10 +50,10 @@ def main() -> int:
         address = split_listen_address(settings.retrieval_listen)
     except (ValidationError, ValueError) as error:
         return _fail(EXIT_USAGE, _first_problem(error))
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     settings.state.mkdir(parents=True, exist_ok=True)
-    keep_log_file(settings.state, "retrieval", settings.log_mib)
+    keep_log_file(settings.state, "retrieval", settings.log_mib, settings.log_format)
     # Chat goes first wherever both want a core.
     os.nice(5)
     try:

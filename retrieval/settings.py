@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from common.log_formats import LogFormat
 from retrieval.schema.languages import SearchLanguage
 
 
@@ -77,6 +78,9 @@ class RetrievalSettings(BaseSettings):
     retrieval_parsers: int = Field(1, ge=1, le=64, description="Processes that parse documents at the same time.")
     retrieval_embed_batch: int = Field(32, ge=1, le=1024, description="Most chunks that are embedded with one request.")
     log_level: str = Field("INFO", description="Level of the log: DEBUG, INFO, WARNING or ERROR.")
+    log_format: LogFormat = Field(
+        "human", description="Form of log lines: `human`, or `json` for one JSON object per line."
+    )
     log_mib: int = Field(
         16,
         ge=0,

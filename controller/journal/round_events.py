@@ -168,11 +168,7 @@ def _target_fields(action: Action) -> dict[str, JsonValue]:
 
 def _failure_events(before: Round | None, after: Round, texts: _TextRedactor) -> Iterator[NewEntry]:
     """Report engines that exited or never became ready, and starts that the runtime refused."""
-    known_failures = before.observed.failures if before is not None else {}
-    observed_replicas = [*after.observed.replicas, *(before.observed.replicas if before is not None else ())]
-    for key, failure in sorted(after.observed.failures.items()):
-        if not _is_new(known_failures.get(key), failure):
-            continue
+    for key, failure, was_ready in list_new_failures(before, after):
         words, tail = (
             texts.redact_first_line(key.model, failure.error) or "",
             texts.redact_tail(key.model, failure.error),
@@ -182,11 +178,21 @@ def _failure_events(before: Round | None, after: Round, texts: _TextRedactor) ->
             "attempt": failure.attempt,
             "failures": failure.count,
             "retry_at": failure.retry_at,
-            "was_ready": _was_ready(key, failure, observed_replicas),
+            "was_ready": was_ready,
             "log": tail,
         }
         # The last line of an engine's log mostly says why it failed.
         yield NewEntry("failure", "engine", f"{words}: {tail[-1]}" if tail else words, key.model, details)
+
+
+def list_new_failures(before: Round | None, after: Round) -> Iterator[tuple[ReplicaKey, Failure, bool]]:
+    """Yield each failure of an engine that `before` does not have, and whether the engine had been ready: True where it
+    crashed, False where a load failed. `before` None: there was no round before."""
+    known_failures = before.observed.failures if before is not None else {}
+    observed_replicas = [*after.observed.replicas, *(before.observed.replicas if before is not None else ())]
+    for key, failure in sorted(after.observed.failures.items()):
+        if _is_new(known_failures.get(key), failure):
+            yield key, failure, _was_ready(key, failure, observed_replicas)
 
 
 def _is_new(known_failure: Failure | None, failure: Failure) -> bool:

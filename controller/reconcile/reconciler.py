@@ -119,6 +119,7 @@ class Reconciler:
         ready_before: Mapping[str, float],
         clock: Callable[[], float],
         on_round: Callable[[Round | None, Round | None], None] = lambda *_: None,
+        on_duration: Callable[[float], None] = lambda _: None,
         redact: Redact = redact_nothing,
         progress: LoadProgress | None = None,
         host_mib: int | None = None,
@@ -136,12 +137,14 @@ class Reconciler:
             ready_before: Replica name to Unix time since which an earlier controller saw the replica ready.
             on_round: Called after each round with the last complete round before it (None: there was none) and with
                 this one (None: it was not complete).
+            on_duration: Called by `run` after each round, complete or not, with its duration in seconds.
             host_mib: Main memory, in MiB, that all engines may take together. None: no limit.
             get_gpu_use: Returns what ready replicas hold of their GPUs, as in `ObservedState.gpu_use`.
             get_longest_tokens: Returns the `longest_tokens` of `build_routes`.
             get_held_memory: Returns the most memory that a replica was seen to hold, by the replica's name.
         """
         self._on_round = on_round
+        self._on_duration = on_duration
         self._redact = redact
         self._progress = progress
         self._host_mib = host_mib
@@ -181,6 +184,7 @@ class Reconciler:
         round begins after `RETRY_S` seconds at most. Actions under way go on after the end."""
         while True:
             self._wake.clear()
+            began_at = self._clock()
             try:
                 await self.run_round()
             except Exception as error:
@@ -189,6 +193,7 @@ class Reconciler:
                 self.error = mask_text(f"internal error: {error!r}")
             if self.error is not None:
                 self._on_round(self.round, None)
+            self._on_duration(max(0.0, self._clock() - began_at))
             pause_s = self._pause_s()
             try:
                 async with asyncio.timeout(pause_s):

@@ -47,6 +47,8 @@ class DriftDetector:
         self._rendered: dict[str, Rendered] = {}
         self._check_lock = asyncio.Lock()
         self._slots = asyncio.Semaphore(AT_A_TIME)
+        self.latest: Drift | None = None
+        """Result of the last check; None: there was none yet."""
 
     async def check_drift(self, last_round: Round) -> Drift:
         """Compare what ran in a round with what is declared, and return all differences. Concurrent calls run one after
@@ -69,7 +71,8 @@ class DriftDetector:
             )
             # Differences that are gone are forgotten: one that comes back counts as new.
             self._first_seen = {_item_key(item): self._first_seen.get(_item_key(item), item.since) for item in items}
-            return Drift(items=[self._with_first_seen(item) for item in items], checked_at=now)
+            self.latest = Drift(items=[self._with_first_seen(item) for item in items], checked_at=now)
+            return self.latest
 
     def _with_first_seen(self, item: DriftItem) -> DriftItem:
         if item.kind in ("definition", "override", "statement"):

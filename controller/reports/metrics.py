@@ -2,25 +2,52 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final, NamedTuple, get_args
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from controller.reconcile.reconciler import Reconciler
+from controller.reports.round_counts import RoundCounts
+from controller.schema.admin import Drift, DriftItem
 from controller.schema.status import ModelState
-from controller.state import Gpu
+from controller.sizing.estimator import Estimate
+from controller.state import DesiredModel, Gpu, Requirement
+from controller.status.reconcile_round import Round
+
+
+class MemorySource(NamedTuple):
+    """Where the memory of models is looked up."""
+
+    known_estimates: Callable[[Iterable[DesiredModel]], Mapping[str, Estimate]]
+    """See `Estimator.known_estimates`."""
+    observed_requirements: Callable[[Iterable[DesiredModel], tuple[Gpu, ...] | None], Mapping[str, Requirement]]
+    """See `MemoryHistory.observed_requirements`."""
+
+
+NO_MEMORY: Final = MemorySource(lambda _: {}, lambda *_: {})
 
 
 class RoundCollector(Collector):
     """Collects gauges of the reconciler's last complete round, and counters of issued actions, for one Prometheus
     registry (see `create_registry`)."""
 
-    def __init__(self, reconciler: Reconciler, actions: Callable[[], dict[str, int]]) -> None:
-        """`actions` returns how many actions were issued so far, by kind (`Executor.count_issued`)."""
+    def __init__(
+        self,
+        reconciler: Reconciler,
+        actions: Callable[[], dict[str, int]],
+        get_drift: Callable[[], Drift | None],
+        memory: MemorySource,
+    ) -> None:
+        """`actions` returns how many actions were issued so far, by kind (`Executor.count_issued`). `get_drift` returns
+        the result of the last check; None: there was none."""
         self._reconciler = reconciler
         self._actions = actions
+        self._get_drift = get_drift
+        self._memory = memory
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metric families. prometheus_client calls this at each scrape. Before the first complete
@@ -34,6 +61,8 @@ class RoundCollector(Collector):
         last_round = self._reconciler.round
         if last_round is None:
             return
+        yield from self._drift_metrics()
+        yield from _memory_metrics(last_round, self._memory)
         paused_gauge = GaugeMetricFamily("roundhouse_controller_paused", "1 while the controller is paused.")
         paused_gauge.add_metric([], float(last_round.desired.paused))
         yield paused_gauge
@@ -66,11 +95,51 @@ class RoundCollector(Collector):
                 last_round.observed.gpus, {each.name: each.id.model for each in last_round.observed.replicas}
             )
 
+    def _drift_metrics(self) -> Iterator[Metric]:
+        drift = self._get_drift()
+        if drift is None:
+            return
+        drift_gauge = GaugeMetricFamily(
+            "roundhouse_controller_drift",
+            "Differences between what runs and what the files declare, by kind, at the last check.",
+            labels=["kind"],
+        )
+        counts = Counter(item.kind for item in drift.items)
+        for kind in get_args(DriftItem.model_fields["kind"].annotation):
+            drift_gauge.add_metric([kind], counts[kind])
+        yield drift_gauge
+
     def _counter(self, name: str, text: str, values: dict[str, int]) -> Metric:
         family = CounterMetricFamily(name, text, labels=["kind"])
         for kind, value in sorted(values.items()):
             family.add_metric([kind], value)
         return family
+
+
+def _memory_metrics(last_round: Round, memory: MemorySource) -> Iterator[Metric]:
+    """Yield the memory of one replica of each model, before a load and as it was seen. Unknown figures are absent."""
+    models = [model for model in last_round.desired.models.values() if model.runs]
+    gpus = last_round.observed.gpus
+    predicted_gauge = GaugeMetricFamily(
+        "roundhouse_model_predicted_mib",
+        "MiB that one replica is predicted to take; place is `gpu` (each of its GPUs) or `host`.",
+        labels=["model", "place"],
+    )
+    observed_gauge = GaugeMetricFamily(
+        "roundhouse_model_observed_mib",
+        "MiB that one replica was seen to take at most; place is `gpu` (the fullest of its GPUs) or `host`.",
+        labels=["model", "place"],
+    )
+    for name, estimate in memory.known_estimates(models).items():
+        if estimate.gpus and (estimate.gpu_share is None or gpus):
+            gpu_mib = min((gpu.total_mib for gpu in gpus or ()), default=0)
+            predicted_gauge.add_metric([name, "gpu"], estimate.mib_on_gpu(gpu_mib))
+        predicted_gauge.add_metric([name, "host"], estimate.host_mib)
+    for name, requirement in memory.observed_requirements(models, gpus).items():
+        for place, mib in (("gpu", requirement.per_gpu_mib), ("host", requirement.host_mib)):
+            if mib is not None:
+                observed_gauge.add_metric([name, place], mib)
+    yield from (predicted_gauge, observed_gauge)
 
 
 def _gpu_metrics(gpus: Iterable[Gpu], models: Mapping[str, str]) -> Iterator[Metric]:
@@ -103,13 +172,22 @@ def _gpu_metrics(gpus: Iterable[Gpu], models: Mapping[str, str]) -> Iterator[Met
     yield from (used_gauge, total_gauge, busy_gauge, held_gauge)
 
 
-def create_registry(reconciler: Reconciler, actions: Callable[[], dict[str, int]]) -> CollectorRegistry:
+def create_registry(
+    reconciler: Reconciler,
+    actions: Callable[[], dict[str, int]],
+    counts: RoundCounts | None = None,
+    get_drift: Callable[[], Drift | None] = lambda: None,
+    memory: MemorySource | None = None,
+) -> CollectorRegistry:
     """Create a new registry, not prometheus_client's global one, with the controller's metrics and those of its
     process.
 
-    `actions` returns how many actions were issued so far, by kind.
+    `actions` returns how many actions were issued so far, by kind. `get_drift` returns the result of the last check of
+    drift. `counts` None: no round was counted. `memory` None: nothing is known of models' memory.
     """
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    registry.register(RoundCollector(reconciler, actions))
+    registry.register(RoundCollector(reconciler, actions, get_drift, memory or NO_MEMORY))
+    for collector in (counts or RoundCounts()).list_collectors():
+        registry.register(collector)
     return registry

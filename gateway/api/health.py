@@ -1,14 +1,14 @@
-"""GET /health, /health/live, /health/ready and /metrics. All are served without a key and under any host name."""
+"""GET /health, /health/live, /health/ready, /metrics and /metrics/engines, without a key and under any host name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from fastapi import FastAPI, Response
 from fastapi.responses import PlainTextResponse
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from pydantic import BaseModel, Field
 
 from controller.schema.errors import RoundhouseError
@@ -18,6 +18,8 @@ from gateway.control.aicore_probe import AicoreProbe, AicoreStatus
 from gateway.control.inflight import InflightCounts
 from gateway.control.link import LinkState
 from gateway.ingress.route_access import require_access
+from gateway.metrics.engine_scraper import EngineScraper
+from gateway.metrics.localllm_names import LoadedEngine
 from gateway.metrics.registry import Metrics
 from gateway.protocols.common.json_bytes import json_bytes
 from gateway.routing.degradation import Surroundings, hide_secrets_of_host, list_degradations
@@ -111,12 +113,7 @@ class HealthSources:
         """Return the fields of `Health`."""
         routes = self.live.current_or_none
         models = None if routes is None else list(routes.models.values())
-        engines = [
-            self._describe_engine(route, endpoint)
-            for route in models or ()
-            for endpoint in route.endpoints
-            if not endpoint.remote
-        ]
+        engines = [self._describe_engine(route, endpoint) for route, endpoint in self._iterate_engines()]
         degraded = list_degradations(
             Surroundings(
                 self.link.status_word,
@@ -146,9 +143,20 @@ class HealthSources:
             raise RoundhouseError("gateway_stopping", "The gateway stops: it takes no new requests.")
         self.live.check_table()
 
+    def list_engines(self) -> list[LoadedEngine]:
+        """Return the key and backend of each replica that takes requests."""
+        return [LoadedEngine(_engine_key(*engine), engine[0].backend) for engine in self._iterate_engines()]
+
+    def _iterate_engines(self) -> Iterator[tuple[ModelRoute, Endpoint]]:
+        routes = self.live.current_or_none
+        for route in routes.models.values() if routes is not None else ():
+            for endpoint in route.endpoints:
+                if not endpoint.remote:
+                    yield route, endpoint
+
     def _describe_engine(self, route: ModelRoute, endpoint: Endpoint) -> dict[str, Any]:
         return {
-            "key": f"{route.name}_{route.context_length or 'model'}_{route.backend}_{endpoint.index}",
+            "key": _engine_key(route, endpoint),
             "backend": route.backend,
             "model": route.name,
             "replica": endpoint.replica,
@@ -164,6 +172,10 @@ class HealthSources:
         }
 
 
+def _engine_key(route: ModelRoute, endpoint: Endpoint) -> str:
+    return f"{route.name}_{route.context_length or 'model'}_{route.backend}_{endpoint.index}"
+
+
 def _describe_aicore(status: AicoreStatus | None) -> dict[str, Any] | None:
     if status is None:
         return None
@@ -177,9 +189,10 @@ def _describe_aicore(status: AicoreStatus | None) -> dict[str, Any] | None:
     }
 
 
-def declare(app: FastAPI, *, sources: HealthSources, metrics: Metrics) -> None:
+def declare(app: FastAPI, *, sources: HealthSources, metrics: Metrics, engines: EngineScraper) -> None:
     """Add GET and HEAD of the routes to `app`. They are open to everybody, without a key and under any host name.
-    `sources` and `metrics` are read at each request. `DirectRoutes` answers GET of the health paths before FastAPI."""
+    `sources`, `metrics` and `engines` are read at each request. `DirectRoutes` answers GET of the health paths before
+    FastAPI."""
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health", summary="Health", tags=["operations"], response_model=Health)
@@ -217,3 +230,18 @@ def declare(app: FastAPI, *, sources: HealthSources, metrics: Metrics) -> None:
     async def prometheus() -> Response:
         """The gateway's metrics in Prometheus' text format."""
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.head("/metrics/engines", include_in_schema=False)
+    @app.get(
+        "/metrics/engines",
+        summary="Engines' Prometheus metrics",
+        tags=["operations"],
+        response_class=PlainTextResponse,
+        response_description="Metrics in Prometheus' text format.",
+    )
+    @require_access("open")
+    async def engine_metrics() -> Response:
+        """The own metrics of all replicas in Prometheus' text format, with the labels `model` and `replica`.
+
+        An engine that does not answer within 2 seconds has `roundhouse_engine_up` 0, and nothing else."""
+        return Response(await engines.read_engines(), media_type=CONTENT_TYPE_PLAIN_0_0_4)

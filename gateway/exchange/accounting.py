@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from gateway.exchange.attempt import Attempt
 from gateway.exchange.client_response import ClientResponse
-from gateway.metrics.registry import CLIENT_GONE_STATUS, Metrics
+from gateway.metrics.registry import Metrics
+from gateway.metrics.request_metrics import CLIENT_GONE_STATUS, NO_WORK, EngineWork, Outcome
 from gateway.protocols.common.dialect import Usage
 from gateway.tenancy.api_keys import Caller
 from gateway.tenancy.rate_limits import RateLimitEntry
@@ -29,29 +30,44 @@ class RequestAccount:
     """Whether `Exchange.count_request` has counted the request against its key's limits, if the key has any."""
     entry: RateLimitEntry | None = None
     """What the request takes of its key's rate limits; None: the key has none, or the request is not counted yet."""
+    is_cancelled: bool = False
+    """The client left, and the request ended for that."""
     usage: Usage | None = None
     """Tokens as the engine counted them; None before the end of the request, and where the engine sent no count."""
 
     def close_account(
-        self, metrics: Metrics, path: str, caller: Caller, answer: ClientResponse, attempt: Attempt | None, now: float
+        self,
+        metrics: Metrics,
+        path: str,
+        caller: Caller,
+        client_text: bytes,
+        answer: ClientResponse,
+        attempt: Attempt | None,
+        now: float,
     ) -> None:
         """Settle the request's rate limits and count it in the metrics. Call once, at the end of the request.
 
-        Sets `usage`. `path`: of its API. `answer`: the client's, which has ended. `attempt`: the last one; None: none
-        was sent, or the last one failed before an answer. `now`: monotonic seconds.
+        Sets `usage`. `path`: of its API. `client_text`: how the client names itself. `answer`: the client's, which has
+        ended. `attempt`: the last one; None: none was sent, or the last one failed before an answer. `now`: monotonic
+        seconds.
         """
         self.usage = usage = attempt.usage if attempt is not None else None
+        streamed_tokens = attempt.count_tokens() if attempt is not None and usage is None else 0
         if self.entry is not None:
             used_tokens = usage.prompt + usage.completion if usage is not None else None
-            passed_tokens = attempt.events_passed if attempt is not None else 0
             is_failed = attempt is None or attempt.is_refused or answer.status >= 400
             self.entry.settle_request(
-                now, used_tokens, was_sent=self.attempts > 0, is_failed=is_failed, passed_tokens=passed_tokens
+                now, used_tokens, was_sent=self.attempts > 0, is_failed=is_failed, passed_tokens=streamed_tokens
             )
+        # What an engine generated was generated, though it could not report it any more.
+        counted_usage = Usage(0, streamed_tokens) if streamed_tokens else usage
         series = metrics.series_of(self.model, path)
         first_at, begun_at = answer.first_byte_at, self.begun_at
         first_s = None if first_at is None else first_at - begun_at
-        series.count_finished(answer.status or CLIENT_GONE_STATUS, now - begun_at, first_s, usage)
+        series.count_finished(answer.status or CLIENT_GONE_STATUS, now - begun_at, first_s, counted_usage)
+        work = NO_WORK if attempt is None else _measure_work(attempt, answer, first_s, now)
+        metrics.model_series_of(self.model).count_finished(self._outcome_of(answer), work, usage, streamed_tokens)
+        metrics.client_series_of(client_text).count_finished(work.inference_s)
         if self.attempts > 1:
             series.count_retries(self.attempts - 1)
         if answer.client_gone:
@@ -59,4 +75,16 @@ class RequestAccount:
         if answer.broken_off_code is not None:
             series.count_broken_off(answer.broken_off_code)
         if caller.name is not None:
-            metrics.key_series_of(caller.name).count_finished(usage)
+            metrics.key_series_of(caller.name).count_finished(counted_usage)
+
+    def _outcome_of(self, answer: ClientResponse) -> Outcome:
+        if self.is_cancelled or not answer.status:
+            return "cancelled"
+        return "errored" if answer.status >= 400 or answer.broken_off_code is not None else "completed"
+
+
+def _measure_work(attempt: Attempt, answer: ClientResponse, first_s: float | None, now: float) -> EngineWork:
+    first_at = answer.first_byte_at
+    if first_at is None or not answer.is_stream:
+        return EngineWork(now - attempt.sent_at, attempt.events_passed)
+    return EngineWork(now - attempt.sent_at, attempt.events_passed, first_s, now - first_at)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from common.log_formats import tag_request
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import Endpoint
 from gateway.admission.token_pool import NEVER
@@ -178,6 +179,10 @@ class Attempt:
         """Events of a stream received so far, about one per token; 0 for a blocking answer."""
         return self._relay.events_passed if self._relay is not None else 0
 
+    def count_tokens(self) -> int:
+        """Return the tokens of a stream that the engine has generated so far, without its own report (`usage`)."""
+        return self._relay.count_tokens() if self._relay is not None else 0
+
     def engine_head(self, status: int, headers: list[Header]) -> None:
         """Handle the status and headers of an answer: choose how its body is passed on. Called before `engine_data`.
 
@@ -239,7 +244,8 @@ class Attempt:
             self._owner.fail_request(error)
         except Exception:
             # The engine's connection could do nothing with it, and the request would wait for its deadline.
-            logger.exception("request %s: what %s answered", self._answer.request_id, self._endpoint.replica)
+            request_id, replica = self._answer.request_id, self._endpoint.replica
+            logger.exception("request %s: what %s answered", request_id, replica, extra=tag_request(request_id))
             self._owner.fail_request(RoundhouseError("internal_error", "The engine's answer could not be handled."))
         else:
             self._owner.attempt_done()
@@ -268,7 +274,9 @@ class Attempt:
         if self._endpoint.remote:
             services.remotes.record_failure(self._model)
         services.turns.grant_slots(services.admission.record_failure(replica, services.now()))
-        logger.warning("request %s: %s: %s (%r)", self._answer.request_id, replica, failure, failure.__cause__)
+        request_id, cause = self._answer.request_id, failure.__cause__
+        extra = tag_request(request_id)
+        logger.warning("request %s: %s: %s (%r)", request_id, replica, failure, cause, extra=extra)
         if self._relay is None:
             self._owner.attempt_failed(failure, replica, resent=self.resent)
         else:

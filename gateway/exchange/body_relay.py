@@ -13,6 +13,7 @@ from gateway.protocols.common.dialect import EventStream, EventTooLongError, Str
 from gateway.protocols.common.errors import ENGINE_ERROR, client_status
 from gateway.protocols.common.openai_events import find_error
 from gateway.protocols.common.sse import split_events
+from gateway.protocols.common.token_events import TokenEventCounter
 from gateway.server.asgi import Header
 
 _CACHE_EXHAUSTED: Final = CACHE_EXHAUSTED.encode()
@@ -65,27 +66,29 @@ class BodyRelay(Protocol):
     def events_passed(self) -> int:
         """Events of a stream received so far, about one per token; 0 for a blocking answer."""
 
+    def count_tokens(self) -> int:
+        """Return the generated tokens of a stream received so far (`TokenEventCounter`); 0 for a blocking answer."""
+
 
 class EventRelay:
     """Passes a stream on as a stream: whole events, as soon as they are complete. A `BodyRelay`."""
 
-    __slots__ = ("_answer", "_data_before", "_events", "_last_data", "events_passed")
+    __slots__ = ("_answer", "_counter", "_events", "events_passed")
 
     def __init__(self, answer: ClientResponse, events: EventStream) -> None:
         self._answer = answer
         self._events = answer.events = events
-        self._data_before = self._last_data = b""
+        self._counter = TokenEventCounter()
         self.events_passed = 0
 
     def feed_data(self, data: bytes) -> None:
         """See BodyRelay. Sends the events that `data` completes."""
-        self._data_before, self._last_data = self._last_data, data
+        self.events_passed = self._counter.take_data(data)
         try:
             whole_events = self._events.feed_data(data)
         except EventTooLongError as error:
             raise _disconnected_error(f"it sent {error}") from error
         if whole_events:
-            self.events_passed += whole_events.count(b"\n\n")
             self._answer.send_events(whole_events)
 
     def finish_answer(self) -> None:
@@ -107,9 +110,13 @@ class EventRelay:
         """See BodyRelay."""
         return self._events.usage
 
+    def count_tokens(self) -> int:
+        """See BodyRelay."""
+        return self._counter.count_tokens()
+
     def _has_exhausted(self) -> bool:
         """Whether an event of the last two reads, over which an event may be cut, reports an exhausted KV cache."""
-        data = self._data_before + self._last_data
+        data = self._counter.tail
         if _CACHE_EXHAUSTED not in data:
             return False
         return any(errors.is_exhausted(find_error(event)) for event in split_events(data))
@@ -121,17 +128,18 @@ class CollectingRelay:
     A stream of more than `STREAM_OVERHEAD` times `hold_bytes` bytes fails with `engine_disconnected`.
     """
 
-    __slots__ = ("_answer", "_bytes_left", "_collector", "events_passed")
+    __slots__ = ("_answer", "_bytes_left", "_collector", "_counter", "events_passed")
 
     def __init__(self, answer: ClientResponse, collector: StreamCollector, hold_bytes: int) -> None:
         self._answer = answer
         self._collector = collector
         self._bytes_left = hold_bytes * STREAM_OVERHEAD
+        self._counter = TokenEventCounter()
         self.events_passed = 0
 
     def feed_data(self, data: bytes) -> None:
         """See BodyRelay. Sends nothing."""
-        self.events_passed += data.count(b"\n\n")
+        self.events_passed = self._counter.take_data(data)
         self._bytes_left -= len(data)
         if self._bytes_left < 0:
             raise _disconnected_error("it sent more than a blocking answer may hold")
@@ -157,6 +165,10 @@ class CollectingRelay:
     def usage(self) -> Usage | None:
         """See BodyRelay."""
         return self._collector.usage
+
+    def count_tokens(self) -> int:
+        """See BodyRelay."""
+        return self._counter.count_tokens()
 
 
 class WholeRelay:
@@ -252,6 +264,10 @@ class WholeRelay:
             if self._translate is not None:
                 body = self._translate(body)
         answer.send_whole(self._status, self._lines, body)
+
+    def count_tokens(self) -> int:
+        """See BodyRelay."""
+        return 0
 
     def _find_usage(self, body: bytes) -> Usage | None:
         request = self._answer.request

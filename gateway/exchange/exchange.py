@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from common.log_formats import tag_request
 from common.tracebacks import without_tracebacks
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
@@ -29,7 +30,7 @@ from gateway.exchange.exchange_state import NEXT_STATES, ExchangeState
 from gateway.exchange.hooks import NO_HOOKS, ExchangeHooks, Pause, RequestHook
 from gateway.exchange.load_wait import LoadWait
 from gateway.exchange.services import Services
-from gateway.metrics.registry import UNKNOWN_MODEL
+from gateway.metrics.request_metrics import UNKNOWN_MODEL
 from gateway.protocols.common.large_body import LargeBody
 from gateway.protocols.common.request import InferenceRequest
 from gateway.routing.availability import find_model, not_loaded_in_time
@@ -37,6 +38,7 @@ from gateway.server.call import ClientCall, Handler
 from gateway.server.request_head import explain_unread_body
 from gateway.sessions.replica_sessions import SessionClaim
 from gateway.tenancy.api_keys import ANONYMOUS, Caller
+from gateway.tenancy.clients import find_client_text
 from gateway.tenancy.rate_limits import estimated_tokens
 
 logger = logging.getLogger(__name__)
@@ -135,7 +137,8 @@ class Exchange:
         except RoundhouseError as error:
             self.fail_request(without_tracebacks(error))
         except Exception:
-            logger.exception("request %s failed", self.answer.request_id)
+            request_id = self.answer.request_id
+            logger.exception("request %s failed", request_id, extra=tag_request(request_id))
             self.fail_request(RoundhouseError("internal_error", "The gateway failed on this request."))
 
     # From the client
@@ -166,7 +169,7 @@ class Exchange:
             self.detach_client()
             self.client_ready()
         else:
-            self.answer.is_ended = True
+            self.answer.is_ended = self.account.is_cancelled = True
             self.close()
 
     def client_full(self) -> None:
@@ -390,7 +393,8 @@ class Exchange:
         now = services.now()
         services.exchanges.discard(self)
         attempt = self.engine.end() if self.engine is not None else None
-        self.account.close_account(services.metrics, self.api.path, self.caller, self.answer, attempt, now)
+        client_text = find_client_text(self.client.headers)
+        self.account.close_account(services.metrics, self.api.path, self.caller, client_text, self.answer, attempt, now)
         # Nothing refers back to this from here: what the cyclic collector need not find, it need not stop for.
         hooks, self.hooks = self.hooks, NO_HOOKS
         self.admission = self.engine = None
@@ -406,7 +410,8 @@ class Exchange:
             try:
                 on_end(self)
             except Exception:  # one feature's fault is none of the others'
-                logger.exception("request %s: a hook failed at its end", self.answer.request_id)
+                request_id = self.answer.request_id
+                logger.exception("request %s: a hook failed at its end", request_id, extra=tag_request(request_id))
 
     def free_body(self) -> None:
         """Free a large body, if there is one. Call when no engine can need it any more: `has_body` is False then."""

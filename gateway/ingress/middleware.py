@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from common.log_formats import tag_request
 from controller.schema.errors import RoundhouseError
 from gateway.ingress.admin_gate import AdminGate
 from gateway.ingress.authenticator import Authenticator
@@ -166,7 +167,8 @@ class IngressMiddleware:
             limit = self._larger_bodies.get(scope["path"], self._max_body_bytes)
             await self._framework(scope, limit_body(receive, limit), with_headers)
         except Exception:
-            logger.exception("request %s failed", request_id_of(scope))
+            request_id = request_id_of(scope)
+            logger.exception("request %s failed", request_id, extra=tag_request(request_id))
             if not is_started:
                 error = RoundhouseError("internal_error", "The gateway failed on this request.")
                 await send_error(scope, send, error, answer_headers[1:])

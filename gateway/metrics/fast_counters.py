@@ -18,7 +18,7 @@ class FastCounter:
     __slots__ = ("value",)
 
     def __init__(self) -> None:
-        self.value = 0
+        self.value: float = 0
 
 
 class FastCounters:
@@ -32,6 +32,18 @@ class FastCounters:
     def counter_of(self, *labels: str) -> FastCounter:
         """Return the series of these label values, created on first use. Keep it if you count often: it never ends."""
         return self._series.get(labels) or self._series.setdefault(labels, FastCounter())
+
+    def list_values(self) -> list[tuple[tuple[str, ...], float]]:
+        """Return the label values of each series, and its count."""
+        return [(labels, counter.value) for labels, counter in self._series.items()]
+
+    def sum_all(self) -> float:
+        """Return the sum over all series."""
+        return sum(counter.value for counter in self._series.values())
+
+    def sum_where(self, index: int, value: str) -> float:
+        """Return the sum over the series whose label number `index`, from 0, is `value`."""
+        return sum(counter.value for labels, counter in self._series.items() if labels[index] == value)
 
     def make_family(self) -> Metric:
         """Return the metric with all its series in prometheus_client's form."""

@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from common.log_formats import tag_request
 from common.shared_token import SharedToken
 from common.tracebacks import without_tracebacks
 from controller.schema.errors import RoundhouseError
@@ -96,7 +97,8 @@ def _error_handlers() -> dict[Any, Callable[[Request, Exception], Response]]:
         return Response(status_code=499)  # nobody reads it
 
     def unexpected(request: Request, error: Exception) -> Response:
-        log.error("request %s failed", request.headers.get("x-request-id"), exc_info=error)
+        request_id = request.headers.get("x-request-id")
+        log.error("request %s failed", request_id, exc_info=error, extra=tag_request(request_id))
         return _answer_error(request, RoundhouseError("internal_error", "Retrieval failed on this request."))
 
     return {

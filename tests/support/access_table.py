@@ -21,7 +21,7 @@ class Family(NamedTuple):
 
 
 FAMILIES: Final = (
-    Family("GET HEAD", "/health /health/live /health/ready /metrics", "open"),
+    Family("GET HEAD", "/health /health/live /health/ready /metrics /metrics/engines", "open"),
     Family("GET", "/openapi.json", "any_key"),
     Family("POST", "/health/warm", "inference"),
     Family("GET", "/v1/aicore/status", "inference"),
@@ -75,7 +75,7 @@ OTHER_NAMES: Final = {"/reranking": "/v1/rerank", "/v1/reranking": "/v1/rerank",
 """Paths that are read as others, and those."""
 WITHOUT_V1: Final = ("chat/completions", "completions", "conversations", "embeddings", "messages", "responses")
 """Paths that are read as those below `/v1`, with all that is below them; so is every one below `/models`."""
-MAY_BE_OPEN: Final = re.compile(r"/health(/(?!warm$).*)?|/v1/health|/metrics|/|/assets/.*")
+MAY_BE_OPEN: Final = re.compile(r"/health(/(?!warm$).*)?|/v1/health|/metrics(/engines)?|/|/assets/.*")
 """Of all that come. The page is `/`, with its assets."""
 
 

@@ -341,6 +341,7 @@ async def test_the_openapi_document_describes_the_routes() -> None:
         "/v1/aicore/status",
         "/v1/aicore/benchmark",
         "/metrics",
+        "/metrics/engines",
     }
     post = document["paths"]["/v1/chat/completions"]["post"]
     schemas = document["components"]["schemas"]

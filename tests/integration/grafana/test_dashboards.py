@@ -113,7 +113,12 @@ async def busy_site(folder: Path) -> AsyncIterator[tuple[DocumentsSite, str]]:
     async with engines(1) as (engine,), documents_site(folder / "state", route("m", [engine.url])) as site:
         with controller_metrics() as controller:
             gateway = site.url.removeprefix("http://")
-            targets = {"gateway": gateway, "retrieval": site.retrieval_address, "controller": controller}
+            targets = {
+                "gateway": gateway,
+                "engines": gateway,
+                "retrieval": site.retrieval_address,
+                "controller": controller,
+            }
             async with prometheus(folder / "prometheus", targets) as url:
                 yield site, url
 
@@ -144,9 +149,9 @@ async def test_each_query_is_one_and_those_of_retrieval_have_figures(tmp_path: P
         async def is_read() -> bool:
             async with client.get(f"{url}/-/ready") as answer:
                 is_ready = answer.status == 200
-            return is_ready and [each["value"][1] for each in await _ask(client, url, "up")] == ["1"] * 3
+            return is_ready and [each["value"][1] for each in await _ask(client, url, "up")] == ["1"] * 4
 
-        await until("Prometheus has read all three", is_read)
+        await until("Prometheus has read all four", is_read)
 
         async def has_figures(query: str) -> bool:
             await _work(site)  # each time, for a rate needs two readings and searches between them

@@ -77,7 +77,9 @@ from gateway.api.openapi_merge import merge_documents
 from gateway.app import create_gateway
 from gateway.control.inflight import InflightCounts
 from gateway.control.link import LinkState
+from gateway.metrics.localllm_names import LoadedEngine
 from gateway.metrics.registry import Metrics as GatewayMetrics
+from gateway.metrics.request_metrics import EngineWork
 from gateway.protocols.common.dialect import Usage
 from gateway.routing.live_routes import LiveRoutes
 from gateway.settings import GatewaySettings
@@ -115,6 +117,7 @@ __all__ = [
     "DesiredStateSource",
     "Draining",
     "Engine",
+    "EngineWork",
     "EventLog",
     "Failure",
     "FastAPI",
@@ -130,6 +133,7 @@ __all__ = [
     "InflightCounts",
     "LinkState",
     "LiveRoutes",
+    "LoadedEngine",
     "MemoryHistory",
     "ObservedReplica",
     "ObservedState",

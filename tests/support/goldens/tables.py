@@ -13,6 +13,7 @@ from tests.support.goldens.product import (
     ControllerSettings,
     DesiredModel,
     DesiredState,
+    EngineWork,
     GatewayMetrics,
     GatewaySettings,
     Gpu,
@@ -20,6 +21,7 @@ from tests.support.goldens.product import (
     InflightCounts,
     LinkState,
     LiveRoutes,
+    LoadedEngine,
     ObservedReplica,
     ObservedState,
     Phase,
@@ -109,8 +111,13 @@ def _gateway() -> CollectorRegistry:
     metrics.show_stored(lambda: StoredTotals(5, 4096), lambda: 1)
     metrics.show_certificate(lambda: False)
     metrics.key_series_of("team-a").count_finished(Usage(3, 4))
+    metrics.client_series_of(b"app/1.0").count_finished(0.5)
+    work = EngineWork(inference_s=0.9, chunks=4, first_token_s=0.5, stream_s=0.3)
+    metrics.model_series_of("m").count_finished("completed", work, Usage(3, 4), 0)
+    metrics.show_localllm_names(ledger, lambda: [LoadedEngine("m_model_stub_0", "stub")])
     series = metrics.series_of("m", "/v1/chat/completions")
-    series.count_finished(200, 1.0, 0.5, Usage(3, 4))
+    series.count_finished(200, 1.0, 0.5, Usage(3, 4, 1))
+    series.count_turn("reused", Usage(3, 4, 0))
     series.count_retries()
     series.count_client_left()
     series.count_broken_off("engine_disconnected")

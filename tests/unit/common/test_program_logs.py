@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from common.program_logs import BoundedLogFile, JournalFormatter, goes_to_journal, keep_log_file
+from common.log_formats import JournalFormatter
+from common.program_logs import BoundedLogFile, goes_to_journal, keep_log_file
 from tests.support.small_disk import mount_small_disk
 
 KIB = 1024

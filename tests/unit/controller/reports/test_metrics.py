@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 from prometheus_client import CollectorRegistry
 
 from controller.engines.stub import StubDefinition
+from controller.planning.actions import Start
 from controller.planning.plan import plan
 from controller.reconcile.reconciler import Reconciler
-from controller.reports.metrics import create_registry
+from controller.reports.metrics import MemorySource, create_registry
+from controller.reports.round_counts import RoundCounts
+from controller.schema.admin import Drift, DriftItem
+from controller.sizing.estimator import Estimate
 from controller.state import (
     DesiredModel,
     DesiredState,
+    Failure,
     Gpu,
     GpuProcess,
     ObservedReplica,
     ObservedState,
     Phase,
     ReplicaId,
+    Requirement,
     Statement,
     UnreadGpu,
 )
@@ -40,7 +46,20 @@ class Rounds:
 
 
 def _registry(reconciler: Rounds) -> CollectorRegistry:
-    return create_registry(cast("Reconciler", reconciler), lambda: {"start": 2})
+    item = DriftItem(model="m", replica=None, kind="missing", declared=2, running=0, since=1.0, message="it is missing")
+    counts = RoundCounts()
+    if reconciler.round is not None:
+        counts.count_round(_round(), _later_round())
+    return create_registry(
+        cast("Reconciler", reconciler),
+        lambda: {"start": 2},
+        counts,
+        lambda: Drift(items=[item], checked_at=5.0),
+        MemorySource(
+            lambda _: {"m": Estimate(4_000, 500, "predicted", 1), "cpu": Estimate(0, 700, "predicted")},
+            lambda *_: {"m": Requirement(4_100, None), "cpu": Requirement(None, 650)},
+        ),
+    )
 
 
 def _round() -> Round:
@@ -60,9 +79,69 @@ def _round() -> Round:
     return Round(desired, observed, made, assess_models(desired, observed, made))
 
 
+def _later_round() -> Round:
+    """One replica got ready, another crashed, a load failed and is tried again, and a model was evicted."""
+    before = _round()
+    replica = before.observed.replicas[0]
+    ready = replace(replica, name="rh-i-m-0-h-2", id=ReplicaId("m", 0, "h", 2), started_at=2.0, ready_since=6.5)
+    crashed = replace(replica, name="rh-i-m-1-h-1", id=ReplicaId("m", 1, "h", 1), ready_since=1.0)
+    failures = {
+        ReplicaId("m", 1, "h", 1).key: Failure(1, 4.0, "it crashed", None, 1),
+        ReplicaId("n", 0, "h", 1).key: Failure(3, 4.0, "no such file", None, 1),
+    }
+    observed = replace(before.observed, replicas=(replica, ready, crashed), failures=failures)
+    starts = (Start(ReplicaId("n", 0, "h", 2), "it failed"), Start(ReplicaId("other", 0, "h", 1), "it is wanted"))
+    made = replace(before.plan, actions=starts, evicted={"leaving": "it makes room", "too": "it makes room"})
+    return Round(before.desired, observed, made, before.statuses)
+
+
+def test_what_changes_between_rounds_is_counted_once() -> None:
+    counts = RoundCounts()
+    before, after = _round(), _later_round()
+    crashed_before = replace(
+        before, observed=replace(before.observed, replicas=(*before.observed.replicas, after.observed.replicas[2]))
+    )
+    counts.count_round(None, before)
+    counts.count_round(crashed_before, after)
+    counts.count_round(after, replace(after, plan=replace(after.plan, actions=())))
+    counts.count_round(after, None)
+    counts.record_duration(0.2)
+    registry = create_registry(cast("Reconciler", Rounds(None)), dict, counts)
+    value = registry.get_sample_value
+    assert value("roundhouse_model_loads_total", {"model": "m", "result": "loaded"}) == 1
+    assert value("roundhouse_model_load_seconds_sum", {"model": "m"}) == 4.5
+    assert value("roundhouse_model_loads_total", {"model": "n", "result": "failed"}) == 1
+    assert value("roundhouse_model_loads_total", {"model": "m", "result": "failed"}) is None
+    assert value("roundhouse_model_crashes_total", {"model": "m"}) == 1
+    assert value("roundhouse_model_restarts_total", {"model": "n"}) == 1
+    assert value("roundhouse_model_restarts_total", {"model": "other"}) is None
+    assert value("roundhouse_model_evictions_total", {"model": "leaving"}) == 1
+    assert value("roundhouse_controller_swaps_total") == 1
+    assert value("roundhouse_controller_reconcile_errors_total") == 1
+    assert value("roundhouse_controller_reconcile_seconds_count") == 1
+
+
+def test_a_paused_controller_restarts_nothing() -> None:
+    counts, after = RoundCounts(), _later_round()
+    counts.count_round(_round(), replace(after, desired=replace(after.desired, paused=True)))
+    registry = create_registry(cast("Reconciler", Rounds(None)), dict, counts)
+    assert registry.get_sample_value("roundhouse_model_restarts_total", {"model": "n"}) is None
+
+
+def test_drift_and_memory_are_told() -> None:
+    value = _registry(Rounds(_round())).get_sample_value
+    assert value("roundhouse_controller_drift", {"kind": "missing"}) == 1
+    assert value("roundhouse_controller_drift", {"kind": "image"}) == 0
+    assert value("roundhouse_model_predicted_mib", {"model": "m", "place": "gpu"}) == 4_000
+    assert value("roundhouse_model_observed_mib", {"model": "m", "place": "gpu"}) == 4_100
+    assert value("roundhouse_model_observed_mib", {"model": "m", "place": "host"}) is None
+    assert value("roundhouse_model_predicted_mib", {"model": "cpu", "place": "gpu"}) is None
+    assert value("roundhouse_model_observed_mib", {"model": "cpu", "place": "host"}) == 650
+
+
 def test_the_docs_hold_the_same_metrics() -> None:
     rows = re.findall(
-        r"^\| `(roundhouse_(?!gateway)\w+)` \| (\w+) \| ([\w, ]*) \| (.+) \|$", DOCS.read_text(), re.MULTILINE
+        r"^\| `(roundhouse_(?!gateway|engine)\w+)` \| (\w+) \| ([\w, ]*) \| (.+) \|$", DOCS.read_text(), re.MULTILINE
     )
     documented = {(name, kind, tuple(re.findall(r"\w+", labels)), text) for name, kind, labels, text in rows}
     served = set()
@@ -70,7 +149,7 @@ def test_the_docs_hold_the_same_metrics() -> None:
         if family.name.startswith("process_"):
             continue  # the client library's
         name = f"{family.name}_total" if family.type == "counter" else family.name
-        [labels] = {tuple(sample.labels) for sample in family.samples}
+        [labels] = {tuple(each for each in sample.labels if each != "le") for sample in family.samples}
         served.add((name, family.type, labels, family.documentation))
     assert documented == served
 

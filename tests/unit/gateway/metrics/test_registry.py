@@ -11,7 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.control.inflight import InflightCounts
 from gateway.control.link import LinkState
-from gateway.metrics.registry import UNKNOWN_MODEL, Metrics
+from gateway.metrics.localllm_names import LoadedEngine
+from gateway.metrics.registry import Metrics
+from gateway.metrics.request_metrics import MAX_CLIENTS, NO_WORK, UNKNOWN_MODEL, EngineWork
 from gateway.protocols.common.dialect import Usage
 from gateway.routing.live_routes import LiveRoutes
 from gateway.storage.responses.records import StoredTotals
@@ -31,8 +33,13 @@ def everything() -> Metrics:
     metrics.show_streams(lambda: StreamTotals(2, 3, 4, 4096, 1, 1, 5, 1, 1))
     metrics.show_certificate(lambda: False)
     metrics.key_series_of("team-a").count_finished(Usage(3, 4))
+    metrics.client_series_of(b"app/1.0").count_finished(0.5)
+    work = EngineWork(inference_s=0.9, chunks=4, first_token_s=0.5, stream_s=0.3)
+    metrics.model_series_of("m").count_finished("completed", work, Usage(3, 4), 0)
+    metrics.show_localllm_names(ledger, lambda: [LoadedEngine("m_model_stub_0", "stub")])
     series = metrics.series_of("m", "/v1/chat/completions")
-    series.count_finished(200, 1.0, 0.5, Usage(3, 4))
+    series.count_finished(200, 1.0, 0.5, Usage(3, 4, 1))
+    series.count_turn("reused", Usage(3, 4, 0))
     series.count_retries()
     series.count_client_left()
     series.count_broken_off("engine_disconnected")
@@ -104,6 +111,44 @@ def test_routes_of_a_model_share_its_tokens() -> None:
         metrics.series_of("m", route).count_finished(200, 1.0, None, Usage(1, 2))
     assert sample(metrics, "tokens_total", model="m", direction="out") == 4
     assert sample(metrics, "requests_total", model="m", route="/v1/completions", status="200") == 1
+
+
+def test_ten_thousand_clients_make_a_bounded_number_of_series() -> None:
+    metrics = Metrics()
+    for number in range(10_000):
+        metrics.client_series_of(b"agent/%d \xff" % number).count_finished(0.5)
+        metrics.client_series_of(b"agent/1 \xff").count_finished(0.0)
+    [family] = [each for each in metrics.registry.collect() if each.name == "roundhouse_gateway_client_requests"]
+    counts = {each.labels["client"]: each.value for each in family.samples}
+    assert len(counts) == MAX_CLIENTS + 1
+    assert sum(counts.values()) == 20_000
+    assert counts["other"] == 10_000 - MAX_CLIENTS
+    assert counts["agent/1"] == 10_001
+    assert len(metrics._clients) == MAX_CLIENTS
+
+
+def test_clients_that_share_a_cleaned_name_share_its_series() -> None:
+    metrics = Metrics()
+    for text in (b"", b"anonymous", b"\x01"):
+        metrics.client_series_of(text).count_finished(1.0)
+    assert sample(metrics, "client_requests_total", client="anonymous") == 3
+
+
+def test_speed_is_counted_of_complete_streams_alone() -> None:
+    metrics = Metrics()
+    series = metrics.model_series_of("m")
+    series.count_finished("completed", EngineWork(2.0, 12, 0.5, 1.0), Usage(3, 11), 0)
+    series.count_finished("cancelled", EngineWork(2.0, 6, 0.5, 1.0), None, 5)
+    series.count_finished("completed", EngineWork(2.0, 0), Usage(3, 1), 0)
+    series.count_finished("errored", NO_WORK, None, 0)
+    assert sample(metrics, "time_per_output_token_seconds_count", model="m") == 1
+    assert sample(metrics, "time_per_output_token_seconds_sum", model="m") == 0.1
+    assert sample(metrics, "time_to_first_token_seconds_count", model="m") == 2
+    assert sample(metrics, "request_tokens_count", model="m", direction="out") == 2
+    assert sample(metrics, "unreported_tokens_total", model="m") == 5
+    assert sample(metrics, "stream_chunks_total", model="m") == 18
+    assert sample(metrics, "request_outcomes_total", model="m", outcome="completed") == 2
+    assert sample(metrics, "inference_seconds_total", model="m") == 6
 
 
 def test_a_key_is_counted_by_its_name() -> None:

@@ -1,0 +1,366 @@
+"""What the gateway counts of its requests: once each, at the request's end, through series that are kept.
+
+No label holds a client's text, but the bounded label `client`: models and keys are declared; routes, error codes and
+statuses are the gateway's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, Literal, NamedTuple
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from gateway.metrics.fast_counters import FastCounter, FastCounters, FastHistogram, FastHistograms
+from gateway.protocols.common.dialect import Usage
+
+Outcome = Literal["completed", "errored", "cancelled"]
+"""How a request ended."""
+
+UNKNOWN_MODEL = "unknown"
+"""Model label of requests that named no declared model."""
+
+CLIENT_GONE_STATUS = 499
+"""Status label of requests whose client left before a status was sent (nginx's number)."""
+
+_DURATION_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+_FIRST_BYTE_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_QUEUE_WAIT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_FIRST_TOKEN_BUCKETS: Final = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10),
+    *(30, 60),
+)
+_OUTPUT_TOKEN_BUCKETS: Final = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
+_TOKEN_BUCKETS: Final = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
+"""The buckets of these three are those that OpenTelemetry's semantic conventions for generative AI advise
+(`gen_ai.server.time_to_first_token`, `gen_ai.server.time_per_output_token`, `gen_ai.client.token.usage`). A first token
+may wait for a queue here, so two larger ones are added; of the numbers of tokens, those beyond any context are not."""
+
+MAX_CLIENTS: Final = 100
+"""Values of the label `client` at most, besides `other`."""
+OTHER_CLIENTS: Final = "other"
+"""Value of the label `client` for all clients that came when there were `MAX_CLIENTS`."""
+
+
+class EngineWork(NamedTuple):
+    """What an engine did for one request, as the gateway saw it."""
+
+    inference_s: float = 0.0
+    """Seconds from the sending of the last attempt to the end of the request; 0: no engine was asked."""
+    chunks: int = 0
+    """Events of the engine's stream; 0: it sent none."""
+    first_token_s: float | None = None
+    """Seconds from the request's headers to the first byte of the client's stream; None: it got none."""
+    stream_s: float = 0.0
+    """Seconds from that byte to the end of the request."""
+
+
+NO_WORK: Final = EngineWork()
+
+
+class RequestSeries:
+    """Counters of one model's requests on one route. Obtain it from `Metrics.series_of`, and keep it."""
+
+    __slots__ = ("_duration", "_first_byte", "_labels", "_requests", "_statuses", "_tokens")
+
+    def __init__(self, requests: RequestCollector, model: str, route: str) -> None:
+        self._requests = requests
+        self._labels = (model, route)
+        self._duration = requests.duration.histogram_of(model, route)
+        self._first_byte = requests.first_byte.histogram_of(model, route)
+        self._statuses: dict[int, FastCounter] = {}
+        self._tokens: tuple[FastCounter, FastCounter] | None = None
+
+    def count_finished(self, status: int, duration_s: float, first_byte_s: float | None, usage: Usage | None) -> None:
+        """Count one finished request. `duration_s`, `first_byte_s`: seconds since its headers arrived.
+
+        `first_byte_s` None: no byte of an answer was sent. `usage` None: the engine did not report tokens.
+        """
+        counter = self._statuses.get(status) or self._status_counter(status)
+        counter.value += 1
+        self._duration.observe_value(duration_s)
+        if first_byte_s is not None:
+            self._first_byte.observe_value(first_byte_s)
+        if usage is not None:
+            prompt, completion = self._tokens or self._token_counters()
+            prompt.value += usage.prompt
+            completion.value += usage.completion
+            if usage.cached:
+                self._requests.cached_tokens.counter_of(self._labels[0]).value += usage.cached
+
+    def count_turn(self, decision: str, usage: Usage | None) -> None:
+        """Count a turn of a session. `decision`: what the answer's `X-Session` says."""
+        self._requests.session_turns.counter_of(self._labels[0], decision).value += 1
+        if decision == "reused" and usage is not None and usage.cached == 0:
+            self._requests.session_misses.counter_of(self._labels[0]).value += 1
+
+    def count_waited(self, seconds: float) -> None:
+        """Count a request that had to wait for its slot. Call when it has the slot."""
+        self._requests.queue_wait.histogram_of(self._labels[0]).observe_value(seconds)
+
+    def count_retries(self, retries: int = 1) -> None:
+        """Count further attempts of a request, after the first."""
+        self._requests.retries.counter_of(self._labels[0]).value += retries
+
+    def count_client_left(self) -> None:
+        """Count a client that left before its answer was complete."""
+        self._requests.client_gone.counter_of(*self._labels).value += 1
+
+    def count_broken_off(self, code: str) -> None:
+        """Count an answer that ended with the error `code` after its status was sent."""
+        self._requests.broken_off.counter_of(self._labels[0], code).value += 1
+
+    def count_refused(self, code: str) -> None:
+        """Count a request that the gateway answered with the error `code`."""
+        self._requests.refusals.counter_of(self._labels[0], code).value += 1
+
+    def _status_counter(self, status: int) -> FastCounter:
+        model, route = self._labels
+        counter = self._statuses[status] = self._requests.requests.counter_of(model, route, str(status))
+        return counter
+
+    def _token_counters(self) -> tuple[FastCounter, FastCounter]:
+        model, tokens = self._labels[0], self._requests.tokens
+        self._tokens = counters = (tokens.counter_of(model, "in"), tokens.counter_of(model, "out"))
+        return counters
+
+
+class ModelSeries:
+    """Counters of what engines did for one model's requests. Obtain it from `Metrics.model_series_of`, and keep it."""
+
+    __slots__ = (
+        "_chunks",
+        "_first_token",
+        "_inference",
+        "_outcomes",
+        "_output_token",
+        "_requests",
+        "_stream_seconds",
+        "_tokens_in",
+        "_tokens_out",
+        "_unreported",
+        "model",
+    )
+
+    def __init__(self, requests: RequestCollector, model: str) -> None:
+        self.model = model
+        self._requests = requests
+        self._outcomes: dict[Outcome, FastCounter] = {}
+        self._inference: FastCounter | None = None
+        self._chunks: FastCounter
+        self._stream_seconds: FastCounter
+        self._unreported: FastCounter
+        self._first_token: FastHistogram
+        self._output_token: FastHistogram
+        self._tokens_in: FastHistogram
+        self._tokens_out: FastHistogram
+
+    def count_finished(self, outcome: Outcome, work: EngineWork, usage: Usage | None, unreported_tokens: int) -> None:
+        """Count one finished request.
+
+        `usage` None: the engine did not report tokens; then `unreported_tokens` are those of its stream that came.
+        """
+        counter = self._outcomes.get(outcome)
+        if counter is None:
+            counter = self._outcomes[outcome] = self._requests.outcomes.counter_of(self.model, outcome)
+        counter.value += 1
+        if work is NO_WORK:
+            return
+        inference = self._inference or self._bind_series()
+        inference.value += work.inference_s
+        if usage is not None:
+            self._tokens_in.observe_value(usage.prompt)
+            self._tokens_out.observe_value(usage.completion)
+        else:
+            self._unreported.value += unreported_tokens
+        if not work.chunks:
+            return
+        self._chunks.value += work.chunks
+        self._stream_seconds.value += work.stream_s
+        if work.first_token_s is not None:
+            self._first_token.observe_value(work.first_token_s)
+            if outcome == "completed" and usage is not None and usage.completion > 1:
+                self._output_token.observe_value(work.stream_s / (usage.completion - 1))
+
+    def _bind_series(self) -> FastCounter:
+        """Bind the series of requests that reach an engine; other models, such as `unknown`, have none."""
+        requests, model = self._requests, self.model
+        self._inference = inference = requests.inference_seconds.counter_of(model)
+        self._chunks = requests.stream_chunks.counter_of(model)
+        self._stream_seconds = requests.stream_seconds.counter_of(model)
+        self._unreported = requests.unreported_tokens.counter_of(model)
+        self._first_token = requests.first_token.histogram_of(model)
+        self._output_token = requests.output_token.histogram_of(model)
+        self._tokens_in = requests.request_tokens.histogram_of(model, "in")
+        self._tokens_out = requests.request_tokens.histogram_of(model, "out")
+        return inference
+
+
+class KeySeries:
+    """Counters of one declared key. Obtain it from `Metrics.key_series_of`, and keep it."""
+
+    __slots__ = ("_requests", "_tokens_in", "_tokens_out")
+
+    def __init__(self, requests: RequestCollector, key: str) -> None:
+        self._requests = requests.key_requests.counter_of(key)
+        self._tokens_in = requests.key_tokens.counter_of(key, "in")
+        self._tokens_out = requests.key_tokens.counter_of(key, "out")
+
+    def count_finished(self, usage: Usage | None) -> None:
+        """Count one finished request that carried the key, answered or refused. `usage` None: no tokens reported."""
+        self._requests.value += 1
+        if usage is not None:
+            self._tokens_in.value += usage.prompt
+            self._tokens_out.value += usage.completion
+
+
+class ClientSeries:
+    """Counters of one client, or of all that share the label value `other`. Obtain it from
+    `Metrics.client_series_of`."""
+
+    __slots__ = ("_inference", "_requests")
+
+    def __init__(self, requests: RequestCollector, client: str) -> None:
+        self._requests = requests.client_requests.counter_of(client)
+        self._inference = requests.client_inference_seconds.counter_of(client)
+
+    def count_finished(self, inference_s: float) -> None:
+        """Count one finished request. `inference_s`: as `EngineWork.inference_s`."""
+        self._requests.value += 1
+        self._inference.value += inference_s
+
+
+class RequestCollector(Collector):
+    """The metrics that requests are counted in."""
+
+    def __init__(self) -> None:
+        self.requests = FastCounters(
+            "roundhouse_gateway_requests",
+            "Requests, by the HTTP status that was sent; 499: the client disconnected before a status was sent.",
+            ("model", "route", "status"),
+        )
+        self.duration = FastHistograms(
+            "roundhouse_gateway_request_duration_seconds",
+            "Seconds from a request's headers to the last byte of its answer.",
+            ("model", "route"),
+            _DURATION_BUCKETS,
+        )
+        self.first_byte = FastHistograms(
+            "roundhouse_gateway_first_byte_seconds",
+            "Seconds from a request's headers to the first byte of its answer, not counting heartbeats.",
+            ("model", "route"),
+            _FIRST_BYTE_BUCKETS,
+        )
+        self.queue_wait = FastHistograms(
+            "roundhouse_gateway_queue_wait_seconds",
+            "Seconds that requests waited for a slot; requests that did not wait are not counted.",
+            ("model",),
+            _QUEUE_WAIT_BUCKETS,
+        )
+        self.tokens = FastCounters(
+            "roundhouse_gateway_tokens",
+            "Tokens as engines counted them; direction is `in` (prompt) or `out` (completion).",
+            ("model", "direction"),
+        )
+        self.cached_tokens = FastCounters(
+            "roundhouse_gateway_cached_tokens",
+            "Tokens of prompts that engines had in their cache, where they tell; they count in `in`, too.",
+            ("model",),
+        )
+        self.session_turns = FastCounters(
+            "roundhouse_gateway_session_turns",
+            "Turns of sessions, by what `X-Session` says: `new`, `reused` or `rebuilt`.",
+            ("model", "decision"),
+        )
+        self.session_misses = FastCounters(
+            "roundhouse_gateway_session_misses",
+            "Turns said to be `reused` of which the engine had nothing in its cache.",
+            ("model",),
+        )
+        self.retries = FastCounters(
+            "roundhouse_gateway_retries",
+            "Retries after a connection to an engine failed or its KV cache was full.",
+            ("model",),
+        )
+        self.client_gone = FastCounters(
+            "roundhouse_gateway_client_disconnects",
+            "Clients that disconnected before their answer was complete.",
+            ("model", "route"),
+        )
+        self.broken_off = FastCounters(
+            "roundhouse_gateway_broken_answers",
+            "Answers that ended with an error after their status was sent.",
+            ("model", "code"),
+        )
+        self.refusals = FastCounters(
+            "roundhouse_gateway_refusals",
+            "Requests that the gateway answered with an error of its own.",
+            ("model", "code"),
+        )
+        self.key_requests = FastCounters(
+            "roundhouse_gateway_key_requests", "Requests with a declared key, including refused ones.", ("key",)
+        )
+        self.key_tokens = FastCounters(
+            "roundhouse_gateway_key_tokens",
+            "Tokens of a key's requests; direction is `in` (prompt) or `out` (completion).",
+            ("key", "direction"),
+        )
+
+        self.outcomes = FastCounters(
+            "roundhouse_gateway_request_outcomes",
+            "Requests that ended, by how: `completed`, `errored` (an error's status, or broken off by one), or "
+            "`cancelled` by their client.",
+            ("model", "outcome"),
+        )
+        self.inference_seconds = FastCounters(
+            "roundhouse_gateway_inference_seconds",
+            "Seconds from the sending of requests to an engine to their end, added up.",
+            ("model",),
+        )
+        self.stream_chunks = FastCounters(
+            "roundhouse_gateway_stream_chunks", "Events of engines' streams, counted when the request ends.", ("model",)
+        )
+        self.stream_seconds = FastCounters(
+            "roundhouse_gateway_stream_seconds",
+            "Seconds from the first byte of streams to their end, added up.",
+            ("model",),
+        )
+        self.unreported_tokens = FastCounters(
+            "roundhouse_gateway_unreported_tokens",
+            "Tokens of streams that ended before the engine reported its count; they count in `out`, too.",
+            ("model",),
+        )
+        self.first_token = FastHistograms(
+            "roundhouse_gateway_time_to_first_token_seconds",
+            "Seconds from the headers of a request for a stream to the first event of its answer.",
+            ("model",),
+            _FIRST_TOKEN_BUCKETS,
+        )
+        self.output_token = FastHistograms(
+            "roundhouse_gateway_time_per_output_token_seconds",
+            "Seconds for each token after the first, the mean of each complete stream.",
+            ("model",),
+            _OUTPUT_TOKEN_BUCKETS,
+        )
+        self.request_tokens = FastHistograms(
+            "roundhouse_gateway_request_tokens",
+            "Tokens of each request as its engine counted them; direction is `in` (prompt) or `out` (completion).",
+            ("model", "direction"),
+            _TOKEN_BUCKETS,
+        )
+        self.client_requests = FastCounters(
+            "roundhouse_gateway_client_requests",
+            "Requests by client, as it names itself by `X-Client-Id` or `User-Agent`.",
+            ("client",),
+        )
+        self.client_inference_seconds = FastCounters(
+            "roundhouse_gateway_client_inference_seconds",
+            "Seconds that engines worked for a client's requests, added up.",
+            ("client",),
+        )
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield each metric in prometheus_client's form."""
+        for family in vars(self).values():
+            yield family.make_family()
