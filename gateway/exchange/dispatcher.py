@@ -55,8 +55,8 @@ _NUMBER: Final = re.compile(rb"/[0-9]+$")
 class InferenceDispatcher:
     """Opens an `Exchange` for each inference request, and a `ResponseSession` for each WebSocket.
 
-    A `request_reader.InferenceRoutes`: inference requests bypass FastAPI. Run `run_timers` as a
-    task as long as it serves. It applies each new routing table to admission.
+    A `request_reader.InferenceRoutes`: inference requests bypass FastAPI. Run `run_timers` as a task as long as it
+    serves. It applies each new routing table to admission.
     """
 
     def __init__(
