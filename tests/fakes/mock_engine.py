@@ -68,6 +68,11 @@ class MockEngine:
     answers: dict[str, bytes] = field(default_factory=dict)
     """Blocking answers with their headers, by path."""
 
+    @property
+    def client_requests(self) -> list[Request]:
+        """The requests but those for `/metrics`, which a gateway sends of its own, at most once in 5 s."""
+        return [each for each in self.requests if each.path != "/metrics"]
+
     async def start(self, port: int = 0) -> None:
         """Listen on 127.0.0.1."""
         loop = asyncio.get_running_loop()

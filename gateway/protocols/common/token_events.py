@@ -38,11 +38,11 @@ class TokenEventCounter:
 
     def take_data(self, data: bytes) -> int:
         """Note a part of the stream, cut anywhere, and return `events`."""
-        last = self._last
-        self._second_last, self._last = last, data
+        self._second_last = last = self._last
+        self._last = data
         self.events += data.count(_BLANK_LINE)
-        if last[-1:] == b"\n" == data[:1] and not last.endswith(_BLANK_LINE):
-            self.events += 1
+        if data.startswith(b"\n") and last.endswith(b"\n") and not last.endswith(_BLANK_LINE):
+            self.events += 1  # its blank line was cut
         if not self._is_begun:
             self._look_for_text(data)
         return self.events

@@ -148,7 +148,7 @@ async def test_without_keys_foreign_hosts_and_pages_are_refused_on_every_route(
                 assert status == 200
             else:
                 assert (status, json.loads(text)["error"]["code"]) == (403, code), asked
-        assert not engine.requests
+        assert not engine.client_requests
         assert not here.controller.admin.asked
         for asked in routes:
             status, _, _ = await ask_route(here, asked, [("origin", "http://localhost:3000")])
@@ -201,7 +201,7 @@ async def test_with_keys_a_request_names_one_host_on_every_route() -> None:
                     else:
                         assert (answer.status, answer.error["code"]) == (400, "invalid_request"), (name, asked)
                         assert "Host" in answer.error["message"]
-        assert not engine.requests
+        assert not engine.client_requests
         assert not here.controller.admin.asked
 
 
@@ -247,7 +247,7 @@ async def test_on_an_address_that_others_reach_keys_are_required() -> None:
                     assert status == 200
                 else:
                     assert (status, json.loads(text)["error"]["code"]) == (403, "keys_required"), asked
-        assert not engine.requests
+        assert not engine.client_requests
         await here.publish(model, keys=(key("all", scopes=BOTH),))
         headers = bearer("all") | {"host": "any.example", "origin": "https://any.example"}
         async with here.client.get(here.url + "/v1/models", headers=headers) as answer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import aiohttp
 import openai
 import pytest
 
+from gateway.protocols.common.token_events import TokenEventCounter
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness, until
 from tests.support.ports import free_port
@@ -121,3 +123,40 @@ async def test_a_client_that_leaves_stops_the_real_engine(real: Real, stream: bo
     await until(lambda: "cancel task" in real.engine.log, "the engine cancels it")
     await real.here.idle()
     assert real.engine.figure("tokens_predicted_total") < CONTEXT
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_each_token_of_a_real_stream_is_counted_without_the_engines_own_count(real: Real, path: str) -> None:
+    prompt: dict[str, Any] = {"prompt": "Hi"} if path == "/v1/completions" else {"messages": HI}
+    fields = {"model": "demo", "max_tokens": 60, "ignore_eos": True, "stream": True, **prompt}
+    fields["stream_options"] = {"include_usage": True}
+    counter = TokenEventCounter()
+    url, headers = f"http://127.0.0.1:{real.engine.port}{path}", {"Authorization": f"Bearer {TOKEN}"}
+    async with aiohttp.ClientSession() as client, client.post(url, json=fields, headers=headers) as answer:
+        text = await answer.read()
+    assert b'"completion_tokens":60' in text
+    head = text[: text.rindex(b"data: ", 0, text.index(b'"usage"'))]
+    for start in range(0, len(head), 700):
+        counter.take_data(head[start : start + 700])
+    assert counter.count_tokens() in (59, 60), "the last token may have no text"
+
+
+async def test_a_real_stream_that_is_left_counts_what_came_and_the_engines_metrics_are_read(real: Real) -> None:
+    here = real.here
+    async with here.chat("demo", stream=True, max_tokens=CONTEXT, ignore_eos=True) as answer:
+        read = b""
+        while read.count(b"\n\n") < 40:
+            read += await answer.content.readany()
+        answer.close()
+    await until(lambda: "cancel task" in real.engine.log, "the engine cancels it")
+    await here.idle()
+    found = re.search(
+        r'^roundhouse_gateway_unreported_tokens_total\{model="demo"\} (\S+)$', await here.metrics(), re.MULTILINE
+    )
+    assert found is not None
+    async with here.client.get(f"{here.url}/metrics/engines") as page:
+        text = await page.text()
+    told = re.search(r'^llamacpp:tokens_predicted_total\{model="demo",replica="demo-0"\} (\S+)$', text, re.MULTILINE)
+    assert told is not None, text
+    assert 38 <= float(found[1]) <= real.engine.figure("tokens_predicted_total") + 1
+    assert 'roundhouse_engine_up{model="vectors",replica="vectors-0"} 1' in text

@@ -23,7 +23,7 @@ from gateway.api import INFERENCE_GROUPS
 from gateway.exchange.api_spec import ApiSpec
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness, until
-from tests.fakes.mock_engine import MockEngine, Request
+from tests.fakes.mock_engine import MockEngine
 from tests.support.access_table import find_expected
 from tests.support.queueing import key
 
@@ -39,13 +39,6 @@ AICORE = "/v1/aicore/"
 """How paths begin that are about the model with the role `aicore`, which there is not here."""
 DOCUMENTS = ("/v1/documents", "/v1/search", "/v1/tenants", "/v1/files", "/v1/vector_stores", "/v1/retrieval")
 """How paths of retrieval begin, which does not run here."""
-
-
-def inference_of(engine: MockEngine) -> list[Request]:
-    """The requests that an engine got, but those for its metrics, which the gateway asks for at most once in 5 s."""
-    return [each for each in engine.requests if each.path != "/metrics"]
-
-
 Kind = Literal["inference", "stored", "documents", "aicore", "admin", "models", "listing", "absent", "ungated"]
 
 
@@ -249,7 +242,7 @@ async def test_without_a_good_key_nothing_is_reached_but_health_and_metrics(capl
                     assert said[0] == 200, (asked, who)
                 else:
                     check_refusal(asked, said, 401, "invalid_api_key", who)
-        assert not inference_of(engine)
+        assert not engine.client_requests
         assert not here.controller.admin.asked
         assert "secret-" not in await here.metrics() + caplog.text
         assert not any(each.sha256 in caplog.text for each in KEYS)
@@ -280,7 +273,7 @@ async def test_no_other_spelling_of_a_path_is_outside_the_gate() -> None:
             for spelling in spellings:
                 status, _, text = await ask(here, asked, {}, spelling)
                 assert (status, json.loads(text)["error"]["code"]) == (401, "invalid_api_key"), (asked, spelling)
-        assert not inference_of(engine)
+        assert not engine.client_requests
         assert not here.controller.admin.asked
 
 
@@ -288,7 +281,7 @@ async def test_no_other_spelling_of_a_path_is_outside_the_gate() -> None:
 async def test_a_key_opens_what_it_says_and_no_more(who: str, caplog: pytest.LogCaptureFixture) -> None:
     async with guarded(*KEYS) as (here, engine):
         for asked in await every_route(here):
-            before = len(inference_of(engine)), len(here.controller.admin.asked)
+            before = len(engine.client_requests), len(here.controller.admin.asked)
             status, code = verdict(asked, who)
             for headers in (bearer(who), {"x-api-key": f"secret-{who}"}, bearer(who) | {"x-api-key": f"secret-{who}"}):
                 said = await ask(here, asked, headers)
@@ -304,10 +297,10 @@ async def test_a_key_opens_what_it_says_and_no_more(who: str, caplog: pytest.Log
                     assert said[0] == 200, (asked, who, said)
                 if asked.kind == "inference":
                     assert said[1]["x-client-id"] == who
-            reached = len(inference_of(engine)) - before[0], len(here.controller.admin.asked) - before[1]
+            reached = len(engine.client_requests) - before[0], len(here.controller.admin.asked) - before[1]
             open_ = 0 if code else 3
             assert reached == (open_ * asked.engine_requests, open_ * (asked.kind == "admin")), asked
-        for seen in inference_of(engine):
+        for seen in engine.client_requests:
             assert seen.headers["authorization"] == "Bearer replica-token"
             assert not {"x-api-key", "cookie"} & seen.headers.keys()
             assert "secret-" not in str(seen.headers)
@@ -328,7 +321,7 @@ async def test_streams_are_refused_with_a_status_and_not_in_a_stream() -> None:
                     assert answer.status == status, (asked.path, who)
                     is_stream = answer.content_type == "text/event-stream"
                     assert is_stream is (status == 200)
-        assert len(inference_of(engine)) == sum(one.api is not None and one.api.streams for one in inference_routes())
+        assert len(engine.client_requests) == sum(one.api is not None and one.api.streams for one in inference_routes())
 
 
 @pytest.mark.parametrize(
@@ -363,7 +356,7 @@ async def test_a_keys_limits_hold_on_every_route(limit: dict[str, int], words: s
                 assert (f"x-ratelimit-remaining-{name}" in said[1]) is (f"{name}_per_minute" in limit)
             assert (await ask(here, asked, bearer("all")))[0] != 429, asked
         others = sum(asked.engine_requests for asked in await every_route(here))
-        assert len(inference_of(engine)) == 1 + others, "those of the other key"
+        assert len(engine.client_requests) == 1 + others, "those of the other key"
         assert "secret-" not in await here.metrics()
 
 
@@ -374,7 +367,7 @@ async def use_up(here: GatewayHarness, engine: MockEngine, stack: contextlib.Asy
     asking = asyncio.create_task(call.__aenter__())
     stack.callback(asking.cancel)
     if holds:
-        await until(lambda: len(inference_of(engine)) == 1)
+        await until(lambda: len(engine.client_requests) == 1)
     else:
         assert (await asking).status == 200
 

@@ -25,7 +25,9 @@ def documented_metrics() -> set[str]:
 
 def used_metrics() -> set[str]:
     """Names in panels, rules and pages of docs/, and in docs/metrics.md outside of the rows that describe metrics.
-    Names of histograms' series come without their suffix, too."""
+
+    Names of histograms' series also without their suffix.
+    """
     texts = [path.read_text() for path in (ROOT / "grafana").rglob("*") if path.suffix in (".json", ".yaml")]
     texts += [path.read_text() for path in (ROOT / "docs").rglob("*.md") if path != REFERENCE]
     texts.append("\n".join(line for line in REFERENCE.read_text().splitlines() if not line.startswith("| `")))
