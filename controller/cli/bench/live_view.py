@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from controller.cli.bench.load import LevelProgress
 from controller.cli.bench.report import COLUMNS
-from controller.cli.bench.statistics import count_per_second, describe_values
+from controller.cli.bench.statistics import describe_values, list_last_seconds
 from controller.cli.output import table_of
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class LiveView:
         lines = [Text(f"{self._model}: Ctrl-C ends the test and saves what it has", style="dim")]
         if progress is not None:
             now_s = self._clock()
-            counts = count_per_second(list(progress.piece_times), now_s, HISTORY_S)
+            counts = list_last_seconds(progress.piece_counts, now_s, HISTORY_S)
             done = len(progress.samples)
             state = f"{done} of {self._requests} done, {progress.running} under way"
             lines += [Text(state), Text(f"{draw_sparkline(counts)} {counts[-1]} tokens in the last second")]

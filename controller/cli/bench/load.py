@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -22,8 +23,6 @@ from controller.cli.sse import SseReader
 
 CONNECT_S: Final = 5.0
 """Seconds that a connection to the gateway may take."""
-REMEMBERED_PIECES: Final = 100_000
-"""Times of the latest pieces of text, for the live picture."""
 LOST: Final = "connection_lost"
 """Error of a request whose connection failed."""
 INCOMPLETE: Final = "incomplete_stream"
@@ -88,7 +87,8 @@ class LevelProgress:
     began: float
     samples: list[RequestSample] = field(default_factory=list)
     running: int = 0
-    piece_times: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED_PIECES))
+    piece_counts: Counter[int] = field(default_factory=Counter)
+    """Pieces of text by the whole second of the clock in which they came."""
 
 
 class LoadGenerator:
@@ -222,7 +222,7 @@ class LoadGenerator:
             request.counted_tokens = usage["completion_tokens"]
         if any(_has_text(choice) for choice in event.get("choices") or ()):
             request.note_piece(now)
-            progress.piece_times.append(now)
+            progress.piece_counts[math.floor(now)] += 1
 
 
 def _has_text(choice: Any) -> bool:

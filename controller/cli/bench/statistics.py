@@ -128,11 +128,8 @@ def _speed_of(sample: RequestSample) -> float | None:
     return (sample.output_tokens - 1) / (sample.duration_s - sample.ttft_s)
 
 
-def count_per_second(times_s: Iterable[float], now_s: float, seconds: int) -> list[int]:
-    """Return how many of the times lie in each of the last whole `seconds` before `now_s`, the oldest first."""
-    counts = [0] * seconds
-    for time_s in times_s:
-        age = math.floor(now_s) - math.floor(time_s)
-        if 1 <= age <= seconds:
-            counts[seconds - age] += 1
-    return counts
+def list_last_seconds(counts: Mapping[int, int], now_s: float, seconds: int) -> list[int]:
+    """Return the counts of the last whole `seconds` before `now_s`, the oldest first; 0 for a second without one.
+    `counts`: by the whole second in which they happened."""
+    this_second = math.floor(now_s)
+    return [counts.get(second, 0) for second in range(this_second - seconds, this_second)]

@@ -32,11 +32,9 @@ ADDRESSING = ("src", "href", "action", "srcset", "data", "poster")
 
 def level(concurrency: int, speed: float = 1.0, *errors: str) -> LevelResult:
     """A level whose requests take 1 s / `speed`."""
-    samples = tuple(
-        [
-            *(RequestSample(0.0, 1 / speed, 0.5 / speed, (0.1 / speed,) * 4, 5) for _ in range(4)),
-            *(RequestSample(0.0, 0.1, None, (), 0, error=error) for error in errors),
-        ]
+    samples = (
+        *(RequestSample(0.0, 1 / speed, 0.5 / speed, (0.1 / speed,) * 4, 5) for _ in range(4)),
+        *(RequestSample(0.0, 0.1, None, (), 0, error=error) for error in errors),
     )
     return LevelResult(summarize_level(concurrency, samples, 2 / speed), samples)
 
@@ -156,7 +154,7 @@ def test_marks_of_an_axis_are_round_numbers(largest: float, step: float) -> None
 def test_the_live_picture() -> None:
     view = LiveView("m", 64, lambda: 10.5)
     progress = LevelProgress(4, 0.5, [RequestSample(0.0, 1.0, 0.25, (), 100)], running=3)
-    progress.piece_times.extend([8.5, 9.1, 9.2])
+    progress.piece_counts.update({8: 1, 9: 2})
     view.show_finished([("1", "64", "0", "10.0", "1 ms", "1 ms", "1 ms", "1 ms")])
     view.begin_level(progress)
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
