@@ -28,6 +28,7 @@ from controller.cli import (
     validate,
     version,
 )
+from controller.cli.bench import command as bench
 from controller.cli.doctor import command as doctor
 from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.output import print_error
@@ -60,6 +61,7 @@ for command in (
     gpu.gpu,
     validate.validate,
     doctor.doctor,
+    bench.bench,
     pause.pause,
     pause.resume,
     backup.backup,

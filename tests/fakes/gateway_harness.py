@@ -45,6 +45,8 @@ async def server_running(settings: GatewaySettings) -> AsyncIterator[tuple[str, 
     with tempfile.TemporaryDirectory(prefix="rh") as folder:
         if "state" not in settings.model_fields_set:
             settings = settings.model_copy(update={"state": Path(folder)})
+        # Nothing of a test goes to the machine's network.
+        settings = settings.model_copy(update={"mdns": False})
         listeners = bind_client_listeners(settings.hosts, 0)
         server = server_of(settings, open_store(settings), open_certificate(settings))
         setattr(server, "capture_signals", contextlib.nullcontext)  # noqa: B010 - signals are the test runner's

@@ -15,7 +15,7 @@ from tests.fakes.fake_controller import FakeController
 from tests.fakes.gateway_harness import GatewayHarness, until
 from tests.support.ports import free_port
 
-SETTINGS = {"ROUNDHOUSE_CONTROLLER_URL": "unix:/nowhere/controller.sock"}
+SETTINGS = {"ROUNDHOUSE_CONTROLLER_URL": "unix:/nowhere/controller.sock", "ROUNDHOUSE_MDNS": "off"}
 
 
 async def start(**settings: str) -> asyncio.subprocess.Process:

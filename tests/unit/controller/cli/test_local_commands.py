@@ -35,6 +35,7 @@ COMMANDS = (
     "gpu",
     "validate",
     "doctor",
+    "bench",
     "pause",
     "resume",
     "backup",

@@ -1,0 +1,179 @@
+"""The report of a load test: its JSON, its page, and the comparison of two."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+from rich.console import Console
+
+from controller.cli.bench.command import parse_levels
+from controller.cli.bench.live_view import LiveView, draw_sparkline
+from controller.cli.bench.load import LevelProgress
+from controller.cli.bench.page import render_comparison, render_page
+from controller.cli.bench.plot import Series, draw_lines, nice_step
+from controller.cli.bench.report import (
+    LevelResult,
+    ReportError,
+    build_report,
+    check_report,
+    compare_reports,
+    comparison_rows,
+    summary_rows,
+)
+from controller.cli.bench.statistics import RequestSample, summarize_level
+from controller.cli.exit_codes import CommandError, ExitCode
+
+ADDRESSING = ("src", "href", "action", "srcset", "data", "poster")
+
+
+def level(concurrency: int, speed: float = 1.0, *errors: str) -> LevelResult:
+    """A level whose requests take 1 s / `speed`."""
+    samples = (
+        *(RequestSample(0.0, 1 / speed, 0.5 / speed, (0.1 / speed,) * 4, 5) for _ in range(4)),
+        *(RequestSample(0.0, 0.1, None, (), 0, error=error) for error in errors),
+    )
+    return LevelResult(summarize_level(concurrency, samples, 2 / speed), samples)
+
+
+def report(*levels: LevelResult, model: str = "m", is_whole: bool = True) -> dict[str, Any]:
+    built = build_report(
+        levels, model=model, made_at="2027-01-02", version="1", options={"requests": 4}, is_whole=is_whole
+    )
+    decoded: dict[str, Any] = json.loads(json.dumps(built))
+    return check_report(decoded)
+
+
+class Page(HTMLParser):
+    """What a page holds."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ADDRESSING]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_a_report_has_the_figures_of_its_levels() -> None:
+    made = report(level(1), level(4, 1.0, "queue_full"))
+    assert summary_rows(made) == [
+        ("1", "4", "0", "10.0", "500.0 ms", "500.0 ms", "100.0 ms", "100.0 ms"),
+        ("4", "4", "1", "10.0", "500.0 ms", "500.0 ms", "100.0 ms", "100.0 ms"),
+    ]
+    assert made["levels"][1]["errors"] == {"queue_full": 1}
+    assert set(made["levels"][0]["ttft_ms"]) == {"count", "mean", "min", "max", "p50", "p90", "p95", "p99"}
+    assert made["levels"][1]["requests"][4] == {
+        "started_s": 0.0,
+        "duration_s": 0.1,
+        "ttft_s": None,
+        "output_tokens": 0,
+        "error": "queue_full",
+        "cut": False,
+    }
+
+
+def test_a_level_without_answers_has_dashes() -> None:
+    samples = (RequestSample(0.0, 0.1, None, (), 0, error="queue_full"),)
+    made = report(LevelResult(summarize_level(2, samples, 1.0), samples))
+    assert summary_rows(made) == [("2", "0", "1", "0.0", "-", "-", "-", "-")]
+    assert "queue_full" in render_page(made)
+
+
+def test_a_page_is_whole_by_itself() -> None:
+    name = "<script>alert(1)</script>"
+    text = render_page(report(level(1), level(4, 2.0, "queue_full"), model=name, is_whole=False))
+    page = Page(text)
+    assert page.tags.count("svg") == 4
+    assert page.addresses == []
+    assert "script" not in page.tags
+    assert "http:" not in text
+    assert "https:" not in text
+    assert name in page.text
+    assert "It was ended early." in page.text
+
+
+def test_a_comparison_says_what_changed() -> None:
+    first, second = report(level(1), level(4)), report(level(1, 2.0), level(8))
+    figures = list(compare_reports(first, second))
+    assert {figure["concurrency"] for figure in figures} == {1}, "what only one has is no comparison"
+    changes = {figure["figure"]: figure["change"] for figure in figures}
+    assert (changes["tokens/s"], changes["TTFT p50, ms"]) == (pytest.approx(1.0), pytest.approx(-0.5))
+    assert ("1", "tokens/s", "10.00", "20.00", "+100.0%") in comparison_rows(figures)
+    page = Page(render_comparison("a.json", first, "b.json", second))
+    assert page.tags.count("svg") == 4
+    assert "A is a.json: m" in page.text
+
+
+def test_a_figure_that_one_report_lacks_has_no_change() -> None:
+    empty = LevelResult(summarize_level(1, (), 1.0), ())
+    changes = {figure["figure"]: figure["change"] for figure in compare_reports(report(empty), report(level(1)))}
+    assert set(changes.values()) == {None}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ([], "is no report"),
+        ({"levels": {}}, "is no report"),
+        ({"format": 9, "levels": []}, "has format 9"),
+        ({"format": 1, "levels": [{"concurrency": 1}]}, "without its figures"),
+    ],
+)
+def test_what_is_no_report_is_refused(content: object, words: str) -> None:
+    with pytest.raises(ReportError, match=words):
+        check_report(content)
+
+
+def test_a_plot_is_well_formed_and_in_its_frame() -> None:
+    lines = [Series("a <b>", [1.0, None, 3.0]), Series("c", [0.0, 2.0, 250.0])]
+    svg = ET.fromstring(draw_lines("Speed & more", "x", ["1", "4", "16"], lines))
+    circles = svg.findall("circle")
+    assert len(circles) == 5
+    assert all(0 <= float(circle.attrib["cy"]) <= 300 and 0 <= float(circle.attrib["cx"]) <= 520 for circle in circles)
+    lowest, highest = (float(circles[number].attrib["cy"]) for number in (2, 4))
+    assert highest < lowest, "larger values are drawn higher"
+    assert ET.fromstring(draw_lines("nothing", "x", ["1"], [Series("a", [None])])).findall("circle") == []
+
+
+@pytest.mark.parametrize(("largest", "step"), [(0, 1), (1, 0.2), (9.9, 2), (10, 2), (11, 5), (260, 100), (5000, 1000)])
+def test_marks_of_an_axis_are_round_numbers(largest: float, step: float) -> None:
+    assert nice_step(largest, 5) == pytest.approx(step)
+
+
+def test_the_live_picture() -> None:
+    view = LiveView("m", 64, lambda: 10.5)
+    progress = LevelProgress(4, 0.5, [RequestSample(0.0, 1.0, 0.25, (), 100)], running=3)
+    progress.piece_counts.update({8: 1, 9: 2})
+    view.show_finished([("1", "64", "0", "10.0", "1 ms", "1 ms", "1 ms", "1 ms")])
+    view.begin_level(progress)
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
+    console.print(view.render())
+    text = console.export_text()
+    assert "1 of 64 done, 3 under way" in text
+    assert "▄█ 2 tokens in the last second" in text
+    assert "4 ..." in text
+    assert "250.0 ms" in text
+
+
+def test_a_sparkline() -> None:
+    assert draw_sparkline([0, 1, 50, 100]) == " ▁▄█"
+    assert draw_sparkline([0, 0]) == "  "
+
+
+def test_levels_of_an_option() -> None:
+    assert parse_levels("16, 1,4,4") == [1, 4, 16]
+    for text in ("", "0", "1,x", "-1", "5000", "1.5"):
+        with pytest.raises(CommandError) as caught:
+            parse_levels(text)
+        assert caught.value.code == ExitCode.USAGE
