@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -43,7 +44,8 @@ class MdnsAdvertiser:
     """
 
     def __init__(self, choose: Callable[[], Advert | None], recheck_s: float = RECHECK_S) -> None:
-        """`choose` returns what to advertise now; None: nothing. It may raise OSError."""
+        """`choose` returns what to advertise now; None: nothing. It is called in a thread, may block, and may raise
+        OSError."""
         self._choose = choose
         self._recheck_s = recheck_s
         self._zeroconf: AsyncZeroconf | None = None
@@ -52,6 +54,8 @@ class MdnsAdvertiser:
 
     async def run(self) -> None:
         """Advertise until cancelled, then withdraw the advert, so that clients forget it at once."""
+        # 80 ms, in a thread, because requests may be served already.
+        await asyncio.to_thread(import_module, "zeroconf.asyncio")
         try:
             while True:
                 await self._follow_addresses()
@@ -60,16 +64,16 @@ class MdnsAdvertiser:
             await self._withdraw()
 
     async def _follow_addresses(self) -> None:
-        from zeroconf import Error  # 80 ms that only a gateway beyond loopback pays
+        from zeroconf import Error  # only a gateway beyond loopback pays for the import
 
         try:
-            advert = self._choose()
+            advert = await asyncio.to_thread(self._choose)
             if advert != self._advert:
                 await self._withdraw()
                 if advert is not None:
                     await self._publish(advert)
             self._last_problem = None
-        except (OSError, Error) as error:
+        except (OSError, RuntimeError, Error) as error:  # RuntimeError: an address went away meanwhile
             problem = str(error) or type(error).__name__
             if problem != self._last_problem:
                 log.warning("this gateway cannot be advertised by mDNS: %s", problem)
