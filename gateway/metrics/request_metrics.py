@@ -31,11 +31,12 @@ _FIRST_TOKEN_BUCKETS: Final = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10),
     *(30, 60),
 )
-_OUTPUT_TOKEN_BUCKETS: Final = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
+_OUTPUT_TOKEN_BUCKETS: Final = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
 _TOKEN_BUCKETS: Final = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
 """The buckets of these three are those that OpenTelemetry's semantic conventions for generative AI advise
 (`gen_ai.server.time_to_first_token`, `gen_ai.server.time_per_output_token`, `gen_ai.client.token.usage`). A first token
-may wait for a queue here, so two larger ones are added; of the numbers of tokens, those beyond any context are not."""
+may wait for a queue here, so two larger ones are added, and small models are faster than 100 tokens per second, so two
+smaller ones; of the numbers of tokens, those beyond any context are left out."""
 
 MAX_CLIENTS: Final = 100
 """Values of the label `client` at most, besides `other`."""
