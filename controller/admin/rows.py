@@ -40,8 +40,8 @@ class Traffic:
     def count_inside(self, replicas: Iterable[str]) -> int | None:
         """Return the number of running requests of these replicas, named by `replicas`; 0 for none.
 
-        None means unknown: a gateway is lost, and a replica's engine has not been idle for long enough since
-        (`proves_idle`).
+        None means unknown: a gateway is lost or there is none, and a replica's engine has not been idle for long enough
+        since (`proves_idle`).
         """
         counts = [count_inflight(name, self.gateways, self.now, self.idle_spans.get(name)) for name in replicas]
         return sum(count for count in counts if count is not None) if None not in counts else None

@@ -11,7 +11,8 @@ class TokenTexts(Protocol):
     """The part of a vocabulary that a `TokenReader` needs."""
 
     def token_text(self, token: int, *, with_special: bool) -> bytes:
-        """Return the bytes that a token stands for; none for a special token, unless `with_special`."""
+        """Return the bytes that a token stands for; none for a special token, unless `with_special`, and for an id
+        without a token."""
 
 
 class TokenReader:

@@ -79,7 +79,8 @@ def remove(
     name: Name = "roundhouse",
     as_json: Json = False,
 ) -> int:
-    """Remove the systemd unit. Models, state and desired state stay."""
+    """Remove the systemd unit. Models, state and desired state stay. Refuses while the service runs, unless --now, and
+    for a unit that `roundhouse service install` did not write."""
     from controller.cli.service.install import remove_service
 
     return _tell(remove_service(name, is_system=system, is_stopped=now), as_json)
