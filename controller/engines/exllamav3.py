@@ -214,7 +214,8 @@ class ExLlamaV3(Engine[ExLlamaV3Definition]):
         field, bound = ("exllama_max_rq_tokens", limit) if is_by_limit else ("exllama_cache_size", room)
         k_bits, _, v_bits = (definition.exllama_cache_quant or "").partition(",")
         bits = f"{k_bits},{v_bits or k_bits}" if k_bits else None
-        told = None if applied.cache_type_k is None else f"{applied.cache_type_k},{applied.cache_type_v}"
+        types = (applied.cache_type_k, applied.cache_type_v)
+        told = None if None in types else ",".join(map(str, types))
         return (
             *compare_figure(definition, field, bound, applied.context_length, "--cache-size", "--max-rq-tokens"),
             *compare_slots(definition, self.target_inflight(definition), applied.slots),
