@@ -41,7 +41,7 @@ class GroundingOptions(BaseModel):
         ge=50,
         le=1_000_000,
         description=f"Most tokens of all passages together, estimated; the worst ones go. Default: {USUAL_TOKENS}, and "
-        "at most half of the model's context.",
+        "at most a quarter of the model's context.",
     )
 
 

@@ -53,12 +53,13 @@ class Passage(NamedTuple):
 def fit_passages(passages: Sequence[Passage], wanted: int | None, context_length: int | None) -> list[Passage]:
     """Return the best passages that a model gets, in their order. The first one that does not fit ends the list.
 
-    `wanted`: most tokens of all together, estimated by `BYTES_PER_TOKEN`; None: `USUAL_TOKENS`, but at most half of
-    `context_length`, the tokens of the model's context (None: it is not known).
+    `wanted`: most tokens of all together, estimated by `BYTES_PER_TOKEN`; None: `USUAL_TOKENS`, but at most a quarter
+    of `context_length`, the tokens of the model's context (None: it is not known). So passages have no more bytes than
+    the context has tokens, which fits with any tokenizer.
     """
     tokens = wanted
     if tokens is None:
-        tokens = USUAL_TOKENS if context_length is None else min(USUAL_TOKENS, context_length // 2)
+        tokens = USUAL_TOKENS if context_length is None else min(USUAL_TOKENS, context_length // 4)
     fitting, left = [], tokens * BYTES_PER_TOKEN
     for passage in passages:
         left -= len(passage.text.encode())

@@ -214,9 +214,9 @@ async def test_a_message_without_rag_has_no_citations() -> None:
         assert retrieval.searches == []
 
 
-async def test_passages_take_half_of_a_models_context_at_most() -> None:
+async def test_passages_take_a_quarter_of_a_models_context_at_most() -> None:
     async with grounded() as (here, engine, retrieval):
-        await here.publish(route("m", [engine.url], apis=(CHAT,), context_length=200))
+        await here.publish(route("m", [engine.url], apis=(CHAT,), context_length=400))
         retrieval.hits = [hit(1, "x" * 300), hit(2, "y" * 200)]
         status, answer = await ask(here, rag=True)
         assert (status, [source["number"] for source in answer["sources"]]) == (200, [1])
