@@ -247,10 +247,11 @@ class ModelTraffic:
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """Memory that one replica needs, in MiB, as observed or predicted. None means unknown."""
+    """Memory that one replica needs, in MiB, as observed or predicted. None in a field means unknown, unless the field
+    says otherwise."""
 
     per_gpu_mib: int | None = None
-    """MiB of each of the replica's GPUs."""
+    """MiB of each of the replica's GPUs; None also for a replica without GPUs."""
     host_mib: int | None = None
     """Main memory in MiB. For an engine with GPUs, the main memory that it needs besides theirs."""
     gpu_share: float | None = None

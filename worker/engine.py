@@ -87,12 +87,16 @@ class Job:
 
 
 class Engine(Protocol):
-    """One model, as the worker's HTTP surface calls it. Methods are called in threads, never in the event loop, and may
-    block.
+    """One model, as the worker's HTTP surface calls it. The worker calls methods in threads, never in the event loop,
+    so they may block.
 
-    Engines ignore stop strings: the worker closes the iterator of pieces when it finds one. `tokenize`, `token_texts`,
-    `render_prompt` and `count_tokens` may be called while jobs run, each in a thread of its own. Only methods that
-    `apis` offers are called.
+    The worker calls `load_model`, and of the other methods only those of the APIs in `apis`: `chat`: `stream_chat`;
+    `completions`: `stream_completion`; `embeddings`: `embed_texts`, `join_tokens`; `tokens`: `tokenize`, `token_texts`;
+    `prompts`: `render_prompt`, `count_tokens`. Up to `slots` jobs run at the same time. The methods of `tokens` and
+    `prompts` may be called while jobs run, several at the same time. An exception that a method does not name is
+    logged and fails the request.
+
+    Engines ignore stop strings: the worker closes the iterator of pieces when it finds a stop string in the text.
     """
 
     slots: int

@@ -84,8 +84,8 @@ class AdminClient:
 
     Every request raises NoControllerError where nobody answers in time, LostControllerError (a NoControllerError) where
     the connection ends before the answer, RequestRefusedError where the controller answers with an error, and
-    CommandError where its TLS fails, the address is none, or what answers is no controller of this version. No request
-    is tried again.
+    CommandError where its TLS fails, the address is not valid, or what answers is no controller of this version. No
+    request is tried again.
     """
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
@@ -234,11 +234,15 @@ class AdminClient:
 
     async def read_logs(self, name: str, *, replica: str | None, lines: int, follow: bool) -> AsyncGenerator[str, None]:
         """Yield pieces of the engines' logs as they arrive; a piece may end within a line, and the last one may be
-        empty.
+        empty. Logs of several engines are mixed: each line then begins with its replica's name.
 
-        `replica` None: all engines of the model. `lines`: how many of the last lines. With `follow` it goes on with new
-        lines until the connection ends or the caller closes the generator (`aclosing`); without, it ends after the last
-        line. Errors: see `AdminClient`.
+        `replica`: name of one replica, running or ended; None: all running replicas of the model, or the one that ended
+        last where none runs. `lines`: maximum number of existing lines of each replica, from the end of its log, 0 to
+        10,000. With `follow`, the generator goes on with new lines, without a limit of time, until the server ends the
+        answer or the caller closes the generator (`aclosing`). Without `follow`, it ends after the existing lines.
+
+        Raises RequestRefusedError (`unknown_model`, `unknown_replica`) where there is none, and LostControllerError
+        when the connection breaks. Errors: see `AdminClient`.
         """
         query = _query(replica=replica, lines=lines, follow="true" if follow else None)
         silence_s = None if follow else self._timeout_s

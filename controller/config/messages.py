@@ -37,7 +37,7 @@ def suggest_name(word: str, known_words: Iterable[str]) -> str:
 
 
 def kind_of(value: object) -> str:
-    """Return the kind of a value from YAML or JSON in words, such as `a number`."""
+    """Return the kind of a value from YAML or JSON in words, such as `a number`, or `null` for None."""
     if isinstance(value, bool):
         return "true or false"
     if isinstance(value, (int, float)):
@@ -50,8 +50,10 @@ def kind_of(value: object) -> str:
 
 
 def shown_value(value: object) -> str:
-    """Return the value for an error message: a number or boolean as it is, a text of 60 printable characters at most in
-    backquotes with secrets masked, of anything else the kind."""
+    """Return a value from YAML or JSON as an error message shows it. A number stays as it is, and a boolean is `true`
+    or `false`. A text of at most 60 printable characters is put in backquotes, with the secrets masked that it marks as
+    such (see `mask_text`). Every other value becomes its kind (see `kind_of`). A secret that nothing marks is shown:
+    use `kind_of` for fields that hold secrets."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (int, float)):
@@ -62,8 +64,8 @@ def shown_value(value: object) -> str:
 
 
 def typed_value(value: object) -> str:
-    """Return the value as `shown_value` does, but a short text without secrets with its type and in quotes, so that
-    `"2"` differs from 2: `the text "2"`."""
+    """Return the value as `shown_value` does, except that a text of at most 60 printable characters without secrets
+    becomes `the text` and the text in double quotes, so that `the text "2"` differs from the number 2."""
     if _is_short_text(value) and mask_text(value) == value:
         return f"the text {json.dumps(value, ensure_ascii=False)}"
     return shown_value(value)

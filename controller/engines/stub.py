@@ -35,7 +35,7 @@ class StubDefinition(Definition):
 
 class Stub(Engine[StubDefinition]):
     """The backend `stub`: renders the command line of a worker process that answers a fixed text, for tests and dry
-    installs. It claims GPUs like a model and uses no memory of them."""
+    installs. Placement reserves GPUs for a stub as for any model, but the process uses no GPU."""
 
     name: ClassVar[str] = "stub"
     definition = StubDefinition

@@ -140,9 +140,12 @@ def vllm_progress(log_tail: str) -> float | None:
 
 
 def vllm_verdict(log_tail: str) -> Verdict | None:
-    """Return why vLLM ended, by the end of its log: in plain words where the cause is a known one, followed by the
-    first exception that the log names, cut to 300 characters. An unknown cause is that exception alone, and not
-    permanent. None: the log names no cause."""
+    """Return why vLLM ended, by the end of its log. `log_tail` must be of one run.
+
+    The message of a known cause is the cause in plain words and, if the log names an exception, a colon and the first
+    exception, cut to 300 characters; exceptions that only report the end of another process do not count. The message
+    of an unknown cause is that exception alone, and `permanent` is False. None: the log names no cause.
+    """
     exception_lines = [*_CAUSE.finditer(log_tail)]
     causes = (match for match in exception_lines if not _NO_CAUSE.search(match["text"]))
     cause = next((f"{each['kind']}: {each['text']}" if each["kind"] else each["text"] for each in causes), "")

@@ -30,7 +30,8 @@ class GatewayHub:
         """Start without a table and without gateways.
 
         `instance` and `epoch` go into every table; the epoch must be greater than that of any earlier controller.
-        `wake` wakes the reconciler. `on_link(gateway_id, connected)` is called when a gateway connects or disconnects.
+        `wake` wakes the reconciler. `clock` returns Unix time in seconds. `on_link(gateway_id, connected)` is called
+        when a gateway's first link opens (True) and when its last one has ended (False).
         """
         self._on_link = on_link
         self._instance = instance
@@ -85,13 +86,14 @@ class GatewayHub:
         return self.table.stamp
 
     def replace_keys(self, keys: tuple[Key, ...]) -> None:
-        """Publish the current routes with other keys. Does nothing before the first table."""
+        """Publish the current routes with `keys` in place of the current keys. Does nothing before the first table."""
         if self.table is not None:
             self.publish_table(self.table.models, keys)
 
     async def wait_for_table(self, after: Stamp | None) -> RoutingTable:
-        """Wait, without limit, until the current table is newer than the stamp `after`, and return it. With None, only
-        the first table of this controller is waited for."""
+        """Return the current table if its stamp is newer than `after`; else wait, without limit, until a newer table is
+        published, and return that. Tables that were replaced meanwhile are skipped. `after` None: return the current
+        table, and wait only if this controller has published none yet."""
         while self.table is None or (after is not None and self.table.stamp <= after):
             await self._table_changed.wait()
         return self.table

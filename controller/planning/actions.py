@@ -34,7 +34,8 @@ class PullImage:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaAction:
-    """Base of the actions on one replica. `id`: the replica and the attempt."""
+    """Base of the actions on one replica. `id`: the replica and the attempt. In the actions, `name` is the name of the
+    replica's container or process, and `reason` says in words why the plan has the action."""
 
     id: ReplicaId
 
@@ -75,8 +76,8 @@ class Undrain(ReplicaAction):
 
 @dataclass(frozen=True, slots=True)
 class Stop(ReplicaAction):
-    """Stop a running replica, without waiting for its requests. `failure`: why it failed, which counts towards its
-    backoff; None: it did not fail."""
+    """Stop a running replica, without waiting for its requests. `failure`: why the replica failed, which counts
+    towards its backoff; None: it did not fail."""
 
     kind: ClassVar[str] = "stop"
     name: str
@@ -88,8 +89,8 @@ class Stop(ReplicaAction):
 
 @dataclass(frozen=True, slots=True)
 class Remove(ReplicaAction):
-    """Remove the container or process record of an ended or half-created replica. `failure`: why the replica failed,
-    which counts towards its backoff; None: it did not fail."""
+    """Remove the container or process record `name` of a replica that has ended or was only half created. `failure`:
+    why the replica failed, which counts towards the replica's backoff; None: it did not fail."""
 
     kind: ClassVar[str] = "remove"
     name: str

@@ -85,9 +85,11 @@ class Evicted(BaseModel):
 
 
 def restate_override(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> bool:
-    """Return whether an edit changes `enabled` or `replicas` of a model that is declared before and after.
+    """Return whether an edit of the files changes `enabled` or `replicas` of a model. Such an edit must end the model's
+    override, demand and eviction, which the caller does.
 
-    Such an edit ends the model's override, demand and eviction. None: the model is not declared.
+    `before`, `after`: fields of the model's definition as the files declare them before and after the edit; None: the
+    model is not declared, and the result is False. A field that is not declared counts as None, not as its default.
     """
     if before is None or after is None:
         return False
@@ -95,10 +97,10 @@ def restate_override(before: Mapping[str, Any] | None, after: Mapping[str, Any] 
 
 
 def ended_fields(before: Override, remainder: Override | None) -> list[str]:
-    """Return what an edit ended of an override.
+    """Return what an edit ended of the override `before`.
 
-    `remainder` is what is left of it; None means that all of it ended, and the result is `["load"]` or `["unload"]`.
-    Otherwise the result names the parameters of the load that ended, sorted.
+    `remainder`: what is left of the override (see `drop_edited_fields`). None means that all of it ended; the result is
+    then `["load"]` or `["unload"]`. Otherwise the result has the names of the load's parameters that ended, sorted.
     """
     return [before.action] if remainder is None else sorted(before.params.keys() - remainder.params.keys())
 

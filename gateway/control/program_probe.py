@@ -10,7 +10,7 @@ import aiohttp
 from common.program_client import ProgramClient, ProgramGoneError
 
 INTERVAL_S: Final = 5.0
-"""Seconds between two questions."""
+"""Seconds from the end of one probe to the next."""
 TIMEOUT_S: Final = 2.0
 """Seconds that an answer may take."""
 
@@ -18,7 +18,8 @@ ProbeResult = Literal["unknown", "up", "down"]
 
 
 class ProgramProbe:
-    """The health of one program, as its last answer at `/health` told. Run `run` as a task as long as it is used."""
+    """The health of one program, by its last answer at `/health`: read `result`. Run `run` as a task as long as the
+    probe is used, and cancel the task at the end."""
 
     def __init__(self, program: ProgramClient, interval_s: float = INTERVAL_S) -> None:
         """`program`: an entered client, which the caller closes after the end of `run`."""
@@ -28,8 +29,9 @@ class ProgramProbe:
         """`unknown` until the first answer or failure."""
 
     async def run(self) -> None:
-        """Probe the program at once, and then every `interval_s` seconds until cancelled. Never returns; a failure, or
-        a status other than 200, becomes the result `down`."""
+        """Probe the program at once, and again `interval_s` seconds after the end of each probe, until cancelled. Each
+        probe sets `result`: `up` after an answer with status 200, `down` after any other status, or without an answer
+        within `TIMEOUT_S`. Never returns."""
         while True:
             self.result = "up" if await self._answers() else "down"
             await asyncio.sleep(self._interval_s)

@@ -51,14 +51,17 @@ class AdmissionStage:
         """When the request entered the queue, in monotonic seconds; None: it is not in the queue."""
 
     def admit_request(self, route: ModelRoute) -> None:
-        """Check and count the request, and send it or put it into the queue of its model, `route`. Call once.
+        """Check and count the request, and send it or put it into the queue of its model. Call once.
 
-        A hook of `before_admission` may answer the request instead; then nothing is sent or queued.
+        `route`: the model in the routing table in force. If the model is not loaded, the request waits for the load,
+        and causes it where the model is `autoload`. A hook of `before_admission` may answer the request instead; then
+        nothing is sent or queued.
 
         Raises:
-            RoundhouseError: the engine does not serve the API or this request; `rate_limit_exceeded`; the model is not
-                loaded and will not be (see `refusal_of`); `queue_full`; `engine_unreachable`; or what a hook raises.
-                The caller must end the request.
+            RoundhouseError: `not_supported`, or what `Dialect.check_request` or `check_length` refuses;
+                `rate_limit_exceeded`; the model is not loaded and will not be (see `refusal_of`); `queue_full`;
+                `engine_unreachable`.
+            Exception: what a hook raises. After any exception, the caller must end the request.
         """
         self._check_request(route)
         exchange = self._exchange

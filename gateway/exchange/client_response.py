@@ -56,7 +56,8 @@ class DiscardingCall:
 class RecordingCall:
     """An `AnsweredCall` that gives each part of a stream to `recorders`, in order, and then passes it on to `call`.
 
-    Whole answers are passed on without being recorded. `call` may be replaced while the answer is under way.
+    Parts of an answer that is no stream are recorded, too; whole answers are passed on without being recorded. `call`
+    may be replaced while the answer is under way.
     """
 
     def __init__(self, call: AnsweredCall) -> None:
@@ -148,7 +149,12 @@ class ClientResponse:
 
     def record_parts(self, take_part: Callable[[bytes], None]) -> None:
         """Call `take_part` with each part of a stream that is sent from now on, before the client gets it and whether
-        or not the client is there. A part is whole events, perhaps with `[DONE]`, or a comment."""
+        or not the client is there. A part is whole events, perhaps with `[DONE]`, or a comment.
+
+        Every call adds a recorder; recorders are called in the order of their addition, until `stop_recording`. What
+        `take_part` raises is raised by the method that sends the part, which then does not reach the client. A whole
+        answer is not recorded; of one that is sent in parts (`send_part`), the recorders get the bytes, cut anywhere.
+        """
         if not isinstance(self._call, RecordingCall):
             self._call = RecordingCall(self._call)
         self._call.recorders.append(take_part)

@@ -64,10 +64,8 @@ async def send_error(scope: Scope, send: Send, error: RoundhouseError, extra_hea
 
 
 def limit_body(receive: Receive, limit: int) -> Receive:
-    """Return a `receive` that raises RoundhouseError `body_too_large` once more than `limit` bytes of a body came.
-
-    Nothing is raised for a greater Content-Length alone: see `read_body`.
-    """
+    """Return a `receive` for one request that raises RoundhouseError `body_too_large` once more than `limit` bytes of
+    the body have arrived. Unlike `read_body`, it does not raise for a greater Content-Length alone."""
     size = 0
 
     async def receive_within_limit() -> Message:
@@ -83,10 +81,11 @@ def limit_body(receive: Receive, limit: int) -> Receive:
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """Read the whole body of a request, and return it. `limit`: bytes.
+    """Read the whole body of a request, and return it; empty if it has none. `limit`: most bytes that it may have.
 
     Raises:
-        RoundhouseError: `body_too_large` as soon as more than `limit` bytes are announced or have arrived.
+        RoundhouseError: `body_too_large` as soon as Content-Length announces more than `limit` bytes, or more have
+            arrived. The rest of the body is not read.
         ClientGoneError: the client left before the end of the body.
     """
     content_length = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")

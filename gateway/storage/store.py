@@ -70,9 +70,10 @@ class _DatabaseJob(NamedTuple):
 class StateStore:
     """The store of all tenants: a thread that owns the database, and a queue of jobs for it.
 
-    Call its methods in the event loop; none of them blocks. Futures raise RoundhouseError `response_store_failed` if
-    the database fails or `MOST_WAITING` jobs wait. Objects of other tenants and expired objects are not found. Do not
-    call any method after `close`: its future would never end.
+    Call its methods in the event loop; none of them blocks, but the constructor does. Jobs run one at a time, in the
+    order of the calls. Futures raise RoundhouseError `response_store_failed` if the database fails or if `MOST_WAITING`
+    jobs wait when the method is called, and any RoundhouseError that their own job raises. Objects of other tenants and
+    expired objects are not found. Do not call any method after `close`: its future would never end.
     """
 
     def __init__(self, folder: Path, *, max_bytes: int, retention_s: float, clock: Callable[[], float]) -> None:
@@ -99,7 +100,8 @@ class StateStore:
         self.totals = StoredTotals()
         """Number and size of the stored objects at the last count, which is made every `SWEEP_EVERY_S`."""
         self.failures = 0
-        """Number of jobs and objects that failed, or were refused because too many waited, since the start."""
+        """Number of jobs and objects, since the start, that failed because the database or disk did, or that were
+        refused because too many waited."""
         self._unwritten: dict[str, StoredObject] = {}
         """Objects by id that the thread has collected to write together."""
         self._write_at = math.inf

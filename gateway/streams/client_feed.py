@@ -108,13 +108,15 @@ class ClientFeed:
     # From the client's connection
 
     def take_body(self, body: bytes | LargeBody) -> None:
-        """See Handler. Never called: the request was complete before."""
+        """See Handler. Does nothing, and is never called: the exchange took the body before this feed took its
+        place."""
 
     def fail_request(self, error: RoundhouseError) -> None:
-        """See Handler. Never called, for the same reason."""
+        """See Handler. Does nothing, and is never called: only a request whose body is not complete can fail so. An
+        error of the exchange reaches the client as the last events of the stream."""
 
     def client_gone(self) -> None:
-        """See Handler."""
+        """See Handler. Stops reading the stream and calls `on_gone`; the exchange goes on."""
         if self._release() is not None:
             self._on_gone()
 

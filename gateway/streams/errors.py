@@ -60,7 +60,8 @@ def stream_stopped() -> RoundhouseError:
 
 
 def stream_replaced() -> RoundhouseError:
-    """Return `stream_replaced`, the last event of a live stream whose id another request has taken."""
+    """Return `stream_replaced`, the last event of a live stream that ends because a later request of the same tenant
+    has taken its id."""
     message = f"The request was cancelled: another one has the same {ID_HEADER}, and an id has one stream at a time."
     return RoundhouseError("stream_replaced", message)
 

@@ -389,9 +389,10 @@ class RateLimits:
         return len(self._clients)
 
     def forget_key(self, name: str, state: _KeyUsage) -> None:
-        """Forget the usage of a key that is not declared or limited any more, if it is still `state`.
+        """Forget the usage of the key `name`, which is not declared or not limited any more, if `state` is still the
+        object that holds that usage. Otherwise, also for an unknown name, do nothing.
 
-        Only `RateLimitEntry` calls it, when the key's last request ends. An unknown name does nothing.
+        For `RateLimitEntry` only, which calls this when the key's last running request ends.
         """
         if self._states.get(name) is state:
             del self._states[name]

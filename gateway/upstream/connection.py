@@ -75,12 +75,13 @@ class EngineDiedError(EngineFailureError):
 
 
 class EngineListener(Protocol):
-    """Receives the answer to one request, in the event loop.
+    """Receives the answer to one request, in the event loop; the methods must not block.
 
-    `engine_head` is called once, `engine_data` any number of times, then `engine_end`; or at any point `engine_failed`,
-    after which nothing follows. None is called from within `EngineClient.send_request` or `cancel`, `pause` and
-    `resume` of `EngineCall`, nor after `cancel`. If `engine_head` or `engine_data` raises, the exception is logged, the
-    connection closed, and `engine_failed` called with `EngineDiedError`.
+    The connection calls `engine_head` once, `engine_data` any number of times, then `engine_end` once. If the request
+    fails before its end, it calls `engine_failed` once instead of what is missing. It calls no method from within
+    `EngineClient.send_request` or `cancel`, `pause` and `resume` of `EngineCall`, and none after `cancel`. If
+    `engine_head` or `engine_data` raises, the exception is logged, the connection is closed, and `engine_failed` is
+    called with `EngineDiedError`.
     """
 
     def engine_head(self, status: int, headers: Headers) -> None:

@@ -189,8 +189,9 @@ class VectorStoreRoutes:
         return answer_model(FileContent(data=[TextContent(text=text)]), caller)
 
     async def add_batch(self, request: Request) -> Response:
-        """Add up to 500 files to a vector store, and answer the batch at once; indexing follows. Raises RoundhouseError
-        `vector_store_not_found`, `vector_store_expired`, `file_not_found` or `retrieval_busy`."""
+        """Add up to 2000 files to a vector store, and answer the batch at once; indexing follows. Raises
+        RoundhouseError `invalid_request`, `vector_store_not_found`, `vector_store_expired`, `file_not_found`,
+        `retrieval_busy`, `storage_full` or `storage_failed`."""
         caller, store_id = _named(request)
         new = parse_body(NewFileBatch, await read_body(request, _MOST_BYTES))
         return answer_model(await self._service.add_batch(caller.tenant, store_id, new), caller)

@@ -65,8 +65,15 @@ def list_files(
     is_ascending: bool,
     purpose: str | None,
 ) -> list[StoredFile]:
-    """Return up to `limit` files of a tenant by creation, those after the file `after`. Raises LookupError where there
-    is no such file."""
+    """Return the first `limit` files of a tenant, in the order of creation: oldest first if `is_ascending`, else newest
+    first. Files that expired before `now` are left out.
+
+    `after`: id of the file behind which the result begins, in the same order; it may have expired. None: begin with the
+    first file. `purpose`: only files of this purpose; None: of any.
+
+    Raises:
+        LookupError: the tenant has no file with the id `after`.
+    """
     comparison, direction, bound = find_bound(db, "files", tenant, PageRequest(limit, is_ascending, after))
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM files WHERE tenant = ? AND number {comparison} ? AND coalesce(expires_at, ?) >= ? "

@@ -32,8 +32,9 @@ class DocumentKey:
 
 @dataclass(frozen=True, slots=True)
 class NewVersion:
-    """A version of a document that is to be queued: what a client sent. Its original is stored already, as
-    `sha256`."""
+    """A version of a document that is to be queued: what a client sent. Its original is stored already, under the hash
+    `sha256` in hex. `bytes`: size of the original. `filename` and `declared_type` (the media type) None: the client
+    named none."""
 
     key: DocumentKey
     sha256: str
@@ -60,7 +61,8 @@ class NewVersion:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One version of a document, as the catalog had it when it was read; later changes do not show here."""
+    """One version of a document, as the catalog had it when it was read; later changes do not show here. `number` is
+    unique in the catalog. The fields that `NewVersion` has, too, mean the same as there."""
 
     number: int
     tenant: str

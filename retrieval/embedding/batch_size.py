@@ -19,10 +19,11 @@ TRY_AGAIN_AFTER: Final = 64
 
 
 class BatchSize:
-    """Chooses the number of texts of the next request to one model. Sizes are `largest` and its halves."""
+    """Chooses the number of texts of the next request to one model: `largest`, its half, and so on down to 1. The
+    caller sends `size` texts, and reports what came of them to `note_answer` or `note_refusal`."""
 
     def __init__(self, largest: int) -> None:
-        """`largest`: of any request, at least 1."""
+        """Begin with the largest size up to `FIRST`. `largest`: most texts that a request may have, at least 1."""
         self._sizes = _list_sizes(largest)
         self._at = max((at for at, size in enumerate(self._sizes) if size <= FIRST), default=0)
         self._seconds_per_text = [deque[float](maxlen=SAMPLES) for _ in self._sizes]
@@ -36,8 +37,8 @@ class BatchSize:
         return self._sizes[self._at]
 
     def note_answer(self, texts: int, seconds: float) -> None:
-        """Note a request that was answered. One with another number of texts than `size` says nothing of it, and is
-        ignored."""
+        """Note that a request with this number of texts was answered after `seconds`, its wait in the model's queue
+        included. This may change `size`. Ignored if `texts` is not `size`."""
         if texts != self.size:
             return
         samples = self._seconds_per_text[self._at]
@@ -55,7 +56,12 @@ class BatchSize:
             self._seconds_per_text[self._at].clear()
 
     def note_refusal(self, texts: int) -> None:
-        """Note that the engine refuses so many texts at once, at least two, but takes each of them."""
+        """Note that the engine refused a request with this number of texts, at least 2, only because there were too
+        many: it has accepted the same texts in smaller requests.
+
+        Lowers `size` to at most half of `texts`. After `TRY_AGAIN_AFTER` answered requests, the next larger size may be
+        tried again.
+        """
         fitting = max((at for at, size in enumerate(self._sizes) if size <= texts // 2), default=0)
         self._lower_to(min(self._at, fitting))
 

@@ -33,17 +33,19 @@ def cut_text(
 ) -> list[ChunkSpan]:
     """Return the chunks of a text, in its order; none for blank text.
 
-    Every character that is not blank lies in at least one chunk. No chunk has more estimated tokens than
-    `options.max_tokens`: a sentence (in code a line) that is larger is cut between words, a larger word within it.
-    A chunk repeats whole sentences (lines) of the one before it, as many as `options.overlap_tokens` allow, unless a
-    heading lies between. Blanks around a chunk are left out, but for the indentation of its first line, and so is a
-    byte order mark at the beginning of the text.
+    Every character that is not blank lies in at least one chunk, except a byte order mark at the beginning of the text.
+    No chunk has more estimated tokens than `options.max_tokens`. The function cuts a sentence that is too large (with
+    `lines`, a line) between words, and a word that is too large within the word. A chunk begins with the last sentences
+    (lines, or words of one that was cut) of the chunk before it, as many as fit into `options.overlap_tokens`, but
+    never with text from before a heading. A chunk has no blanks at its beginning and end, except the indentation of its
+    first line.
 
-    `page_starts`: offsets in characters of the pages, ascending and the first page's included, each at the start of a
-    line; empty where the text has no pages. `headings`: those of a text that is not Markdown, in its order.
+    `page_starts`: offset in characters of every page, the first included, ascending, each at the start of a line; empty
+    if the text has no pages, and then every `page` is None. `headings`: the headings of a text that is not Markdown, in
+    the order of the text; leave it empty for Markdown, whose headings the function finds.
 
     Raises:
-        ValueError: `options` are out of range.
+        ValueError: `options` are out of the range that `ChunkingOptions` states.
     """
     if options.max_tokens < 1 or not 0 <= options.overlap_tokens <= options.max_tokens // 2:
         raise ValueError("max_tokens must be at least 1, and overlap_tokens between 0 and half of max_tokens")

@@ -57,8 +57,9 @@ class Chunking(BaseModel):
 
 
 class Progress(BaseModel):
-    """How far the embedding of a document's newest version is. Only versions that are neither `ready` nor `failed` have
-    it."""
+    """How far the indexing of a document's newest version is. Only versions that are neither `ready` nor `failed` have
+    it. `chunks` counts those of the current try: it begins at 0 with each try, and is 0 while the version waits for the
+    next."""
 
     chunks: int = Field(description="Chunks that have vectors.")
     chunks_total: int | None = Field(description="Chunks of the version; null: it is not cut yet.")

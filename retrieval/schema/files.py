@@ -167,7 +167,9 @@ class AttributesChange(BaseModel):
 
 class NewFileBatch(BaseModel):
     """Files to add to a vector store together: either `file_ids`, or `files` with options of their own; both or neither
-    are refused. `attributes` and `chunking_strategy` are for `file_ids`, and ignored with `files`."""
+    are refused. `attributes` and `chunking_strategy` are those of every file in `file_ids`; with `files` they have no
+    effect, but `attributes` that are not valid are still refused. Without a `chunking_strategy`: `auto`. Unknown fields
+    are ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 

@@ -63,8 +63,10 @@ class SearchScores(BaseModel):
 
 
 class SearchHit(BaseModel):
-    """A chunk that was found, with its place in the document's text. `page` counts from 1, and is null where the format
-    has no pages; `headings` are those above the chunk, the outermost first."""
+    """A chunk that was found, with its place in the document's text. `filename` is null if the client named none.
+    `page` is the page that the chunk begins on, from 1, and null where the format has no pages. `headings` are those
+    above the chunk, the outermost first; a heading that the chunk begins with is in its `text` alone. `score` is the
+    rerank model's, in its own unit, if the search asked to `rerank`. `metadata` is the document's."""
 
     document_id: str
     filename: str | None

@@ -105,7 +105,8 @@ class Stub:
         return [words[token].encode(errors="replace") for token in tokens]
 
     def render_prompt(self, request: ChatRequest) -> str:
-        """Return the texts of the conversation, one per line, without roles. Never raises."""
+        """Return the texts of the conversation, without roles: each message, or each text part of one, on a line of its
+        own. Tools and parts that are no text are left out. Never raises."""
         return "\n".join(text for message in request.messages for text in texts_of(message.content))
 
     def count_tokens(self, request: ChatRequest) -> int:

@@ -32,7 +32,8 @@ class EmbeddingTokenizer:
     """Id of the padding token; 0 if the vocabulary has none."""
 
     def encode(self, texts: Sequence[str]) -> list[Any]:
-        """Return one `tokenizers.Encoding` for each text, in order, cut at `max_tokens` and not padded."""
+        """Return one `tokenizers.Encoding` for each text, in order, with the tokens that the model expects around a
+        text and without padding. A text that is longer than `max_tokens` is cut, without an error."""
         encodings: list[Any] = self.tokenizer.encode_batch(texts)
         return encodings
 

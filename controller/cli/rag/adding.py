@@ -49,11 +49,12 @@ def find_files(paths: Sequence[Path]) -> list[FileToAdd]:
 
 
 def document_id_of(path: Path) -> str:
-    """Return the id of a file's document: its path as it was given, with `:` between its parts, so that the same
-    command line replaces what it added before.
+    """Return the id of a file's document: `path` as it was given, neither made absolute nor resolved, with `:` between
+    its parts. The same command line therefore replaces the documents that it added before.
 
-    A leading `/` and the parts `.` and `..` are left out, other characters than `A-Za-z0-9._:@+~=-` become `-`, and of
-    a long path the last 200 characters count: so two paths may have the same id. `document` where nothing is left.
+    The id lacks a leading `/` and the parts `.` and `..`. Each run of characters other than `A-Za-z0-9._:@+~=-` becomes
+    one `-`. Only the last 200 characters are kept, without any of `.:@+~=-` at their beginning. The id is `document` if
+    nothing is left. Two paths may have the same id.
     """
     parts = [part for part in path.parts if part not in ("/", ".", "..")]
     return _UNFIT.sub("-", ":".join(parts))[-_LONGEST_ID:].lstrip(".:@+~=-") or "document"

@@ -47,8 +47,7 @@ class RagClient:
     def __init__(self, url: str, tenant: str | None, *, verifies: bool) -> None:
         """Connect to nothing yet. `url`: the gateway's address, without a path.
 
-        `tenant`: sent as `X-Client-Id`, which names the tenant while the gateway has no keys; None: the tenant is then
-        this program's `User-Agent`, `roundhouse/VERSION`, which is another after an upgrade.
+        `tenant`: sent as `X-Client-Id`, which names the tenant while the gateway has no keys; None: `USUAL_TENANT`.
         `verifies`: whether the certificate of an `https` address is checked.
         """
         self._url = url.rstrip("/")

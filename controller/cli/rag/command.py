@@ -98,9 +98,10 @@ def search(
     rerank: Annotated[bool, typer.Option("--rerank", help="Order the best hits by the rerank model.")] = False,
     as_json: Json = False,
 ) -> int:
-    """Search the documents.
+    """Search the tenant's documents, without those of vector stores.
 
-    Exit code 0: there are hits. 1: there are none, or the search was refused.
+    A hit must have all attributes of --where. Without --mode, the gateway searches by meaning and by words if it has an
+    embedding model, else by words alone. Exit code 0: there are hits. 1: there are none, or the search was refused.
     """
     body: dict[str, Any] = {"query": query, "top_k": top_k, "rerank": rerank}
     if mode is not None:
@@ -208,9 +209,10 @@ def reindex(gateway: Gateway = None, as_json: Json = False) -> int:
 
 
 def parse_attributes(texts: Sequence[str]) -> dict[str, Any]:
-    """Return the attributes that texts of the form `KEY=VALUE` name: a value that Python's `int` or `float` reads is a
-    number, `true` and `false` are booleans, everything else is a string. Of equal keys the last counts. Raises
-    CommandError (USAGE) for a text without `=` or without a key."""
+    """Return the attributes that texts of the form `KEY=VALUE` name. A value that is a finite number as JSON writes it,
+    with at most 18 digits before the point, becomes a number; `true` and `false` become booleans; every other value is
+    a string, such as `0123`. If a key repeats, its last value counts. Raises CommandError (USAGE) for a text without
+    `=` or without a key."""
     attributes: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")

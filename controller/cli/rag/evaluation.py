@@ -57,10 +57,13 @@ class WayResult:
 
 
 def parse_questions(lines: Iterable[str], source: str) -> list[Question]:
-    """Return the questions of JSON lines; empty lines are skipped, and other keys than `query` and `relevant` ignored.
+    """Return the questions in `lines`, each a JSON object such as `{"query": "...", "relevant": ["document id"]}`.
 
-    Raises CommandError (USAGE), with `source` and the line's number, for a line that is no question; and where there is
-    none at all.
+    `relevant` lists the ids of the documents that answer the query, each with grade 1, or maps ids to grades from 0; at
+    least one grade must be above 0. Blank lines and other keys are ignored. `source`: name of the file, for messages.
+
+    Raises CommandError (USAGE), with `source` and the line's number counted from 1, for a line that is no question;
+    and, with `source`, if there is no question at all.
     """
     questions = []
     for number, line in enumerate(lines, 1):
@@ -85,11 +88,13 @@ async def find_unknown_documents(client: RagClient, questions: Sequence[Question
 async def evaluate_ways(
     client: RagClient, questions: Sequence[Question], *, top_k: int, on_answer: Callable[[str, int], None]
 ) -> list[WayResult]:
-    """Search every question in every way of WAYS, and return the results in that order.
+    """Search every question in every way of WAYS, and return one result for each way, in that order.
 
-    A document's rank is that of its best hit among `top_k`. A way whose first search the gateway refuses is left out,
-    with the gateway's reason. `on_answer`: called with the way's name and how many answers there are so far. Raises
-    CommandError for a search that fails later, and where no gateway answers.
+    `questions`: at least one. A document's rank is that of its best hit among `top_k`. If the gateway refuses the first
+    search of a way, no further search is made in that way; its result has the gateway's reason and no scores.
+    `on_answer`: called after each answer, with the way's name and the number of its answers so far.
+
+    Raises CommandError for a search that fails later, and where no gateway answers.
     """
     results = []
     for name, options in WAYS.items():
@@ -106,7 +111,8 @@ async def evaluate_ways(
 
 
 def rank_documents(hits: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the documents of hits, each at the place of its best hit."""
+    """Return the ids of the documents of `hits`, which are ordered best first: each id once, at the place of its first
+    hit."""
     return list(dict.fromkeys(hit["document_id"] for hit in hits))
 
 

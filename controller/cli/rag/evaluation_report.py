@@ -15,7 +15,8 @@ LISTED_MISSES: Final = 50
 
 
 def table_rows(results: Sequence[WayResult]) -> list[tuple[str, str, str, str]]:
-    """Return a row of COLUMNS for each way of searching; `-` for what the gateway cannot do."""
+    """Return a row of COLUMNS for each way of searching, with scores to three decimals, or `-` if the gateway cannot
+    search in that way."""
     rows = []
     for result in results:
         scores = result.scores
@@ -28,8 +29,9 @@ def table_rows(results: Sequence[WayResult]) -> list[tuple[str, str, str, str]]:
 def build_result(
     source: str, questions: Sequence[Question], results: Sequence[WayResult], unknown: Sequence[str], top_k: int
 ) -> dict[str, Any]:
-    """Return everything as JSON can hold it. `source`: name of the questions' file; `unknown`: ids of relevant
-    documents that the tenant does not have."""
+    """Return the summary of an evaluation as a value that JSON can hold, without the scores of each question. `source`:
+    name of the questions' file; `results`: in the order in which the summary lists them; `unknown`: ids of relevant
+    documents that the tenant does not have; `top_k`: hits that each search asked for."""
     return {
         "file": source,
         "questions": len(questions),
@@ -51,7 +53,8 @@ def build_result(
 def render_json(
     summary: dict[str, Any], questions: Sequence[Question], results: Sequence[WayResult], made_at: str
 ) -> str:
-    """Return the report as JSON: the summary, and the scores of each question. `made_at`: date and time in words."""
+    """Return the report as JSON text: the summary, and the scores of each question. `summary`: from `build_result`.
+    `made_at`: date and time in words."""
     details = [
         {
             "query": question.query,
@@ -66,7 +69,12 @@ def render_json(
 def render_markdown(
     summary: dict[str, Any], questions: Sequence[Question], results: Sequence[WayResult], made_at: str
 ) -> str:
-    """Return the report as Markdown: the table, why ways are missing in it, and questions that no way answered."""
+    """Return the report as Markdown: a table with a row for each way of searching, and below it why the gateway could
+    not search in a way, which ways met an index that was being rebuilt, which relevant documents the tenant does not
+    have, and the questions of `find_missed`. Each of the last two lists has at most `LISTED_MISSES` entries.
+
+    `summary`: from `build_result`, for the same `questions` and `results`. `made_at`: date and time in words.
+    """
     lines = [
         f"# Searches of {summary['file']}",
         "",
@@ -91,8 +99,8 @@ def render_markdown(
 
 
 def find_missed(questions: Sequence[Question], results: Sequence[WayResult]) -> list[Question]:
-    """Return the questions for which no way of searching has a relevant document among the first ten; none where no way
-    was possible."""
+    """Return the questions for which no way of searching found a relevant document among its first ten documents; an
+    empty list if the gateway could not search in any way. `results`: those of the same questions."""
     done = [result for result in results if result.by_question]
     return [
         question

@@ -47,7 +47,7 @@ class Imported:
     """What an import has done."""
 
     added: int = 0
-    """Documents that are new or replaced."""
+    """Documents that were accepted, as new ones or as replacements; some may be in `failed`, too."""
     unchanged: int = 0
     """Documents that were there already, with the same content and fields."""
     failed: list[tuple[str, str]] = field(default_factory=list)
@@ -55,10 +55,14 @@ class Imported:
 
 
 async def export_documents(client: RagClient, path: Path, on_document: Callable[[str], None]) -> Exported:
-    """Write all documents of the tenant to the file `path`, which has its name when it is complete. Goes on with what
-    an earlier run has fetched. `on_document`: called with the id of each document that is in the file.
+    """Write all documents of the tenant to the file `path`, replacing an existing one. Until the file is complete, it
+    is named `path` with `.partial` appended; the next run reuses the originals in it.
 
-    Raises CommandError: no gateway answers, or the file cannot be written; the next run goes on then, too.
+    `on_document`: called with the id of each document that is in the file; again for the same documents if the listing
+    must begin anew because a document was deleted meanwhile.
+
+    Raises CommandError: no gateway answers or it refuses a request, the file cannot be written, or a document was
+    replaced again and again. The originals that were fetched stay for the next run.
     """
     exported = Exported(await client.read_tenant())
     description = ExportDescription(version=__version__, tenant=exported.tenant)
@@ -123,11 +127,16 @@ async def _export_one(
 async def import_documents(
     client: RagClient, reader: ExportReader, *, waits: bool, on_document: Callable[[str], None]
 ) -> Imported:
-    """Add the documents of a file that the tenant does not have so. Several are sent at the same time.
+    """Add the documents of an export that the tenant lacks, or has with other content or fields; these are replaced.
 
-    `waits`: return when they are searchable or have failed; else when they are accepted. `on_document`: called with the
-    id of each document, when it is accepted and, with `waits`, once more when it is searchable or has failed. Raises
-    CommandError: no gateway answers, or the file is damaged; what was accepted stays, and the next run leaves it out.
+    Sends up to `AT_ONCE` documents at a time; waits without limit where the gateway has no room. A document that the
+    gateway refuses, or that fails to become searchable, raises nothing: the result lists it in `failed`. `waits`:
+    return when all accepted documents are searchable, have failed or were deleted; else when all are accepted or
+    refused. `on_document`: called with the id of each document when it is accepted, refused or known to be there
+    already, and, with `waits`, once more for each that was not refused, when the wait for it ends.
+
+    Raises CommandError: no gateway answers, the gateway refuses a question about a document's status, or the file is
+    damaged; OSError: the file cannot be read. Documents that were accepted stay; the next run skips them.
     """
     imported = Imported()
 

@@ -44,8 +44,11 @@ def lingers(user: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Systemd:
-    """Client of one systemd manager, by the program `systemctl`. Each call blocks until `systemctl` ends, for
-    `ANSWER_S` at most. Names of units are with `.service`."""
+    """Client of one systemd manager, by the program `systemctl`. `unit` is a unit's name with `.service`.
+
+    Methods that run `systemctl` block until it ends. They raise CommandError if `systemctl` is missing, fails, or takes
+    longer than `ANSWER_S`; in the last case the manager may still carry the request out.
+    """
 
     is_system: bool
     """True for the system's manager, False for this user's."""
@@ -76,17 +79,18 @@ class Systemd:
         self._systemctl("daemon-reload")
 
     def enable(self, unit: str) -> None:
-        """Start the unit now, and from now on with the machine or, for a user's manager, at the user's login. Raises
-        CommandError where `systemctl` fails."""
+        """Start the unit now, unless it runs, and from now on with the machine or, for a user's manager, at the user's
+        login. Raises CommandError where `systemctl` fails, as for a unit that does not start."""
         self._systemctl("enable", "--now", unit)
 
     def restart(self, unit: str) -> None:
-        """Restart the unit, or start it if it does not run. Raises CommandError where `systemctl` fails."""
+        """Restart the unit, or start it if it does not run. Returns when it has started. Call `reload` first if its
+        unit file has changed. Raises CommandError where `systemctl` fails, as for a unit that does not start."""
         self._systemctl("restart", unit)
 
     def disable(self, unit: str) -> None:
         """Stop the unit, wait for its end, and do not start it with the machine or a login any more. Raises
-        CommandError where `systemctl` fails or takes longer than `ANSWER_S`."""
+        CommandError where `systemctl` fails, as for an unknown unit, or takes longer than `ANSWER_S`."""
         self._systemctl("disable", "--now", unit)
 
     def _systemctl(self, *arguments: str) -> str:

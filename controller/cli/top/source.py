@@ -16,12 +16,15 @@ METRICS_TIMEOUT_S = 2.0
 
 
 class TopSource:
-    """Reads models, memory and token counters for `roundhouse top`. Keeps the last counters, from which rates follow.
-    Use it as an async context manager; it does not close `client`."""
+    """Reads models and GPU memory from the controller, and token counters from a gateway's metrics, for `roundhouse
+    top`. Remembers the last counters, to compute token rates with the next ones.
+
+    Use it as an async context manager, with `client` entered before; it does not close `client`.
+    """
 
     def __init__(self, client: AdminClient, gateway: str, *, verifies: bool) -> None:
-        """`client` asks the admin API. `gateway` is the gateway's URL without a path; `verifies`: its certificate is
-        verified, if it has one."""
+        """`client` asks the admin API. `gateway` is the gateway's URL without a path. `verifies`: whether the gateway's
+        certificate is checked, if `gateway` is an `https` URL."""
         self._client = client
         self._verifies = verifies
         self._metrics_url = f"{gateway.rstrip('/')}/metrics"
@@ -42,8 +45,9 @@ class TopSource:
         return self._last is not None
 
     async def read_view(self) -> TopView:
-        """Read everything that one view shows. Token rates are averages since the last reading of the counters; None in
-        the view where there is none, or the gateway's metrics cannot be read. Raises the errors of `AdminClient`."""
+        """Read everything that one view shows. Token rates, in tokens per second, are averages since the last call of
+        this method or `read_first_counters`. They are None if there was no such call, or if this call or the last one
+        could not read the gateway's metrics, which raises nothing. Raises the errors of `AdminClient`."""
         models, memory, sample = await asyncio.gather(
             self._client.list_models(), self._client.get_gpu_memory(), self._sample()
         )

@@ -23,18 +23,19 @@ MARK_ENV: Final = "ROUNDHOUSE_UP_CHILD"
 
 
 def mark_variables(state: Path, name: str) -> dict[str, str]:
-    """Return the environment variables by which `down` finds the child `name` (`controller`, `gateway`) of an `up`.
+    """Return the environment variables to start the child `name` (`controller`, `gateway`) of an `up` with, so that
+    `find_children` finds the child. `state`: the state folder of the `up`, which may be moved later.
 
-    Raises OSError: the state folder does not exist.
+    Raises OSError: the state folder does not exist or cannot be reached.
     """
     stat = state.stat()
     return {MARK_ENV: f"{name}:{stat.st_dev}:{stat.st_ino}"}
 
 
 def mark_specs(state: Path, specs: Iterable[ChildSpec]) -> list[ChildSpec]:
-    """Return the programs with their mark variables added to their environments.
+    """Return copies of the specs with the variables of `mark_variables` added to their environments.
 
-    Raises OSError: the state folder does not exist.
+    Raises OSError: the state folder does not exist or cannot be reached.
     """
     return [replace(spec, env={**spec.env, **mark_variables(state, spec.name)}) for spec in specs]
 

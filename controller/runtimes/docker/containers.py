@@ -140,8 +140,11 @@ def _find_by_name(client: docker.APIClient, instance: str, name: str, message: s
 
 
 def remove_container(client: docker.APIClient, container_id: str) -> None:
-    """Remove an ended container and its anonymous volumes. Does nothing if it is gone or being removed already. Raises
-    APIError (status 409) if it still runs."""
+    """Remove a container that has ended or was never started, with its anonymous volumes and its log. Does nothing if
+    the container is gone or is being removed already. Raises APIError (status 409) if it still runs.
+
+    Does not check whose container it is: the caller must have found it by `find_replica` or `own_containers`.
+    """
     try:
         client.remove_container(container_id, v=True)
     except APIError as error:

@@ -89,10 +89,13 @@ def ask_for_prompt_tokens(fields: Fields, route: ModelRoute) -> Fields:
 
 def adapt_thinking(fields: Fields, route: ModelRoute) -> Fields:
     """Return the fields with `thinking` and `reasoning_effort: none` as the model's engine understands them (see
-    `apply_thinking`); the same object if nothing must change.
+    `apply_thinking`); the same object if nothing must change. `fields` itself is never changed.
 
-    `thinking` is read if it is a string: `default`, `enabled` or `disabled`, which the caller has checked. It wins over
-    `reasoning_effort: none`, and is dropped if the engine has no switch.
+    - `thinking`, if it is a string, must be `default`, `enabled` or `disabled`; the caller has checked that. `default`
+      is dropped, and so is any of them if the engine has no switch. A value that is no string stays.
+    - `reasoning_effort: none` counts as `thinking: disabled` if the model can disable thinking, but `enabled` or
+      `disabled` in `thinking` wins over it. It stays as it is if the engine has no switch or takes `reasoning_effort`,
+      or if the model cannot disable thinking and `thinking` is neither `enabled` nor `disabled`.
     """
     control, word, effort = route.thinking_control, fields.get("thinking"), fields.get("reasoning_effort")
     mode = cast("Asked", word) if isinstance(word, str) and word != "default" else None

@@ -9,12 +9,13 @@ from gateway.protocols.common.conversation import Fields
 
 
 def narrow_tools(fields: Fields, *, names_one: bool) -> Fields:
-    """Return chat completion fields that offer only the tools that `tool_choice` permits; the same object if it permits
-    all, is no object, or `tools` is no array.
+    """Return chat completion fields that offer only the tools that `tool_choice` permits. `fields` itself stays.
 
-    - `{"type": "allowed_tools"}`, which only OpenAI knows: `tools` keeps those, and the choice becomes their mode.
-    - `{"type": "function"}`, if `names_one` (llama-server ignores it): `tools` keeps that one, and the choice becomes
-      `required`.
+    - `{"type": "allowed_tools"}`, which only OpenAI knows: `tools` keeps the tools that the choice lists, perhaps none,
+      and the choice becomes `required` if that is its mode, else `auto`.
+    - `{"type": "function"}`, if `names_one` (for llama-server, which ignores this choice): `tools` keeps the function
+      that the choice names, and the choice becomes `required`.
+    - Any other choice, or `tools` that is no array: the result is the same object.
 
     Raises:
         RoundhouseError: `invalid_request`: `tool_choice` names a tool that is not among `tools`.

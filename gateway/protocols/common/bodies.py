@@ -27,8 +27,9 @@ def without_foreign_fields(
     request: InferenceRequest, known_fields: Collection[str], route: ModelRoute
 ) -> InferenceRequest:
     """Return the request without fields that the model's engine must not get: only a model that is served elsewhere
-    loses any (see `drop_foreign_fields`). The same object if all of them pass; otherwise a copy, and `request` stays
-    as it is."""
+    loses any (see `drop_foreign_fields`, also for `known_fields`). The same object if all of them pass; otherwise a
+    copy, and `request` stays as it is. Of a large body, only the copy's outline lacks the fields: its `raw` and
+    `fields` are still those of the whole body."""
     fields = drop_foreign_fields(request.outline_fields, known_fields, route)
     if fields is request.outline_fields:
         return request
@@ -55,7 +56,8 @@ def with_usage(request: InferenceRequest, served_name: str) -> bytes:
 
 
 def with_field(request: InferenceRequest, name: str, *, value: Any) -> InferenceRequest:
-    """Return the request with a field of this value, whether or not it has one of this name."""
+    """Return a copy of the request in which the field `name` is `value`, whether or not the request has that field. Of
+    a large body, only the outline changes: `raw` and `fields` stay."""
     fields = {**request.outline_fields, name: value}
     if name in request.outline_fields:
         outline = json_bytes(fields)

@@ -130,8 +130,9 @@ class Dialect(Protocol):
         request must then be sent as a blocking one (`as_stream=False`)."""
 
     def get_body_converter(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
-        """Return the function that converts an engine's blocking answer into the client's body; None: the body passes
-        unchanged. It is not called for errors. It may raise RoundhouseError, which becomes the answer."""
+        """Return the function that converts the body of an engine's blocking answer into the client's body; None: the
+        body passes unchanged. The caller does not call the function for an engine's error (see `engine_error_body`).
+        The function may raise RoundhouseError, which the caller sends as the answer."""
 
     def find_usage(self, body: bytes, request: InferenceRequest) -> Usage | None:
         """Return the token counts in the body of an engine's blocking answer to `request`, or in its first part,

@@ -70,8 +70,8 @@ def optional_field(fields: Fields, name: str, kind: type[_T], at: str = "") -> _
 
 
 def require_text(value: Any, place: str) -> str:
-    """Return the value if it is a string that is not empty. Raises RoundhouseError `invalid_request` if not, with
-    `place`, the value's path in the request, as `param`."""
+    """Return the value if it is a string that is not empty; one of blanks alone passes. Raises RoundhouseError
+    `invalid_request` for any other value, also for None, with `place`, the value's path in the request, as `param`."""
     if type(value) is not str or not value:
         raise field_error(place, f"must be a string that is not empty; {describe_value(value)}")
     return value

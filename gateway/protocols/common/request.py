@@ -56,7 +56,8 @@ class InferenceRequest:
 
     @property
     def raw(self) -> bytes:
-        """The whole body as JSON. For a large one this copies it, and raises RuntimeError once the body is freed."""
+        """The whole body as JSON. Of a large body, each use makes a new copy of it as the client sent it, without what
+        was changed in `outline`. Raises RuntimeError once a large body is freed, as its engine begins to answer."""
         return self.outline if self.large_body is None else self.large_body.join()
 
     @property

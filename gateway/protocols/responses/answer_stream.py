@@ -104,9 +104,9 @@ class ResponseWriter:
         return out if item.is_custom else out + self._delta_event(item.start, arguments, b"")
 
     def end_answer(self, finish: Finish, stop_sequence: str | None, tokens: Tokens | None) -> bytes:
-        """Return the events that complete all open items and the response, and `[DONE]`. If the answer was cut short by
-        the token limit or a content filter, its last item and the response are `incomplete`. `stop_sequence` is
-        dropped."""
+        """Return the events that complete all open items and the response, and `[DONE]`. Sets `context.response` to the
+        complete response. If the token limit or a content filter cut the answer short, the last item and the response
+        are `incomplete`. `stop_sequence` is ignored: the API has no place for it."""
         last = self._items[-1] if made.is_cut(finish) and self._items else None
         out = [self._close_item(item, "incomplete" if item is last else "completed") for item in self._items]
         output = [item.item for item in self._items]
@@ -116,8 +116,13 @@ class ResponseWriter:
         return b"".join(out) + DONE
 
     def fail_answer(self, error: Fields) -> bytes:
-        """Return an `error` event, `response.failed` with the output so far, and `[DONE]`; before these the first
-        events if the stream has not begun. `error` has every field of our error envelope."""
+        """Return the last events of a stream that fails: an `error` event, `response.failed` with the output so far,
+        and `[DONE]`. If the stream has not begun, the events of `begin_answer` come first. Call it in place of
+        `end_answer`, once.
+
+        Sets `context.response` to the failed response. Items that are open become `incomplete` in its output, without
+        events of their own. `error` must have every field of our error envelope.
+        """
         out = b"" if self._response is not None else self.begin_answer("")
         response = made.fail_response(self._ensure_response(), self._cut_output(), error)
         self._context.response = response
