@@ -30,11 +30,13 @@ class DemandLedger:
         """Unloaded models to the first revision that holds the unload, and to the first table that tells of it."""
 
     def take_demand(self, report: GatewayReport) -> bool:
-        """Take a gateway's demand for autoload models, and record new requests as demand as of now.
+        """Take a gateway's demand for autoload models, and record new requests as demand as of now, which ends the
+        models' evictions.
 
-        A request is new if it is later than the last one that the same gateway reported. In a gateway's first report it
-        is new if the model has no demand yet and the request is later than its override and eviction. Requests that may
-        be older than an unload are dropped (see `note_published`). Return whether any request was new.
+        A model's request is new if it is later than the one in the same gateway's report before. Where that report
+        did not have the model, or there was none, the request is new if the model has no demand yet and the request is
+        later than its override and eviction. Requests that may be older than an unload are dropped (see
+        `note_published`). Return whether any request was new.
         """
         known_demand = self._gateway_demand.pop(report.gateway_id, {})
         self._gateway_demand[report.gateway_id] = dict(report.demand)

@@ -219,11 +219,13 @@ class Admission:
     def choose_replica(self, route: ModelRoute, now: float, retries: RetryState = NO_RETRIES) -> Endpoint:
         """Return the endpoint of the replica with the fewest requests inside, for a request that takes no slot.
 
-        Nothing is reserved, so nothing needs to be released. Replicas whose circuit breaker is open are chosen only if
-        there is no other. `retries`: where the request has failed so far.
+        Nothing is reserved, so nothing needs to be released. A replica is never chosen during its circuit breaker's
+        pause, and while the breaker's trial runs only if there is no other. `retries`: where the request has failed so
+        far; a replica that broke the connection is chosen again only if there is no other, one that refused it never.
 
         Raises:
-            RoundhouseError: `engine_unreachable` if no replica is left to try.
+            RoundhouseError: `engine_unreachable` if no replica is left to try; with a time to retry after if all are
+                left out by their circuit breakers.
             KeyError: the model is neither in the table in force nor has tickets left from an earlier one.
         """
         return self._queues[route.name].choose_replica(now, retries)

@@ -53,11 +53,11 @@ def document_id_of(path: Path) -> str:
     its parts. The same command line therefore replaces the documents that it added before.
 
     The id lacks a leading `/` and the parts `.` and `..`. Each run of characters other than `A-Za-z0-9._:@+~=-` becomes
-    one `-`. Only the last 200 characters are kept, without any of `.:@+~=-` at their beginning. The id is `document` if
-    nothing is left. Two paths may have the same id.
+    one `-`. Only the last 200 characters are kept, from the first letter or digit on. The id is `document` if nothing
+    is left. Two paths may have the same id.
     """
     parts = [part for part in path.parts if part not in ("/", ".", "..")]
-    return _UNFIT.sub("-", ":".join(parts))[-_LONGEST_ID:].lstrip(".:@+~=-") or "document"
+    return _UNFIT.sub("-", ":".join(parts))[-_LONGEST_ID:].lstrip("._:@+~=-") or "document"
 
 
 async def add_files(

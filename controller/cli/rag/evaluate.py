@@ -45,7 +45,7 @@ def evaluate(
     from controller.cli.rag.evaluation import WAYS, evaluate_ways, find_unknown_documents, parse_questions
     from controller.cli.rag.evaluation_report import COLUMNS, build_result, table_rows
 
-    questions = parse_questions(_read_text(file).splitlines(), str(file))
+    questions = parse_questions(_read_text(file).split("\n"), str(file))
 
     async def run(client: RagClient) -> tuple[list[str], list[WayResult]]:
         unknown = await find_unknown_documents(client, questions)
