@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 
+import psutil
 import pytest
 
 from controller.runtimes.nvml import NvmlReader
@@ -44,6 +45,10 @@ async def test_what_processes_share_counts_once_and_what_is_only_cached_does_not
     assert await runtime.read_host_mib(request.name) is None
 
 
+def _count_sleeping(pids: list[int]) -> int:
+    return sum(each.pid in pids for each in psutil.process_iter(["name"]) if each.info["name"] == "sleep")
+
+
 async def test_processes_on_gpus_are_told_with_their_replicas(engines: ContractEngines) -> None:
     fake = FakeNvml()
     card = fake.add(uuid="GPU-a", bus=1)
@@ -52,8 +57,9 @@ async def test_processes_on_gpus_are_told_with_their_replicas(engines: ContractE
     second = engines.request(engines.shell(RUN), "n")
     await runtime.start_replica(first)
     await runtime.start_replica(second)
-    alone = len(engines.pids(second.name))
-    await until("the child of one", lambda: len(engines.pids(first.name)) == alone + 1)
+    # Before `sleep` runs, a replica's processes still come and go.
+    await until("the child of one", lambda: _count_sleeping(engines.pids(first.name)) == 2)
+    await until("the other's process", lambda: _count_sleeping(engines.pids(second.name)) == 1)
     expected: dict[int, str | None] = {os.getpid(): None}
     for request in (first, second):
         expected |= dict.fromkeys(engines.pids(request.name), request.name)
