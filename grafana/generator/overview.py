@@ -34,8 +34,8 @@ _NOW = (
         (Query('sum(roundhouse_model_state{state="failed"})'),),
         red_from=1,
     ),
-    Stat("In flight", "Requests that engines serve now.", (Query("sum(roundhouse_gateway_inflight)"),)),
-    Stat("Queued", "Requests that wait for a load or a slot.", (Query("sum(roundhouse_gateway_queued)"),)),
+    Stat("In flight", "Requests that engines serve now.", (Query("sum(roundhouse_gateway_inflight) or vector(0)"),)),
+    Stat("Queued", "Requests that wait for a load or a slot.", (Query("sum(roundhouse_gateway_queued) or vector(0)"),)),
     Stat("Requests", "Requests per second.", (Query(sum_rate("roundhouse_gateway_requests_total", by="")),), "reqps"),
     Stat(
         "Tokens",
