@@ -48,8 +48,8 @@ BOARD = Board(
                     "Of the tokens of the last hour.",
                     (
                         Query(
-                            f"sum by (key) (increase(roundhouse_gateway_key_tokens_total{{{_OF_KEY}}}[1h]))"
-                            " / ignoring (key) group_left () sum(increase(roundhouse_gateway_key_tokens_total[1h]))",
+                            f"key:roundhouse_key_tokens:increase1h{{{_OF_KEY}}}"
+                            " / ignoring (key) group_left () sum(key:roundhouse_key_tokens:increase1h)",
                             "{{key}}",
                         ),
                     ),
