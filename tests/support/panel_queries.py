@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -65,9 +65,9 @@ def list_recorded() -> set[str]:
     return {name for expr in used for name in _RECORDED.findall(expr)}
 
 
-def fill_in(expr: str) -> str:
+def fill_in(expr: str, variables: Mapping[str, str] = VARIABLES) -> str:
     """Return an expression with what Grafana puts in for its variables."""
-    for name, value in VARIABLES.items():
+    for name, value in variables.items():
         expr = expr.replace(name, value)
     return expr
 

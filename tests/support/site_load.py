@@ -111,11 +111,15 @@ def _authorize(key: str) -> dict[str, str]:
 
 @contextlib.asynccontextmanager
 async def under_load(site: MonitoredSite, *, crash_every_s: float) -> AsyncIterator[None]:
-    """Send load of all kinds while the block runs. An error of the load itself fails the block's end."""
+    """Send load of all kinds while the block runs, and crash an engine every so many seconds.
+
+    An error of the load itself fails the block's end.
+    """
     load = SiteLoad(site)
     await site.controller.find_drift()
 
-    async def repeat(act: Callable[[], Awaitable[None]], pause_s: float) -> None:
+    async def repeat(act: Callable[[], Awaitable[None]], pause_s: float, first_s: float = 0.0) -> None:
+        await asyncio.sleep(first_s)
         while True:
             await act()
             await asyncio.sleep(pause_s)
@@ -131,7 +135,7 @@ async def under_load(site: MonitoredSite, *, crash_every_s: float) -> AsyncItera
         (load.search, 0.3),
     )
     tasks = [asyncio.create_task(repeat(act, pause_s)) for act, pause_s in acts]
-    tasks.append(asyncio.create_task(repeat(load.crash, crash_every_s)))
+    tasks.append(asyncio.create_task(repeat(load.crash, crash_every_s, crash_every_s / 2)))
     try:
         yield
     finally:
