@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grafana.generator.board import GPU, MODEL, Board, Section
-from grafana.generator.panels import Query, Stat, TimeSeries
+from grafana.generator.panels import COLUMNS, Query, Stat, TimeSeries
 
 _OF_GPU = 'gpu=~"$gpu"'
 _USED, _TOTAL = (f"roundhouse_gpu_{name}_mib{{{_OF_GPU}}}" for name in ("used", "total"))
@@ -69,11 +69,13 @@ BOARD = Board(
                     "MiB in use by other programs, the desktop and the driver, as far as the driver reports processes.",
                     (
                         Query(
-                            f"sum by (gpu) ({_USED}) - sum by (gpu) (roundhouse_gpu_model_used_mib{{{_OF_GPU}}})",
+                            f"sum by (gpu) ({_USED}) - (sum by (gpu) (roundhouse_gpu_model_used_mib{{{_OF_GPU}}})"
+                            f" or 0 * sum by (gpu) ({_USED}))",
                             "GPU {{gpu}}",
                         ),
                     ),
                     "mbytes",
+                    width=COLUMNS,
                 ),
             ),
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana.generator.board import MODEL, REPLICA, Board, Section
 from grafana.generator.overview import STATE_EXPR, STATES
-from grafana.generator.panels import Query, StateTimeline, TimeSeries
+from grafana.generator.panels import COLUMNS, Query, StateTimeline, TimeSeries
 from grafana.generator.queries import OF_MODEL, quantiles, rate_by_model, sum_rate
 
 OF_REPLICA = 'model=~"$model",replica=~"$replica"'
@@ -154,6 +154,7 @@ BOARD = Board(
                     "Completion tokens that the gateway counted",
                     "Tokens per second of streams that ended before the engine reported its count.",
                     (rate_by_model("roundhouse_gateway_unreported_tokens_total"),),
+                    width=COLUMNS,
                 ),
             ),
         ),

@@ -50,7 +50,7 @@ _NOW = (
     ),
     Stat(
         "Errors",
-        "Share of requests that ended with an error of 500 or above, in the last five minutes.",
+        "Share of requests that ended with a status of 500 or above in the last five minutes, of the worst model.",
         (Query("max(model:roundhouse_request_errors:ratio_rate5m)"),),
         "percentunit",
         red_from=0.05,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grafana.generator.board import TENANT, Board, Section
-from grafana.generator.panels import Query, TimeSeries
+from grafana.generator.panels import COLUMNS, Query, TimeSeries
 from grafana.generator.queries import sum_rate
 
 _OF_KEY = 'key=~"$tenant"'
@@ -70,6 +70,7 @@ BOARD = Board(
                         ),
                     ),
                     "reqps",
+                    width=COLUMNS,
                 ),
             ),
         ),

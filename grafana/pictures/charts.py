@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from grafana.pictures.series import Series
-from grafana.pictures.units import format_value
+from grafana.pictures.units import divisor_of, format_value
 
 PALETTE: Final = (
     "#3f8f3f", "#d99e00", "#2f7fb8", "#d9662b", "#c0392b", "#7d4fa8",
@@ -24,6 +24,8 @@ COLORS: Final = {
     "text": "#b8bcc2",
 }
 """Grafana's names of colors, as they are drawn."""
+Points: TypeAlias = tuple[tuple[float, float], ...]
+"""Unix time and value of each reading of a curve."""
 _LEGEND_LINE: Final = 14
 _LEGEND_ROWS: Final = 3
 _LETTER: Final = 5.6
@@ -76,7 +78,7 @@ def _draw_stat(panel: Mapping[str, Any], curves: Sequence[Series], box: Box) -> 
     steps = defaults["thresholds"]["steps"]
     color = [step["color"] for step in steps if step["value"] is None or value >= step["value"]][-1]
     text = escape(format_value(value, defaults.get("unit", "short")))
-    yield f'<text x="{box.x:g}" y="{box.y + 38:g}" class="figure" fill="{COLORS[color]}">{text}</text>'
+    yield f'<text x="{box.x:g}" y="{box.y + 38:g}" class="figure" style="fill: {COLORS[color]}">{text}</text>'
 
 
 def _draw_states(panel: Mapping[str, Any], curves: Sequence[Series], span: Span, box: Box) -> Iterator[str]:
@@ -115,10 +117,13 @@ def _draw_curves(panel: Mapping[str, Any], curves: Sequence[Series], span: Span,
     legend = _arrange_legend(curves, box.width)
     plot = Box(box.x + 62, box.y + 4, box.width - 66, box.height - 24 - len(legend) * _LEGEND_LINE)
     is_stacked = (defaults["custom"].get("stacking") or {}).get("mode") == "normal"
-    layers = _stack(curves) if is_stacked else [(series.points, None) for series in curves]
+    layers: list[tuple[Points, Points | None]] = (
+        _stack(curves) if is_stacked else [(series.points, None) for series in curves]
+    )
     least = min(0.0, *(value for top, _ in layers for _, value in top))
     most = max(defaults.get("max") or 0.0, *(value for top, _ in layers for _, value in top))
-    ticks = choose_ticks(least, most)
+    unit = defaults.get("unit", "short")
+    ticks = choose_ticks(least, most, divisor_of(most, unit))
     low, high = min(ticks[0], least), max(ticks[-1], most)
 
     def place(point: tuple[float, float]) -> str:
@@ -128,7 +133,7 @@ def _draw_curves(panel: Mapping[str, Any], curves: Sequence[Series], span: Span,
     for tick in ticks:
         y = plot.y + plot.height * (1 - (tick - low) / (high - low))
         yield f'<line x1="{plot.x:g}" x2="{plot.x + plot.width:g}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>'
-        label = format_value(tick, defaults.get("unit", "short"))
+        label = format_value(tick, unit)
         yield f'<text x="{plot.x - 6:g}" y="{y + 4:.1f}" class="small" text-anchor="end">{escape(label)}</text>'
     yield from _draw_times(span, plot)
     for number, (top, bottom) in enumerate(layers):
@@ -141,8 +146,9 @@ def _draw_curves(panel: Mapping[str, Any], curves: Sequence[Series], span: Span,
     yield from _draw_legend(legend, plot.x, plot.y + plot.height + 32)
 
 
-def choose_ticks(least: float, most: float) -> list[float]:
-    """Return three to six round values from `least` or below it to `most` or above it."""
+def choose_ticks(least: float, most: float, divisor: float = 1.0) -> list[float]:
+    """Return three to six values from `least` or below it to `most` or above it, round after division by `divisor`."""
+    least, most = least / divisor, most / divisor
     width = most - least
     if width <= 0:
         width = abs(most) or 1.0
@@ -151,16 +157,14 @@ def choose_ticks(least: float, most: float) -> list[float]:
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
     first = math.floor(least / step + 1e-9)
     last = max(math.ceil(most / step - 1e-9), first + 1)
-    return [number * step for number in range(first, last + 1)]
+    return [number * step * divisor for number in range(first, last + 1)]
 
 
-def _stack(
-    curves: Sequence[Series],
-) -> list[tuple[tuple[tuple[float, float], ...], tuple[tuple[float, float], ...] | None]]:
+def _stack(curves: Sequence[Series]) -> list[tuple[Points, Points | None]]:
     """Return the upper and the lower edge of each curve on top of those before it. Without a reading it adds 0."""
     times = sorted({at for series in curves for at, _ in series.points})
     below = dict.fromkeys(times, 0.0)
-    layers = []
+    layers: list[tuple[Points, Points | None]] = []
     for series in curves:
         own = dict(series.points)
         above = {at: below[at] + own.get(at, 0.0) for at in times}

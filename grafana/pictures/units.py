@@ -28,8 +28,19 @@ def format_value(value: float, unit: str) -> str:
         return "0%" if unit == "percentunit" else "0"
     if unit in _SUFFIXES:
         return f"{value:.3g}{_SUFFIXES[unit]}"
-    _, divisor, suffix = next(scale for scale in _SCALES.get(unit, _SCALES["short"]) if abs(value) >= scale[0])
+    divisor, suffix = _scale_of(value, unit)
     return f"{_shorten(value / divisor)}{suffix}"
+
+
+def divisor_of(value: float, unit: str) -> float:
+    """Return by what `format_value` divides a figure of this size."""
+    return 1.0 if unit in _SUFFIXES else _scale_of(value, unit)[0]
+
+
+def _scale_of(value: float, unit: str) -> tuple[float, str]:
+    return next(
+        (divisor, suffix) for least, divisor, suffix in _SCALES.get(unit, _SCALES["short"]) if abs(value) >= least
+    )
 
 
 def _shorten(value: float) -> str:

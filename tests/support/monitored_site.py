@@ -214,9 +214,9 @@ async def absent_parts() -> AsyncIterator[str]:
 
 
 def _vllm_text(beat: int) -> str:
-    gauges = {"num_requests_running": 3 + beat % 4, "num_requests_waiting": beat % 2}
+    gauges: dict[str, float] = {"num_requests_running": 3 + beat % 4, "num_requests_waiting": beat % 2}
     gauges["kv_cache_usage_perc"] = 0.3 + (beat % 20) / 50
     steps = {"prompt_tokens": 40, "generation_tokens": 25, "prefix_cache_queries": 30, "prefix_cache_hits": 12}
-    rows = [("gauge", name, value) for name, value in gauges.items()]
+    rows: list[tuple[str, str, float]] = [("gauge", name, value) for name, value in gauges.items()]
     rows += [("counter", f"{name}_total", step * beat) for name, step in steps.items()]
     return "".join(f"# TYPE vllm:{name} {kind}\nvllm:{name} {value}\n" for kind, name, value in rows)
