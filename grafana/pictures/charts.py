@@ -28,7 +28,7 @@ Points: TypeAlias = tuple[tuple[float, float], ...]
 """Unix time and value of each reading of a curve."""
 _LEGEND_LINE: Final = 14
 _LEGEND_ROWS: Final = 3
-_LETTER: Final = 5.6
+_LETTER: Final = 6.0
 """Width of a letter of the small text, about."""
 
 
@@ -149,10 +149,9 @@ def _draw_curves(panel: Mapping[str, Any], curves: Sequence[Series], span: Span,
 def choose_ticks(least: float, most: float, divisor: float = 1.0) -> list[float]:
     """Return three to six values from `least` or below it to `most` or above it, round after division by `divisor`."""
     least, most = least / divisor, most / divisor
-    width = most - least
-    if width <= 0:
-        width = abs(most) or 1.0
-    rough = width / 4
+    if most <= least:
+        most = least + (abs(least) or 1.0)
+    rough = (most - least) / 4
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
     first = math.floor(least / step + 1e-9)

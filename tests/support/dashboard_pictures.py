@@ -48,7 +48,7 @@ async def draw_pictures(seconds: float, out: Path) -> None:
         ):
             start = time.time()
             await asyncio.sleep(seconds)
-            span = Span(start, start + seconds, step=max(1.0, round(seconds / 180)))
+            span = Span(start, start + seconds, step=max(1.0, round(seconds / 90)))
             out.mkdir(exist_ok=True)
             for path in DASHBOARDS:
                 board = read_dashboard(path)

@@ -54,7 +54,7 @@ _ENABLED: Final = ("chat", "small", "clockwork", "elsewhere", "forgetful")
 def _models(servers: Mapping[str, str]) -> dict[str, Any]:
     """The models of the desired state. `servers`: addresses of remote ones, by the model's name."""
     # One of the two fits beside `chat` on the second GPU, and none beside `chat` and `small` on the first.
-    swapped = _CHAT | {"vram_mib": 15_400, "enabled": False, "autoload": True, "min_residency_s": 1}
+    swapped = _CHAT | {"vram_mib": 15_700, "enabled": False, "autoload": True, "min_residency_s": 1}
     remote = {
         "backend": "openai_remote",
         "session_cache": 4,

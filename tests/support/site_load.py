@@ -128,7 +128,7 @@ async def under_load(site: MonitoredSite, *, crash_every_s: float) -> AsyncItera
         (load.ask_in_turn, 0.05),
         (load.ask_in_turn, 0.3),
         (load.overload, 0.5),
-        (load.swap, 0.5),
+        (load.swap, 3.0),
         (load.meet_faults, 0.4),
         (load.take_turns, 0.4),
         (load.store_and_read, 0.5),
