@@ -17,7 +17,7 @@ WORKERS ?= $(shell expr $$(nproc) + 1)
 PORT_OPTION = $(if $(filter command,$(origin PORT)),--port $(PORT))
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help up install install-launcher images test quick engines check format derive bench campaign lock audit sbom clean
+.PHONY: help up install install-launcher images test quick engines check format derive dashboards pictures bench campaign lock audit sbom clean
 
 help: ## This list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 26
@@ -78,6 +78,12 @@ derive: $(VENV)/.installed-dev ## Write anew what follows from declarations: tab
 	@$(BIN)/python -m tests.support.doc_tables --write
 	@$(BIN)/roundhouse schema --write --desired desired-state
 	@$(BIN)/python -m tests.support.goldens --write
+
+dashboards: $(VENV)/.installed-dev ## Write grafana/dashboards from grafana/generator.
+	@$(BIN)/python -m grafana.generator
+
+pictures: $(VENV)/.installed-dev models/clockwork.gguf ## Draw docs/dashboards from a running Roundhouse, by its real Prometheus (3 min).
+	@$(BIN)/python -m tests.support.dashboard_pictures
 
 bench: $(VENV)/.installed-dev models/clockwork.gguf ## Side-by-side benchmarks: medians and ratios.
 	@exec $(BIN)/python -m tests.bench $(ARGS)

@@ -93,7 +93,7 @@ def patched(copy: Path, change: Change) -> Iterator[None]:
 
 def files_with(root: Path, change: Change) -> list[Path]:
     """The files of the product that hold the text of a change, each as often as it does."""
-    packages = [path.parent for path in root.glob("*/__init__.py") if path.parent.name != "tests"]
+    packages = [path.parent for path in root.glob("*/__init__.py") if path.parent.name not in ("grafana", "tests")]
     parts = [*packages, *(root / name for name in _OF_THE_PRODUCT)]
     files = [path for part in parts for path in ([part] if part.is_file() else part.rglob("*")) if path.is_file()]
     texts = ((path, path.read_text()) for path in files if path.suffix != ".pyc")

@@ -46,15 +46,15 @@ async def running(root: Path, models: Mapping[str, Any], **settings: Any) -> Asy
         async with (
             aiohttp.ClientSession() as session,
             Controller(made, store, runtime, session) as controller,
-            _serving(controller) as url,
+            serve_controller(controller) as url,
         ):
             await until("the first observation", lambda: controller.get_plan() is not None)
             yield Running(controller, runtime, url)
 
 
 @contextlib.asynccontextmanager
-async def _serving(controller: Controller) -> AsyncIterator[str]:
-    """As `python -m controller` serves it, until it was asked to end or the test is done with it."""
+async def serve_controller(controller: Controller) -> AsyncIterator[str]:
+    """Serve it as `python -m controller` does, until it was asked to end or the test is done with it. Gives its URL."""
     listener = socket.create_server(("127.0.0.1", 0))
     app = StopMiddleware(create_app(controller, controller.registry), controller.wait_for_end)
     server = uvicorn.Server(

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
+
 from controller.schema.routing import ModelRoute
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.ports import free_port
@@ -38,26 +40,45 @@ async def documents_site(folder: Path, *models: ModelRoute, **settings: str) -> 
     folder.mkdir(parents=True, exist_ok=True)
     async with gateway_harness(state=folder, retrieval_url=f"http://{address}") as gateway:
         await gateway.publish(*models)
-        own = {name: value for name, value in os.environ.items() if not name.startswith("ROUNDHOUSE_")}
-        said = {"STATE": str(folder), "RETRIEVAL_LISTEN": address, "GATEWAY_URL": gateway.url, **settings}
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "retrieval",
-            env=own | {f"ROUNDHOUSE_{name}": value for name, value in said.items()},
-            cwd=Path(__file__).parents[2],
-            stderr=asyncio.subprocess.DEVNULL,
-        )
+        async with retrieval_program(folder, gateway.url, address, **settings):
 
-        async def answers() -> bool:
-            assert process.returncode is None, f"retrieval ended with {process.returncode}"
-            async with gateway.client.get(f"{gateway.url}/v1/documents") as answer:
-                return bool(answer.status == 200)
+            async def answers() -> bool:
+                async with gateway.client.get(f"{gateway.url}/v1/documents") as answer:
+                    return bool(answer.status == 200)
 
-        try:
-            await until("retrieval answers", answers)
+            await until("the gateway reaches retrieval", answers)
             yield DocumentsSite(gateway, address)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-            await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def retrieval_program(folder: Path, gateway_url: str, address: str, **settings: str) -> AsyncIterator[None]:
+    """Run a retrieval program that listens at `address` (`host:port`), with its state in `folder`.
+
+    `settings`: names without `ROUNDHOUSE_`. It answers when the block begins, and has ended when the block ends."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("ROUNDHOUSE_")}
+    said = {"STATE": str(folder), "RETRIEVAL_LISTEN": address, "GATEWAY_URL": gateway_url, **settings}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "retrieval",
+        env=own | {f"ROUNDHOUSE_{name}": value for name, value in said.items()},
+        cwd=Path(__file__).parents[2],
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with aiohttp.ClientSession() as client:
+
+            async def answers() -> bool:
+                assert process.returncode is None, f"retrieval ended with {process.returncode}"
+                try:
+                    async with client.get(f"http://{address}/metrics") as answer:
+                        return bool(answer.status == 200)
+                except aiohttp.ClientError:
+                    return False
+
+            await until("retrieval answers", answers)
+            yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        await process.wait()

@@ -8,13 +8,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 REFERENCE = ROOT / "docs" / "metrics.md"
-NAME = re.compile(r"\b(?:roundhouse_(?:gateway|controller|model|gpu|retrieval|engine)|localllm)_\w+")
-UNUSED = {
-    "roundhouse_gateway_stored_bytes": "bounded by a setting; for whoever sets it",
-    "roundhouse_gateway_stored_completions": "for whoever sets the bounds of what is stored",
-    "roundhouse_gateway_stored_conversations": "for whoever sets the bounds of what is stored",
-    "roundhouse_gateway_stored_responses": "for whoever sets the bounds of what is stored",
-}
+NAME = re.compile(r"(?<![:\w])(?:roundhouse_(?:gateway|controller|model|gpu|retrieval|engine)|localllm)_\w+")
+UNUSED: dict[str, str] = {}
 """Metrics that no panel, rule or other page uses, and why they are there all the same."""
 
 

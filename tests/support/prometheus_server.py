@@ -1,0 +1,107 @@
+"""A real Prometheus, with the rules and jobs of `grafana/prometheus`, for tests and pictures."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+from ruamel.yaml import YAML
+
+from tests.support.ci_cache import cached_build
+from tests.support.ports import free_port
+from tests.support.require import require
+from tests.support.wait import until
+
+CONFIG: Final = Path(__file__).parents[2] / "grafana" / "prometheus"
+
+
+def require_prometheus() -> None:
+    """Skip, or fail where it is required, without a Prometheus on PATH or from `.ci/prometheus`."""
+    found = shutil.which("prometheus") or (cached_build("prometheus") / "prometheus").exists()
+    require("prometheus", bool(found), "prometheus is not on PATH, and .ci/prometheus has not unpacked it")
+
+
+def find_program(name: str) -> str:
+    """Return the path of `prometheus` or `promtool`."""
+    return shutil.which(name) or str(cached_build("prometheus") / name)
+
+
+@dataclass(frozen=True, slots=True)
+class PrometheusServer:
+    """A Prometheus that runs."""
+
+    url: str
+    client: aiohttp.ClientSession
+
+    async def query(self, expr: str) -> list[dict[str, Any]]:
+        """Return the vector that `expr` has now. Fails where Prometheus refuses it."""
+        return await self._ask("query", {"query": expr})
+
+    async def query_range(self, expr: str, start: float, end: float, step: float) -> list[dict[str, Any]]:
+        """Return the matrix of `expr` between two Unix times, every `step` seconds."""
+        return await self._ask("query_range", {"query": expr, "start": start, "end": end, "step": step})
+
+    async def list_rules(self) -> list[dict[str, Any]]:
+        """Return the rules of all groups, with their health."""
+        async with self.client.get(f"{self.url}/api/v1/rules") as answer:
+            return [rule for group in (await answer.json())["data"]["groups"] for rule in group["rules"]]
+
+    async def _ask(self, path: str, parameters: Mapping[str, str | float]) -> list[dict[str, Any]]:
+        async with self.client.get(f"{self.url}/api/v1/{path}", params=parameters) as answer:
+            said = await answer.json()
+        assert said["status"] == "success", f"{parameters}: {said}"
+        result: list[dict[str, Any]] = said["data"]["result"]
+        return result
+
+
+@contextlib.asynccontextmanager
+async def prometheus_server(
+    folder: Path, targets: Mapping[str, Sequence[str]], *, every: str = "250ms"
+) -> AsyncIterator[PrometheusServer]:
+    """Run Prometheus as compose does, but with these addresses (by job) in place of the jobs' and with this interval.
+
+    Waits until every target was read.
+    """
+    folder.mkdir()
+    yaml = YAML(typ="safe", pure=True)
+    settings = yaml.load(CONFIG / "prometheus.yaml")
+    assert {job["job_name"] for job in settings["scrape_configs"]} == set(targets)
+    settings["global"] = {"scrape_interval": every, "evaluation_interval": every, "scrape_timeout": every}
+    for job in settings["scrape_configs"]:
+        job["static_configs"] = [{"targets": list(targets[job["job_name"]])}]
+    yaml.dump(settings, folder / "prometheus.yaml")
+    for name in settings["rule_files"]:
+        shutil.copy(CONFIG / name, folder)
+    address = f"127.0.0.1:{free_port()}"
+    process = await asyncio.create_subprocess_exec(
+        find_program("prometheus"),
+        f"--config.file={folder / 'prometheus.yaml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address={address}",
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    count = sum(len(addresses) for addresses in targets.values())
+    try:
+        async with aiohttp.ClientSession() as client:
+            server = PrometheusServer(f"http://{address}", client)
+
+            async def has_read_all() -> bool:
+                assert process.returncode is None, f"prometheus ended with {process.returncode}"
+                try:
+                    return [each["value"][1] for each in await server.query("up")] == ["1"] * count
+                except (aiohttp.ClientError, KeyError):
+                    return False
+
+            await until("Prometheus has read every target", has_read_all)
+            yield server
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        await process.wait()
