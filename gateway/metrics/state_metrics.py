@@ -25,10 +25,14 @@ class StateCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield each gauge with its present values."""
-        yield _gauge("inflight", "Requests that engines are serving.", "model", self._ledger.inflight_by_model)
-        yield _gauge("queued", "Requests that wait for a load or a slot.", "model", self._ledger.queued)
         routes = self._live.current_or_none
         replicas = {name: len(route.endpoints) for name, route in routes.models.items()} if routes else {}
+        # A declared model without requests has the value 0: a gap in the curve would mean that nothing is known.
+        idle = dict.fromkeys(replicas, 0)
+        inflight = idle | dict(self._ledger.inflight_by_model)
+        yield _gauge("inflight", "Requests that engines are serving.", "model", inflight)
+        queued = idle | dict(self._ledger.queued)
+        yield _gauge("queued", "Requests that wait for a load or a slot.", "model", queued)
         yield _gauge("replicas", "Replicas that accept requests.", "model", replicas)
         link = GaugeMetricFamily("roundhouse_gateway_link_up", "1 while the controller is connected.")
         link.add_metric((), float(self._link.is_connected))

@@ -38,7 +38,7 @@ _NOW = (
     Stat("Queued", "Requests that wait for a load or a slot.", (Query("sum(roundhouse_gateway_queued) or vector(0)"),)),
     Stat("Requests", "Requests per second.", (Query(sum_rate("roundhouse_gateway_requests_total", by="")),), "reqps"),
     Stat(
-        "Tokens",
+        "Tokens per second",
         "Tokens generated per second, of all models.",
         (Query(sum_rate("roundhouse_gateway_tokens_total", 'direction="out"', by="")),),
     ),
@@ -49,7 +49,7 @@ _NOW = (
         "s",
     ),
     Stat(
-        "Errors",
+        "Errors, worst model",
         "Share of requests that ended with a status of 500 or above in the last five minutes, of the worst model.",
         (Query("max(model:roundhouse_request_errors:ratio_rate5m)"),),
         "percentunit",
@@ -91,7 +91,7 @@ BOARD = Board(
                     is_stacked=True,
                 ),
                 TimeSeries(
-                    "Tokens generated",
+                    "Tokens generated per second",
                     "Tokens of answers per second.",
                     (rate_by_model("roundhouse_gateway_tokens_total", more='direction="out"'),),
                 ),
