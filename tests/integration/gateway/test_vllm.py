@@ -6,6 +6,7 @@ One engine serves all of these tests, in their order, and the last ends it; it t
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -20,12 +21,14 @@ from controller.observe.engine_figures import parse_figures
 from controller.observe.health import metric_sum, parse_cache_tokens
 from controller.observe.template_probe import LATE_SYSTEM, LEADING_SYSTEM, judge_rendering
 from controller.schema.applied_figures import AppliedFigures
+from gateway.metrics.engine_exposition import rename
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 from tests.support.chat_engines import CALLS, SAYS, WORKERS, tool
 from tests.support.clockwork_folders import make_hf, widen_context
 from tests.support.coding_agents import AGENTS, play_session
 from tests.support.overflow_clients import check_overflow
+from tests.support.panel_queries import list_expressions
 from tests.support.resumed_streams import check_every_cut
 from tests.support.stream_schemas import judge_streams
 from tests.support.vllm_engine import ON_CPU, STARTS_S, VllmWorker, start_worker
@@ -281,6 +284,20 @@ def test_it_reports_what_it_applies(engine: VllmWorker) -> None:
         ("vllm_kv_cache_memory_bytes", 2**20, 2**28),
         ("vllm_enable_prefix_caching", not applied.prefix_caching, applied.prefix_caching),
     ]
+
+
+async def test_the_gateway_serves_its_metrics_under_the_names_that_dashboards_use(here: GatewayHarness) -> None:
+    used = {name for each in list_expressions() for name in re.findall(r"vllm:\w+", each.expr)}
+    assert used
+    async with here.client.get(f"{here.url}/metrics/engines") as answer:
+        page = await answer.text()
+    served = {
+        name
+        for name, labels in re.findall(r"^(vllm:\w+)\{(.*)\} ", page, re.MULTILINE)
+        if 'model="thinks"' in labels and 'replica="thinks-0"' in labels
+    }
+    assert used - served == set()
+    assert [name for name in served if rename(name) != name] == [], "an older name is served as the newest one"
 
 
 def test_sigterm_ends_it_and_all_of_its_processes(engine: VllmWorker) -> None:
