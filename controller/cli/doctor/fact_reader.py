@@ -199,12 +199,17 @@ def _read_model(settings: ControllerSettings, name: str, definition: Definition)
     from controller.engines import get_engine
     from controller.redaction.patterns import mask_text
     from controller.runtimes.model_files import check_model
+    from controller.runtimes.process.host_commands import HostCommands, find_executables
 
     engine = get_engine(definition)
-    problem = check_model(settings.models.absolute(), engine, definition)
+    roots = settings.models.absolute()
+    problem = check_model(roots, engine, definition)
+    commands = HostCommands(roots, settings.state.absolute() / "cache", "127.0.0.1", find_executables())
+    lacks = commands.check_command(definition, name) if engine.runs and problem is None else None
     return ModelFacts(
         name,
         None if problem is None else mask_text(problem),
+        None if lacks is None else mask_text(lacks),
         is_enabled=definition.enabled and not definition.autoload,
         names_gpus=engine.runs and bool(definition.gpu_count),
         memory_mib=None if definition.memory_mib is None else definition.memory_mib * definition.replicas,

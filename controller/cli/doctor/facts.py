@@ -110,6 +110,9 @@ class ModelFacts:
     name: str
     problem: str | None = None
     """Why its files keep it from starting. None: nothing does."""
+    program_problem: str | None = None
+    """What its engine lacks on this host to run as a process: a program or a Python package. None: nothing, or engines
+    run in containers."""
     is_enabled: bool = True
     """Whether it is loaded without being asked for."""
     names_gpus: bool = False

@@ -1,4 +1,4 @@
-"""Checks of the installation: settings, folders, ports, desired state, model files and images. Pure."""
+"""Checks of the installation: settings, folders, ports, desired state, model files, programs and images. Pure."""
 
 from __future__ import annotations
 
@@ -100,6 +100,17 @@ def check_models(facts: HostFacts) -> Iterator[Finding]:
             )
 
 
+def check_programs(facts: HostFacts) -> Iterator[Finding]:
+    """Yield models whose engine's program or Python package is not on this host. Nothing where engines run in
+    containers: then the image has them."""
+    for model in () if facts.docker.is_used else facts.desired.models:
+        if model.program_problem is not None:
+            yield fault(
+                f"{model.name}: {model.program_problem}",
+                "install it, take another backend, or let engines run in containers (ROUNDHOUSE_RUNTIME=docker)",
+            )
+
+
 def check_images(facts: HostFacts) -> Iterator[Finding]:
     """Yield images that declared models need and Docker does not have."""
     docker = facts.docker
@@ -118,6 +129,7 @@ INSTALL_CHECKS: Final[Mapping[str, Check]] = MappingProxyType(
         "ports": check_ports,
         "desired state": check_desired,
         "model files": check_models,
+        "programs": check_programs,
         "images": check_images,
     }
 )

@@ -8,18 +8,17 @@ import shutil
 import threading
 import time
 from collections.abc import Mapping, MutableMapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from controller.artifacts.model_roots import ModelRoots
 from controller.engines import get_engine
-from controller.engines.base import ClaimedGpu, Launch, RenderContext
+from controller.engines.base import Launch
 from controller.runtimes.base import RENDER_ERRORS, Rendered, StartError, StartRequest, no_command_error
 from controller.runtimes.claimed_gpus import describe_claims, find_claimed_gpus, visible_gpus
-from controller.runtimes.engine_paths import find_engine_paths
 from controller.runtimes.model_files import check_model
 from controller.runtimes.nvml import NvmlReader
+from controller.runtimes.process.host_commands import HostCommands, find_executables
 from controller.runtimes.process.logs import ProcessLogs
-from controller.runtimes.process.preflight import check_program
 from controller.runtimes.process.records import Records, ReplicaRecord
 from controller.runtimes.process.spawn import (
     Child,
@@ -56,27 +55,18 @@ class Launcher:
         self._logs = logs
         self._nvml = nvml
         self._work_dir = work
-        self._cache_dir = cache
         self._roots = roots
         self._host = host
         for folder in (work, cache):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        program_paths = {"python": python, "llama-server": shutil.which("llama-server")}
-        self._executables = {name: path for name, path in program_paths.items() if path}
+        self._commands = HostCommands(roots, cache, host, find_executables(python))
         self._port_lock = threading.Lock()
 
     def check_preflight(self, model: str, definition: Definition) -> str | None:
         """Return why an engine could not be started, by its files, its program and its command line; None: it could.
         Whether its GPUs are there is not checked. A failed check does not raise."""
-        engine = get_engine(definition)
-        try:
-            if problem := check_model(self._roots, engine, definition):
-                return problem
-            return check_program(self._render_command(definition, model, port=1).argv)
-        except RENDER_ERRORS as error:
-            return str(no_command_error(model, error))
-        except OSError as error:
-            return f"the program of {model} cannot be looked at: {error}"
+        problem = check_model(self._roots, get_engine(definition), definition)
+        return problem or self._commands.check_command(definition, model)
 
     def render_replica(self, record: ReplicaRecord, definition: Definition) -> Rendered | None:
         """Return what a replica would be started with now, at the address and with the GPUs in its record.
@@ -86,7 +76,9 @@ class Launcher:
         try:
             gpus = self._claimed_gpus(record.claims)
             claims = describe_claims(record.claims, gpus)
-            return Rendered(self._render_command(definition, record.model, record.port, claims, record.host).argv)
+            return Rendered(
+                self._commands.render_command(definition, record.model, record.port, claims, record.host).argv
+            )
         except (*RENDER_ERRORS, AssertionError, StartError):
             return None
 
@@ -119,7 +111,7 @@ class Launcher:
         port = find_free_port(self._host, {record.port for record in self._records.read_records()})
         claims = describe_claims(request.claims, gpus)
         try:
-            launch = self._render_command(request.definition, request.served_name, port, claims)
+            launch = self._commands.render_command(request.definition, request.served_name, port, claims)
         except RENDER_ERRORS as error:
             raise no_command_error(request.served_name, error) from error
         record = ReplicaRecord(
@@ -169,29 +161,6 @@ class Launcher:
             self._logs.retire_log(name)
             shutil.rmtree(self._work_dir / name, ignore_errors=True)
         self._records.remove_record(name)
-
-    def _render_command(
-        self,
-        definition: Definition,
-        served_name: str,
-        port: int,
-        gpus: tuple[ClaimedGpu, ...] = (),
-        host: str | None = None,
-    ) -> Launch:
-        engine = get_engine(definition)
-        paths = [check.path for check in engine.list_files(definition)]
-        context = RenderContext(
-            runtime="process",
-            served_name=served_name,
-            models_root=PurePosixPath(self._roots.first.resolve()),
-            host=host or self._host,
-            port=port,
-            cache_dir=PurePosixPath(self._cache_dir),
-            executables=self._executables,
-            gpus=gpus,
-            model_paths=find_engine_paths(self._roots, paths),
-        )
-        return engine.render_command(definition, context)
 
     def _claimed_gpus(self, claims: Mapping[str, int]) -> tuple[Gpu, ...]:
         if not claims.keys() - {HOST}:

@@ -24,6 +24,7 @@ from controller.cli.doctor.facts import DockerFacts, GpuFacts, HostFacts, Memory
 from controller.cli.doctor.gpu_facts import count_on_bus, read_toolkit_version
 from controller.cli.exit_codes import ExitCode
 from controller.settings import ControllerSettings, load_settings
+from tests.support.clockwork_folders import make_hf
 
 NOBODY = 65534
 """User id without rights."""
@@ -52,8 +53,12 @@ class Place:
     def facts(self, **settings: object) -> HostFacts:
         """Read what is prepared. What the tests' machine decides is that of a well host."""
         facts = read_facts(self.settings(**settings), {})
+        models = facts.desired.models
+        if os.geteuid() == NOBODY:  # who may not read the packages of this test's own interpreter
+            models = tuple(replace(model, program_problem=None) for model in models)
         return replace(
             facts,
+            desired=replace(facts.desired, models=models),
             disks=tuple(replace(disk, free_mib=100_000, free_inodes=None) for disk in facts.disks),
             gpus=GpuFacts(problem="no NVIDIA driver"),
             clock=replace(facts.clock, is_synchronised=True),
@@ -323,6 +328,14 @@ def test_too_little_free_memory_and_a_limit_beyond_it(place: Place) -> None:
     assert "ROUNDHOUSE_ENGINES_MEMORY_MIB is 70000" in only(facts, "memory")
     facts = replace(facts, memory=MemoryFacts(64_000, 100))
     assert only(facts, "memory", "warning").startswith("only 100 of 64000 MiB")
+
+
+def test_an_engine_without_its_program(place: Place) -> None:
+    make_hf(place.path("models") / "m")
+    place.declare("models: {a: {model_path: m, backend: vllm_serve, memory_mib: 1000, vllm_serve_binary: /no/vllm}}")
+    message = only(place.facts(), "programs")
+    assert message == "a: program /no/vllm does not exist"
+    assert found(replace(place.facts(), docker=DOCKER_HOST)) == [], "the image has its programs"
 
 
 def test_missing_images(place: Place) -> None:
