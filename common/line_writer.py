@@ -78,7 +78,8 @@ class LineWriter:
 
 
 class LineHandler(logging.Handler):
-    """A `logging` handler that writes each record with a `LineWriter`, so that a dead output never blocks."""
+    """A `logging` handler that writes each record with a `LineWriter`: a dead output holds the program up for the
+    writer's patience at most, not for ever. Records that the output does not take are lost."""
 
     def __init__(self, writer: LineWriter) -> None:
         super().__init__()
@@ -108,7 +109,7 @@ def open_missing_streams() -> None:
 
 
 def end_program(code: int) -> NoReturn:
-    """Raise SystemExit with this code, after what stdout and stderr still hold was flushed, or discarded where it
+    """Raise SystemExit with this code. Before that, flush what stdout and stderr still hold, or discard it where it
     cannot be written, so that the interpreter's own flush cannot change the code to 120."""
     _discard_unwritten((sys.stdout, sys.stderr))
     sys.exit(code)

@@ -24,9 +24,10 @@ _STDERR: Final = 2
 
 def configure_logging(level: str, log_format: LogFormat = "human") -> None:
     """Log to stderr from `level` (a name such as `info`) on, in lines of this form. Lines begin with their syslog
-    priority where journald reads stderr. Does nothing to a root logger that has handlers already.
+    priority where journald reads stderr. A root logger that has handlers already keeps them and its level. Raises
+    ValueError for an unknown level.
 
-    From now on, an uncaught exception is logged too before it ends the program; KeyboardInterrupt is shown as usual.
+    From now on, in any case, an uncaught exception is logged instead of printed; KeyboardInterrupt is shown as usual.
     """
     handler = LineHandler(LineWriter(sys.stderr))
     handler.setFormatter(create_formatter(log_format, is_journal=goes_to_journal(os.environ, _STDERR)))
@@ -65,8 +66,9 @@ class BoundedLogFile(logging.Handler):
     """A `logging` handler that appends lines to a file. A line that would take the file above half of the limit begins
     a new file; the old one replaces `<file>.1`.
 
-    A line that cannot be written, such as on a full disk or without the folder, is lost as a whole; the first one is
-    warned of. Later lines are tried again. A line longer than half of the limit is cut.
+    A line that cannot be written, such as on a full disk or without the folder, is lost as a whole. The first of
+    several lost in a row is logged as a warning; each later line is tried again. A line longer than half of the limit
+    is cut.
     """
 
     def __init__(self, path: Path, limit_bytes: int) -> None:

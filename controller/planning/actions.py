@@ -138,7 +138,8 @@ class Plan:
     """Evicted models that are wanted again, because requests wait for them."""
 
     def apply_evictions(self, desired: DesiredState) -> DesiredState:
-        """Return the desired state with the plan's evictions, as the plan computed it.
+        """Return the plan's own desired state, in which its evictions are applied. `desired` must be the state that the
+        plan was made for: nothing of it but `paused` is looked at.
 
         Return `desired` unchanged while `desired.paused`, since then nothing is evicted, or if the plan has no state of
         its own.

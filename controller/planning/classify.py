@@ -19,7 +19,8 @@ class Buckets:
     """The replicas of one model, each in exactly one bucket. `classify_replicas` fills it for one plan."""
 
     busy: list[ReplicaId] = field(default_factory=list)
-    """Replicas with an operation under way: no action may be issued, and their claims are still held."""
+    """Replicas with an operation under way, without the wanted starts in `current`: no action may be issued, and their
+    claims are still held."""
     ended: list[ObservedReplica] = field(default_factory=list)
     half_created: list[ObservedReplica] = field(default_factory=list)
     broken: list[tuple[ObservedReplica, str]] = field(default_factory=list)
@@ -41,12 +42,13 @@ def classify_replicas(
     now: float,
     gpu_use: Mapping[str, Mapping[str, int]] = _UNKNOWN,
 ) -> Buckets:
-    """Sort the replicas of one model into buckets.
+    """Sort the replicas of one model into buckets, and return the buckets. Nothing else is changed.
 
-    `model` None: the model is not declared. `replicas` and `pending` must be of this model only. `pending`: replica
-    name and operation of each operation under way, also of replicas that are not observed yet. `now`: Unix time in
-    seconds. `gpu_use`: see `ObservedState`. Of two replicas at one index and of one definition, the one that is ready
-    is kept and the other is surplus.
+    `model` None: the model is not declared, so that its running replicas are surplus. `replicas` and `pending` must be
+    of this model only. `pending`: replica name and operation of each operation under way, also of replicas that are not
+    observed yet. `now`: Unix time in seconds. `gpu_use`: replica name to MiB in use by GPU uuid; without an entry,
+    nothing is known and the replica is not `off_gpu`. Of two replicas at one index and of one definition, the one that
+    is ready is kept and the other is surplus.
     """
     buckets = Buckets()
     operations = dict(pending)

@@ -99,9 +99,10 @@ def is_drained(
     """Whether a draining replica holds no requests; None: unknown.
 
     False while no routing table leaves the replica out, or while a connected gateway has not taken such a table or
-    reports requests in the replica. With a lost gateway, or without any gateway, the answer is `engine_idle`: whether
-    the engine reported, after the drain began, that it is idle; None: it does not report it. `unsure`: gateways other
-    than these may route to the replica, so the answer is never True. `now`: Unix time in seconds.
+    reports requests in the replica. Otherwise None if `unsure`: gateways other than these may route to the replica.
+    Otherwise True, if all gateways are connected and there is one; with a lost gateway, or without any, the answer is
+    `engine_idle`: whether the engine reported, after the drain began, that it is idle; None: it does not report it.
+    `name`: the replica's. `now`: Unix time in seconds.
     """
     if drain.unrouted_stamp is None:
         return False

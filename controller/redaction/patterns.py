@@ -64,11 +64,12 @@ _SPOKEN_FLAG: Final = re.compile(
 
 
 def mask_fields(fields: Mapping[str, Any], known_secrets: Iterable[str] = ()) -> dict[str, JsonValue]:
-    """Return a definition's fields with all secrets masked, to show them to a user. `fields` is not changed; tuples
-    become lists.
+    """Return a definition's fields with all secrets replaced by `MASKED`, to show them to a user. `fields` is not
+    changed; tuples become lists.
 
-    A secret that is found in one field is also masked where another field contains it. `known_secrets` are further
-    secrets to mask in all fields. In other fields, only secrets of 8 characters or more are searched for.
+    Secret are every value of `env`, values whose names suggest it (`is_secret`), and what texts mark (`mask_text`). A
+    secret that is found in one field (in `env`: only by its name) is also masked where another field contains it, as
+    are `known_secrets` in all fields; both are searched for only if they have 8 characters or more.
     """
     walk = _Masker()
     shown_fields = {name: walk.mask_field(name, value) for name, value in fields.items()}
@@ -91,7 +92,7 @@ def mask_field(name: str, value: Any) -> JsonValue:
 def mask_text(text: str) -> str:
     """Return a text of unknown origin with what it itself marks as secret masked: the user part of a URL, what follows
     `Bearer` or `Basic`, and the value in `name=value`, `name: value` and `--name value` where the name suggests a
-    secret. A secret that nothing marks is not found.
+    secret. A secret that nothing marks is not found. Masked parts become `MASKED`.
     """
     return _Masker().mask_text(text)
 

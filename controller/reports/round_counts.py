@@ -72,10 +72,11 @@ class RoundCounts:
         self._round_seconds.observe(seconds)
 
     def count_round(self, before: Round | None, after: Round | None) -> None:
-        """Count what is new in a round. `after` None: it was not complete.
+        """Count the loads, crashes, restarts and evictions that `after` has and `before` had not. `after` None: the
+        round was not complete, and only that is counted.
 
-        `before`: the last complete round; None: there was none, so `after` finds the engines of an earlier controller,
-        and nothing is counted.
+        `before`: the last complete round before `after`; None: there was none, so `after` finds the engines of an
+        earlier controller, and nothing of it is counted.
         """
         if after is None:
             self._round_errors.inc()

@@ -46,8 +46,8 @@ def mark_variables(instance: str, name: str, start_id: str) -> dict[str, str]:
 
 
 def check_gpu_support(engine: Engine[Any], gpus: Sequence[Gpu]) -> None:
-    """Raise a permanent StartError, which names the instance, if one of `gpus` is a MIG instance and the engine cannot
-    be told to use it. Otherwise do nothing."""
+    """Raise a permanent StartError if one of `gpus` is a MIG instance and the engine, as a process, cannot be told to
+    use it. The message names the MIG instance. Otherwise do nothing."""
     instance = None if engine.takes_mig_instances else next((gpu for gpu in gpus if gpu.mig is not None), None)
     if instance is not None:
         raise StartError(
