@@ -45,10 +45,11 @@ class LineWriter:
                 self._descriptor = None
 
     def write_line(self, line: str) -> bool:
-        """Write one line, to which the newline is added. Return whether it was written; False is no error.
+        """Write one line, to which the newline is added. Return whether it was written; False: it is lost, whole or in
+        part, which is no error.
 
-        May block: up to `patience_s` seconds for each part of PIPE_BUF bytes, and not at all after a reader that
-        stalled until there is room again. Where lines were lost before, a line that says how many comes first.
+        May block up to `patience_s` seconds for each part of PIPE_BUF bytes. Once a reader took nothing for so long,
+        lines are lost at once until there is room again; the next line that is written follows one that says how many.
         """
         lines = [f"roundhouse: {self._lost_lines} lines were lost here: nobody took them", line]
         text = "".join(f"{each}\n" for each in (lines if self._lost_lines else lines[1:]))
@@ -86,7 +87,8 @@ class LineHandler(logging.Handler):
         self._writer = writer
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record. Never raises: where formatting fails, the line holds the traceback instead."""
+        """Write one record as a line. Never raises: where formatting fails, the line holds the traceback instead, and a
+        line that the output does not take is lost."""
         try:
             line = self.format(record)
         except Exception:  # noqa: BLE001 - what the arguments of a record raise

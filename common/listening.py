@@ -104,7 +104,8 @@ def bind_listeners(hosts: Iterable[str], port: int) -> list[socket.socket]:
     an error, none stays open. Blocks while names are resolved.
 
     Of a name, the addresses that this machine does not have are skipped, unless it has none of them: `localhost` often
-    has an IPv6 address where IPv6 is switched off.
+    has an IPv6 address where IPv6 is switched off. The socket for `::` takes IPv4 connections only if no IPv4 address
+    is bound here, and the system lets it.
 
     Raises:
         ListenError: an address is taken or may not be bound, none of a host's addresses is one of this machine, or a

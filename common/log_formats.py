@@ -31,7 +31,8 @@ def tag_request(request_id: str | None) -> dict[str, str | None]:
 
 
 def journal_priority(level: int) -> int:
-    """Return the syslog priority of a level of `logging`, from 2 (critical) to 7 (debug)."""
+    """Return the syslog priority of a level of `logging`: 2 from CRITICAL on, 3 from ERROR, 4 from WARNING, 6 from
+    INFO, and 7 below."""
     return next((priority for least, priority in _PRIORITIES if level >= least), 7)
 
 

@@ -38,7 +38,7 @@ def configure_logging(level: str, log_format: LogFormat = "human") -> None:
 def keep_log_file(state: Path, program: str, limit_mib: int, log_format: LogFormat = "human") -> None:
     """Also log to `logs/<program>.log` in the state folder, in lines of this form. Call after `configure_logging`.
 
-    The file has `limit_mib` MiB at most, together with the older `logs/<program>.log.1`; 0: to no file.
+    The file has `limit_mib` MiB at most, together with the older `logs/<program>.log.1`; 0: there is no log file.
 
     A missing state folder is not made, and then there is no file and no error: a gateway that stores nothing has none.
     """
@@ -52,7 +52,8 @@ def goes_to_journal(environ: Mapping[str, str], descriptor: int) -> bool:
     """Whether the descriptor is the one that systemd connected to journald (systemd.exec(5), `JOURNAL_STREAM`). False
     where the variable is missing or the descriptor is closed; nothing is raised.
 
-    The variable names the device and inode of the stream, because programs inherit it whose output was redirected.
+    The variable is inherited even by programs whose output was redirected. So its content, device and inode of the
+    stream, is compared with the descriptor's.
     """
     device, _, inode = environ.get("JOURNAL_STREAM", "").partition(":")
     try:
@@ -80,8 +81,8 @@ class BoundedLogFile(logging.Handler):
         self._is_losing = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Append the record. Never raises: a record that cannot be formatted is reported by logging's own
-        `handleError`."""
+        """Append the record. Never raises: a record that cannot be written is lost, and one that cannot be formatted is
+        reported by logging's own `handleError`."""
         try:
             line = self.format(record).encode("utf-8", "backslashreplace")
         except Exception:  # noqa: BLE001 - as every handler of `logging`: a wrong call that logs ends nothing

@@ -18,8 +18,8 @@ _HOLD_POLL_S: Final = 0.05
 
 
 class NewerDatabaseError(sqlite3.DatabaseError):
-    """A newer Roundhouse wrote the file, so this version neither reads nor writes it. Not `is_damaged`: the file is
-    kept."""
+    """A newer Roundhouse wrote the file, so this version neither reads nor writes it. `is_damaged` returns False for
+    this error, so that the file is kept."""
 
 
 class FileIdentity(NamedTuple):
@@ -105,7 +105,8 @@ def hold_file(path: Path) -> int:
     or the end of the process, releases the lock.
 
     The lock is flock's, which SQLite does not use: other processes may still read the file through SQLite. Close the
-    descriptor after every connection of this process to the file, because closing it gives SQLite's own locks back.
+    descriptor after every connection of this process to the file: closing it earlier would also drop the locks that
+    SQLite holds for these connections.
 
     Raises BlockingIOError where another process, or another call in this one, holds the file, and OSError where the
     file is missing or cannot be opened.
@@ -134,8 +135,8 @@ def _hold_within(path: Path, within_s: float) -> int:
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Run the block as one transaction: all of it is written, or nothing. Any exception of the block rolls it back and
-    is raised.
+    """Context manager that runs its block as one transaction: all of it is written, or nothing. Any exception of the
+    block rolls it back and is raised.
 
     Takes the write lock first, for which it waits as long as the connection's busy timeout says; then raises
     sqlite3.OperationalError. Cannot be nested. The connection must be in autocommit mode.
@@ -219,8 +220,8 @@ class DatabaseFile(Generic[Database]):
         """Open the database if needed, and return what `work` returns.
 
         Where the file proves to be damaged, set it aside and call `work` once more, with a new file: `work` must bear
-        being called twice. Raises what opening the file and `work` raise; OSError where a damaged file cannot be set
-        aside.
+        being called twice. `on_file_lost` is called then, and where the opened file was deleted or replaced. Raises
+        what opening the file and `work` raise; OSError where a damaged file cannot be set aside.
         """
         try:
             return work(self._open_in_place())

@@ -61,8 +61,8 @@ def next_failure(
     None: never. `attempt`: the attempt number that failed. Times are Unix seconds.
 
     The wait doubles from 1 s to 5 min with each consecutive failure. An engine that was ready is started again at once
-    (`retry_at` is `now`) after its first failure, and its waits are one doubling behind. Having been ready for
-    `STABLE_S` starts the count anew. A permanent failure is not retried (`retry_at` is None).
+    (`retry_at` is `now`) after its first failure, and its later waits are half as long. Having been ready for
+    `STABLE_S` (60 s) starts the count anew. A permanent failure is not retried (`retry_at` is None).
     """
     was_stable = ready_for_s is not None and ready_for_s >= STABLE_S
     count = 1 if previous is None or was_stable else previous.count + 1

@@ -22,7 +22,9 @@ class Buckets:
     """Replicas with an operation under way, without the wanted starts in `current`: no action may be issued, and their
     claims are still held."""
     ended: list[ObservedReplica] = field(default_factory=list)
+    """Replicas whose engine has ended."""
     half_created: list[ObservedReplica] = field(default_factory=list)
+    """Replicas that were created and not started, without an operation under way."""
     broken: list[tuple[ObservedReplica, str]] = field(default_factory=list)
     """Running replicas that are dead, stalled or past their start deadline, each with the reason."""
     off_gpu: list[tuple[ObservedReplica, str]] = field(default_factory=list)

@@ -77,7 +77,8 @@ class DesiredSource(Protocol):
         read."""
 
     async def refresh_files(self, now: float) -> None:
-        """Read the files again if they were last read long enough before `now`, Unix time; otherwise do nothing."""
+        """Read the files again if they were last read long enough before `now`, Unix time; otherwise do nothing. The
+        source decides how long."""
 
     def wake_at(self) -> float | None:
         """Return the Unix time at which `refresh_files` must be called to confirm an edit; None: nothing is to be
@@ -207,8 +208,8 @@ class Reconciler:
         """Observe, plan, start the plan's actions, publish the result, and return the round.
 
         None means that the runtime did not answer, or that no valid files were ever read. No engine was changed then,
-        at most the API keys were published, and `error` says why. Other exceptions are raised; `run` catches them. While the controller is paused, the
-        round is planned and published, but no action is started.
+        at most the API keys were published, and `error` says why. Other exceptions are raised; `run` catches them.
+        While the controller is paused, the round is planned and published, but no action is started.
         """
         try:
             desired, observed = await self._observe()

@@ -67,9 +67,10 @@ def mask_fields(fields: Mapping[str, Any], known_secrets: Iterable[str] = ()) ->
     """Return a definition's fields with all secrets replaced by `MASKED`, to show them to a user. `fields` is not
     changed; tuples become lists.
 
-    Secret are every value of `env`, values whose names suggest it (`is_secret`), and what texts mark (`mask_text`). A
-    secret that is found in one field (in `env`: only by its name) is also masked where another field contains it, as
-    are `known_secrets` in all fields; both are searched for only if they have 8 characters or more.
+    Secrets are every value of `env`, values whose names suggest a secret (`is_secret`), and what texts mark as one
+    (`mask_text`). A secret that is found in one field (in `env`: one that its name or the text marks) is also masked
+    where another field contains it, as are `known_secrets` in all fields; both are searched for only if they have 8
+    characters or more.
     """
     walk = _Masker()
     shown_fields = {name: walk.mask_field(name, value) for name, value in fields.items()}
@@ -98,7 +99,8 @@ def mask_text(text: str) -> str:
 
 
 def collect_secrets(fields: Mapping[str, Any]) -> frozenset[str]:
-    """Return the secrets of a definition that logs and messages must not show, each at least `SHORTEST` long.
+    """Return the secrets of a definition that logs and messages must not show, each at least `SHORTEST` (4) characters
+    long: shorter ones would also hit other text. What counts as a secret is as in `mask_fields`.
 
     A secret of several lines is contained as a whole, and each of its lines of 8 characters or more on its own. Values
     of `env` are included only if their name suggests a secret, or if they look random and no other field shows them.

@@ -18,7 +18,9 @@ _ROUND_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10
 
 
 class RoundCounts:
-    """Counts differences between rounds. A controller has one, which `create_registry` puts into its registries."""
+    """Prometheus metrics of what changes from one round to the next (loads, crashes, restarts, evictions), of rounds
+    that were not complete, and of rounds' durations. A controller has one, which `create_registry` puts into its
+    registries; its counters begin at 0."""
 
     def __init__(self) -> None:
         self._loads = Counter(

@@ -25,8 +25,8 @@ Mounts = Mapping[Path, PurePosixPath]
 
 
 def mount_roots(roots: ModelRoots, targets: Sequence[PurePosixPath]) -> Mounts:
-    """Return models folder, with symbolic links resolved, to the path at which engines see it. `targets` has that path
-    for each folder of `roots`, in the same order.
+    """Return each models folder, with its symbolic links resolved, to the path at which engines see it. `targets` has
+    that path for each folder of `roots`, in the same order.
 
     If two folders are the same once symbolic links are resolved, the first one's target counts. Raises ValueError if
     the numbers of folders and targets differ.

@@ -48,7 +48,8 @@ class ErrorEnvelope(BaseModel):
 
 
 class RoundhouseError(Exception):
-    """An error that is answered to the client, with one of the error codes and a message of its own."""
+    """An error that is answered to the client, with one of the error codes and a message of its own. Creating it with a
+    code that is not in `ERROR_CODES` raises KeyError."""
 
     def __init__(
         self, code: str, message: str, *, param: str | None = None, retry_after_s: float | None = None

@@ -296,11 +296,13 @@ class DockerRuntime:
         return self._probe.reason if self._uses_probe else self._nvml.reason
 
     def get_gpu_driver(self) -> GpuDriver | None:
-        """Return the NVIDIA driver that the last `read_gpus` found; None: there is none, or it is not known."""
+        """Return the NVIDIA driver that the last `read_gpus` found; None: there is none, it is not known, or
+        `read_gpus` was never called."""
         return self._probe.driver if self._uses_probe else self._nvml.driver
 
     def list_unread_gpus(self) -> tuple[UnreadGpu, ...]:
-        """Return the GPUs that the last `read_gpus` left out because they cannot be read, each with the reason."""
+        """Return the GPUs that the last `read_gpus` left out because they cannot be read, each with the reason. Empty:
+        there are none, or `read_gpus` was never called."""
         return self._probe.unread_gpus if self._uses_probe else self._nvml.unread_gpus
 
     async def watch_events(self) -> AsyncIterator[None]:

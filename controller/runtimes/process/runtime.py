@@ -244,11 +244,13 @@ class ProcessRuntime:
         return self._nvml.reason
 
     def get_gpu_driver(self) -> GpuDriver | None:
-        """Return the NVIDIA driver that the last `read_gpus` found; None: there is none, or it is not known."""
+        """Return the NVIDIA driver that the last `read_gpus` found; None: there is none, it is not known, or
+        `read_gpus` was never called."""
         return self._nvml.driver
 
     def list_unread_gpus(self) -> tuple[UnreadGpu, ...]:
-        """Return the GPUs that the last `read_gpus` left out because they cannot be read, each with the reason."""
+        """Return the GPUs that the last `read_gpus` left out because they cannot be read, each with the reason. Empty:
+        there are none, or `read_gpus` was never called."""
         return self._nvml.unread_gpus
 
     def watch_events(self) -> AsyncIterator[None]:
@@ -328,8 +330,9 @@ class ProcessRuntime:
                     await self._end_replica(record, grace_s)
 
     async def remove_replica(self, name: str) -> None:
-        """Remove a replica that has ended or was never started, and kill what the engine left behind. A replica whose
-        engine runs is left as it is, with a warning in the log; nothing is raised. Otherwise as `stop_replica`."""
+        """Remove a replica that has ended or was never started, and kill the processes that its engine left behind,
+        which takes as long as they take to end. The end of its log is kept. Does nothing if there is no record of that
+        name. A replica whose engine runs is left as it is, with a warning in the log. Raises as `stop_replica`."""
         with _state_errors():
             async with self._lock_of(name):
                 record = await asyncio.to_thread(self._records.read_record, name)

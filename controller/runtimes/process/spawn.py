@@ -32,8 +32,9 @@ _PORT_TRIES: Final = 32
 
 
 def inherited_environment(controller: Mapping[str, str]) -> dict[str, str]:
-    """Return the part of the controller's environment that engines inherit (`_INHERITED` and `LC_*`), and
-    PYTHONUNBUFFERED=1. `controller` is that environment and is not changed."""
+    """Return the variables of the controller's environment that engines inherit (paths, locale, places of caches and of
+    CUDA; no proxies, settings or secrets), and PYTHONUNBUFFERED=1. `controller` is that environment; it is not
+    changed."""
     kept_variables = {key: value for key, value in controller.items() if key in _INHERITED or key.startswith("LC_")}
     # Without it, a Python engine buffers what it prints to a file, and loses it when killed.
     return {"PYTHONUNBUFFERED": "1"} | kept_variables
