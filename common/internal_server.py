@@ -98,8 +98,9 @@ class ListeningServer:
             self._serve(listener)
 
     async def close(self) -> None:
-        """Stop accepting connections, end the existing ones without waiting for their answers, and return once the
-        server has ended. The file of a unix socket stays. Call once."""
+        """Stop accepting connections, close WebSockets and idle connections, and return once the server has ended. It
+        waits for no answer: requests under way go on for as long as the event loop runs. The file of a unix socket
+        stays. Call once."""
         if self._watch_task is not None:
             self._watch_task.cancel()
             with suppress(asyncio.CancelledError):

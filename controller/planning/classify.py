@@ -16,7 +16,8 @@ _UNKNOWN: Final[Mapping[str, Mapping[str, int]]] = MappingProxyType({})
 
 @dataclass(slots=True)
 class Buckets:
-    """The replicas of one model, each in exactly one bucket. `classify_replicas` fills it for one plan."""
+    """The replicas of one model, each in exactly one bucket, by what a plan must do with it: leave it alone, remove it,
+    stop it, keep it, replace it, or retire it. `classify_replicas` fills it for one plan."""
 
     busy: list[ReplicaId] = field(default_factory=list)
     """Replicas with an operation under way, without the wanted starts in `current`: no action may be issued, and their

@@ -224,8 +224,8 @@ class RoomAllocator:
 
     def evict_unused(self) -> None:
         """Note in `evicted` the candidates that are not busy, were not used for their `idle_ttl_s` seconds, and have
-        been loaded for their `min_residency_s`. For idle candidates whose `idle_ttl_s` is not over yet, note in
-        `wake_times` when it is. Candidates without an `idle_ttl_s` stay."""
+        been loaded for their `min_residency_s`. For the other idle candidates with an `idle_ttl_s`, note in
+        `wake_times` when both times are over. Candidates without an `idle_ttl_s` stay."""
         for candidate in self.candidates.values():
             ttl_s = self.desired.models[candidate.name].idle_ttl_s
             if ttl_s is None or candidate.is_busy or candidate.name in self.evicted:

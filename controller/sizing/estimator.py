@@ -47,7 +47,7 @@ class Estimate:
     """Whether part of `host_mib` is filled only while the replica serves, so that one just loaded holds less."""
 
     def mib_on_gpu(self, gpu_mib: int) -> int:
-        """Return the MiB that the replica takes of one GPU with `gpu_mib` of memory."""
+        """Return the MiB that the replica takes of one GPU that has `gpu_mib` MiB; 0 for a replica without GPUs."""
         return self.per_gpu_mib if self.gpu_share is None else max(self.per_gpu_mib, ceil(self.gpu_share * gpu_mib))
 
     def replica_mib(self, gpu_mib: int | None) -> int | None:
