@@ -104,8 +104,8 @@ class ReplicaSessions:
         """Return whether a turn is `new`, `reused` or `rebuilt` in this replica (see `Decision`). Changes nothing.
 
         `reused`: the session is here, no other turn of it is inside, and the request begins with the messages of its
-        last answered turn (with `binds_sampling`, also has its sampling). `is_known_elsewhere`: another replica keeps the session, or a replica that is gone kept it;
-        then a session unknown here is `rebuilt`, not `new`.
+        last answered turn (with `binds_sampling`, also has its sampling). `is_known_elsewhere`: another replica keeps
+        the session, or a replica that is gone kept it; then a session unknown here is `rebuilt`, not `new`.
         """
         session = self._sessions.get(claim.key)
         if session is None:

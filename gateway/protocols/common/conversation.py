@@ -111,7 +111,8 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Whether the model calls a tool: as it decides, never, at least one, or the one with this name."""
+    """Whether the model calls a tool. `auto`: as it decides. `none`: never. `required`: at least one. `named`: the one
+    with this `name`, which is None for the other kinds."""
 
     kind: Literal["auto", "none", "required", "named"]
     name: str | None = None
@@ -215,8 +216,8 @@ class AnswerWriter(Protocol):
         `stop_sequence` is as in `Answer`. `tokens` None: the engine reported no counts."""
 
     def fail_answer(self, error: Fields) -> bytes:
-        """Return the last events of a stream that fails, even before it began. `error` has every field of our error
-        envelope."""
+        """Return the last events of a stream that fails, even before it began. `error` is the value of `error` in our
+        error envelope, with every field (`ErrorBody`)."""
 
     def build_answer(self, answer: Answer) -> Fields:
         """Return the body of a blocking answer, to be encoded as JSON. Uses `answer` alone; what this writer has

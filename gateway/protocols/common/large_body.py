@@ -182,7 +182,8 @@ class LargeBody:
 
     def fill_fields(self, fields: dict[str, Any], *, kept_names: Collection[str]) -> None:
         """Replace, in place, each string in a decoded outline by what it is in the body, keys of objects too. Use it
-        before texts are interpreted or stored. Values of fields in `kept_names`, at any depth, stay as they are.
+        before texts are interpreted or stored. A string that is the value of a field in `kept_names`, at any depth,
+        stays as it is; strings deeper inside such a field do not.
 
         Raises:
             RoundhouseError: as `fill_text`.

@@ -146,8 +146,8 @@ def parse_native(
     all.
 
     `sole_model` serves a request that names none; None: several models have the route, or no model has. `body` says
-    what JSON the route needs; where that is no object, the body may be empty. The result's `target` is `path` and
-    `query` without `model`.
+    what JSON the route needs; where that is no object, the body may be empty, but a body that came is decoded and must
+    be JSON. The result's `target` is `path` and `query` without `model`.
 
     Raises:
         RoundhouseError: `invalid_json`: the body is not the JSON that the route needs. `invalid_request`: no model is

@@ -21,8 +21,9 @@ class ResponsesDialect(EnvelopeDialect):
     """The part that the dialects of `/v1/responses` and `/v1/responses/compact` share: how errors are sent."""
 
     def error_as_events(self, body: bytes, request: InferenceRequest | None = None) -> bytes:
-        """Return the error, whose JSON is `body`, as an event and `[DONE]`; for a request that was read, as the whole
-        stream of a failed response. See `Dialect`."""
+        """Return the error, whose JSON is `body`, as an event and `[DONE]`; for a request that was read (its `prompt`
+        is set), as the whole stream of a failed response, which becomes `response` of its `ResponseContext`. See
+        `Dialect`."""
         error = errors.decode_json(body)["error"]
         if request is None or request.prompt is None:
             return error_event(error, 0) + DONE
@@ -40,8 +41,9 @@ class ResponsesViaChat(ViaChatDialect, ResponsesDialect):
     `ResponseContext` before `check_request`."""
 
     def read_request(self, request: InferenceRequest) -> Prompt:
-        """Return what the request asks for, after the history in its `ResponseContext`. Raises RoundhouseError as
-        `request.read_prompt`."""
+        """Return what the request asks for, after the history in its `ResponseContext`, of which it may set
+        `input_items`. In the outline of a large body, it puts texts, but not media, back in place. Raises
+        RoundhouseError as `request.read_prompt`, and `invalid_json` for a string of a large body that is not valid."""
         return _read_prompt(request)
 
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:
@@ -68,8 +70,9 @@ class ResponsesTokenCount(TokenCountDialect, JsonDialect):
     must set a request's `state` to its `ResponseContext` before `check_request`."""
 
     def read_request(self, request: InferenceRequest) -> Prompt:
-        """Return what the request asks for, after the history in its `ResponseContext`. Raises RoundhouseError as
-        `request.read_prompt`."""
+        """Return what the request asks for, after the history in its `ResponseContext`, of which it may set
+        `input_items`. In the outline of a large body, it puts texts, but not media, back in place. Raises
+        RoundhouseError as `request.read_prompt`, and `invalid_json` for a string of a large body that is not valid."""
         return _read_prompt(request)
 
     def build_count(self, tokens: int) -> Fields:
