@@ -38,7 +38,8 @@ class LoadingError(RoundhouseError):
         self.progress = progress
 
     def build_headers(self) -> dict[str, str]:
-        """Return `retry-after`, and `x-load-progress` with two decimals (`0.25`) if the progress is known."""
+        """Return `retry-after` in whole seconds, and `x-load-progress` with two decimals (`0.25`) if the progress is
+        known."""
         headers = super().build_headers()
         return headers if self.progress is None else headers | {"x-load-progress": f"{self.progress:.2f}"}
 

@@ -58,7 +58,8 @@ class SessionClaim:
 
 @dataclass(slots=True)
 class Session:
-    """A session as one replica keeps it."""
+    """A session as one replica keeps it: the turns that are inside, and what the gateway expects in the engine's cache.
+    Made by `ReplicaSessions.begin_turn`."""
 
     used_at: float
     """Monotonic time in seconds at which its last turn began or ended."""

@@ -98,7 +98,8 @@ class EngineClient:
 
     @property
     def busy_connections(self) -> int:
-        """Number of open connections, to all engines together, that carry a request."""
+        """Number of open connections, to all engines together, that are not idle: they carry a request, or are being
+        closed."""
         return self._pool.open_count - self._pool.idle_count
 
     @property

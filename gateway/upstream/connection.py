@@ -81,9 +81,9 @@ class EngineListener(Protocol):
 
     The connection calls `engine_head` once, `engine_data` any number of times, then `engine_end` once. If the request
     fails before its end, it calls `engine_failed` once instead of what is missing. It calls no method from within
-    `EngineClient.send_request` or `cancel`, `pause` and `resume` of `EngineCall`, and none after `cancel`. If
-    `engine_head` or `engine_data` raises, the exception is logged, the connection is closed, and `engine_failed` is
-    called with `EngineDiedError`.
+    `EngineClient.send_request` or `cancel`, `pause` and `resume` of `EngineCall`, and none after `cancel` or
+    `EngineClient.close`. If `engine_head` or `engine_data` raises, the exception is logged, the connection is closed,
+    and `engine_failed` is called with `EngineDiedError`.
     """
 
     def engine_head(self, status: int, headers: Headers) -> None:

@@ -88,7 +88,8 @@ class Assistant:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The result of the tool call with the id `call_id`, in an earlier turn of the model."""
+    """The result of the tool call with the id `call_id`, in an earlier turn of the model. `is_error`: the client says
+    that the tool failed, which only Anthropic's API can say."""
 
     call_id: str
     parts: tuple[Part, ...]
@@ -133,7 +134,7 @@ class OutputFormat:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """What a client's request asks for: the answer to a conversation, and how to make it. Dialects that translate read
-    it once per request and write it as a chat completion."""
+    it once per request and write it as a chat completion. A field that is None was not given by the client."""
 
     turns: tuple[Turn, ...]
     tools: tuple[Tool, ...] = ()

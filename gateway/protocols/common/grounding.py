@@ -49,7 +49,8 @@ def read_options(value: object) -> GroundingOptions | None:
     """Return the options of a request's `rag`; None for null and false, which ask for nothing. `true`: the defaults.
 
     Raises:
-        RoundhouseError: `invalid_request` for a wrong field.
+        RoundhouseError: `invalid_request` for a wrong value or an unknown field; `param` is its path, such as
+            `rag.top_k`.
     """
     if value is None or value is False:
         return None

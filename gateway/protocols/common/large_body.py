@@ -51,9 +51,9 @@ _BASE64: Final = re.compile(rb"[A-Za-z0-9+/=_-]{64}")
 
 
 class LargeBody:
-    """The body of one request that is larger than `LARGE_BYTES`, and its outline. The caller adds all parts, then calls
-    `finish`; only then are the outline and the other results valid. `free` must be called when no engine can need the
-    body any more.
+    """The body of one request that is larger than `LARGE_BYTES`, and its outline: the same JSON with short marks in
+    place of the inside of long strings. The caller adds all parts, then calls `finish`; only then are the outline and
+    the other results valid. `free` must be called when no engine can need the body any more.
     """
 
     __slots__ = (

@@ -110,8 +110,9 @@ class InferenceRequest:
 
 
 def parse_request(body: bytes | LargeBody, *, may_stream: bool, usual_model: str | None = None) -> InferenceRequest:
-    """Decode a request whose body names its model. One that names none gets the field `model` with `usual_model`;
-    None: it is refused. `may_stream` False: `stream` and `stream_options` are neither read nor checked.
+    """Decode a request whose body names its model. One that names none gets the field `model` with `usual_model`, and
+    its whole body is encoded again, a large one as a small one; None: it is refused. `may_stream` False: `stream` and
+    `stream_options` are neither read nor checked.
 
     Raises:
         RoundhouseError: `invalid_json`: the body is no JSON object in UTF-8; the message has the position.

@@ -18,7 +18,8 @@ from gateway.protocols.embeddings.codec import Shortening
 
 class EmbeddingsDialect(JsonDialect):
     """Dialect of `/v1/embeddings`, passed through, except that the gateway shortens vectors where the engine does not.
-    `check_request` sets a request's `state` to the `Shortening` to do, or None; the other methods need it."""
+    `check_request` sets a request's `state` to the `Shortening` to do, or None; `engine_body` and `get_body_converter`
+    read it there."""
 
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
         """Refuse invalid input, and set `request.state` to a `Shortening`, or None if the vectors pass as they are.

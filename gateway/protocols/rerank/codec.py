@@ -43,8 +43,8 @@ class Ranking:
 
 
 def read_ranking(fields: Fields, version: Version) -> Ranking:
-    """Return what the decoded fields of a request for a ranking ask for. Version 2 takes strings alone as documents,
-    and never returns them.
+    """Return what the decoded fields of a request for a ranking ask for. `version` 1 is the form of Jina and of
+    Cohere's v1, 2 that of Cohere's v2, which takes strings alone as documents, and never returns them.
 
     Raises:
         RoundhouseError: `invalid_request`; `param` is the place, such as `documents[1].text`.

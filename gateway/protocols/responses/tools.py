@@ -45,7 +45,8 @@ def tools_of(fields: Fields) -> tuple[Tool, ...]:
 
     Raises:
         RoundhouseError: `invalid_request`, also for a name that occurs twice, an allowed tool that is not declared, or
-            tools that OpenAI runs itself alone; its `param` is the path to the value, such as `tools[1].name`.
+            if all declared tools are such as OpenAI runs itself; its `param` is the path to the value, such as
+            `tools[1].name`.
     """
     tools: dict[str, Tool] = {}
     declared_tools = optional_field(fields, "tools", list) or []

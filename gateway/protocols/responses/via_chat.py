@@ -43,7 +43,8 @@ class ResponsesViaChat(ViaChatDialect, ResponsesDialect):
     def read_request(self, request: InferenceRequest) -> Prompt:
         """Return what the request asks for, after the history in its `ResponseContext`, of which it may set
         `input_items`. In the outline of a large body, it puts texts, but not media, back in place. Raises
-        RoundhouseError as `request.read_prompt`, and `invalid_json` for a string of a large body that is not valid."""
+        RoundhouseError as `responses.request.read_prompt`, and `invalid_json` for a string of a large body that is not
+        valid."""
         return _read_prompt(request)
 
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:
@@ -56,8 +57,8 @@ class CompactionViaChat(ViaChatDialect, ResponsesDialect):
     request's `state` to its `ResponseContext` before `check_request`."""
 
     def read_request(self, request: InferenceRequest) -> Prompt:
-        """Return the prompt that asks the model for a summary of the conversation. Raises RoundhouseError as
-        `read_compaction`."""
+        """Return the prompt that asks the model for a summary of the conversation, and set `keeps_items` and
+        `input_items` of the request's `ResponseContext`. Raises RoundhouseError as `compaction.read_compaction`."""
         return read_compaction(request.fields, request.state)
 
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:
@@ -72,11 +73,12 @@ class ResponsesTokenCount(TokenCountDialect, JsonDialect):
     def read_request(self, request: InferenceRequest) -> Prompt:
         """Return what the request asks for, after the history in its `ResponseContext`, of which it may set
         `input_items`. In the outline of a large body, it puts texts, but not media, back in place. Raises
-        RoundhouseError as `request.read_prompt`, and `invalid_json` for a string of a large body that is not valid."""
+        RoundhouseError as `responses.request.read_prompt`, and `invalid_json` for a string of a large body that is not
+        valid."""
         return _read_prompt(request)
 
     def build_count(self, tokens: int) -> Fields:
-        """Return the body of OpenAI's token count of a prompt."""
+        """Return the body of OpenAI's token count: `object`, which is `response.input_tokens`, and `input_tokens`."""
         return {"object": "response.input_tokens", "input_tokens": tokens}
 
 

@@ -115,12 +115,12 @@ class ViaChatDialect(ViaChatBase):
         return json_bytes(fields)
 
     def open_stream(self, request: InferenceRequest) -> EventStream:
-        """Return a new `TranslatedStream` for the answer."""
+        """Return a new `TranslatedStream` for the answer. Call after `check_request`."""
         return TranslatedStream(self.open_writer(request), request.id, request.repeated_turn)
 
     def open_collector(self, request: InferenceRequest) -> StreamCollector | None:
         """Return a new `TranslatedCollector`; None if a stream cannot give the same answer (`stream_compat`), so that
-        a blocking chat completion must be asked for and translated."""
+        a blocking chat completion must be asked for and translated. Call after `check_request`."""
         prompt = request.prompt
         assert prompt is not None, "checked before"
         outline = _chat_outline(prompt)
@@ -197,7 +197,8 @@ class TranslatedStream(EventReader):
 
     def feed_data(self, chunk: bytes) -> bytes:
         """Return the translation of the events that `chunk` completes. May be empty. Events after the stream's end are
-        dropped. See `EventStream`."""
+        dropped. Raises EventTooLongError if an event does not end within `HOLD_LIMIT` bytes. See
+        `dialect.EventStream`."""
         events = self._cut_events(chunk)
         return self._write_events(events) if events else b""
 
@@ -317,7 +318,8 @@ class TranslatedCollector:
         return self._chat.usage
 
     def feed_data(self, chunk: bytes) -> None:
-        """Add bytes of the stream, cut anywhere. See `StreamCollector`."""
+        """Add bytes of the stream, cut anywhere. Raises EventTooLongError if an event does not end within `HOLD_LIMIT`
+        bytes. See `dialect.StreamCollector`."""
         self._chat.feed_data(chunk)
 
     def build_result(self) -> tuple[int, bytes] | None:
