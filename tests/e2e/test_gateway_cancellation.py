@@ -120,6 +120,8 @@ async def _nothing_left(stack: RoundhouseStack) -> None:
                 health = await answer.json()
             async with session.get(f"{stack.url}/metrics") as answer:
                 metrics = await answer.text()
-        return not (shows_requests(metrics) or health["queue_depth"] or any(engine["inflight"] for engine in health["engines"]))
+        return not (
+            shows_requests(metrics) or health["queue_depth"] or any(engine["inflight"] for engine in health["engines"])
+        )
 
     await until("the gateway holds nothing", look)

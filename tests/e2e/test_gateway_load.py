@@ -107,7 +107,12 @@ async def nothing_left(stack: RoundhouseStack) -> None:
             async with session.get(f"{stack.url}/metrics") as answer:
                 metrics = await answer.text()
         busy = 'roundhouse_gateway_engine_connections{state="busy"} 0.0' not in metrics
-        return not (shows_requests(metrics) or busy or health["queue_depth"] or any(each["inflight"] for each in health["engines"]))
+        return not (
+            shows_requests(metrics)
+            or busy
+            or health["queue_depth"]
+            or any(each["inflight"] for each in health["engines"])
+        )
 
     await until("the gateway holds nothing", look)
 

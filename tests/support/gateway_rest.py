@@ -21,6 +21,11 @@ async def nothing_left(here: GatewayHarness) -> None:
         async with here.client.get(f"{here.url}/health") as answer:
             health = await answer.json()
         busy = 'roundhouse_gateway_engine_connections{state="busy"} 0.0' not in metrics
-        return not (shows_requests(metrics) or busy or health["queue_depth"] or any(each["inflight"] for each in health["engines"]))
+        return not (
+            shows_requests(metrics)
+            or busy
+            or health["queue_depth"]
+            or any(each["inflight"] for each in health["engines"])
+        )
 
     await until("nothing is left", look)
