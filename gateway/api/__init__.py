@@ -25,7 +25,7 @@ from gateway.exchange.api_spec import ApiSpec
 
 
 class InferenceGroup(Protocol):
-    """What each module of this package offers that declares inference routes, those whose requests an engine answers.
+    """Interface of the modules of this package that declare inference routes: routes whose requests an engine answers.
 
     `INFERENCE_GROUPS` lists these modules.
     """

@@ -70,8 +70,8 @@ class BenchmarkRequest(BaseModel):
 
 
 class BenchmarkRun(BaseModel):
-    """Measurement of one answer to one prompt. `tokens_per_sec` is `output_tokens` over the whole of `inference_ms`. An
-    answer without text has its end as `ttft_ms`."""
+    """Measurement of one answer to one prompt. `tokens_per_sec` is `output_tokens` over the whole of `inference_ms`.
+    For an answer without text, `ttft_ms` is the time until its end."""
 
     prompt: str
     output_tokens: int
@@ -82,7 +82,7 @@ class BenchmarkRun(BaseModel):
 
 class BenchmarkResult(BaseModel):
     """Result of a benchmark of one model. `results` has one run for each prompt, in their order, and the totals are the
-    sums of these; the `warmup_runs` first answers count in neither."""
+    sums of these. `warmup_runs` answers came before them, and count in nothing."""
 
     model_id: str
     status: Literal["available"] = "available"

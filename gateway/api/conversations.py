@@ -48,7 +48,7 @@ _PARENT_SCHEMA: Final[dict[str, Any]] = {
 
 
 class Conversation(BaseModel):
-    """OpenAI's conversation object."""
+    """OpenAI's conversation object, which does not hold the items."""
 
     id: str
     object: Literal["conversation"]

@@ -17,7 +17,8 @@ class Lifetime:
     """Context manager that cancels what its task awaits, and raises the reason instead of `CancelledError`.
 
     Enter it once, in the task of the request. The reason is `DeadlineError`, `ClientGoneError`, or that of `end_with`.
-    A cancellation from elsewhere stays `CancelledError`. One timer and one watch of the client serve a whole request: a
+    A cancellation from elsewhere stays `CancelledError`, and any other exception of the block is raised as it is. One
+    timer and one watch of the client serve a whole request: a
     timeout for each wait would cost more than the wait.
     """
 

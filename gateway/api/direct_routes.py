@@ -91,7 +91,8 @@ class HealthCall:
             self._call.send_whole(200, self._lines + _JSON, answer)
 
     def fail_request(self, error: RoundhouseError) -> None:
-        """Answer with the envelope and the status of `error`. Only before another answer, which would be sent too."""
+        """Answer with the envelope and the status of `error`. Call it only if nothing was answered yet; this is not
+        checked."""
         lines = self._lines + header_lines(error_headers(error))
         self._call.send_whole(error.entry.status, lines, error.json_bytes(self._request_id))
 

@@ -69,7 +69,7 @@ class AicoreHealth(BaseModel):
 
 class Health(BaseModel):
     """State of the gateway. Any answer means that the gateway is alive; the fields say what it can serve. `aicore` is
-    null also before that model's server was first asked."""
+    null also until the model with that role was first asked."""
 
     status: Literal["ok", "degraded"] = Field(description="`degraded` while `degraded` is not empty.")
     service: Literal["roundhouse"] = "roundhouse"

@@ -43,8 +43,8 @@ _PAIR: Final = re.compile(r"metadata\[(.*)\]", re.DOTALL)
 
 
 class StoredChatCompletion(BaseModel):
-    """OpenAI's chat completion object, with the request's parameters other than its messages. `created` is Unix time in
-    seconds."""
+    """OpenAI's chat completion object, with parameters of its request, such as `temperature`, but not the messages.
+    `created` is Unix time in seconds."""
 
     model_config = ConfigDict(extra="allow")
 

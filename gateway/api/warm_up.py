@@ -76,9 +76,9 @@ def declare(
     default_model: str | None,
     now: Callable[[], float],
 ) -> None:
-    """Add `POST /health/warm` to `app`. Its requests send the model one small request by `requests`, or ask `aicore`
-    first for the model with that role.
+    """Add `POST /health/warm` to `app`, which has `requests` send the model one small request and waits for the answer.
 
+    If the model has the role `aicore`, `aicore` is asked first, and the model only if that says that it is available.
     `default_model`: name or alias of the model to warm up if none is named; None: the only one that is declared. `now`
     returns monotonic seconds.
     """

@@ -15,7 +15,8 @@ from gateway.streams.stream_totals import StreamTotals
 
 
 class StateCollector(Collector):
-    """Gauges that are computed from other parts of the gateway when they are read."""
+    """Gauges of requests in flight and waiting, replicas, the link to the controller and the routing table's age,
+    computed from other parts of the gateway when they are read."""
 
     def __init__(self, live: LiveRoutes, ledger: InflightCounts, link: LinkState, now: Callable[[], float]) -> None:
         self._live = live
@@ -24,7 +25,8 @@ class StateCollector(Collector):
         self._now = now
 
     def collect(self) -> Iterator[Metric]:
-        """Yield each gauge with its present values."""
+        """Yield each gauge with its present values. Those of replicas and the table's age have no value before the first
+        routing table."""
         yield _gauge("inflight", "Requests that engines are serving.", "model", self._ledger.inflight_by_model)
         yield _gauge("queued", "Requests that wait for a load or a slot.", "model", self._ledger.queued)
         routes = self._live.current_or_none

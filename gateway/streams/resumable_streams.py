@@ -132,8 +132,8 @@ class ResumableStreams:
         return [stream for stream in dict.fromkeys(found) if self._may_see(caller, stream)]
 
     def stop_stream(self, caller: Caller, stream_id: str) -> None:
-        """Serve a client's DELETE: cancel a live stream's request, or remove a stream that has ended. Succeeds again
-        for an id whose stream was removed recently.
+        """Serve a client's DELETE: cancel a live stream's request, whose bytes stay readable; remove a stream that is
+        done or cut; leave a stopped one as it is. Succeeds again for an id whose stream was removed recently.
 
         Raises:
             RoundhouseError: `stream_not_found`: there is and was no stream of this id that the caller may see.

@@ -40,7 +40,7 @@ class RequestOptions(NamedTuple):
     def of(cls, fields: Fields, *, can_store: bool) -> RequestOptions:
         """Read the options of a request for a response. `can_store`: whether this gateway stores responses.
 
-        Nothing is looked up.
+        Nothing is looked up. On a gateway that stores none, `is_stored` is False whatever the request says.
 
         Raises:
             RoundhouseError: `invalid_request` if a field has a wrong type, `background` is set without storing, the
