@@ -25,7 +25,7 @@ class StateCollector(Collector):
         self._now = now
 
     def collect(self) -> Iterator[Metric]:
-        """Yield each gauge with its present values. Those of replicas and the table's age have no value before the first
+        """Yield each gauge with its present values; those of replicas and the table's age have none before the first
         routing table."""
         yield _gauge("inflight", "Requests that engines are serving.", "model", self._ledger.inflight_by_model)
         yield _gauge("queued", "Requests that wait for a load or a slot.", "model", self._ledger.queued)
