@@ -31,6 +31,8 @@ class DeclaredModel:
     """Unix time since when the files declare the present fields."""
     first_declared_at: float | None = None
     """Unix time since when the files declare a model of this name, with any fields; None: same as `declared_since`."""
+    is_runtime_declared: bool = False
+    """Whether an operator declared the model at run time, and the files do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,7 @@ def _resolve_model(
         autoload=definition.autoload and not (statement.kind == "unload" and override is not None and override.hold),
         drain_ends=statement.kind != "unload" and not is_evicted,
         in_files=entry.definition,
+        is_runtime_declared=entry.is_runtime_declared,
         params=params,
     )
 
