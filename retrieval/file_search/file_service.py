@@ -54,7 +54,8 @@ class FileService:
         purpose: str,
         expires_after_s: int | None,
     ) -> StoredFile:
-        """Store a file durably, whose whole content is in `incoming`.
+        """Store a file durably, whose whole content is in `incoming`, and return it with its new id. `expires_after_s`:
+        seconds from now; None: it never expires. `media_type`: as the client declared it; None: not at all.
 
         Raises:
             RoundhouseError: `document_empty`, `storage_full`, `storage_failed`.

@@ -129,6 +129,10 @@ async def _measure_hung(site: Site, seconds: float) -> dict[str, list[float]]:
 
 async def _measure_without_controller(site: Site, seconds: float) -> dict[str, list[float]]:
     await site.controller.stop()
+    return await site.probe_health(seconds)
+
+
+async def _measure_saturated_without_controller(site: Site, seconds: float) -> dict[str, list[float]]:
     load = asyncio.create_task(requests_per_second(site.gateway.port, site.build_request(), CONNECTIONS, seconds + 1.5))
     times = await site.probe_health(seconds)
     await load
@@ -140,7 +144,8 @@ WAYS: Final[dict[str, Callable[[Site, float], Awaitable[dict[str, list[float]]]]
     f"saturated by {CONNECTIONS} connections": _measure_saturated,
     f"{STREAMS} streams": _measure_with_streams,
     f"{HUNG} requests in an engine that hangs": _measure_hung,
-    "saturated, and no controller": _measure_without_controller,
+    "no controller": _measure_without_controller,
+    "saturated, and no controller": _measure_saturated_without_controller,
 }
 
 
