@@ -189,9 +189,10 @@ def _statement(
         return Statement("autoload", demanded_at, "autoload: a request asked for it"), True
     if definition.autoload and eviction is not None:
         return Statement("autoload", eviction.at, f"{eviction.reason}; the next request loads it"), False
+    place = "at run time" if entry.is_runtime_declared else "in the files"
     if definition.enabled:
-        return Statement("file", entry.declared_since, "enabled in the files"), True
-    reason = "autoload: no request asked for it yet" if definition.autoload else "enabled: false in the files"
+        return Statement("file", entry.declared_since, f"enabled {place}"), True
+    reason = "autoload: no request asked for it yet" if definition.autoload else f"enabled: false {place}"
     return Statement("file", entry.declared_since, reason), False
 
 

@@ -46,7 +46,7 @@ async def test_from_the_first_answer_to_the_commit(tmp_path: Path) -> None:
             async def answered() -> bool:
                 async with admin.session.post(f"{stack.url}/v1/chat/completions", json=question) as answer:
                     said = await answer.json()
-                return answer.status == 200 and said["choices"][0]["message"]["content"] == "one two three"
+                return answer.status == 200 and bool(said["choices"][0]["message"]["content"] == "one two three")
 
             await until("it answers", answered)
             assert (await admin.ask("GET", "models/by/hand")).body["declared_by"] == "runtime"
@@ -64,7 +64,7 @@ async def test_from_the_first_answer_to_the_commit(tmp_path: Path) -> None:
             (stack.desired / "more.yaml").write_text(exported)
 
             async def is_of_the_files() -> bool:
-                return (await admin.ask("GET", "models/by/hand")).body.get("declared_by") == "files"
+                return bool((await admin.ask("GET", "models/by/hand")).body.get("declared_by") == "files")
 
             await until("the files declare it", is_of_the_files)
             assert (await admin.ask("GET", "declarations")).body == {"models": {}, "keys": {}, "problems": []}
