@@ -12,6 +12,7 @@ import psutil
 from prometheus_client import CollectorRegistry
 
 from controller import __version__
+from controller.admin.declaration_service import DeclarationService
 from controller.admin.log_reader import LogReader
 from controller.admin.service import AdminService
 from controller.desired.resolve import Defaults
@@ -105,6 +106,7 @@ class Controller:
             clock=clock,
             learn=self._redactor.learn_secrets,
             on_edit=self._recorder.record_edits,
+            on_superseded=self._recorder.record_superseded,
         )
         stored_state = self._files.stored_state
         # An earlier version restarted its count after an unload: numbers of its ended logs must not be used again.
@@ -186,6 +188,7 @@ class Controller:
             wake=self._wake.set,
             clock=clock,
         )
+        self.declaration_service = DeclarationService(self._files, self._wake.set, clock)
         self.logs = LogReader(runtime, replicas=self._replicas_of, redact=self._redactor.redact_text)
         self._drift_detector = DriftDetector(
             runtime, file_since=self._files.all_declared_since, clock=clock, redact=self._redactor.redact_text
@@ -357,6 +360,7 @@ class Controller:
             defaults=self._defaults,
             declared_now=debounced_state.declared_models,
             keys_now=debounced_state.declared_keys,
+            declarations=self._files.declarations,
             runtime=self._runtime,
             redactor=self._redactor,
             now=time.time(),

@@ -119,6 +119,8 @@ class DesiredModel:
     """The definition as the files declare it. None means that it is the same as `definition`."""
     params: Mapping[str, JsonValue] = field(default_factory=dict)
     """Parameters of the operator's load that is in force, by definition field."""
+    is_runtime_declared: bool = False
+    """Whether an operator declared the model at run time, and the files do not."""
 
     @property
     def declared_definition(self) -> Definition:

@@ -98,6 +98,7 @@ def configured_row(want: DesiredModel) -> ModelConfigured:
         capabilities=engine.derive_capabilities(want.definition),
         definition=shown_definition(declared_definition),
         aliases=list(declared_definition.aliases),
+        declared_by="runtime" if want.is_runtime_declared else "files",
     )
 
 
