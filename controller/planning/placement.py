@@ -124,10 +124,10 @@ class ClaimLedger:
                 copy.released_mib[uuid] = copy.released_mib.get(uuid, 0) + mib
         return copy
 
-    def copy_without_replicas(self, replicas: Iterable[ObservedReplica], observed: ObservedState) -> ClaimLedger:
+    def copy_without_replicas(self, replicas: Collection[ObservedReplica], observed: ObservedState) -> ClaimLedger:
         """Return an independent copy without the claims of these replicas, whose memory counts as still in use
         (`released_mib`): on a GPU the MiB that the driver reports for the replica, else an estimate that is at least
-        its claim; of main memory its claim. `replicas` is iterated twice, so it must not be an iterator."""
+        its claim; of main memory its claim."""
         copy = self.copy_without(())
         for replica in replicas:
             for uuid, mib in replica.claims.items():

@@ -46,11 +46,14 @@ class RoundCounts:
             registry=None,
         )
         self._evictions = Counter(
-            "roundhouse_model_evictions", "Evictions of a model, to make room for another.", ["model"], registry=None
+            "roundhouse_model_evictions",
+            "Evictions of a model, to make room for another or because it was not used for its idle_ttl_s.",
+            ["model"],
+            registry=None,
         )
         self._swaps = Counter(
             "roundhouse_controller_swaps",
-            "Plans that evicted at least one model so that another can be loaded.",
+            "Plans that evicted at least one model.",
             registry=None,
         )
         self._round_seconds = Histogram(

@@ -21,6 +21,7 @@ from gateway.api.models import ModelObject
 from gateway.exchange.inner_requests import InnerRequests
 from gateway.exchange.speed_test import Measurement, SpeedTest
 from gateway.ingress.route_access import require_access
+from gateway.protocols.common.addresses import hide_addresses
 from gateway.routing.availability import find_model
 from gateway.routing.live_routes import LiveRoutes
 from gateway.server.asgi import ClientGoneError
@@ -103,7 +104,8 @@ def describe_readiness(route: ModelRoute) -> ModelReadiness:
     if route.state is ModelState.UNLOADED and route.autoload:
         code, word = _ON_DEMAND
     is_available = route.state is ModelState.LOADED
-    reason = None if is_available else route.last_error or route.reason
+    failure = hide_addresses(route.last_error) if route.last_error else None
+    reason = None if is_available else failure or route.reason
     return ModelReadiness(
         model_id=route.name, status_code=code, status=word, available=is_available, state=route.state, reason=reason
     )

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from controller.schema.errors import RoundhouseError
 from retrieval.catalog.chunks import read_chunks, read_text
-from retrieval.catalog.cleanup import discard_original, remove_unused_originals
+from retrieval.catalog.cleanup import discard_original
 from retrieval.catalog.conditions import (
     ANY,
     SqlCondition,
@@ -172,7 +172,7 @@ class DocumentService:
             if document.status == "ready":
                 return document
             if document.status == "failed":
-                await self._catalog.write(lambda db: withdraw_version(db, key))
+                await self._write(lambda db: withdraw_version(db, key))
                 self._on_garbage()
                 self._changes.note_change(key)
                 assert document.error is not None
@@ -288,8 +288,7 @@ class DocumentService:
     async def delete_tenant(self, tenant: str) -> int:
         """Delete all documents, files and vector stores of a tenant. Return how many documents it had. Raises
         RoundhouseError `tenant_not_found` where it had neither documents nor files; empty vector stores are deleted
-        even then. Raises OSError or sqlite3.Error where an original of the files cannot be removed after the deletion;
-        it goes at the next start."""
+        even then. An original that cannot be removed after the deletion goes at the next start."""
 
         def delete(db: sqlite3.Connection) -> tuple[int, list[str]]:
             forget_stores(db, tenant)
@@ -299,7 +298,8 @@ class DocumentService:
         if not count and not file_hashes:
             raise RoundhouseError("tenant_not_found", f"The tenant {tenant!r:.100} has stored nothing.")
         self._note_deleted(tenant)
-        await remove_unused_originals(self._catalog, self._originals, file_hashes)
+        for sha256 in file_hashes:
+            await discard_original(self._catalog, self._originals, sha256)
         return count
 
     async def read_chunks(self, key: DocumentKey, *, first: int, limit: int) -> tuple[list[Chunk], bool]:

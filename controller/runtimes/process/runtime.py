@@ -208,9 +208,13 @@ class ProcessRuntime:
     async def render_replica(self, replica: SeenReplica, definition: Definition, image: str | None) -> Rendered | None:
         """Return what a running replica would be started with now, at the address in its record. None if it has no
         record, if the definition yields no command line, or if a claimed GPU cannot be read. `image` is ignored."""
+
+        def render() -> Rendered | None:
+            record = self._records.read_record(replica.name)
+            return None if record is None else self._launcher.render_replica(record, definition)
+
         with _state_errors():
-            record = await asyncio.to_thread(self._records.read_record, replica.name)
-        return None if record is None else self._launcher.render_replica(record, definition)
+            return await asyncio.to_thread(render)
 
     async def read_gpus(self) -> tuple[Gpu, ...] | None:
         """Return the host's GPUs in PCI order, with the replicas to which their processes belong. Empty: there is none,

@@ -114,7 +114,7 @@ def add_passages(fields: Fields, passages: Sequence[Passage]) -> Fields:
         return rest
     messages = list(fields["messages"])
     context, content = write_context(passages), messages[index].get("content")
-    grounded: Any = f"{context}\n\n{content}"
+    grounded: Any = f"{context}\n\n{content}" if isinstance(content, str) else context
     if isinstance(content, list):
         # Anthropic wants the results of tools before everything else.
         start = sum(_is_tool_result(part) for part in content)
