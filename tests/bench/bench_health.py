@@ -1,7 +1,8 @@
 """How fast `/health`, `/health/ready` and `/health/live` answer: at rest, while the gateway is saturated with blocking
 requests, while it has streams, while an engine hangs with many requests, and while the controller is gone.
 
-One gateway, one after the other in one run; the controller is ended last. A process of its own asks.
+One gateway, on a core of its own, one after the other in one run; the controller is ended last. A process of its own
+asks.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Final
 
 import uvloop
 
+from tests.bench.cores import with_own_core
 from tests.bench.load import CHAT, close, connect, open_streams, request_bytes, requests_per_second
 from tests.bench.report import Figure
 from tests.bench.targets import Target, declared_keys, free_port, process
@@ -86,6 +88,7 @@ async def start_site() -> AsyncIterator[Site]:
         await controller.publish(model, keys=declared_keys(secret))
         site = Site(Target("gateway", port, gateway.pid), controller, secret)
         await _wait_until_served(site)
+        stack.enter_context(with_own_core(gateway.pid, others=[engine.pid]))
         yield site
 
 
