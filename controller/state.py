@@ -26,7 +26,11 @@ HOST: Final = "host"
 
 @dataclass(frozen=True, slots=True, order=True)
 class ReplicaId:
-    """Identity of one attempt to run one replica. Each new start of the replica is a new attempt with a new name."""
+    """Identity of one attempt to run one replica. Each new start of the replica is a new attempt with a new name.
+
+    `index` counts the model's replicas from 0, `attempt` the starts of this replica with this spec hash from 1.
+    `spec_hash` is a hash of everything in the definition that affects the engine.
+    """
 
     model: str
     index: int
@@ -128,9 +132,11 @@ class DesiredModel:
 
 @dataclass(frozen=True, slots=True)
 class DesiredState:
-    """All models that are wanted, by name, with the settings that the plan needs."""
+    """All declared models, by name, each as it is wanted now (also with 0 replicas), with the settings that the plan
+    needs."""
 
     generation: int
+    """Counter of changes to what the files declare."""
     models: Mapping[str, DesiredModel]
     paused: bool = False
     """Whether an operator paused the controller: the plan is made, and nothing of it is done."""
@@ -167,8 +173,8 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a replica ended: its exit code, whether it was killed for memory, and its last log lines. `code` is None
-    where the exit code is unknown, because the process was not a child of this controller."""
+    """How a replica ended: its exit code, whether it was killed for lack of memory (`oom`), and its last log lines.
+    `code` is None where the exit code is unknown, because the process was not a child of this controller."""
 
     code: int | None
     oom: bool = False
@@ -177,8 +183,9 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """A drain in progress. Its deadline is not stored: it follows from the reason why the replica must leave, which may
-    change."""
+    """A drain in progress: the replica gets no new requests, and is stopped when its running ones have ended, or at the
+    drain's deadline where one applies. `since` is Unix time. The deadline is not stored: it follows from the reason why
+    the replica must leave, which may change."""
 
     since: float
     idle: bool | None
@@ -198,7 +205,8 @@ class IdleSpan:
 
 @dataclass(frozen=True, slots=True)
 class ObservedReplica:
-    """One engine of this installation, running or ended, as the last observation saw it."""
+    """One engine of this installation, running or ended, as the last observation saw it. Times are Unix seconds; `exit`
+    is None until the engine has ended, `draining` None while it is not drained."""
 
     id: ReplicaId
     name: str
@@ -271,7 +279,8 @@ class Requirement:
 
 
 class OpKind(StrEnum):
-    """Kind of an operation that the executor runs on a replica."""
+    """Kind of an operation that the executor runs on a replica. `STOP` ends a running replica and removes it; `REMOVE`
+    removes one that does not run."""
 
     START = "start"
     STOP = "stop"
@@ -280,8 +289,9 @@ class OpKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PendingOp:
-    """An operation on a replica that was started. A finished one stays until an observation that began after its
-    end."""
+    """A start, stop or removal of a replica that the executor began: under way while `finished_at` is None, else
+    finished. A finished one stays in `ObservedState.pending` until an observation that began after its end. Times are
+    Unix seconds."""
 
     kind: OpKind
     id: ReplicaId
@@ -293,7 +303,8 @@ class PendingOp:
 
 @dataclass(frozen=True, slots=True)
 class PreflightResult:
-    """Result of the check whether a replica of a definition can be started: files, image, arguments."""
+    """Result of the check whether a replica of a definition can be started: files, image, arguments. Made at Unix time
+    `at`; `error` says what stands in the way, and is None where `ok` is true."""
 
     ok: bool
     at: float
@@ -313,7 +324,7 @@ class PreflightResult:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Consecutive failures of one replica key, or of one image's pull."""
+    """Consecutive failures of one replica key, or of one image's pull: `count` of them, with the last one's `error`."""
 
     count: int
     at: float
