@@ -76,8 +76,9 @@ def restore(
 
 
 def hold_catalog(documents: Path) -> list[int]:
-    """Lock the catalog of a state folder of retrieval against a retrieval program. Return the descriptors that hold it,
-    none where there is no catalog. Raises CommandError (LOCKED) where a program uses it."""
+    """Lock the catalog of a state folder of retrieval against a retrieval program. Return a list of the file descriptor
+    that holds the lock, which the caller closes to release it; empty where there is no catalog. Raises CommandError
+    (LOCKED) where a program uses it."""
     from common.sqlite_files import hold_file
     from common.state_files import CATALOG_NAME, RETRIEVAL_FOLDER
 
