@@ -120,7 +120,8 @@ def plain_words(value: object) -> str:
 
 def first_line(text: str, width: int) -> str:
     """Return the first line of a text, stripped. ` ...` after it marks that further lines are left out. If that is
-    longer than `width` characters, it is cut to `width`, with `...` at the end."""
+    longer than `width` characters, it is cut to `width`, with `...` at the end. Where further lines are left out, the
+    words that announce an engine's log (`LOG_FOLLOWS`) are removed, too."""
     first, _, other_lines = text.strip().partition("\n")
     line = f"{first.strip().removesuffix(LOG_FOLLOWS)} ..." if other_lines.strip() else first.strip()
     return line if len(line) <= width else f"{line[: width - 3]}..."

@@ -45,7 +45,8 @@ def restore(
     """Restore a backup. Nothing of Roundhouse may run on these folders.
 
     The whole backup is read and verified first: one that is damaged, or that another program or a newer version wrote,
-    changes nothing. Exit code 4: a controller, a gateway or `up` runs on the state folder.
+    changes nothing. Exit code 1: the backup cannot be restored, or the folders hold files already and --force is not
+    given. 4: a controller, a gateway, retrieval or `up` runs on the folders.
     """
     from controller.backup.archive import verify_archive
     from controller.backup.manifest import BackupError, NewerArchiveError

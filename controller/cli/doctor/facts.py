@@ -154,7 +154,7 @@ class MemoryFacts:
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """All facts of one reading."""
+    """All facts about a host and an installation, read at about one time by `fact_reader.read_facts`."""
 
     docker: DockerFacts
     gpus: GpuFacts
