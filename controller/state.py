@@ -151,7 +151,8 @@ class DesiredState:
 
 
 class Phase(StrEnum):
-    """State of a replica's container or process, as the runtime reports it."""
+    """State of a replica's container or process, as the runtime reports it: made and not started, running, or ended.
+    Whether the engine in it serves is its `Health`."""
 
     CREATED = "created"
     RUNNING = "running"
@@ -159,7 +160,8 @@ class Phase(StrEnum):
 
 
 class Health(StrEnum):
-    """State of a running replica, as its probes report it."""
+    """State of a running replica, as its probes report it. `STARTING` until it is first ready, `READY` while it
+    serves."""
 
     STARTING = "starting"
     READY = "ready"
@@ -243,7 +245,7 @@ class ObservedReplica:
 
 @dataclass(frozen=True, slots=True)
 class ModelTraffic:
-    """Requests for one model, summed over all gateways."""
+    """Requests for one model, over all gateways: how many wait, since when, and when the model was last used."""
 
     waiting: int | None = 0
     """Number of requests that wait for a load or a slot. None means unknown: a gateway that may hold some is lost."""
@@ -366,7 +368,7 @@ class GpuDriver:
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that uses memory of a GPU."""
+    """A process that uses memory of a GPU, an engine or not."""
 
     pid: int
     """Process id in the host's pid namespace, not in a container's."""
@@ -438,7 +440,8 @@ class UnreadGpu:
 
 @dataclass(frozen=True, slots=True)
 class ObservedState:
-    """Everything that one complete observation saw."""
+    """Everything that one complete observation saw: what the runtime, probes, GPUs and gateways report, and what the
+    controller itself has under way or remembers. Times are Unix seconds, memory is in MiB, None means unknown."""
 
     at: float
     """Unix time at which the observation was complete. The plan takes it as its `now`."""

@@ -103,12 +103,12 @@ def check_report(content: object) -> dict[str, Any]:
 
 
 def summary_rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return a row of `COLUMNS` for each level of a report."""
+    """Return a row of cells of `COLUMNS` for each level of a report, in its order; `-` for what was not measured."""
     return [_level_row(level) for level in report["levels"]]
 
 
 def result_rows(levels: Sequence[LevelResult]) -> list[tuple[str, ...]]:
-    """Return a row of `COLUMNS` for each measured level."""
+    """Return a row of cells of `COLUMNS` for each measured level, as `summary_rows` does for a report."""
     return [_level_row(_level_fields(level.summary)) for level in levels]
 
 
@@ -140,7 +140,7 @@ def compare_reports(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iter
 
 
 def comparison_rows(figures: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """Return a row of `COMPARE_COLUMNS` for each figure of `compare_reports`."""
+    """Return a row of cells of `COMPARE_COLUMNS` for each figure of `compare_reports`; `-` for what is missing."""
     return [
         (
             str(figure["concurrency"]),

@@ -32,7 +32,8 @@ _TRIES: Final = 5
 
 @dataclass(slots=True)
 class Exported:
-    """What an export has done."""
+    """What an export has done: the tenant as the gateway names it, and how many documents and originals (different
+    contents) the file has."""
 
     tenant: str
     documents: int = 0
@@ -44,7 +45,7 @@ class Exported:
 
 @dataclass(slots=True)
 class Imported:
-    """What an import has done."""
+    """What an import has done: how many documents were added or there already, and which failed, with the reason."""
 
     added: int = 0
     """Documents that were accepted, as new ones or as replacements; some may be in `failed`, too."""
