@@ -317,8 +317,8 @@ class PreflightResult:
     def is_fresh(self, now: float, recheck_s: float) -> bool:
         """Return whether the result may still be relied on at Unix time `now`. False for a result from the future.
 
-        A success is fresh for PREFLIGHT_FRESH_S, a failure for `recheck_s` seconds: a missing file may have arrived,
-        and a present one may be gone.
+        A success is fresh for 60 s (`PREFLIGHT_FRESH_S`), a failure for `recheck_s` seconds: a missing file may have
+        arrived, and a present one may be gone.
         """
         # A negative age means that the clock was set back.
         return 0 <= now - self.at < (PREFLIGHT_FRESH_S if self.ok else recheck_s)
@@ -382,7 +382,7 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU, or one MIG instance of a GPU."""
+    """One GPU that can be read, or one MIG instance of a GPU. Sizes are in MiB."""
 
     uuid: str
     """NVML's uuid; that of a MIG instance begins with `MIG-`."""

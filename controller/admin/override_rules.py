@@ -38,8 +38,8 @@ class ModelStanding:
     """The override in force. None means that no operator's statement is in force."""
 
     def statement_time(self, now: float) -> float:
-        """Return the Unix time for a new statement made at Unix time `now`: `now`, or LEAST_STEP_S after the override
-        in force if that is later."""
+        """Return the Unix time for a new statement made at Unix time `now`: `now`, or 1 µs (`LEAST_STEP_S`) after the
+        override in force if that is later, so that statements sort by time."""
         return now if self.override is None else max(now, self.override.at + LEAST_STEP_S)
 
 

@@ -42,7 +42,8 @@ NOT_YET = "the controller has not made its first observation yet"
 
 @dataclass(frozen=True, slots=True)
 class StatementResult:
-    """Outcome of an operator's load or unload. Pass it to `wait_for_load` or `wait_for_unload`."""
+    """Outcome of an operator's load or unload, which is not its end: whether the request changed anything (`is_new`),
+    and the revision of the desired state that contains it. Pass it to `wait_for_load` or `wait_for_unload`."""
 
     revision: int
     """Revision of the desired state that contains the statement."""

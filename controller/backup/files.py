@@ -29,8 +29,8 @@ def copy_database(source: Path, copy: Path) -> list[Path]:
     """Copy an SQLite database to the file `copy` as of its last committed transaction, while others write to it.
     Returns the copy in a list, empty where there is no database. The copy is readable by its owner alone.
 
-    Raises BackupError where the database cannot be read, is damaged, or is locked by another program for BUSY_S
-    seconds, and where the copy cannot be written.
+    Raises BackupError where the database cannot be read, is damaged, or is locked by another program for 5 s
+    (`BUSY_S`), and where the copy cannot be written.
     """
     if not source.exists():
         return []

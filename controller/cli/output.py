@@ -63,7 +63,7 @@ def print_piece(text: str) -> None:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], styles: dict[str, str] | None = None) -> None:
     """Print a table to stdout. `styles` maps the text of a cell to its rich style, which only a terminal shows. Where
-    stdout is no terminal, lines have up to `PIPE_WIDTH` columns; longer cells are folded to further lines."""
+    stdout is no terminal, lines have up to 400 columns (`PIPE_WIDTH`); longer cells are folded to further lines."""
     from rich.console import Console  # 50 ms that most commands do not need
 
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)

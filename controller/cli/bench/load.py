@@ -31,7 +31,8 @@ INCOMPLETE: Final = "incomplete_stream"
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What to send. Each level ends with its last request or after `seconds`, whichever is first."""
+    """What a load test sends to a model: `requests` chat completions per level, each with a prompt and a limit of
+    answer tokens. Each level ends with its last request or after `seconds`, whichever is first."""
 
     model: str
     prompt: str

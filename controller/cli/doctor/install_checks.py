@@ -87,13 +87,13 @@ def check_ports(facts: HostFacts) -> Iterator[Finding]:
 
 
 def check_desired(facts: HostFacts) -> Iterator[Finding]:
-    """Yield the problems of the desired-state files."""
+    """Yield a fault for each problem of the desired-state files."""
     for problem in facts.desired.problems:
         yield fault(problem, "correct the file; until then the last valid state stays in force")
 
 
 def check_models(facts: HostFacts) -> Iterator[Finding]:
-    """Yield models whose files keep them from starting."""
+    """Yield a fault for each declared model, enabled or not, whose model files keep it from starting."""
     for model in facts.desired.models:
         if model.problem is not None:
             yield fault(

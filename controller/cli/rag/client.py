@@ -38,7 +38,8 @@ class RefusedError(CommandError):
 
 
 class RagClient:
-    """Asks one gateway about documents and searches, with the key of `KEY_VARIABLE`. Use it in `async with`.
+    """Asks one gateway about documents and searches, with the API key in `ROUNDHOUSE_KEY`, if that is set. Use it in
+    `async with`.
 
     Methods raise RefusedError, a CommandError with the gateway's own message and the code FAILED, where it refuses the
     request, CommandError with the code NO_CONTROLLER where it does not answer, or answers no JSON, and with the code

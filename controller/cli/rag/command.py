@@ -184,7 +184,8 @@ def remove(
 
 @rag.command("status")
 def show_status(gateway: Gateway = None, as_json: Json = False) -> int:
-    """Show which index serves, and whether another one is being made. With keys, it takes one of scope admin."""
+    """Show which index serves, and whether another one is being made. Where keys are declared, ROUNDHOUSE_KEY must hold
+    one of scope admin."""
     status = ask_gateway(gateway, None, lambda client: client.get_status())
     if as_json:
         print_json(status)
@@ -199,7 +200,7 @@ def reindex(gateway: Gateway = None, as_json: Json = False) -> int:
     """Make new vectors of all documents, with the embedding model that is set.
 
     Returns at once; `roundhouse rag status` shows how far it is. Searches use the old index until the new one has
-    everything. With keys, it takes one of scope admin.
+    everything. Where keys are declared, ROUNDHOUSE_KEY must hold one of scope admin.
     """
     status = ask_gateway(gateway, None, lambda client: client.start_reindex())
     if as_json:

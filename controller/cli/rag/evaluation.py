@@ -90,7 +90,8 @@ async def find_unknown_documents(client: RagClient, questions: Sequence[Question
 async def evaluate_ways(
     client: RagClient, questions: Sequence[Question], *, top_k: int, on_answer: Callable[[str, int], None]
 ) -> list[WayResult]:
-    """Search every question in every way of WAYS, and return one result for each way, in that order.
+    """Search every question in every way of WAYS (`sparse`, `dense`, `hybrid`, `reranked`), and return one result for
+    each way, in that order.
 
     `questions`: at least one. A document's rank is that of its best hit among `top_k`. If the gateway refuses the first
     search of a way, no further search is made in that way; its result has the gateway's reason and no scores.

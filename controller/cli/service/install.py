@@ -132,7 +132,8 @@ def plan_unit(
 ) -> ServiceUnit:
     """Return the unit for these settings, with the current folder as its working folder. Nothing is written.
 
-    `user` None: a unit of the user's own manager. `environ`: where the variables in `CARRIED` are taken from.
+    `user` None: a unit of the user's own manager. `environ`: where the variables in `CARRIED` (PATH and others by which
+    programs and libraries are found) are taken from.
     """
     from controller.cli.up.run import program_specs
 

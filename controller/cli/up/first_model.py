@@ -122,7 +122,7 @@ class FirstModelWatcher:
 
 def choose_first_model(models: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
     """Return the id of the first loaded model with the most preferred API path, and that path. `models` is the
-    gateway's list of models.
+    gateway's list of models. Chat completions are preferred to completions, these to embeddings (`EXAMPLES`).
 
     None means none yet: no loaded model has an API in `EXAMPLES`, or a model with a more preferred one is still
     loading.
@@ -147,7 +147,8 @@ def try_line(name: str, api: str | None, url: str) -> str:
 
 
 def has_only_demo(names: Iterable[str]) -> bool:
-    """Return whether all `names` of declared models are the demo's (`DEMO_MODELS`); True also for none."""
+    """Return whether all `names` of declared models are the demo's (`clockwork`, `clockwork-embed`); True also for
+    none."""
     return DEMO_MODELS.issuperset(names)
 
 
