@@ -33,9 +33,10 @@ class CircuitBreaker:
         return self._pause_s > 0
 
     def record_failure(self, now: float) -> None:
-        """Count a failed connection. The third opens the breaker; later ones double its pause.
+        """Count a failed connection. The third opens the breaker, with a pause of `FIRST_PAUSE_S` from `now`.
 
-        Failures during the pause are ignored: those connections began before it.
+        A later one, after the pause, begins another pause of twice the length, up to `LONGEST_PAUSE_S`. Failures during
+        a pause are ignored: those connections began before it.
         """
         if not self.is_open:
             self._failures += 1

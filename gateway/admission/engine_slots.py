@@ -41,13 +41,15 @@ class EngineSlots:
         self._affinity: PrefixAffinity[int] = PrefixAffinity(_PREFIXES_PER_SLOT * count)
         """Maps beginnings of requests without a session to the slots that served them."""
         self.unplaced_count = unplaced_count
-        """Requests inside whose slots are not known. While there are any, no slot is known to be idle."""
+        """Requests inside whose slots are not known; counted by `SessionPlacement`. While there are any, no slot is
+        known to be idle."""
 
     def place_session(self, key: bytes, held_slot: int | None, now: float) -> Placement | None:
         """Choose and occupy a slot for a turn of the session `key`, which holds the slot from now on. None: no slot is
         known to be idle, and nothing changes. Call `release` when the request is out.
 
-        `held_slot`: the slot that the session holds so far, taken again if it is idle; None: the session holds none.
+        `held_slot`: the slot that the session holds so far, taken again if it is idle; None: the session holds none. A
+        session that gets another slot goes on holding that one, too, until the caller calls `give_up` for it.
         """
         if self.unplaced_count:
             return None

@@ -88,7 +88,8 @@ def apply_probe(health: RemoteHealth, outcome: ProbeOutcome, now: float, interva
     """Return the health after one more probe, which ended at `now` (monotonic seconds), with its next probe planned.
 
     A refused connection, or the third failed probe in a row, makes the remote not well; any success makes it well at
-    once. `interval_s`: least seconds between two probes.
+    once. Status 429 counts as a success, unless the remote has refused its key, and puts the next probe off for its
+    `Retry-After`, up to `LONGEST_PATIENCE_S`. `interval_s`: least seconds between two probes.
     """
     if outcome.verdict is ProbeVerdict.WELL:
         is_steady = health.is_well and not health.failure_count

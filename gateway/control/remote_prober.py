@@ -113,9 +113,10 @@ class RemoteProber:
                 watch.task = asyncio.create_task(self._probe_for_ever(session, name, watch), name=f"remote {name}")
 
     def record_answer(self, name: str, status: int) -> None:
-        """Count the answer of the remote model `name` to a client's request; see `remote_health.apply_answer`.
+        """Count the answer of the remote model `name` to a client's request: it may show that the remote is well, or
+        bring the next probe forward; see `remote_health.apply_answer`.
 
-        `status`: HTTP status. Does nothing for a model that is not probed.
+        `status`: HTTP status. Does nothing for a model that is not probed. Call in the event loop.
         """
         if watch := self._watches.get(name):
             now = asyncio.get_running_loop().time()
