@@ -180,7 +180,10 @@ class Attempt:
         return self._relay.events_passed if self._relay is not None else 0
 
     def count_tokens(self) -> int:
-        """Return the tokens of a stream that the engine has generated so far, without its own report (`usage`)."""
+        """Return the tokens of a stream that the engine has generated so far, without its own report (`usage`).
+
+        0 for a blocking answer, and before an answer begins.
+        """
         return self._relay.count_tokens() if self._relay is not None else 0
 
     def engine_head(self, status: int, headers: list[Header]) -> None:

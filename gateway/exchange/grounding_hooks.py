@@ -32,7 +32,11 @@ class AnswerAnnotator(NamedTuple):
     """Returns a stream with the events of another one, and its citations and sources."""
 
     def search_documents(self, exchange: Exchange, route: ModelRoute) -> Pause | None:
-        """Search for the passages that the request asks for, and have its answer annotated. A hook of `on_request`.
+        """Search for the passages that the request's `rag` asks for, add them to the request, and have its answer
+        annotated. A hook of `on_request`.
+
+        Returns a pause that ends when the search does; None: the request has no `rag`, or one that is null, which is
+        removed.
 
         Raises:
             RoundhouseError: `invalid_request`: `rag` is wrong, or there is no question. `rate_limit_exceeded`: the
