@@ -179,7 +179,8 @@ class AdminHostError(Exception):
 
 
 def find_admin_addresses(settings: GatewaySettings) -> frozenset[str] | None:
-    """Resolve `admin_host` to the local IP addresses at which admin requests are accepted; None: at any.
+    """Resolve `admin_host` to the local IP addresses at which admin requests are accepted; None: at any. Blocks while
+    names are looked up.
 
     Raises:
         AdminHostError: a name has no address, or an address is a wildcard (0.0.0.0, ::).

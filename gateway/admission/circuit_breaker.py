@@ -75,6 +75,6 @@ class CircuitBreaker:
             self._trial = None
 
     def retry_in_s(self, now: float) -> float:
-        """Return the seconds until the next trial may begin; 0 if it may begin now, one is running, or nothing is
-        open."""
+        """Return the seconds until the next trial may begin; 0 if the pause is over, even if a trial runs, or the
+        breaker is closed."""
         return max(0.0, self._until - now)

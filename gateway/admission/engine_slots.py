@@ -20,7 +20,7 @@ _NEVER: Final = float("-inf")
 
 
 class Placement(NamedTuple):
-    """The slot of a request."""
+    """The engine's slot that `EngineSlots` chose for a request, counted from 0."""
 
     slot: int
     evicted_session: bytes | None
@@ -28,7 +28,10 @@ class Placement(NamedTuple):
 
 
 class EngineSlots:
-    """The slots of one replica. A slot is busy, or idle with the cache of the request that used it last."""
+    """The slots of one replica whose requests name their slot; one per `SessionPlacement`.
+
+    A slot is busy, or idle with the cache of the request that used it last.
+    """
 
     __slots__ = ("_affinity", "_busy", "_holders", "_used_at", "unplaced_count")
 

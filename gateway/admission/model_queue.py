@@ -101,8 +101,8 @@ class ModelQueue:
     def apply_route(self, route: ModelRoute | None, replicas: Sequence[ReplicaSlots], queue_limit: int | None) -> None:
         """Adopt the model's route of a new table. `route` None: the model is not in the table.
 
-        `replicas`: those of the route. `queue_limit`: see `Admission`. Nothing is admitted here: call `serve_queue`
-        afterwards.
+        `replicas`: those of the route. `queue_limit`: requests that may wait per replica if the route declares no
+        limit; None: `QUEUE_LIMIT_PER_SLOT` per slot. Nothing is admitted here: call `serve_queue` afterwards.
         """
         self.is_routed = route is not None
         self.sessions.apply_route(route, self.replicas, replicas)
@@ -233,7 +233,8 @@ class ModelQueue:
         return list(zip(self.waiting_tickets(), places, strict=True))
 
     def has_other_replica(self, name: str, now: float) -> bool:
-        """Return whether a replica other than `name` admits requests; see `Admission.has_other_replica`."""
+        """Return whether the table in force has a replica other than `name` whose circuit breaker admits requests now;
+        it may be full."""
         return any(replica.endpoint.replica != name and replica.admits_request(now) for replica in self.replicas)
 
     def choose_replica(self, now: float, retries: RetryState) -> Endpoint:

@@ -65,7 +65,11 @@ class SessionPlacement:
         claim.cached_tokens = session.tokens if claim.decision == "reused" else 0
 
     def release(self, ticket: Ticket, now: float) -> None:
-        """Free the slot of a request that is out of the replica, and end its turn. Call once for each `admit`."""
+        """Free the slot of a request that is out of the replica, and end its turn. Call once for each `admit`.
+
+        If the turn was answered, set its claim's `held_tokens` before. A session of which no turn was ever answered is
+        dropped.
+        """
         if self.slots is not None:
             slot = self._slots_by_ticket.pop(ticket, None)
             if slot is None:

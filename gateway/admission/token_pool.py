@@ -89,11 +89,11 @@ class TokenClaim:
 
 
 class TokenPool:
-    """The KV cache tokens of one replica, and the claims of the requests inside.
+    """The KV cache tokens of one replica, and the claims of the requests inside. Belongs to its `ReplicaSlots`.
 
-    Reserved tokens decide who may enter; granted tokens are what answers may have used. Invariant, unless the engine
-    makes room by itself: `granted` is at most `usable`, except for a request that is alone inside, whose length the
-    engine limits.
+    Reserved tokens decide who may enter; granted tokens are what answers may have used. Invariant, once the tickets
+    that `extend` named have left, unless the engine makes room by itself: `granted` is at most `usable`, except for a
+    request that is alone inside, whose length the engine limits.
     """
 
     __slots__ = ("_makes_room", "_step", "capacity", "granted", "reserved", "tickets", "usable")

@@ -58,9 +58,9 @@ class AdmissionStage:
         answer the request instead; then nothing is sent or queued.
 
         Raises:
-            RoundhouseError: `not_supported`, or what `Dialect.check_request` or `check_length` refuses;
-                `rate_limit_exceeded`; the model is not loaded and not waited for (see `availability.refusal_of`);
-                `queue_full`; `engine_unreachable`.
+            RoundhouseError: `not_supported`, or what `Dialect.check_request`, `check_length` or the translation for the
+                engine refuses; `rate_limit_exceeded`; the model is not loaded and not waited for (see
+                `availability.refusal_of`); `queue_full`; `engine_unreachable`.
             Exception: what a hook raises. After any exception, the caller must end the request.
         """
         self._check_request(route)

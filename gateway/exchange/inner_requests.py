@@ -69,7 +69,8 @@ def _error_in(body: bytes) -> Fields:
 
 
 class InnerCall(ClientCall):
-    """A `ClientCall` without a client: what it is answered is gathered."""
+    """A `ClientCall` that has no client's connection: it gathers the answer to a request of the gateway's own. Await
+    `answered`."""
 
     __slots__ = ("_answer", "_now", "answered")
 

@@ -105,14 +105,16 @@ class ExchangeRun:
     # The way in
 
     def load_history(self) -> Pause | None:
-        """Lock the request's conversation, and begin to load the items that the request continues and refers to.
+        """Lock the conversation of a request that makes a response, and begin to load the items that the request
+        continues and refers to.
 
         Returns a pause that ends when they are loaded; None: there is nothing to load. The end of the exchange unlocks
         the conversation.
 
         Raises:
-            RoundhouseError: `conversation_locked`; the error for a response that the caller may not continue; or
-                `rate_limit_exceeded`, since a request that needs loading is counted first.
+            RoundhouseError: `conversation_locked`; `rate_limit_exceeded`, since a request that needs loading is counted
+                first; or the error for a response or conversation that the caller may not continue, such as
+                `previous_response_not_found`, which the pause may raise, too.
         """
         exchange, options = self._exchange, self._options
         responses = exchange.services.responses
