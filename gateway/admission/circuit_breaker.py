@@ -29,7 +29,8 @@ class CircuitBreaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether the replica takes no requests, or only a trial."""
+        """Whether failures have opened the breaker, so that the replica takes no requests, or one trial at a time. Time
+        alone does not change it."""
         return self._pause_s > 0
 
     def record_failure(self, now: float) -> None:

@@ -69,7 +69,7 @@ class PrefillPace:
 
     @property
     def token_s(self) -> float | None:
-        """Mean seconds per computed token; None: no sample yet."""
+        """Mean seconds per token of a prompt that an engine computes; None: no sample yet."""
         return self._seconds / self._tokens if self._tokens else None
 
     def record_prompt(self, tokens: int, seconds: float) -> None:

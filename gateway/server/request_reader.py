@@ -52,7 +52,7 @@ class ClientLimits:
 
     @property
     def shortest_s(self) -> float:
-        """The shorter of the two times, in seconds."""
+        """The shorter of `client_timeout_s` and `keep_alive_s`."""
         return min(self.client_timeout_s, self.keep_alive_s)
 
 
