@@ -30,10 +30,11 @@ class _Server(uvicorn.Server):
 
 
 def open_listener(address: Path | tuple[str, int]) -> socket.socket:
-    """Bind a socket to a path or to (host, port), without blocking mode; the caller closes it. Whatever file is at the
-    path is replaced, and only the owner may connect to it. A TCP socket listens already, a unix socket not yet.
+    """Bind a non-blocking socket to a path or to (host, port), and return it; the caller closes it. A TCP socket
+    listens already, a unix socket not yet.
 
-    Raises OSError where the address is taken or may not be bound.
+    A file or socket at the path is replaced, even the socket of a program that still runs: the caller must know that
+    none does. Only the owner may connect to the new one. Raises OSError where the address is taken or may not be bound.
     """
     if isinstance(address, Path):
         # This process holds the state folder's lock, so the process that left this socket has ended.
@@ -57,11 +58,11 @@ def open_listener(address: Path | tuple[str, int]) -> socket.socket:
 
 
 class ListeningServer:
-    """HTTP server of an ASGI app, running from construction, which needs a running event loop, until `close`. Takes
-    over `listener`, which `open_listener` made for `address`.
+    """HTTP server of an ASGI app. It serves from its construction, which needs a running event loop, until `close`.
+    `listener` is what `open_listener` returned for `address`; the server closes it at the end.
 
-    A unix socket whose file was deleted or replaced is opened again within about RECHECK_S seconds. Connections made
-    through the old file continue.
+    If the file of a unix socket is deleted or replaced, the server opens the socket again within about `RECHECK_S`
+    seconds. Connections made through the old file continue.
     """
 
     def __init__(self, app: Any, address: Path | tuple[str, int], listener: socket.socket) -> None:
@@ -97,8 +98,9 @@ class ListeningServer:
             self._serve(listener)
 
     async def close(self) -> None:
-        """Stop accepting connections, end the existing ones without waiting for their answers, and return once the
-        server has ended. Call once."""
+        """Stop accepting connections, close WebSockets and idle connections, and return once the server has ended. It
+        waits for no answer: requests under way go on for as long as the event loop runs. The file of a unix socket
+        stays. Call once."""
         if self._watch_task is not None:
             self._watch_task.cancel()
             with suppress(asyncio.CancelledError):

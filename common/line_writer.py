@@ -45,10 +45,11 @@ class LineWriter:
                 self._descriptor = None
 
     def write_line(self, line: str) -> bool:
-        """Write one line, to which the newline is added. Return whether it was written; False is no error.
+        """Write one line, to which the newline is added. Return whether it was written; False: it is lost, whole or in
+        part, which is no error.
 
-        May block: up to `patience_s` seconds for each part of PIPE_BUF bytes, and not at all after a reader that
-        stalled until there is room again. Where lines were lost before, a line that says how many comes first.
+        May block up to `patience_s` seconds for each part of PIPE_BUF bytes. Once a reader took nothing for so long,
+        lines are lost at once until there is room again; the next line that is written follows one that says how many.
         """
         lines = [f"roundhouse: {self._lost_lines} lines were lost here: nobody took them", line]
         text = "".join(f"{each}\n" for each in (lines if self._lost_lines else lines[1:]))
@@ -78,14 +79,16 @@ class LineWriter:
 
 
 class LineHandler(logging.Handler):
-    """A `logging` handler that writes each record with a `LineWriter`, so that a dead output never blocks."""
+    """A `logging` handler that writes each record with a `LineWriter`: a dead output holds the program up for the
+    writer's patience at most, not for ever. Records that the output does not take are lost."""
 
     def __init__(self, writer: LineWriter) -> None:
         super().__init__()
         self._writer = writer
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record. Never raises: where formatting fails, the line holds the traceback instead."""
+        """Write one record as a line. Never raises: where formatting fails, the line holds the traceback instead, and a
+        line that the output does not take is lost."""
         try:
             line = self.format(record)
         except Exception:  # noqa: BLE001 - what the arguments of a record raise
@@ -108,7 +111,7 @@ def open_missing_streams() -> None:
 
 
 def end_program(code: int) -> NoReturn:
-    """Raise SystemExit with this code, after what stdout and stderr still hold was flushed, or discarded where it
+    """Raise SystemExit with this code. Before that, flush what stdout and stderr still hold, or discard it where it
     cannot be written, so that the interpreter's own flush cannot change the code to 120."""
     _discard_unwritten((sys.stdout, sys.stderr))
     sys.exit(code)

@@ -70,7 +70,8 @@ def is_loopback(host: str) -> bool:
 
 def pick_local_host(hosts: Sequence[str]) -> str:
     """Return the host by which a client on this machine reaches a server that listens at all of `hosts`: the first
-    loopback one, else the loopback address of the first wildcard, else the first host. `hosts` must not be empty."""
+    loopback host (`is_loopback`), else 127.0.0.1 or ::1 for the first wildcard (0.0.0.0 or ::), else the first host.
+    `hosts` must not be empty."""
     loopback_host = next(filter(is_loopback, hosts), None)
     wildcard = next((host for host in hosts if host in _LOOPBACK_OF_WILDCARD), None)
     return loopback_host or _LOOPBACK_OF_WILDCARD.get(wildcard or "") or hosts[0]
@@ -98,11 +99,13 @@ def select_addresses(addresses: Iterable[HostAddress]) -> list[HostAddress]:
 
 
 def bind_listeners(hosts: Iterable[str], port: int) -> list[socket.socket]:
-    """Bind a TCP socket to each address of `hosts`, all with the same port. `port` 0: one that is free at all of them.
-    The sockets are bound and do not listen yet; the caller closes them. On an error, none stays open.
+    """Bind a TCP socket to each address of `hosts` (those that `select_addresses` leaves), all with the same port.
+    `port` 0: one that is free at all of them. The sockets are bound and do not listen yet; the caller closes them. On
+    an error, none stays open. Blocks while names are resolved.
 
     Of a name, the addresses that this machine does not have are skipped, unless it has none of them: `localhost` often
-    has an IPv6 address where IPv6 is switched off.
+    has an IPv6 address where IPv6 is switched off. The socket for `::` takes IPv4 connections only if no IPv4 address
+    is bound here, and the system lets it.
 
     Raises:
         ListenError: an address is taken or may not be bound, none of a host's addresses is one of this machine, or a

@@ -15,7 +15,8 @@ _PRIORITIES: Final = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNIN
 
 
 def create_formatter(log_format: LogFormat, *, is_journal: bool = False) -> logging.Formatter:
-    """Return a formatter for lines of this form. `is_journal`: journald reads them."""
+    """Return a formatter for lines of this form. `is_journal`: journald reads the lines, so that each begins with its
+    syslog priority, and those for people have no time."""
     lines = JsonFormatter() if log_format == "json" else None
     if is_journal:
         return JournalFormatter(lines)
@@ -23,13 +24,15 @@ def create_formatter(log_format: LogFormat, *, is_journal: bool = False) -> logg
 
 
 def tag_request(request_id: str | None) -> dict[str, str | None]:
-    """Return the `extra` of a logging call about a request, so that a JSON line has its id in `request_id`. The message
-    must name it, too, for the other forms. None: the request has no id."""
+    """Return the `extra` argument of a logging call about a request, so that a JSON line has the request's id in
+    `request_id`. The message must name the id, too, for the other forms. None: the request has no id, and the line has
+    no such field."""
     return {"request_id": request_id}
 
 
 def journal_priority(level: int) -> int:
-    """Return the syslog priority of a level of `logging`, from 2 (critical) to 7 (debug)."""
+    """Return the syslog priority of a level of `logging`: 2 from CRITICAL on, 3 from ERROR, 4 from WARNING, 6 from
+    INFO, and 7 below."""
     return next((priority for least, priority in _PRIORITIES if level >= least), 7)
 
 

@@ -67,8 +67,9 @@ class ProgramAnswer:
 class ProgramClient:
     """Sends requests to one program. An async context manager: `send_request` works only while it is entered.
 
-    Each request has a connection of its own: a kept one may have gone stale with the program, and a load must not be
-    sent twice to find out. Proxy variables of the environment (`HTTP_PROXY`) are ignored.
+    Each request has a connection of its own and is sent once. A connection that was kept might be dead because the
+    program was started anew, and a request that changes something must not be sent twice to find that out. Proxy
+    variables of the environment (`HTTP_PROXY`) are ignored.
     """
 
     def __init__(

@@ -24,9 +24,10 @@ _STDERR: Final = 2
 
 def configure_logging(level: str, log_format: LogFormat = "human") -> None:
     """Log to stderr from `level` (a name such as `info`) on, in lines of this form. Lines begin with their syslog
-    priority where journald reads stderr. Does nothing to a root logger that has handlers already.
+    priority where journald reads stderr. A root logger that has handlers already keeps them and its level. Raises
+    ValueError for an unknown level.
 
-    From now on, an uncaught exception is logged too before it ends the program; KeyboardInterrupt is shown as usual.
+    From now on, in any case, an uncaught exception is logged instead of printed; KeyboardInterrupt is shown as usual.
     """
     handler = LineHandler(LineWriter(sys.stderr))
     handler.setFormatter(create_formatter(log_format, is_journal=goes_to_journal(os.environ, _STDERR)))
@@ -37,7 +38,7 @@ def configure_logging(level: str, log_format: LogFormat = "human") -> None:
 def keep_log_file(state: Path, program: str, limit_mib: int, log_format: LogFormat = "human") -> None:
     """Also log to `logs/<program>.log` in the state folder, in lines of this form. Call after `configure_logging`.
 
-    The file has `limit_mib` MiB at most, together with the older `logs/<program>.log.1`; 0: to no file.
+    The file has `limit_mib` MiB at most, together with the older `logs/<program>.log.1`; 0: there is no log file.
 
     A missing state folder is not made, and then there is no file and no error: a gateway that stores nothing has none.
     """
@@ -51,7 +52,8 @@ def goes_to_journal(environ: Mapping[str, str], descriptor: int) -> bool:
     """Whether the descriptor is the one that systemd connected to journald (systemd.exec(5), `JOURNAL_STREAM`). False
     where the variable is missing or the descriptor is closed; nothing is raised.
 
-    The variable names the device and inode of the stream, because programs inherit it whose output was redirected.
+    The variable is inherited even by programs whose output was redirected. So its content, device and inode of the
+    stream, is compared with the descriptor's.
     """
     device, _, inode = environ.get("JOURNAL_STREAM", "").partition(":")
     try:
@@ -65,8 +67,9 @@ class BoundedLogFile(logging.Handler):
     """A `logging` handler that appends lines to a file. A line that would take the file above half of the limit begins
     a new file; the old one replaces `<file>.1`.
 
-    A line that cannot be written, such as on a full disk or without the folder, is lost as a whole; the first one is
-    warned of. Later lines are tried again. A line longer than half of the limit is cut.
+    A line that cannot be written, such as on a full disk or without the folder, is lost as a whole. The first of
+    several lost in a row is logged as a warning; each later line is tried again. A line longer than half of the limit
+    is cut.
     """
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
@@ -78,8 +81,8 @@ class BoundedLogFile(logging.Handler):
         self._is_losing = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Append the record. Never raises: a record that cannot be formatted is reported by logging's own
-        `handleError`."""
+        """Append the record. Never raises: a record that cannot be written is lost, and one that cannot be formatted is
+        reported by logging's own `handleError`."""
         try:
             line = self.format(record).encode("utf-8", "backslashreplace")
         except Exception:  # noqa: BLE001 - as every handler of `logging`: a wrong call that logs ends nothing

@@ -20,8 +20,9 @@ READABLE_BY_ALL: Final = 0o644
 
 
 class SharedToken:
-    """The token in a file, for the program that makes it and compares what callers show; the other program uses
-    `read_token`. The file is read for each comparison, so that a replaced token is in force at once."""
+    """The token in a file, for the program that makes the token and compares it with what callers show; the other
+    program uses `common.gateway_token.read_token`. The file is read for each comparison, so that a replaced token is in
+    force at once. Nothing is read or made before the first call of a method."""
 
     def __init__(self, path: Path, name: str) -> None:
         """`name`: what the log calls the token, such as `the gateways' token`."""
@@ -30,9 +31,12 @@ class SharedToken:
         self._is_failure_logged = False
 
     def ensure_token(self) -> str | None:
-        """Return the token of the file; if the file is missing or has none, make a token and store it. None: it could
-        not be stored, so that nobody could show it. That raises nothing; a warning is logged once. The folder is made
-        if it is missing, and every user may read the file. Blocks."""
+        """Return the token of the file. If the file is missing or holds no valid token, make one and store it: the
+        folder is made if it is missing, and every user may read the file.
+
+        None: the token could not be stored, so that nobody could show it. That raises nothing; the first of several
+        such failures is logged as a warning. Blocks.
+        """
         if (token := read_token(self._path)) is not None:
             return token
         token = secrets.token_urlsafe(TOKEN_BYTES)
@@ -50,7 +54,8 @@ class SharedToken:
         return token
 
     def matches(self, shown_token: bytes) -> bool:
-        """Return whether `shown_token` is the token of the file, as `ensure_token` returns it: a missing file is made.
-        False if there is no token. The comparison takes constant time. Blocks."""
+        """Return whether `shown_token` is the token of the file. A missing or invalid token is made first, as
+        `ensure_token` does, and then nothing matches it. False also if no token can be stored. The comparison takes
+        constant time. Blocks."""
         token = self.ensure_token()
         return token is not None and hmac.compare_digest(token.encode(), shown_token)

@@ -18,8 +18,8 @@ _HOLD_POLL_S: Final = 0.05
 
 
 class NewerDatabaseError(sqlite3.DatabaseError):
-    """A newer Roundhouse wrote the file, so this version neither reads nor writes it. Not `is_damaged`: the file is
-    kept."""
+    """A newer Roundhouse wrote the file, so this version neither reads nor writes it. `is_damaged` returns False for
+    this error, so that the file is kept."""
 
 
 class FileIdentity(NamedTuple):
@@ -39,12 +39,14 @@ def identify_file(path: Path) -> FileIdentity | None:
 
 
 class FileConnection(sqlite3.Connection):
-    """A connection that `open_connection` made, with the path, the identity of the opened file, and the file's hold, if
-    any."""
+    """A connection that `open_connection` made. It knows which file it opened, and may hold that file (`hold_file`)
+    until `close`."""
 
     path: Path
     identity: FileIdentity | None
+    """Which file was opened. None: it was gone again before the connection was made."""
     held_descriptor: int | None = None
+    """Descriptor that holds the file; None: the file is not held."""
 
     def is_in_place(self) -> bool:
         """Whether the path still leads to the opened file; False if the file was deleted or replaced. Raises OSError
@@ -62,10 +64,12 @@ class FileConnection(sqlite3.Connection):
 def open_connection(path: Path, *, busy_s: float, is_held: bool = False) -> FileConnection:
     """Connect to a file in autocommit mode. A missing file is made; its mode becomes 0600 in any case.
 
-    `busy_s`: seconds to wait for a lock of another process. `is_held`: hold the file for this process (see `hold_file`)
-    until the connection is closed; waits up to `busy_s` for it. Any thread may use the connection, one at a time.
+    `busy_s`: seconds that statements wait for a lock of another connection. `is_held`: hold the file for this process
+    (see `hold_file`) until the connection is closed; blocks up to `busy_s` for that. Any thread may use the connection,
+    one at a time.
 
-    Raises sqlite3.Error and OSError; sqlite3.OperationalError with SQLITE_BUSY where another process holds the file.
+    Raises sqlite3.OperationalError with SQLITE_BUSY where the file is held already, and OSError or sqlite3.Error where
+    it cannot be made or opened. A file that is no database raises only when it is read.
     """
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     path.chmod(0o600)
@@ -88,8 +92,9 @@ def open_existing(path: Path, *, busy_s: float) -> sqlite3.Connection:
     """Connect to an existing file in autocommit mode. Raises sqlite3.OperationalError where the file is missing or
     cannot be opened; it is never made. A file that is no database raises only when it is read.
 
-    `busy_s`: seconds to wait for a lock of another process. The connection may write: the last connection that is
-    closed removes SQLite's side files, which a read-only one could not.
+    `busy_s`: seconds to wait for a lock of another connection. Only the thread that calls this may use the connection,
+    and the caller closes it. It may write: the last connection that is closed removes SQLite's side files, which a
+    read-only one could not.
     """
     uri = f"file:{quote(str(path.absolute()))}?mode=rw"
     return sqlite3.connect(uri, uri=True, timeout=busy_s, isolation_level=None)
@@ -100,10 +105,11 @@ def hold_file(path: Path) -> int:
     or the end of the process, releases the lock.
 
     The lock is flock's, which SQLite does not use: other processes may still read the file through SQLite. Close the
-    descriptor after every connection of this process to the file, because closing it gives SQLite's own locks back.
+    descriptor after every connection of this process to the file: closing it earlier would also drop the locks that
+    SQLite holds for these connections.
 
-    Raises BlockingIOError where another process holds the file, and OSError where the file is missing or cannot be
-    opened.
+    Raises BlockingIOError where another process, or another call in this one, holds the file, and OSError where the
+    file is missing or cannot be opened.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -129,8 +135,8 @@ def _hold_within(path: Path, within_s: float) -> int:
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Run the block as one transaction: all of it is written, or nothing. Any exception of the block rolls it back and
-    is raised.
+    """Context manager that runs its block as one transaction: all of it is written, or nothing. Any exception of the
+    block rolls it back and is raised.
 
     Takes the write lock first, for which it waits as long as the connection's busy timeout says; then raises
     sqlite3.OperationalError. Cannot be nested. The connection must be in autocommit mode.
@@ -146,8 +152,8 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def check_content(db: sqlite3.Connection) -> None:
-    """Check the file's pages and indexes, which reads the whole file. Raises sqlite3.DatabaseError for the first fault;
-    for that error, `is_damaged` is True."""
+    """Check the file's pages and indexes, which reads the whole file and blocks for so long. Returns nothing if the
+    content is sound; raises sqlite3.DatabaseError for the first fault, for which `is_damaged` returns True."""
     [verdict] = db.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != "ok":
         error = sqlite3.DatabaseError(str(verdict))
@@ -172,8 +178,9 @@ def set_aside(path: Path) -> Path:
 
 
 def remove_side_files(path: Path) -> None:
-    """Remove the `-wal`, `-shm` and `-journal` files that SQLite kept beside a file that left its path, so that the
-    next file there does not use them. Missing ones are no error. Raises OSError."""
+    """Remove the files `<path>-wal`, `<path>-shm` and `<path>-journal` that SQLite kept beside a database that is no
+    longer at `path`, so that the next database there does not use them. Missing ones are no error. Raises OSError where
+    one cannot be removed."""
     for suffix in _SIDE_FILES:
         path.with_name(path.name + suffix).unlink(missing_ok=True)
 
@@ -213,8 +220,8 @@ class DatabaseFile(Generic[Database]):
         """Open the database if needed, and return what `work` returns.
 
         Where the file proves to be damaged, set it aside and call `work` once more, with a new file: `work` must bear
-        being called twice. Raises what opening the file and `work` raise; OSError where a damaged file cannot be set
-        aside.
+        being called twice. `on_file_lost` is called then, and where the opened file was deleted or replaced. Raises
+        what opening the file and `work` raise; OSError where a damaged file cannot be set aside.
         """
         try:
             return work(self._open_in_place())

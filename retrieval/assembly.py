@@ -157,8 +157,8 @@ class Retrieval:
         context and end the process with a failure, so that it is started again."""
 
     def build_app(self) -> Starlette:
-        """Return a new ASGI application with all routes. It checks no token (see `TokenCheck`), and can serve only
-        while the context is entered."""
+        """Return a new ASGI application with all routes, `GET /metrics` included. It checks no token (wrap it in
+        `retrieval.api.app.TokenCheck` for that), and can serve only while the context is entered."""
         max_bytes = self._settings.retrieval_max_file_mib * MIB
         groups = (
             DocumentRoutes(self.documents, self.originals, max_bytes),
@@ -172,7 +172,8 @@ class Retrieval:
         return create_app(handlers, self.render_metrics)
 
     async def render_metrics(self) -> bytes:
-        """Return the metrics in Prometheus' text format."""
+        """Read the current figures from the catalog and the services, and return all metrics in Prometheus' text
+        format. Raises sqlite3.Error where the catalog cannot be read."""
         states, chunks, oldest = await self.catalog.read(
             lambda db: (count_states(db), count_chunks(db), oldest_accepted_at(db))
         )
@@ -250,7 +251,7 @@ class Retrieval:
 
     async def read_status(self) -> RetrievalStatus:
         """Return the answer of `GET /v1/retrieval`: the collection that searches use, the one that is being built, and
-        the number of versions by state. Raises sqlite3.Error where the catalog cannot be read."""
+        the number of versions by state, of all tenants. Raises sqlite3.Error where the catalog cannot be read."""
         states = await self.catalog.read(count_states)
         active, building = self.index.active, self.index.building
         return RetrievalStatus(
@@ -329,5 +330,6 @@ class Retrieval:
 
 
 def data_folder(settings: RetrievalSettings) -> Path:
-    """Return the folder of the catalog, the originals and the embedded vector store."""
+    """Return the folder of the catalog, the originals and the embedded vector store, below the state folder. It may
+    not exist yet."""
     return settings.state / RETRIEVAL_FOLDER

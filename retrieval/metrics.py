@@ -28,6 +28,7 @@ class Figures:
     oldest_age_s: float = 0.0
     """Seconds since the oldest version was accepted that is queued, parsing or embedding; 0 without any."""
     unindexed_documents: int = 0
+    """Visible versions that searches cannot find, because the active collection lacks them."""
     published: int = 0
     failed: int = 0
     retried: int = 0

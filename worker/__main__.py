@@ -26,8 +26,9 @@ LAUNCHERS = ("llama_server", "vllm")
 
 
 def main() -> NoReturn:
-    """Run a worker until it ends, and end the process with its exit code (see the module). SIGTERM and Ctrl-C end it
-    with 0. Does not return, and runs no `atexit` functions."""
+    """Run the worker that the command line describes until it ends, and end the process with its exit code: 0 after
+    SIGTERM or Ctrl-C, 1 the engine could not load or failed, 2 bad arguments, 3 the port is taken. Does not return, and
+    runs no `atexit` functions."""
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(0))
     try:
         code = dispatch(sys.argv[1:])
@@ -42,8 +43,9 @@ def main() -> NoReturn:
 
 
 def dispatch(argv: Sequence[str]) -> int:
-    """Run the engine or launcher that `argv[0]` names, with the flags after it, until it ends. Return the worker's exit
-    code: also for errors, whose reason is then the last line on stderr.
+    """Run the engine or launcher that `argv[0]` names, with the flags after it, until it ends. Blocks. Return the
+    worker's exit code: 0 stopped by a signal, 1 the engine could not load or failed, 3 the port is taken, and of a
+    launcher 2 for bad arguments. For a code other than 0, the last line on stderr says why.
 
     Raises SystemExit for bad arguments and `--help`, as argparse does.
     """

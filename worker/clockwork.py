@@ -166,7 +166,7 @@ def write_gguf(
     layers: int = LAYERS,
 ) -> None:
     """Write the GGUF file to `path`, over an existing one: matrices as float16, norms as float32. `context`, in tokens,
-    is the length that the file states.
+    is the length that the file states. `layers` must be the number of layers in `weights`.
 
     Raises OSError if it cannot be written, which may leave a part of it; ModuleNotFoundError without gguf or numpy.
     """
@@ -218,8 +218,8 @@ def _add_tokenizer(writer: Any, token_type: Any, vocabulary: Vocabulary) -> None
 
 def write_hf(folder: Path, vocabulary: Vocabulary, weights: Tensors, layers: int = LAYERS) -> None:
     """Write the Hugging Face folder, and make it if needed. Each file is replaced whole; the weights come last, so a
-    folder with weights is complete. Raises OSError if a file cannot be written, ModuleNotFoundError without
-    safetensors."""
+    folder with weights is complete. `layers` must be the number of layers in `weights`. Raises OSError if a file cannot
+    be written, ModuleNotFoundError without safetensors."""
     from safetensors.numpy import save
 
     for name, content in hf_files(vocabulary, layers).items():

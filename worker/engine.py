@@ -122,7 +122,12 @@ class Engine(Protocol):
         """
 
     def stream_completion(self, request: CompletionRequest, job: Job) -> Generator[Piece]:
-        """Continue a text. Returns and raises as `stream_chat`."""
+        """Continue a prompt, a text or token ids, without a chat template: return an iterator of pieces, whose last one
+        has a finish reason. The caller exhausts or closes it.
+
+        Calls `job`'s counters as tokens are processed. Raises RequestError, from the call or before the first piece, if
+        the request cannot be served; JobCancelledError while iterating, once the job is cancelled.
+        """
 
     def embed_texts(self, texts: list[str], job: Job) -> list[list[float]]:
         """Return one vector for each text, in order, of Euclidean length 1 unless the command line says otherwise.

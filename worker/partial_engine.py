@@ -11,8 +11,8 @@ from worker.schema import ChatRequest, CompletionRequest
 
 class PartialEngine:
     """Base of engines that serve only some of the APIs: every method of `Engine` but `load_model` raises RequestError
-    `not_supported` when it is called. A subclass defines `load_model`, `slots`, `apis` and `context_length`, which this
-    class lacks, and overrides the methods of the APIs in its `apis` (see `Engine`)."""
+    `not_supported` when it is called. A subclass defines `load_model`, `slots`, `apis`, `context_length` and
+    `cache_types`, which this class lacks, and overrides the methods of the APIs in its `apis` (see `Engine`)."""
 
     def stream_chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
         """Raise RequestError `not_supported`."""

@@ -13,7 +13,7 @@ Tokens = Annotated[list[int], Field(min_length=1)]
 
 
 class StreamOptions(BaseModel):
-    """Options of a stream."""
+    """OpenAI's options of a stream. `include_usage`: the stream ends with an event of token counts."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -84,7 +84,8 @@ class GenerationRequest(BaseModel):
 
 
 class Message(BaseModel):
-    """One message of a conversation."""
+    """One message of a conversation, with all fields that the client sent (such as `tool_calls`). `content` is a text,
+    or a list of OpenAI's content parts; None: there is none."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -93,7 +94,8 @@ class Message(BaseModel):
 
 
 class Function(BaseModel):
-    """A function that the model may call. `parameters` is a JSON Schema."""
+    """A function that the model may call, with all fields that the client sent. `parameters` is the JSON Schema of its
+    arguments; None: it takes none."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -102,7 +104,7 @@ class Function(BaseModel):
 
 
 class Tool(BaseModel):
-    """A tool. Functions are the only kind."""
+    """A tool that a request offers to the model. Functions are the only kind."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -111,7 +113,7 @@ class Tool(BaseModel):
 
 
 class FunctionName(BaseModel):
-    """A function by its name."""
+    """A function by its name, in a tool choice."""
 
     name: Text
 
@@ -124,7 +126,8 @@ class NamedTool(BaseModel):
 
 
 class ChatRequest(GenerationRequest):
-    """A request to `/v1/chat/completions`."""
+    """A request to `/v1/chat/completions`: a conversation of at least one message, tools that the model may call, and
+    the fields of every generation. Each message is checked for role and content only."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
     logprobs: Literal[False] | None = None
@@ -177,7 +180,8 @@ class CompletionRequest(GenerationRequest):
 
 
 class EmbeddingRequest(BaseModel):
-    """A request to `/v1/embeddings`."""
+    """A request to `/v1/embeddings`. `input` is a text, a list of texts, the token ids of a text, or a list of such
+    lists. `dimensions` is read, and refused by the route."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -196,7 +200,8 @@ class EmbeddingRequest(BaseModel):
 
 
 class TokenizeRequest(BaseModel):
-    """A request to `/tokenize`, in llama-server's form: a text, or texts and token ids in a list."""
+    """A request to `/tokenize`, in llama-server's form: a text, or texts and token ids in a list. The flags are those
+    of `Engine.tokenize`; `with_pieces`: the answer has each token's text, too."""
 
     content: str | list[str | int]
     add_special: bool = False
@@ -205,7 +210,7 @@ class TokenizeRequest(BaseModel):
 
 
 class DetokenizeRequest(BaseModel):
-    """A request to `/detokenize`, in llama-server's form."""
+    """A request to `/detokenize`, in llama-server's form: token ids, perhaps none."""
 
     tokens: list[int]
 

@@ -55,6 +55,7 @@ ROW: Final[dict[str, Any]] = {
         "gguf_type_v": None,
     },
     "aliases": [],
+    "declared_by": "files",
     "runtime_state": "loaded",
     "is_loaded": True,
     "replicas": 3,

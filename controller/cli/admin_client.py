@@ -26,11 +26,14 @@ from controller.cli.client_errors import RequestRefusedError, read_error, transl
 from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.sse import SseEvent, SseReader
 from controller.schema.admin import AdminModel, AdminModels, Drift, DryRun, GpuMemoryAnswer, History
+from controller.schema.declarations import DeclarationKind, DeclarationsView, DeclarationView
 from controller.schema.status import ControllerStatus, ModelState, PlanView
 from controller.status.rollout import is_rolled_out, is_rollout_blocked
 
 MODELS = "/v1/admin/models"
 """Path of the admin API's models."""
+DECLARATIONS: Final = "/v1/admin/declarations"
+"""Path of the admin API's runtime declarations."""
 KEY_VARIABLE: Final = "ROUNDHOUSE_KEY"
 """Environment variable with the secret of a key of scope `admin`, for the address of a gateway."""
 ACTOR_HEADER: Final = "x-roundhouse-actor"
@@ -185,6 +188,22 @@ class AdminClient:
         Errors: see `AdminClient`."""
         return await self._ask("DELETE", f"{model_path(name)}/override", AdminModel)
 
+    async def list_declarations(self) -> DeclarationsView:
+        """Return the runtime declarations, and why some are not in force. Errors: see `AdminClient`."""
+        return await self._ask("GET", DECLARATIONS, DeclarationsView)
+
+    async def put_declaration(
+        self, kind: DeclarationKind, name: str, fields: Mapping[str, JsonValue]
+    ) -> DeclarationView:
+        """Declare a model or a key at run time, in place of an earlier runtime declaration of that name. Raises
+        RequestRefusedError (`invalid_declaration`, `declared_in_files`). Errors: see `AdminClient`."""
+        return await self._ask("PUT", declaration_path(kind, name), DeclarationView, dict(fields))
+
+    async def drop_declaration(self, kind: DeclarationKind, name: str) -> DeclarationView:
+        """Take a runtime declaration back, and return what it was. Raises RequestRefusedError (`unknown_declaration`)
+        where there is none. Errors: see `AdminClient`."""
+        return await self._ask("DELETE", declaration_path(kind, name), DeclarationView)
+
     async def get_plan(self) -> PlanView:
         """Return the controller's last plan: what it does now or, while it is paused, what it would do. Errors: see
         `AdminClient`."""
@@ -220,9 +239,10 @@ class AdminClient:
     ) -> AsyncGenerator[SseEvent, None]:
         """Yield events after the entry `after` as they happen, heartbeats left out.
 
-        `after`: id of an entry. Empty `kinds`: all. It ends when the server ends the stream, and raises
-        LostControllerError when the connection breaks or nothing comes for `SILENCE_S`. It does not connect again: see
-        `EventFollower`. Close the generator (`aclosing`). Errors: see `AdminClient`.
+        `after`: id of an entry; 0: every entry that is kept. Empty `kinds`: all; `model` None: all. An event of kind
+        `gap` says that entries after `after` are no longer kept. It ends when the server ends the stream, and raises
+        LostControllerError when the connection breaks or nothing comes for 60 s (`SILENCE_S`). It does not connect
+        again; `controller.cli.follow.EventFollower` does. Close the generator (`aclosing`). Errors: see `AdminClient`.
         """
         reader = SseReader()
         query, headers = _query(model=model, kind=kinds), {"Last-Event-ID": str(after)}
@@ -323,6 +343,11 @@ class AdminClient:
             return await self._client.send_request(method, target, all_headers, content, timeout=timeout)
         except ValueError as error:
             raise CommandError(f"{self._url} is no address: {error}", ExitCode.USAGE) from None
+
+
+def declaration_path(kind: DeclarationKind, name: str) -> str:
+    """Return the path of one runtime declaration in the admin API, percent-encoded. `/` in a model's name stays."""
+    return f"{DECLARATIONS}/{kind}/{quote(name)}"
 
 
 def model_path(name: str) -> str:

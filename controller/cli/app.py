@@ -9,6 +9,7 @@ from typer.exceptions import Abort, TyperException
 
 from controller.cli import (
     backup,
+    declarations,
     down,
     drift,
     events,
@@ -72,6 +73,7 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(key.key)
+app.add_typer(declarations.declarations)
 app.add_typer(rag.rag)
 app.add_typer(service.service)
 

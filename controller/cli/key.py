@@ -8,8 +8,9 @@ import typer
 
 from controller.cli.completion import key_scopes, model_names, service_tiers
 from controller.cli.exit_codes import CommandError, ExitCode
-from controller.cli.options import Json
+from controller.cli.options import ControllerUrl, Json, State
 from controller.cli.output import print_error, print_json, print_line
+from controller.cli.settings import controller_url
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,11 +95,18 @@ def new(
             autocompletion=service_tiers,
         ),
     ] = None,
+    is_declared: Annotated[
+        bool,
+        typer.Option("--declare", help="Declare the key at run time: it rules at once, and over restarts."),
+    ] = False,
+    controller: ControllerUrl = None,
+    state: State = None,
     as_json: Json = False,
 ) -> int:
     """Make a key.
 
-    Prints the key's lines for the desired-state files to stdout, and its secret to stderr, once. Nothing is stored.
+    Prints the key's lines for the desired-state files to stdout, and its secret to stderr, once. Nothing is stored,
+    except with --declare.
     """
     import secrets
     from hashlib import sha256
@@ -106,7 +114,7 @@ def new(
     from controller.config.keys import SECRET_PREFIX  # pydantic takes 100 ms
 
     secret = SECRET_PREFIX + secrets.token_urlsafe(SECRET_BYTES)
-    options = {
+    options: dict[str, Any] = {
         "sha256": sha256(secret.encode()).hexdigest(),
         "scopes": scope,
         "models": model,
@@ -120,11 +128,18 @@ def new(
     }
     fields = {field: value for field, value in options.items() if value not in (None, [])}
     _check(name, fields)
+    if is_declared:
+        from controller.cli.admin_client import ask_admin  # aiohttp takes 150 ms
+
+        ask_admin(controller_url(controller, state), lambda client: client.put_declaration("keys", name, fields))
     if as_json:
         print_json({"name": name, "secret": secret, "key": fields})
         return ExitCode.DONE
-    print_line(_lines(name, fields))
     print_error(f"the secret of {name}, which is shown this once: {secret}")
+    if is_declared:
+        print_line(f"key {name}: declared, and in force")
+        return ExitCode.DONE
+    print_line(_lines(name, fields))
     print_error("its lines, on stdout, belong into a file of the desired state; they may be committed")
     return ExitCode.DONE
 

@@ -112,6 +112,8 @@ def _show_diff(outcome: DryRun) -> None:
         _show_change(change)
     for key in outcome.keys:
         print_line(f"key {key.key}: {key.change}" + (f": {', '.join(key.fields)}" if key.change == "edited" else ""))
+    for name in outcome.superseded:
+        print_line(f"{name}: its runtime declaration would end, the files declare it")
     blocked = outcome.plan.blocked if outcome.plan is not None else []
     if not outcome.changes and not outcome.keys:
         print_line("nothing would change" + (", and this would stay blocked:" if blocked else ""))

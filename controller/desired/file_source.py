@@ -6,23 +6,30 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from controller.artifacts.model_roots import ModelRoots
 from controller.config.debounce import DebouncedState, debounce
 from controller.config.last_good import LastGoodError, load_last_good, save_last_good
 from controller.config.parse import Document, ParsedFolder, parse_documents, read_documents
 from controller.config.read import read_folder
+from controller.config.runtime_declarations import CombinedDeclarations, combine_declarations
+from controller.schema.declarations import RuntimeDeclarations
 from controller.schema.override import field_digest
 from controller.schema.status import Problem
 
 log = logging.getLogger(__name__)
 
-OnChange = Callable[[DebouncedState | None, DebouncedState], None]
-"""Takes what was in force before an edit (None: nothing) and what is in force since."""
+OnChange = Callable[[DebouncedState | None, DebouncedState, str], None]
+"""Takes what was in force before an edit (None: nothing), what is in force since, and who made the edit: `files`, or
+the name of whoever declared something at run time."""
+FILES: Final = "files"
+"""Who makes the edits that are read from files."""
 
 
 class FileSource:
-    """What the files declare. A file with a problem changes nothing but `problems`: the last good state stays in force.
+    """What the files declare, and beside it what operators declare at run time. A file with a problem changes nothing
+    but `problems`: the last good state stays in force.
 
     `DesiredStateSource` owns it. It watches nothing: its owner says when to read. Call `recover_last_good` before the
     first `read_files`.
@@ -53,8 +60,10 @@ class FileSource:
         """The files as last read, so that only files whose bytes changed are parsed again."""
         self._declared_since: dict[str, tuple[str, float]] = {}
         """Model to the digest of its fields, and the Unix time since when the files declare these."""
-        self.in_force: DebouncedState | None = None
-        """The declared state in force; None: no valid files were ever read."""
+        self.from_files: DebouncedState | None = None
+        """What the files declare, as last valid; None: no valid files were ever read."""
+        self._declarations = RuntimeDeclarations()
+        self._combined: CombinedDeclarations | None = None
         self.generation = 0
         """Counts the states that came into force."""
         self.problems: tuple[Problem, ...] = ()
@@ -69,12 +78,45 @@ class FileSource:
         the first `read_files`.
         """
         try:
-            self.in_force = load_last_good(self._state_folder, self._roots)
+            self.from_files = load_last_good(self._state_folder, self._roots)
         except LastGoodError as error:
             log.warning("the last good state cannot be used: %s", error)
+        self._combine()
         if self.in_force is not None:
             self._count_edit(self.in_force)
         return self.in_force
+
+    @property
+    def in_force(self) -> DebouncedState | None:
+        """The declared state in force, runtime declarations included; None: no valid files were ever read."""
+        return self._combined.state if self._combined is not None else None
+
+    @property
+    def runtime_models(self) -> frozenset[str]:
+        """Names of the models in force that only a runtime declaration declares."""
+        return self._combined.runtime_models if self._combined is not None else frozenset()
+
+    @property
+    def declaration_problems(self) -> tuple[Problem, ...]:
+        """Why runtime declarations are not in force."""
+        return self._combined.problems if self._combined is not None else ()
+
+    def set_declarations(self, declarations: RuntimeDeclarations, actor: str) -> None:
+        """Put these runtime declarations into force, in place of the earlier ones. `actor` is who declared them.
+
+        `on_change` is called before the return where the declared state differs. Declarations with a problem are left
+        out (see `declaration_problems`), and those of names that the files declare have no effect.
+        """
+        previous, self._declarations = self.in_force, declarations
+        self._combine()
+        self._follow_change(previous, actor)
+
+    def _combine(self) -> None:
+        if self.from_files is not None:
+            before = self.declaration_problems
+            self._combined = combine_declarations(self.from_files, self._declarations, self._roots)
+            for problem in self._combined.problems if self._combined.problems != before else ():
+                log.error("%s", problem)
 
     async def refresh_files(self, now: float) -> None:
         """Read the files, as `read_files` does, if `resync_s` has passed since the last reading or `wake_at` is reached
@@ -98,20 +140,25 @@ class FileSource:
             self._apply_files(parse_documents(snapshot, self._documents, self._roots))
 
     def _apply_files(self, parsed: ParsedFolder) -> None:
-        previous, now = self.in_force, self._clock()
-        self.in_force = debounce(previous, parsed, now)
+        previous, files_before, now = self.in_force, self.from_files, self._clock()
+        self.from_files = debounce(files_before, parsed, now)
+        self._combine()
         self._read_at = now
         if parsed.problems != self.problems:
             self.problems = parsed.problems
             for problem in parsed.problems:
                 log.error("%s", problem)
             log.info("the desired state is %s", "broken; what was last good rules" if parsed.problems else "good")
+        self._follow_change(previous, FILES)
+        if self.from_files is not None and parsed.is_valid:
+            self.is_last_good_saved &= files_before is not None and not _differ(files_before, self.from_files)
+            if not self.is_last_good_saved:
+                self._save_last_good(self.from_files)
+
+    def _follow_change(self, previous: DebouncedState | None, actor: str) -> None:
         if self.in_force is not None and (previous is None or _differ(previous, self.in_force)):
             self._count_edit(self.in_force)
-            self._on_change(previous, self.in_force)
-            self.is_last_good_saved &= not parsed.is_valid
-        if self.in_force is not None and parsed.is_valid and not self.is_last_good_saved:
-            self._save_last_good(self.in_force)
+            self._on_change(previous, self.in_force, actor)
 
     def _count_edit(self, state: DebouncedState) -> None:
         now = self._clock()
@@ -133,7 +180,7 @@ class FileSource:
     def wake_at(self) -> float | None:
         """Unix time at which to read again, to confirm that a model or the last key was removed; None: nothing is to be
         confirmed."""
-        return self.in_force.wake_at if self.in_force is not None else None
+        return self.from_files.wake_at if self.from_files is not None else None
 
     def declared_since(self, name: str) -> float:
         """Unix time since when the files declare the model's present fields, or of this controller's start if later.

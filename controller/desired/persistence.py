@@ -15,6 +15,7 @@ Change = Mapping[str, object]
 
 STORED_FIELD_WORDS: Final[Mapping[str, str]] = {
     "paused": "whether it is paused",
+    "declarations": "models and keys that operators declared",
     "overrides": "loads, unloads and resets by operators",
     "demand": "which models requests asked for",
     "rested": "which models made room for others",

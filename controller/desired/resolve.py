@@ -31,6 +31,8 @@ class DeclaredModel:
     """Unix time since when the files declare the present fields."""
     first_declared_at: float | None = None
     """Unix time since when the files declare a model of this name, with any fields; None: same as `declared_since`."""
+    is_runtime_declared: bool = False
+    """Whether an operator declared the model at run time, and the files do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,7 @@ def _resolve_model(
         autoload=definition.autoload and not (statement.kind == "unload" and override is not None and override.hold),
         drain_ends=statement.kind != "unload" and not is_evicted,
         in_files=entry.definition,
+        is_runtime_declared=entry.is_runtime_declared,
         params=params,
     )
 
@@ -186,9 +189,10 @@ def _statement(
         return Statement("autoload", demanded_at, "autoload: a request asked for it"), True
     if definition.autoload and eviction is not None:
         return Statement("autoload", eviction.at, f"{eviction.reason}; the next request loads it"), False
+    place = "at run time" if entry.is_runtime_declared else "in the files"
     if definition.enabled:
-        return Statement("file", entry.declared_since, "enabled in the files"), True
-    reason = "autoload: no request asked for it yet" if definition.autoload else "enabled: false in the files"
+        return Statement("file", entry.declared_since, f"enabled {place}"), True
+    reason = "autoload: no request asked for it yet" if definition.autoload else f"enabled: false {place}"
     return Statement("file", entry.declared_since, reason), False
 
 

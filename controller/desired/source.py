@@ -1,7 +1,7 @@
-"""The desired state: files, overrides and demand put together.
+"""The desired state: files, runtime declarations, overrides and demand put together.
 
-`FileSource` reads the files, `OverrideStore` holds what operators said, `DemandLedger` what requests asked for, and
-`StatePersistence` keeps the last two over restarts.
+`FileSource` reads the files and puts the runtime declarations beside them, `OverrideStore` holds what operators said,
+`DemandLedger` what requests asked for, and `StatePersistence` keeps all but the files over restarts.
 """
 
 from __future__ import annotations
@@ -13,17 +13,28 @@ from typing import Any
 
 from controller.artifacts.model_roots import ModelRoots
 from controller.config.debounce import DebouncedState
+from controller.config.runtime_declarations import (
+    check_declaration,
+    drop_declarations,
+    list_superseded,
+    put_declaration,
+)
 from controller.desired.demand_ledger import DemandLedger
-from controller.desired.file_source import FileSource
+from controller.desired.file_source import FILES, FileSource
 from controller.desired.override_store import OverrideStore
 from controller.desired.persistence import StatePersistence
 from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired
 from controller.schema.attempts import AttemptNumbers
+from controller.schema.declarations import DeclarationKind, RuntimeDeclaration, RuntimeDeclarations
 from controller.schema.override import Override
 from controller.schema.routing import GatewayReport, Stamp
 from controller.schema.status import Problem
 from controller.state import DesiredState
 from controller.storage.state_dir import StateDir, StoredState
+
+OnEdit = Callable[[DebouncedState | None, DebouncedState, Mapping[str, Sequence[str]], str], None]
+"""Takes the state before an edit (None: none), the state since, by model what it ended of the override, and who made
+the edit."""
 
 
 class DesiredStateSource:
@@ -43,16 +54,20 @@ class DesiredStateSource:
         resync_s: float,
         clock: Callable[[], float],
         learn: Callable[[Mapping[str, Mapping[str, Any]]], None] = lambda _: None,
-        on_edit: Callable[[DebouncedState | None, DebouncedState, Mapping[str, Sequence[str]]], None] = lambda *_: None,
+        on_edit: OnEdit = lambda *_: None,
+        on_superseded: Callable[[DeclarationKind, str], None] = lambda *_: None,
     ) -> None:
         """`learn` takes note of secrets: it gets the fields of each model, and the parameters of each load, before they
         come into force. `on_edit` is called for each edit with the state before (None: there was none), the state now,
-        and by model what the edit ended of its override. `resync_s`: see `FileSource`. `clock` gives Unix time.
+        by model what the edit ended of its override, and who made the edit. `on_superseded` is called for each runtime
+        declaration that ends because the files declare its name. `resync_s`: see `FileSource`. `clock` gives Unix time.
 
         Raises StateError where the stored state in `store` is damaged.
         """
         self._learn = learn
         self._on_edit = on_edit
+        self._on_superseded = on_superseded
+        self._roots = roots
         self._defaults = defaults
         self._clock = clock
         self._persistence = StatePersistence(store)
@@ -61,6 +76,7 @@ class DesiredStateSource:
         self._files = FileSource(
             folder, roots, store.folder, resync_s=resync_s, clock=clock, on_change=self._follow_edit
         )
+        self._files.set_declarations(self._persistence.state.declarations, FILES)
 
     @property
     def revision(self) -> int:
@@ -74,8 +90,8 @@ class DesiredStateSource:
 
     @property
     def in_force(self) -> DebouncedState | None:
-        """What the files declare, as last valid, without overrides and demand; None: no valid files were ever read, and
-        no last good state was recovered."""
+        """What is declared, by the files as last valid and at run time, without overrides and demand; None: no valid
+        files were ever read, and no last good state was recovered."""
         return self._files.in_force
 
     def desired_state(self) -> DesiredState | None:
@@ -92,6 +108,7 @@ class DesiredStateSource:
                 in_force.declared_models[name],
                 self._files.declared_since(name),
                 stored.first_declared_at.get(name),
+                is_runtime_declared=name in self._files.runtime_models,
             )
             for name, definition in in_force.definitions.items()
         }
@@ -122,18 +139,20 @@ class DesiredStateSource:
         """Read the folder now, and put what it declares into force unless a file has a problem: see
         `FileSource.read_files`. An edit ends the overrides, demand and evictions that it contradicts."""
         await self._files.read_files()
+        self._end_superseded()
 
     async def refresh_files(self, now: float) -> None:
         """Read the folder if `resync_s` has passed since the last reading, or `wake_at` is reached; otherwise do
         nothing. `now` is Unix time."""
         await self._files.refresh_files(now)
+        self._end_superseded()
 
-    def _follow_edit(self, before: DebouncedState | None, state: DebouncedState) -> None:
+    def _follow_edit(self, before: DebouncedState | None, state: DebouncedState, actor: str) -> None:
         self._learn(state.declared_models)
         overrides, ended_by_model = self._overrides.end_edited(state)
         first_declared_at = {"first_declared_at": self._first_declared_at(state)}
         self._persistence.update_state({**first_declared_at, **overrides, **self._demand.end_edited(before, state)})
-        self._on_edit(before, state, ended_by_model)
+        self._on_edit(before, state, ended_by_model, actor)
 
     def _first_declared_at(self, state: DebouncedState) -> dict[str, float]:
         known, now = self.stored_state.first_declared_at, self._clock()
@@ -155,6 +174,59 @@ class DesiredStateSource:
         """Return the Unix time at which the files must be read again, to confirm that a model or the last key was
         removed; None: nothing is to be confirmed."""
         return self._files.wake_at
+
+    # Runtime declarations.
+
+    @property
+    def declarations(self) -> RuntimeDeclarations:
+        """The runtime declarations, those that are not in force included. They are kept over restarts."""
+        return self._persistence.state.declarations
+
+    @property
+    def declaration_problems(self) -> tuple[Problem, ...]:
+        """Why runtime declarations are not in force, with secrets masked; empty: all are."""
+        return self._files.declaration_problems
+
+    def declares(self, kind: DeclarationKind, name: str) -> bool:
+        """Return whether the files declare a model or a key of this name, as last valid."""
+        files = self._files.from_files
+        return files is not None and name in (files.definitions if kind == "models" else files.keys)
+
+    def check_declaration(self, kind: DeclarationKind, name: str, declaration: RuntimeDeclaration) -> list[Problem]:
+        """Return the problems that a declaration would have beside what is declared now; empty: it could be put.
+        Nothing is changed. Before any valid files were read, it is checked by itself."""
+        files = self._files.from_files or DebouncedState({}, {})
+        declarations = put_declaration(self.declarations, kind, name, declaration)
+        return list(check_declaration(files, declarations, kind, name, self._roots))
+
+    def put_declaration(self, kind: DeclarationKind, name: str, declaration: RuntimeDeclaration) -> None:
+        """Declare a model or a key, in place of an earlier runtime declaration of that name. Nothing is checked: see
+        `check_declaration` and `declares`."""
+        self._set_declarations(put_declaration(self.declarations, kind, name, declaration), declaration.actor)
+
+    def drop_declaration(self, kind: DeclarationKind, name: str, actor: str) -> bool:
+        """Remove a runtime declaration: its model is drained, its key refused. Return whether there was one."""
+        known = self.declarations.models if kind == "models" else self.declarations.keys
+        if name not in known:
+            return False
+        self._set_declarations(drop_declarations(self.declarations, {kind: [name]}), actor)
+        return True
+
+    def _set_declarations(self, declarations: RuntimeDeclarations, actor: str) -> None:
+        # First on disk: a declaration is an operator's word, and must outlive a crash in what follows.
+        self._persistence.update_state({"declarations": declarations})
+        self._files.set_declarations(declarations, actor)
+
+    def _end_superseded(self) -> None:
+        if self._files.from_files is None:
+            return
+        superseded = list_superseded(self._files.from_files, self.declarations)
+        if not any(superseded.values()):
+            return
+        self._set_declarations(drop_declarations(self.declarations, superseded), FILES)
+        for kind, names in superseded.items():
+            for name in names:
+                self._on_superseded(kind, name)
 
     # Overrides and demand.
 

@@ -13,7 +13,8 @@ from controller.journal.event_log import EventLog
 from controller.journal.round_events import Trouble, round_events, trouble_events
 from controller.planning.draining import GatewayView
 from controller.redaction.redactor import Redact
-from controller.schema.admin import KeyChange
+from controller.schema.admin import EventKind, KeyChange
+from controller.schema.declarations import DeclarationKind
 from controller.schema.override import is_whole_statement
 from controller.status.reconcile_round import Round
 
@@ -43,6 +44,13 @@ class Recorder:
         Neither is masked."""
         self._record_entry(NewEntry("statement", actor, message, details=details))
 
+    def record_superseded(self, kind: DeclarationKind, name: str) -> None:
+        """Record that a runtime declaration ended, because the files declare its name now."""
+        subject = f"key {name}" if kind == "keys" else name
+        message = f"the runtime declaration of {subject} has ended: the files declare it"
+        model = name if kind == "models" else None
+        self._record_entry(NewEntry("file", "files", message, model, {"kind": kind, "name": name}))
+
     def record_gateway(self, gateway_id: str, is_connected: bool) -> None:
         """Record that a gateway connected (True) or disconnected (False)."""
         word = "connected" if is_connected else "disconnected"
@@ -51,10 +59,14 @@ class Recorder:
         )
 
     def record_edits(
-        self, before: DebouncedState | None, after: DebouncedState, ended_by_model: Mapping[str, Sequence[str]]
+        self,
+        before: DebouncedState | None,
+        after: DebouncedState,
+        ended_by_model: Mapping[str, Sequence[str]],
+        actor: str,
     ) -> None:
-        """Record one entry for each model and each API key whose declaration in the files was added, removed or changed
-        between `before` and `after`.
+        """Record one entry for each model and each API key whose declaration was added, removed or changed between
+        `before` and `after`, by `actor`: `files`, or whoever declared it at run time.
 
         `before` None (the controller's first reading) records nothing. `ended_by_model` maps a model to the fields of
         its runtime statement (an operator's load or unload) that the edit ended.
@@ -62,8 +74,8 @@ class Recorder:
         if before is None:
             return
         model_edits = diff_models(before.declared_models, after.declared_models)
-        entries = [_edit_entry(each, ended_by_model.get(each.model, ())) for each in model_edits]
-        entries += [_key_edit_entry(each) for each in diff_keys(before.declared_keys, after.declared_keys)]
+        entries = [_edit_entry(each, ended_by_model.get(each.model, ()), actor) for each in model_edits]
+        entries += [_key_edit_entry(each, actor) for each in diff_keys(before.declared_keys, after.declared_keys)]
         self._journal.record_entries(entries, self._clock())
 
     def record_round(self, before: Round | None, after: Round, gateways: Iterable[GatewayView]) -> None:
@@ -91,7 +103,7 @@ class Recorder:
         self._journal.record_entries([entry], self._clock())
 
 
-def _edit_entry(edit: ModelEdit, ended_names: Sequence[str]) -> NewEntry:
+def _edit_entry(edit: ModelEdit, ended_names: Sequence[str], actor: str) -> NewEntry:
     fields = ", ".join(change.field for change in edit.fields)
     words = {"added": "declared", "removed": "no longer declared", "edited": f"edited: {fields}"}[edit.change]
     is_entire = is_whole_statement(ended_names)
@@ -103,10 +115,11 @@ def _edit_entry(edit: ModelEdit, ended_names: Sequence[str]) -> NewEntry:
     }
     ended_words = "its runtime statement" if is_entire else f"{', '.join(ended_names)} of its load"
     suffix = f"; this ended {ended_words}" if ended_names else ""
-    return NewEntry("file", "files", f"{words}{suffix}", edit.model, details)
+    return NewEntry("file" if actor == "files" else "statement", actor, f"{words}{suffix}", edit.model, details)
 
 
-def _key_edit_entry(edit: KeyChange) -> NewEntry:
+def _key_edit_entry(edit: KeyChange, actor: str) -> NewEntry:
     words = {"added": "declared", "removed": "no longer declared", "edited": f"edited: {', '.join(edit.fields)}"}
     details = edit.model_dump(mode="json")
-    return NewEntry("file", "files", f"the key {edit.key} is {words[edit.change]}", details=details)
+    kind: EventKind = "file" if actor == "files" else "statement"
+    return NewEntry(kind, actor, f"the key {edit.key} is {words[edit.change]}", details=details)

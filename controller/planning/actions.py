@@ -12,8 +12,8 @@ from controller.state import DesiredState, ReplicaId
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """Check whether a replica of this definition could be started: its files, image and arguments. The result appears
-    in `ObservedState.preflights`."""
+    """Plan action: check whether a replica of this definition could be started: its files, image and arguments. The
+    result appears in `ObservedState.preflights`. `reason` says in words why the plan has the action."""
 
     kind: ClassVar[str] = "preflight"
     model: str
@@ -23,8 +23,8 @@ class Preflight:
 
 @dataclass(frozen=True, slots=True)
 class PullImage:
-    """Pull the container image that `model` needs. The time that the pull takes does not count towards a start
-    deadline, and a failed pull is retried with a backoff of its own."""
+    """Plan action: pull the container image that `model` needs. The time that the pull takes does not count towards a
+    start deadline, and a failed pull is retried with a backoff of its own."""
 
     kind: ClassVar[str] = "pull"
     model: str
@@ -47,7 +47,8 @@ class ReplicaAction:
 
 @dataclass(frozen=True, slots=True)
 class Start(ReplicaAction):
-    """Start one replica, as the attempt in `id`. `claims`: MiB that it reserves, by GPU uuid or HOST (main memory)."""
+    """Plan action: start one replica, as the attempt in `id`. `claims`: MiB that it reserves, by GPU uuid or HOST (main
+    memory)."""
 
     kind: ClassVar[str] = "start"
     reason: str
@@ -56,8 +57,8 @@ class Start(ReplicaAction):
 
 @dataclass(frozen=True, slots=True)
 class Drain(ReplicaAction):
-    """Route no new requests to a replica and let its requests finish. `deadline`: Unix time at which the replica is
-    stopped even so; None: never."""
+    """Plan action: route no new requests to a replica and let its requests finish. A later plan stops the replica, once
+    it is empty or at `deadline`, a Unix time; None: however long its requests take."""
 
     kind: ClassVar[str] = "drain"
     name: str
@@ -67,7 +68,8 @@ class Drain(ReplicaAction):
 
 @dataclass(frozen=True, slots=True)
 class Undrain(ReplicaAction):
-    """Route requests to a draining replica again, because the replica is wanted after all."""
+    """Plan action: route requests to a draining replica again, because the replica is wanted after all, or because what
+    was to replace it cannot start."""
 
     kind: ClassVar[str] = "undrain"
     name: str
@@ -76,8 +78,8 @@ class Undrain(ReplicaAction):
 
 @dataclass(frozen=True, slots=True)
 class Stop(ReplicaAction):
-    """Stop a running replica, without waiting for its requests. `failure`: why the replica failed, which counts
-    towards its backoff; None: it did not fail."""
+    """Plan action: stop a running replica, without waiting for its requests. `failure`: why the replica failed, which
+    counts towards its backoff; None: it did not fail."""
 
     kind: ClassVar[str] = "stop"
     name: str
@@ -89,8 +91,8 @@ class Stop(ReplicaAction):
 
 @dataclass(frozen=True, slots=True)
 class Remove(ReplicaAction):
-    """Remove the container or process record `name` of a replica that has ended or was only half created. `failure`:
-    why the replica failed, which counts towards the replica's backoff; None: it did not fail."""
+    """Plan action: remove the container or process record `name` of a replica that has ended or was only half created.
+    `failure`: why the replica failed, which counts towards the replica's backoff; None: it did not fail."""
 
     kind: ClassVar[str] = "remove"
     name: str
@@ -138,7 +140,8 @@ class Plan:
     """Evicted models that are wanted again, because requests wait for them."""
 
     def apply_evictions(self, desired: DesiredState) -> DesiredState:
-        """Return the desired state with the plan's evictions, as the plan computed it.
+        """Return the plan's own desired state, in which its evictions are applied. `desired` must be the state that the
+        plan was made for: nothing of it but `paused` is looked at.
 
         Return `desired` unchanged while `desired.paused`, since then nothing is evicted, or if the plan has no state of
         its own.

@@ -22,8 +22,8 @@ _SIGNALS = {-9: "was killed (SIGKILL)", -11: "crashed (SIGSEGV)", -6: "aborted (
 def verdict_of_exit(backend: str, end: Exit, *, was_ready: bool) -> Verdict:
     """Explain why an engine ended: plain words, then up to `SHOWN_LINES` of its last log lines.
 
-    `was_ready`: whether it was ever ready; then the verdict is never permanent. For an unknown `backend` or exit code 0
-    the words only say how the process ended.
+    `was_ready`: whether it was ever ready; then the verdict is never permanent (a permanent one is not retried). For an
+    unknown `backend` or exit code 0 the words only say how the process ended, and that it ran out of memory if so.
     """
     engine = ENGINES.get(backend)
     verdict = engine.explain_exit(end.code, end.log_tail) if engine and end.code != 0 else None
@@ -61,8 +61,8 @@ def next_failure(
     None: never. `attempt`: the attempt number that failed. Times are Unix seconds.
 
     The wait doubles from 1 s to 5 min with each consecutive failure. An engine that was ready is started again at once
-    (`retry_at` is `now`) after its first failure, and its waits are one doubling behind. Having been ready for
-    `STABLE_S` starts the count anew. A permanent failure is not retried (`retry_at` is None).
+    (`retry_at` is `now`) after its first failure, and its later waits are half as long. Having been ready for
+    `STABLE_S` (60 s) starts the count anew. A permanent failure is not retried (`retry_at` is None).
     """
     was_stable = ready_for_s is not None and ready_for_s >= STABLE_S
     count = 1 if previous is None or was_stable else previous.count + 1

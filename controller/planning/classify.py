@@ -16,12 +16,16 @@ _UNKNOWN: Final[Mapping[str, Mapping[str, int]]] = MappingProxyType({})
 
 @dataclass(slots=True)
 class Buckets:
-    """The replicas of one model, each in exactly one bucket. `classify_replicas` fills it for one plan."""
+    """The replicas of one model, each in exactly one bucket, by what a plan must do with it: leave it alone, remove it,
+    stop it, keep it, replace it, or retire it. `classify_replicas` fills it for one plan."""
 
     busy: list[ReplicaId] = field(default_factory=list)
-    """Replicas with an operation under way: no action may be issued, and their claims are still held."""
+    """Replicas with an operation under way, without the wanted starts in `current`: no action may be issued, and their
+    claims are still held."""
     ended: list[ObservedReplica] = field(default_factory=list)
+    """Replicas whose engine has ended."""
     half_created: list[ObservedReplica] = field(default_factory=list)
+    """Replicas that were created and not started, without an operation under way."""
     broken: list[tuple[ObservedReplica, str]] = field(default_factory=list)
     """Running replicas that are dead, stalled or past their start deadline, each with the reason."""
     off_gpu: list[tuple[ObservedReplica, str]] = field(default_factory=list)
@@ -41,12 +45,13 @@ def classify_replicas(
     now: float,
     gpu_use: Mapping[str, Mapping[str, int]] = _UNKNOWN,
 ) -> Buckets:
-    """Sort the replicas of one model into buckets.
+    """Sort the replicas of one model into buckets, and return the buckets. Nothing else is changed.
 
-    `model` None: the model is not declared. `replicas` and `pending` must be of this model only. `pending`: replica
-    name and operation of each operation under way, also of replicas that are not observed yet. `now`: Unix time in
-    seconds. `gpu_use`: see `ObservedState`. Of two replicas at one index and of one definition, the one that is ready
-    is kept and the other is surplus.
+    `model` None: the model is not declared, so that its running replicas are surplus. `replicas` and `pending` must be
+    of this model only. `pending`: replica name and operation of each operation under way, also of replicas that are not
+    observed yet. `now`: Unix time in seconds. `gpu_use`: replica name to MiB in use by GPU uuid; without an entry,
+    nothing is known and the replica is not `off_gpu`. Of two replicas at one index and of one definition, the one that
+    is ready is kept and the other is surplus.
     """
     buckets = Buckets()
     operations = dict(pending)

@@ -44,7 +44,8 @@ class DrainState:
 
 
 def gateways_may_reconnect(now: float, up_since: float) -> bool:
-    """Whether gateways of the previous controller may still be about to reconnect: for `ARRIVAL_S` after the start.
+    """Whether gateways of the previous controller may still be about to reconnect: for `ARRIVAL_S` (5 s) after the
+    start.
 
     `now`, `up_since`: Unix times in seconds; `up_since` is this controller's start. False if `now` is before it.
     """
@@ -54,8 +55,8 @@ def gateways_may_reconnect(now: float, up_since: float) -> bool:
 def counts_unknown_since(gateways: Iterable[GatewayView], now: float) -> float | None:
     """Return the Unix time at which the latest of the lost gateways was lost; None: all gateways are connected.
 
-    The counts of a lost gateway are unknown until it was lost for `FORGET_S`; from then on it is left out. Without any
-    gateway left, return -infinity, since then no count is known.
+    The counts of a lost gateway are unknown until it was lost for `FORGET_S` (10 min); from then on it is left out.
+    Without any gateway left, return -infinity, since then no count is known.
     """
     views = present_gateways(gateways, now)
     if not views:
@@ -64,7 +65,8 @@ def counts_unknown_since(gateways: Iterable[GatewayView], now: float) -> float |
 
 
 def idle_proof_due_at(idle_span: IdleSpan, unknown_since: float) -> float:
-    """Return the Unix time from which on one more idle probe proves that the engine holds no unreported requests.
+    """Return the Unix time from which on a probe that finds the engine still idle proves that it holds no requests of
+    gateways whose counts are unknown. `idle_span` is the engine's present one.
 
     `unknown_since`: the result of `counts_unknown_since`, which must not be None.
     """
@@ -99,9 +101,10 @@ def is_drained(
     """Whether a draining replica holds no requests; None: unknown.
 
     False while no routing table leaves the replica out, or while a connected gateway has not taken such a table or
-    reports requests in the replica. With a lost gateway, or without any gateway, the answer is `engine_idle`: whether
-    the engine reported, after the drain began, that it is idle; None: it does not report it. `unsure`: gateways other
-    than these may route to the replica, so the answer is never True. `now`: Unix time in seconds.
+    reports requests in the replica. Otherwise None if `unsure`: gateways other than these may route to the replica.
+    Otherwise True, if all gateways are connected and there is one; with a lost gateway, or without any, the answer is
+    `engine_idle`: whether the engine reported, after the drain began, that it is idle; None: it does not report it.
+    `name`: the replica's. `now`: Unix time in seconds.
     """
     if drain.unrouted_stamp is None:
         return False
@@ -118,8 +121,8 @@ def is_drained(
 
 
 def present_gateways(gateways: Iterable[GatewayView], now: float) -> list[GatewayView]:
-    """Return the gateways that may still hold requests, in their order: all but those lost for `FORGET_S` or more at
-    `now` (Unix time)."""
+    """Return the gateways that may still hold requests, in their order: all but those lost for `FORGET_S` (10 min) or
+    more at `now` (Unix time)."""
     return [view for view in gateways if not _is_forgotten(view, now)]
 
 

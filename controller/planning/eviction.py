@@ -48,15 +48,17 @@ _SEATED: Final = (0, 0.0, "")
 
 @dataclass(frozen=True, slots=True)
 class EvictionDecision:
-    """The result of `decide_evictions`: the desired state with evictions applied, and what waits for them.
-
-    Keys are model names. `desired`: evicted models have 0 replicas there, and models in `reload_requested` have theirs
-    again.
+    """The result of `decide_evictions`: the desired state after the evictions, which models are evicted, which are
+    wanted again, which wait for room, and when to decide again. Keys of mappings are model names. Nothing is carried
+    out by it.
     """
 
     desired: DesiredState
+    """The given desired state with this decision applied: models in `evicted` have 0 replicas, and models in
+    `reload_requested` the number that they had before their eviction. The plan must be made for this state."""
     evicted: Mapping[str, str] = field(default_factory=dict)
-    """Evicted models to the reason. Only a request loads them again."""
+    """Models to evict, to the reason. Only a request loads them again. A model is in each decision until the given
+    desired state itself has it evicted."""
     wait_reasons: Mapping[str, str] = field(default_factory=dict)
     """Models that wait for room that others will leave, to the reason in words."""
     reload_requested: tuple[str, ...] = ()
@@ -75,10 +77,11 @@ class EvictionDecision:
 def decide_evictions(
     desired: DesiredState, observed: ObservedState, ledger: ClaimLedger, now: float
 ) -> EvictionDecision:
-    """Decide which models are evicted, which evicted ones are wanted again, and which wait for room.
+    """Decide which models to evict, which models evicted earlier are wanted again, and which models wait for room.
 
-    Nothing is carried out. `ledger`: the claims of all replicas that are not seen gone; it is not changed. `now`: Unix
-    time in seconds.
+    Returns the desired state with these decisions applied (an evicted model has 0 replicas there), and for each evicted
+    or waiting model the reason in words. Nothing is carried out, and no argument is changed. `ledger`: the claims of
+    all replicas that are not seen gone (`ClaimLedger.of`). `now`: Unix time in seconds.
     """
     desired_on_demand = _request_reloads(desired, observed)
     reload_names = tuple(name for name, model in desired_on_demand.models.items() if model is not desired.models[name])
@@ -141,9 +144,10 @@ def _request_reloads(desired: DesiredState, observed: ObservedState) -> DesiredS
 
 @dataclass(slots=True)
 class RoomAllocator:
-    """The state of one call of `decide_evictions`, which gives room to models that lack replicas and chooses the models
-    to evict for them. Call `allocate_room` for each such model in the order of `order_queue`, then `evict_unused`, then
-    read the results. `now`: Unix time in seconds."""
+    """The working state of one call of `decide_evictions`: it gives room to models that lack replicas, and chooses the
+    models to evict for them. `decide_evictions` calls `allocate_room` for each model of `missing_indices` in the order
+    of `order_queue`, then `evict_unused`, then reads `evicted`, `wait_reasons` and `wake_times`. `now`: Unix time in
+    seconds."""
 
     desired: DesiredState
     observed: ObservedState
@@ -171,10 +175,11 @@ class RoomAllocator:
     wake_times: list[float] = field(default_factory=list)
 
     def order_queue(self, model: DesiredModel) -> tuple[int, float, str]:
-        """Return the sort key of a model in the queue; the least comes first.
+        """Return the sort key of a model in the queue for room; the least gets room first.
 
-        First come models that files or operators want, the longest wanted one first. Then come models that requests
-        wait for, the one whose requests have waited longest first. Autoload models without waiting requests come last.
+        First come models that files or operators want, the longest wanted one first. Then come autoload models for
+        which requests wait or may wait (their number is unknown), the one whose requests have waited longest first.
+        Autoload models without waiting requests come last.
         """
         if model.statement.kind != "autoload":
             return 0, model.statement.since, model.name
@@ -182,10 +187,12 @@ class RoomAllocator:
         return 1 if self._has_waiting_requests(model) else 2, traffic.waits_since or model.statement.since, model.name
 
     def allocate_room(self, model: DesiredModel) -> None:
-        """Give a model's missing replicas free room, room of leaving replicas, or room of models to evict.
+        """Book room for all of a model's missing replicas: free room, room of leaving replicas, or room of models to
+        evict, which are then noted in `evicted`.
 
-        The model must be in `missing_indices`. What it waits for is noted in `wait_reasons`. An autoload model without
-        room and without waiting requests is itself noted as evicted. Do nothing while a missing replica's backoff runs.
+        The model must be in `missing_indices`. If it must wait, the reason is noted in `wait_reasons`; a model that
+        would not fit even then gets neither room nor reason. An autoload model without room and without waiting
+        requests is itself noted in `evicted`. Do nothing while a missing replica's backoff runs.
         """
         if self._cannot_start(model):
             return
@@ -216,8 +223,9 @@ class RoomAllocator:
             self._make_room(model)
 
     def evict_unused(self) -> None:
-        """Evict the candidates that are not busy, were not used for their `idle_ttl_s`, and have been loaded for their
-        `min_residency_s`. For the others that have an `idle_ttl_s`, note when it is due in `wake_times`."""
+        """Note in `evicted` the candidates that are not busy, were not used for their `idle_ttl_s` seconds, and have
+        been loaded for their `min_residency_s`. For the other idle candidates with an `idle_ttl_s`, note in
+        `wake_times` when both times are over. Candidates without an `idle_ttl_s` stay."""
         for candidate in self.candidates.values():
             ttl_s = self.desired.models[candidate.name].idle_ttl_s
             if ttl_s is None or candidate.is_busy or candidate.name in self.evicted:

@@ -50,8 +50,8 @@ class EvictionCandidate:
     def eviction_order(self, now: float) -> tuple[bool, bool, float, str]:
         """Return a sort key at `now` (Unix time); the least is evicted first.
 
-        Idle models come before busy ones. Among them, models that are being drained come first, then the highest ratio
-        of idle seconds to reload seconds.
+        Idle models come before busy ones. Within each of these two groups, models that are being drained come first,
+        then the model with the highest ratio of idle seconds to reload seconds.
         """
         worth = (now - self.idle_since) / max(self.reload_s, CHEAPEST_RELOAD_S)
         return self.is_busy, not self.is_leaving, -worth, self.name

@@ -83,9 +83,9 @@ class ModelTurn:
     def retire_replica(self, replica: ObservedReplica, reason: str) -> None:
         """Add the next step of retiring a replica: drain it, then stop it once it is empty or its deadline has passed.
 
-        While the drain goes on, note the deadline in `wake_times`. A replica that was never ready is stopped without a
-        drain, since no request was ever routed to it. A stop that is due while another replica loads or stops on one of
-        its GPUs is noted in `blocked` instead.
+        While the drain goes on, note the deadline in `wake_times`; the drain of an operator's unload has none. A
+        replica that was never ready is stopped without a drain, since no request was ever routed to it. A stop that is
+        due while another replica loads or stops on one of its GPUs is noted in `blocked` instead.
         """
         draining = replica.draining
         deadline = self._drain_deadline(self.now if draining is None else draining.since)

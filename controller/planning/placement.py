@@ -54,8 +54,9 @@ class ClaimLedger:
 
     @classmethod
     def of(cls, observed: ObservedState) -> ClaimLedger:
-        """Return a ledger with the claims of all observed replicas that run, are busy or may still hold memory, and of
-        those that are being started. Ended replicas, and created ones without an operation, claim nothing."""
+        """Return a new ledger with the claims of all running replicas, of created ones with an operation under way, and
+        of started ones that are not observed yet. Ended replicas, and created ones without an operation, claim nothing.
+        A replica that was never ready, or has an operation under way, keeps its GPUs busy."""
         ledger = cls(unified_gpus=observed.unified_gpus)
         seen_names = set()
         # In the order of their names, so that whoever counts as busy is the same in whatever order they were seen.
@@ -123,9 +124,10 @@ class ClaimLedger:
                 copy.released_mib[uuid] = copy.released_mib.get(uuid, 0) + mib
         return copy
 
-    def copy_without_replicas(self, replicas: Iterable[ObservedReplica], observed: ObservedState) -> ClaimLedger:
-        """Return an independent copy without the claims of these replicas. The memory that they hold of the GPUs counts
-        as still in use; it is as the driver reports it for them, else estimated, and at least their claims then."""
+    def copy_without_replicas(self, replicas: Collection[ObservedReplica], observed: ObservedState) -> ClaimLedger:
+        """Return an independent copy without the claims of these replicas, whose memory counts as still in use
+        (`released_mib`): on a GPU the MiB that the driver reports for the replica, else an estimate that is at least
+        its claim; of main memory its claim."""
         copy = self.copy_without(())
         for replica in replicas:
             for uuid, mib in replica.claims.items():
@@ -160,7 +162,7 @@ class Placement:
 @dataclass(frozen=True, slots=True)
 class NoRoom:
     """Why a replica cannot be placed now. `waiting`: it can be once others have loaded, stopped or released memory, or
-    once the GPUs can be read again; nobody needs to act."""
+    once the GPUs can be read again; nobody needs to act. False: nothing that is under way makes room for it."""
 
     reason: str
     waiting: bool = False
@@ -170,8 +172,9 @@ def place_replica(model: DesiredModel, observed: ObservedState, ledger: ClaimLed
     """Find GPUs and main memory for one replica of the model, beside the claims in `ledger`.
 
     `ledger` is not changed: the caller books the claims with `add_claims`. Returns `NoRoom`, and raises nothing, where
-    there is no room, no such GPU, or another replica loads or stops on a chosen GPU. Best fit: GPUs where nothing loads
-    come first, then GPUs without another replica of the model, then those with the least room that is still enough.
+    there is no room, no such GPU, the GPUs cannot be read now, or another replica loads or stops on a chosen GPU. Best
+    fit: GPUs where nothing loads or stops come first, then GPUs without another replica of the model, then those with
+    the least room that is still enough.
     """
     requirement = requirement_of(model, observed)
     host_claims = _claim_main_memory(requirement, observed, ledger)
@@ -224,7 +227,8 @@ def _place_on_gpus(
 
 
 def requirement_of(model: DesiredModel, observed: ObservedState) -> Requirement:
-    """Return the memory that a replica of the model needs: as declared, else as observed or predicted (DESIGN.md §3).
+    """Return the memory in MiB that a replica of the model needs: as the model declares it (`vram_mib`, `memory_mib`),
+    else as `observed.requirements` has it.
 
     A field is None where nothing is known. An engine takes its share of a GPU (`gpu_share`) also where `vram_mib` is
     declared; the larger of both counts, see `Requirement.mib_on_gpu`.

@@ -9,10 +9,10 @@ from controller.state import DesiredState, ObservedReplica, ObservedState, OpKin
 
 
 def leaving_replicas(desired: DesiredState, observed: ObservedState, now: float) -> list[ObservedReplica]:
-    """Return the running replicas that are being stopped or are not wanted, in the order observed.
+    """Return the running replicas that are being stopped or removed or are not wanted, in the order observed.
 
-    Those that began to leave `desired.swap_wait_s` seconds ago or earlier are left out: nobody waits for them any more.
-    `now`: Unix time in seconds.
+    Those that began to leave (drain or stop) `desired.swap_wait_s` seconds ago or earlier are left out: no model waits
+    for their room any more. `now`: Unix time in seconds.
     """
     replicas = []
     for replica in observed.replicas:
@@ -28,7 +28,8 @@ def leaving_replicas(desired: DesiredState, observed: ObservedState, now: float)
 
 
 def missing_replicas(desired: DesiredState, observed: ObservedState) -> dict[str, tuple[int, ...]]:
-    """Return model to the wanted indices, ascending, at which no engine runs or is being started.
+    """Return model to the wanted indices (from 0), ascending, at which no engine runs or is being started, whatever
+    definition it runs.
 
     Models that lack no replica, and remote models, have no entry. A replica that is being stopped counts as missing.
     """

@@ -12,8 +12,9 @@ def fill_replicas(turn: ModelTurn) -> None:
     """Add the actions that start a replica at every wanted index without one, and replace outdated replicas one at a
     time. Note in the turn what blocks a start. Do nothing for a model that is not declared or is remote.
 
-    A model of several replicas gets all of them or none until it was loaded once: while one must wait for room, none is
-    started; where one has failed or has no room, those that run already are retired. Call it after `clear_replicas`.
+    A model of several replicas gets all of them or none until it was loaded once, unless outdated ones still run: while
+    it waits for the room of other models, none is started; where one has failed or has no room, those that run already
+    are retired. Call it after `clear_replicas`.
     """
     model = turn.model
     if model is None or not model.runs or _holds_together(turn, model):

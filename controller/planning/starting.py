@@ -23,8 +23,9 @@ def start_replica(turn: ModelTurn, model: DesiredModel, index: int) -> None:
 
 
 def backs_off(turn: ModelTurn, model: DesiredModel, index: int) -> bool:
-    """Whether the replica at `index` has failed and must wait before its next attempt. If so, it is noted as blocked,
-    unless this same plan reports the failure."""
+    """Return whether the replica at `index` has failed and must wait before its next attempt. If so, note it in the
+    turn as blocked, with the error and the time of the retry. A failure that this same plan reports also gives True,
+    but is not noted: only the next plan knows its retry time."""
     key = ReplicaKey(model.name, index, model.spec_hash)
     if key in turn.failed_keys:
         return True
@@ -45,8 +46,8 @@ def wait_for_room(turn: ModelTurn, model: DesiredModel, index: int, reason: str)
 
 
 def is_start_checked(turn: ModelTurn, model: DesiredModel, index: int) -> bool:
-    """Whether a fresh preflight says that the start can succeed. Otherwise add what must be done first: the preflight
-    or the image pull, or note why the replica is blocked."""
+    """Return whether a fresh preflight says that the start can succeed. Otherwise add to the turn the action that must
+    come first (preflight or image pull, unless it is under way), or note there why the replica is blocked."""
     key = (model.name, model.spec_hash)
     result = turn.observed.preflights.get(key)
     is_fresh = result is not None and result.is_fresh(turn.now, turn.preflight_recheck_s)

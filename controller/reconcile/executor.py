@@ -31,8 +31,8 @@ not issue it again at once."""
 
 class Executor:
     """Carries out a plan's actions on one runtime, each in an asyncio task, and records in `memory` which operations
-    are under way and which failed. The reconciler issues the actions. Use it on one event loop; before it ends, call
-    `wait_until_idle`."""
+    are under way and which failed. The reconciler issues the actions. Use it on one event loop; before that
+    loop ends, call `wait_until_idle`."""
 
     def __init__(
         self,
@@ -72,11 +72,12 @@ class Executor:
         return replica_token(self._secret, name)
 
     def issue_action(self, action: Action, desired: DesiredState, replicas: dict[str, ObservedReplica]) -> None:
-        """Begin one action of a plan for `desired`, without waiting for it. `replicas`: those observed, by name.
+        """Begin one action of a plan for `desired`, without waiting for it. `replicas`: those observed, by name. A
+        drain or its end is only noted in `memory`; the routing table that the reconciler publishes next carries it out.
 
         Call it in the event loop. Nothing is raised for an action that fails later: the failure is logged and, except
-        for a refused stop or removal, recorded. A plan never has an action for a replica with an operation under way
-        (AssertionError), nor a stop or removal of a replica that is not in `replicas` (KeyError).
+        for a refused stop or removal, recorded. Raises AssertionError for a start, stop or removal of a replica with an
+        operation under way, and KeyError for a model or replica that `desired` or `replicas` lacks; no plan has such.
         """
         # A preflight repeats often; only its outcome is worth the operator's log.
         level = logging.DEBUG if isinstance(action, Preflight) else logging.INFO

@@ -67,8 +67,9 @@ class OperationState:
     """Names of replicas whose failure was counted. A stop that is issued again must not count it a second time."""
 
     def with_operations(self, observed: ObservedState) -> ObservedState:
-        """Return a copy of the observation with the operations, preflights, pulls, failures, attempts and the rest that
-        is known here. `observed` is not changed. Drains are not added: the reconciler sets them per replica."""
+        """Return a copy of the observation with the operations, preflights, pulls, failures, attempts, `loaded_once`
+        and `left_at` that are known here. `observed` is not changed. Drains are not added: the reconciler sets them per
+        replica."""
         return replace(
             observed,
             pending=dict(self.pending),
@@ -196,7 +197,8 @@ class OperationState:
 
     def forget_failures(self, model: DesiredModel) -> None:
         """Forget a model's failures, preflights and failed pull, so that the next try need not wait for a backoff. The
-        result of a preflight under way will be dropped; a pull under way goes on."""
+        result of a preflight under way will be dropped; a pull under way goes on. `start_failures` stays. Nothing is
+        started: the next plan does that."""
         self.failures = {key: failure for key, failure in self.failures.items() if key.model != model.name}
         self.preflights = {key: result for key, result in self.preflights.items() if key[0] != model.name}
         self.preflighting = {key: mark for key, mark in self.preflighting.items() if key[0] != model.name}

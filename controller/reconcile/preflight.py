@@ -33,10 +33,11 @@ class Refusal:
 
 
 def decide_mention(known: Refusal | None, error: str, now: float) -> Refusal | None:
-    """Decide whether the log mentions a failed preflight now. Return what to remember of it; None: do not mention it.
+    """Decide whether the log mentions a failed preflight now, at Unix time `now`. Return what to pass as `known` next
+    time; None: do not mention it, and keep `known`. This function logs nothing.
 
-    A new error is logged at once; the same error again after 60 s, then after pauses that double up to an hour.
-    `known` is what this function last returned for the definition; None: nothing since a preflight succeeded. Pure.
+    A new error is to be logged at once; the same error again after 60 s, then after pauses that double up to an hour.
+    `known` is the last result that was not None; None: there was none since a preflight of the definition succeeded.
     """
     if known is None or known.error != error:
         return Refusal(error, since=now, mentioned_at=now)

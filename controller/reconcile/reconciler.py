@@ -77,18 +77,20 @@ class DesiredSource(Protocol):
         read."""
 
     async def refresh_files(self, now: float) -> None:
-        """Read the files again if they were last read long enough before `now`, Unix time; otherwise do nothing."""
+        """Read the files again if they were last read long enough before `now`, Unix time; otherwise do nothing. The
+        source decides how long."""
 
     def wake_at(self) -> float | None:
         """Return the Unix time at which `refresh_files` must be called to confirm an edit; None: nothing is to be
         confirmed."""
 
     def evict_models(self, models: Mapping[str, str]) -> None:
-        """Drop the demand for these models until the next request for each. `models` maps names to the reason; an empty
-        one changes nothing."""
+        """Drop the demand for these models until the next request for each, so that they are not wanted any more.
+        Nothing is stopped by this. `models` maps names to the reason; an empty one changes nothing."""
 
     def request_reload(self, models: Sequence[str]) -> None:
-        """Record a request for each of these models now, and end their evictions. An empty list changes nothing."""
+        """Record a request for each of these models now, and end their evictions, so that they are wanted again.
+        Nothing is loaded by this: a later plan does that. An empty list changes nothing."""
 
     def remember_attempts(self, attempts: AttemptNumbers) -> None:
         """Store the highest attempt number of each replica, for every later controller."""
@@ -206,8 +208,8 @@ class Reconciler:
         """Observe, plan, start the plan's actions, publish the result, and return the round.
 
         None means that the runtime did not answer, or that no valid files were ever read. No engine was changed then,
-        and `error` says why. Other exceptions are raised; `run` catches them. While the controller is paused, the
-        round is planned and published, but no action is started.
+        at most the API keys were published, and `error` says why. Other exceptions are raised; `run` catches them.
+        While the controller is paused, the round is planned and published, but no action is started.
         """
         try:
             desired, observed = await self._observe()
@@ -282,7 +284,7 @@ class Reconciler:
 
     def preview_round(self, desired: DesiredState, now: float) -> Round | None:
         """Return the round that `desired` would yield with the last observation at `now`, Unix time. Changes nothing,
-        observes nothing. Models that its plan would evict are evicted in the result.
+        observes nothing. Models that its plan would evict are evicted in the result, unless `desired` is paused.
 
         None means that no round was complete yet.
         """
@@ -299,8 +301,8 @@ class Reconciler:
         )
 
     async def wait_for_round(self) -> None:
-        """Wait until the next complete round has ended, also the one under way. Has no time limit: no round is complete
-        while the runtime does not answer."""
+        """Wait until a complete round ends; a round that is under way at the call counts, though it may have observed
+        before it. Has no time limit: no round is complete while the runtime does not answer."""
         await self._round_finished.wait()
 
     def _with_issued(self, observed: ObservedState) -> ObservedState:

@@ -64,11 +64,13 @@ _SPOKEN_FLAG: Final = re.compile(
 
 
 def mask_fields(fields: Mapping[str, Any], known_secrets: Iterable[str] = ()) -> dict[str, JsonValue]:
-    """Return a definition's fields with all secrets masked, to show them to a user. `fields` is not changed; tuples
-    become lists.
+    """Return a definition's fields with all secrets replaced by `MASKED`, to show them to a user. `fields` is not
+    changed; tuples become lists.
 
-    A secret that is found in one field is also masked where another field contains it. `known_secrets` are further
-    secrets to mask in all fields. In other fields, only secrets of 8 characters or more are searched for.
+    Secrets are every value of `env`, values whose names suggest a secret (`is_secret`), and what texts mark as one
+    (`mask_text`). A secret that is found in one field (in `env`: one that its name or the text marks) is also masked
+    where another field contains it, as are `known_secrets` in all fields; both are searched for only if they have 8
+    characters or more.
     """
     walk = _Masker()
     shown_fields = {name: walk.mask_field(name, value) for name, value in fields.items()}
@@ -91,13 +93,14 @@ def mask_field(name: str, value: Any) -> JsonValue:
 def mask_text(text: str) -> str:
     """Return a text of unknown origin with what it itself marks as secret masked: the user part of a URL, what follows
     `Bearer` or `Basic`, and the value in `name=value`, `name: value` and `--name value` where the name suggests a
-    secret. A secret that nothing marks is not found.
+    secret. A secret that nothing marks is not found. Masked parts become `MASKED`.
     """
     return _Masker().mask_text(text)
 
 
 def collect_secrets(fields: Mapping[str, Any]) -> frozenset[str]:
-    """Return the secrets of a definition that logs and messages must not show, each at least `SHORTEST` long.
+    """Return the secrets of a definition that logs and messages must not show, each at least `SHORTEST` (4) characters
+    long: shorter ones would also hit other text. What counts as a secret is as in `mask_fields`.
 
     A secret of several lines is contained as a whole, and each of its lines of 8 characters or more on its own. Values
     of `env` are included only if their name suggests a secret, or if they look random and no other field shows them.

@@ -55,6 +55,7 @@ def find_drift(
             items += [_undeclared_item(replica, "the model is no longer declared", now) for replica in alive_replicas]
             continue
         since = file_since.get(name, model.statement.since)
+        items += _declaration_items(model, since)
         items += _statement_items(model)
         items += _missing_items(model, alive_replicas, reasons, observed, redact, now)
         for replica, surplus in _assign_places(model, alive_replicas):
@@ -84,6 +85,20 @@ def _assign_places(
         else:
             yield replica, None
         taken_indices.add(index)
+
+
+def _declaration_items(model: DesiredModel, since: float) -> Iterator[DriftItem]:
+    """Yield that a model is declared at run time alone."""
+    if model.is_runtime_declared:
+        yield DriftItem(
+            model=model.name,
+            replica=None,
+            kind="declaration",
+            declared=None,
+            running=mask_fields(model.declared_definition.model_dump(mode="json", exclude_unset=True)),
+            since=since,
+            message="declared at run time, and in no file; `roundhouse declarations export` prints what to commit",
+        )
 
 
 def _statement_items(model: DesiredModel) -> Iterator[DriftItem]:

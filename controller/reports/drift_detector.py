@@ -75,7 +75,7 @@ class DriftDetector:
             return self.latest
 
     def _with_first_seen(self, item: DriftItem) -> DriftItem:
-        if item.kind in ("definition", "override", "statement"):
+        if item.kind in ("declaration", "definition", "override", "statement"):
             return item
         return item.model_copy(update={"since": self._first_seen[_item_key(item)]})
 

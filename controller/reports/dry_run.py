@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from controller.artifacts.model_roots import ModelRoots
-from controller.config.parse import ParsedFolder, parse_folder
+from controller.config.debounce import DebouncedState
+from controller.config.parse import parse_folder
 from controller.config.read import MAX_FILE_BYTES, SUFFIXES, FolderSnapshot, is_read, merge_order, read_folder
+from controller.config.runtime_declarations import combine_declarations, list_superseded
 from controller.desired.config_diff import ModelEdit, diff_keys, diff_models
 from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired, surviving_override
 from controller.planning.actions import Plan
@@ -19,6 +21,7 @@ from controller.redaction.redactor import Redact, Redactor
 from controller.reports.views import plan_view
 from controller.runtimes.base import Runtime
 from controller.schema.admin import DryRun, ModelChange, ProposedFiles
+from controller.schema.declarations import RuntimeDeclarations
 from controller.schema.errors import RoundhouseError
 from controller.schema.override import Evicted, Override, ended_fields, restate_override
 from controller.state import DesiredModel, DesiredState, ObservedReplica, ObservedState, Phase, PreflightResult
@@ -56,6 +59,7 @@ async def run_dry_run(
     defaults: Defaults,
     declared_now: DeclaredState,
     keys_now: DeclaredState,
+    declarations: RuntimeDeclarations,
     runtime: Runtime,
     redactor: Redactor,
     now: float,
@@ -63,7 +67,8 @@ async def run_dry_run(
     """Return what the proposed files would do if they replaced those of the same names in `folder`. A proposed content
     of None removes the file. Nothing is written, started or stopped.
 
-    `declared_now` (models) and `keys_now` (API keys) are what the current files declare, `desired_now` is what follows
+    `declared_now` (models) and `keys_now` (API keys) are what the current files and the runtime `declarations` declare
+    together, `desired_now` is what follows
     from them with `overrides`, `demand` and `rested` (models that were evicted). `roots` must be absolute. The runtime
     runs preflights of the changed models that are wanted, and the plan follows from `observed` and these at `now`, Unix
     time.
@@ -78,15 +83,21 @@ async def run_dry_run(
     parsed = await asyncio.to_thread(parse_folder, _merge_files(snapshot, contents), roots)
     if not parsed.is_valid:
         return DryRun(ok=False, problems=list(parsed.problems), changes=[], plan=None)
+    files = DebouncedState(
+        parsed.definitions, parsed.declared_models, keys=parsed.keys, declared_keys=parsed.declared_keys
+    )
+    superseded = list_superseded(files, declarations)
+    proposed_state = combine_declarations(files, declarations, roots).state
     current_stage = DryRunStage(declared_now, desired_now)
     proposed_stage = DryRunStage(
-        parsed.declared_models, _resolve_proposed(current_stage, parsed, overrides, demand, rested, defaults, now)
+        proposed_state.declared_models,
+        _resolve_proposed(current_stage, proposed_state, overrides, demand, rested, defaults, now),
     )
     changes = compare_stages(current_stage, proposed_stage, observed, overrides)
     changed_models = [
         proposed_stage.desired.models[each.model] for each in changes if each.model in proposed_stage.desired.models
     ]
-    redact = redactor.with_proposed(parsed.declared_models)
+    redact = redactor.with_proposed(proposed_state.declared_models)
     preflights = await _run_preflights(
         runtime, [model for model in changed_models if model.runs and model.replicas], redact, now
     )
@@ -96,8 +107,15 @@ async def run_dry_run(
         Plan(proposed_stage.desired.generation),
         (),
     )
-    keys = diff_keys(keys_now, parsed.declared_keys)
-    return DryRun(ok=True, problems=[], changes=changes, keys=keys, plan=plan_view(proposed_round, now))
+    keys = diff_keys(keys_now, proposed_state.declared_keys)
+    return DryRun(
+        ok=True,
+        problems=[],
+        changes=changes,
+        keys=keys,
+        plan=plan_view(proposed_round, now),
+        superseded=[*superseded["models"], *(f"key {name}" for name in superseded["keys"])],
+    )
 
 
 # The files.
@@ -142,7 +160,7 @@ def _merge_files(snapshot: FolderSnapshot, contents: Mapping[str, bytes | None])
 
 def _resolve_proposed(
     current_stage: DryRunStage,
-    parsed: ParsedFolder,
+    proposed: DebouncedState,
     overrides: Mapping[str, Override],
     demand: Mapping[str, float],
     rested: Mapping[str, Evicted],
@@ -150,17 +168,17 @@ def _resolve_proposed(
     now: float,
 ) -> DesiredState:
     declared = {}
-    for name, definition in parsed.definitions.items():
+    for name, definition in proposed.definitions.items():
         current_model = current_stage.desired.models.get(name)
-        is_unchanged = current_model is not None and current_stage.declared.get(name) == parsed.declared_models[name]
+        is_unchanged = current_model is not None and current_stage.declared.get(name) == proposed.declared_models[name]
         since = (
             current_model.statement.since
             if current_model is not None and is_unchanged and current_model.statement.kind == "file"
             else now
         )
-        declared[name] = DeclaredModel(definition, parsed.declared_models[name], since)
+        declared[name] = DeclaredModel(definition, proposed.declared_models[name], since)
     ended_names = {
-        name for name in declared if restate_override(current_stage.declared.get(name), parsed.declared_models[name])
+        name for name in declared if restate_override(current_stage.declared.get(name), proposed.declared_models[name])
     }
     return resolve_desired(
         declared,

@@ -20,7 +20,8 @@ from controller.status.reconcile_round import Round
 
 
 class MemorySource(NamedTuple):
-    """Where the memory of models is looked up."""
+    """The functions by which `RoundCollector` looks up the memory of models at each scrape. Both answer from what is
+    known already, without waiting."""
 
     known_estimates: Callable[[Iterable[DesiredModel]], Mapping[str, Estimate]]
     """See `Estimator.known_estimates`."""

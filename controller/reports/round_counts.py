@@ -18,7 +18,9 @@ _ROUND_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10
 
 
 class RoundCounts:
-    """Counts differences between rounds. A controller has one, which `create_registry` puts into its registries."""
+    """Prometheus metrics of what changes from one round to the next (loads, crashes, restarts, evictions), of rounds
+    that were not complete, and of rounds' durations. A controller has one, which `create_registry` puts into its
+    registries; its counters begin at 0."""
 
     def __init__(self) -> None:
         self._loads = Counter(
@@ -44,11 +46,14 @@ class RoundCounts:
             registry=None,
         )
         self._evictions = Counter(
-            "roundhouse_model_evictions", "Evictions of a model, to make room for another.", ["model"], registry=None
+            "roundhouse_model_evictions",
+            "Evictions of a model, to make room for another or because it was not used for its idle_ttl_s.",
+            ["model"],
+            registry=None,
         )
         self._swaps = Counter(
             "roundhouse_controller_swaps",
-            "Plans that evicted at least one model so that another can be loaded.",
+            "Plans that evicted at least one model.",
             registry=None,
         )
         self._round_seconds = Histogram(
@@ -72,10 +77,11 @@ class RoundCounts:
         self._round_seconds.observe(seconds)
 
     def count_round(self, before: Round | None, after: Round | None) -> None:
-        """Count what is new in a round. `after` None: it was not complete.
+        """Count the loads, crashes, restarts and evictions that `after` has and `before` had not. `after` None: the
+        round was not complete, and only that is counted.
 
-        `before`: the last complete round; None: there was none, so `after` finds the engines of an earlier controller,
-        and nothing is counted.
+        `before`: the last complete round before `after`; None: there was none, so `after` finds the engines of an
+        earlier controller, and nothing of it is counted.
         """
         if after is None:
             self._round_errors.inc()

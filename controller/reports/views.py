@@ -40,8 +40,8 @@ def status_view(
 
     `last_round` None: no round was complete yet, so the result has the defaults for models, GPUs and what else is
     observed. `problems` are those of the desired files, `error` is why the last observation failed (None: it did not),
-    `keys` are the API keys that gateways check, expired ones included, and `unsaved` names what could not be written to
-    the state folder.
+    `gateways` are the ids of the connected gateways, `keys` the API keys that gateways check, expired ones included,
+    and `unsaved` names what could not be written to the state folder.
     """
     expired_keys = sorted(key.name for key in keys if key.expires_at is not None and key.expires_at <= now)
     status = ControllerStatus(

@@ -98,9 +98,10 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True)
 class LogPart:
-    """Some lines of a replica's log, and the position after them."""
+    """Some lines of a replica's log, oldest first and without newlines, and the position after them."""
 
     lines: tuple[str, ...]
+    """May be empty although the log goes on."""
     cursor: str
     """Position to pass to the next `read_log_after`. Only the runtime that made it can interpret it."""
     running: bool

@@ -28,8 +28,8 @@ class EndedLogs:
         self._folder = folder
 
     def save_log(self, name: str, data: bytes) -> None:
-        """Keep the last `KEPT_BYTES` of a log, from the start of a line, and delete all but the newest `KEPT_LOGS`
-        logs. A kept log of the same name is replaced. Empty `data` changes nothing.
+        """Keep the last `KEPT_BYTES` (64 KiB) of a log, from the start of a line, and delete all but the newest
+        `KEPT_LOGS` (50) logs. A kept log of the same name is replaced. Empty `data` changes nothing.
 
         A failed write, say on a full disk, is only logged: it must not prevent the removal of the replica.
         """

@@ -55,6 +55,7 @@ def check_files(roots: ModelRoots, checks: Sequence[FileCheck]) -> str | None:
     """Return what is wrong with the first file that fails its check: field, path and what to do; None if all pass.
 
     Errors of the file system are not raised but returned. With checks, it is also a problem if no models folder exists.
+    Blocks.
     """
     if checks and not any(folder.is_dir() for folder in roots.folders):
         return _describe_missing_roots(roots)

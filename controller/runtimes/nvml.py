@@ -108,10 +108,12 @@ def sees_host_pids() -> bool:
 
 
 class NvmlReader:
-    """Reads the host's GPUs. Readings block, and may be made from any thread, one at a time.
+    """Reads the host's GPUs through NVML, which stays open between readings that succeed. `read_gpus` blocks; any
+    thread may call it, and a lock lets one reading run at a time while the others wait.
 
-    It remembers whether a reading ever succeeded: from then on, a driver that is missing means that the GPUs are
-    unknown, and not that there are none. Call `close` at the end.
+    The attributes and `reason` tell of the last reading, whichever thread made it. The reader remembers whether a
+    reading ever succeeded: from then on, a missing driver means that the GPUs are unknown, not that there are none.
+    Call `close` at the end.
     """
 
     def __init__(
@@ -151,7 +153,7 @@ class NvmlReader:
         A GPU in MIG mode is represented by its instances. One that cannot be read is left out, and is among
         `unread_gpus`; the indices of the others stay as they are. Empty: there is no driver, or no GPU, and never was.
         None: unknown, since the driver fails, or since no GPU can be read now. Raises no error of NVML: `reason` says
-        why the result is empty or None.
+        why the result is empty or None. Processes are named by pid, not by replica.
         """
         with self._lock:
             try:

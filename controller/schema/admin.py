@@ -144,6 +144,11 @@ class ModelConfigured(BaseModel):
         description="All fields of the definition as the files declare them; null: not declared. Secrets are masked."
     )
     aliases: list[str] = Field(description="Other names that clients may use for the model.")
+    declared_by: Literal["files", "runtime"] = Field(
+        default="files",
+        description="Who declares the model: the desired-state files, or an operator at run time "
+        "(`/v1/admin/declarations`).",
+    )
 
 
 class ModelEstimate(BaseModel):
@@ -377,6 +382,10 @@ class DryRun(BaseModel):
     plan: PlanView | None = Field(
         description="First steps of the controller after the edit; null: the files have problems."
     )
+    superseded: list[str] = Field(
+        default_factory=list,
+        description="Models, and keys as `key NAME`, whose runtime declaration would end: the files declare them.",
+    )
 
 
 class DriftItem(BaseModel):
@@ -384,9 +393,9 @@ class DriftItem(BaseModel):
 
     model: str = Field(description="Public model name.")
     replica: str | None = Field(description="Name of the replica; null: the difference concerns the whole model.")
-    kind: Literal["definition", "override", "statement", "missing", "undeclared", "image", "arguments", "applied"] = (
-        Field(description="Kind of difference.")
-    )
+    kind: Literal[
+        "declaration", "definition", "override", "statement", "missing", "undeclared", "image", "arguments", "applied"
+    ] = Field(description="Kind of difference.")
     field: str | None = Field(
         default=None,
         description="Name of the field: for kind `override` the one that a load sets, for kind `applied` the one that "

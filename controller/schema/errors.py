@@ -50,7 +50,8 @@ class ErrorEnvelope(BaseModel):
 
 
 class RoundhouseError(Exception):
-    """An error that is answered to the client, with one of the error codes and a message of its own."""
+    """An error that is answered to the client, with one of the error codes and a message of its own. Creating it with a
+    code that is not in `ERROR_CODES` raises KeyError."""
 
     def __init__(
         self, code: str, message: str, *, param: str | None = None, retry_after_s: float | None = None
@@ -87,10 +88,11 @@ class RoundhouseError(Exception):
         return json.dumps(self.build_envelope(request_id).model_dump(), ensure_ascii=False).encode(errors="replace")
 
     def build_headers(self) -> dict[str, str]:
-        """Return the header that tells clients whether to retry, by the error code; empty if the code says nothing.
+        """Return the header that tells clients whether to retry, by its name in lower case; empty if the error code
+        leaves that open.
 
-        `retry-after` has `retry_after_s`, or `DEFAULT_RETRY_AFTER_S`, in whole seconds, at least 1. Otherwise the
-        header is `x-should-retry: false`. Names are in lower case.
+        For a code that asks for a retry, `retry-after` has `retry_after_s`, or `DEFAULT_RETRY_AFTER_S`, in whole
+        seconds, at least 1. For a code that forbids one, the header is `x-should-retry: false`.
         """
         if self.entry.retry is True:
             seconds = DEFAULT_RETRY_AFTER_S if self.retry_after_s is None else self.retry_after_s

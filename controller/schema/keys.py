@@ -93,7 +93,8 @@ class KeyDefinition(BaseModel):
 
 
 class Key(Wire):
-    """One API key as gateways know it."""
+    """One API key as gateways know it: with the SHA-256 of the secret, never the secret. None means all models in
+    `models`, and no limit in a limit."""
 
     name: str
     sha256: str

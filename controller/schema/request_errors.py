@@ -41,6 +41,31 @@ REQUEST_ERRORS: Final = (
         retry=False,
     ),
     ErrorCode(
+        "invalid_declaration",
+        400,
+        "invalid_request_error",
+        "The fields of a runtime declaration are not valid, or clash with what is declared already; `param` names the "
+        "field.",
+        ("Correct the field that `param` names; the JSON Schema of desired-state files describes all.",),
+        retry=False,
+    ),
+    ErrorCode(
+        "declared_in_files",
+        409,
+        "invalid_request_error",
+        "The desired-state files declare a model or a key of this name, so that it cannot be declared at run time.",
+        ("Edit the file, or choose another name.",),
+        retry=False,
+    ),
+    ErrorCode(
+        "unknown_declaration",
+        404,
+        "invalid_request_error",
+        "No runtime declaration has this name. What the files declare is not one.",
+        ("`GET /v1/admin/declarations` lists all.",),
+        retry=False,
+    ),
+    ErrorCode(
         "thinking_unsupported",
         400,
         "invalid_request_error",

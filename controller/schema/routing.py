@@ -234,21 +234,24 @@ class RemoteResult(Wire):
 
 
 class PrefillTokens(Wire):
-    """Prompts that engines are reading, of the requests of one model whose clients asked for the progress."""
+    """Number of requests of one model whose prompts engines are reading now, and how far they are, in tokens. Only
+    requests whose clients asked for the progress count."""
 
     requests: int = 0
     processed: int = Field(default=0, description="Tokens of these prompts that are done, cached ones included.")
     total: int = Field(default=0, description="Tokens of these prompts.")
 
     def add_request(self, processed: int, total: int, requests: int = 1) -> PrefillTokens:
-        """Return the sum of these prompts and others."""
+        """Return these figures with those of `requests` more requests added: `processed` of `total` prompt tokens are
+        done."""
         return PrefillTokens(
             requests=self.requests + requests, processed=self.processed + processed, total=self.total + total
         )
 
 
 class GatewayReport(Wire):
-    """The state of one gateway's requests. Sent on change, at most a few times a second, and every few seconds."""
+    """The state of one gateway's requests. A gateway sends it on change, at most a few times a second, and at least
+    every few seconds. Each report is complete and replaces the one before."""
 
     kind: Literal["report"] = "report"
     schema_version: int = SCHEMA_VERSION

@@ -44,10 +44,10 @@ class Estimate:
     reason: str | None = None
     """Why the backend could not predict the memory; None if it did, or if it has no formula."""
     host_grows: bool = False
-    """Whether the use of main memory grows while the replica serves: see `Prediction`."""
+    """Whether part of `host_mib` is filled only while the replica serves, so that one just loaded holds less."""
 
     def mib_on_gpu(self, gpu_mib: int) -> int:
-        """Return the MiB that the replica takes of one GPU with `gpu_mib` of memory."""
+        """Return the MiB that the replica takes of one GPU that has `gpu_mib` MiB; 0 for a replica without GPUs."""
         return self.per_gpu_mib if self.gpu_share is None else max(self.per_gpu_mib, ceil(self.gpu_share * gpu_mib))
 
     def replica_mib(self, gpu_mib: int | None) -> int | None:
@@ -74,8 +74,9 @@ def estimate_replicas(
     """Return the MiB of `replicas` replicas together, their number, and the source of the estimate.
 
     `declared_mib` and `observed_mib` are for one replica, all its GPUs together. A declared value has precedence over
-    an observed one, and that over `file_estimate` (DESIGN.md §3); None: there is none. `gpu_mib` is the memory of one
-    GPU; None: unknown. The MiB are None, and the source is `unavailable`, if there is no estimate.
+    an observed one, and that over `file_estimate`, which is for one replica; None: there is none. `gpu_mib` is the
+    memory of one GPU; None: unknown. The MiB are None, and the source is `unavailable`, if there is no estimate, or if
+    it is a share of GPUs whose memory is unknown.
     """
     if declared_mib is not None:
         return declared_mib * replicas, replicas, "declared"
@@ -179,7 +180,9 @@ class Estimator:
         return any(changes)
 
     async def estimate_models(self, models: Iterable[DesiredModel]) -> Mapping[str, Estimate]:
-        """Read the models' files where needed, then return `known_estimates`."""
+        """Read the models' files where they were not checked for `FRESH_S` seconds, wait for that, and return the
+        estimate for one replica of each model, by name. Models without an estimate are absent, as in
+        `known_estimates`."""
         model_list = list(models)
         await self.refresh_artifacts(model_list)
         return self.known_estimates(model_list)

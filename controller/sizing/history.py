@@ -157,8 +157,9 @@ class MemoryHistory:
     def observed_requirements(
         self, models: Iterable[DesiredModel], gpus: tuple[Gpu, ...] | None
     ) -> Mapping[str, Requirement]:
-        """Return the observed memory of one replica of each model, by name, as `largest_observed` returns it. Models
-        never observed and remote models are absent."""
+        """Return the observed memory of one replica of each model, by name: the observation with the most GPU memory
+        over the types of GPUs that it may use (`largest_observed`). Models never observed there and remote models are
+        absent. `gpus` None: unknown, and then so is every model with GPUs."""
         samples = {model.name: self.largest_observed(model, gpus) for model in models if model.runs}
         return {
             name: Requirement(each.per_gpu_mib, each.host_mib, observed_per_gpu_mib=each.per_gpu_mib)

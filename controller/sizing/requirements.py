@@ -21,14 +21,14 @@ log = logging.getLogger(__name__)
 
 
 class PredictionSource(Protocol):
-    """Predicts memory from model files (see `Estimator`)."""
+    """Predicts the memory of replicas from model files. `controller.sizing.estimator.Estimator` does."""
 
     def has_seen(self, model: DesiredModel) -> bool:
         """Return whether all files of the model were looked at at least once, even if they were missing."""
 
     async def refresh_artifacts(self, models: Iterable[DesiredModel]) -> bool:
-        """Look at the models' files again where that is due, and wait until it is done. Return whether what is known of
-        one of them has changed. Missing or damaged files raise nothing."""
+        """Look again at those files of the models that were not looked at recently, and wait until that is done. Return
+        whether what is known of one of them has changed. Missing or damaged files raise nothing."""
 
     def predict_requirements(self, models: Iterable[DesiredModel]) -> Mapping[str, Requirement]:
         """Return the predicted memory of one replica of each model, by name, from the files read so far. Models without
@@ -36,7 +36,7 @@ class PredictionSource(Protocol):
 
 
 class ObservationSource(Protocol):
-    """Knows the memory that replicas were observed to hold (see `MemoryHistory`)."""
+    """Knows the memory that replicas were observed to hold. `controller.sizing.history.MemoryHistory` does."""
 
     def observed_requirements(
         self, models: Iterable[DesiredModel], gpus: tuple[Gpu, ...] | None

@@ -51,7 +51,8 @@ class _Growth:
 
 class MemorySampler:
     """Measures the memory of ready replicas in the background, records it in a `MemoryHistory`, and stores that. A
-    replica is measured once ready, then every `AGAIN_S` seconds, and when it holds `GROWN_MIB` more of a GPU.
+    replica is measured once ready, then every `AGAIN_S` seconds (10 min), and when it holds `GROWN_MIB` (64) MiB more
+    of a GPU than was recorded.
 
     Call `follow_round` after each complete round of the reconciler, in its event loop, and `close` at the end.
     """

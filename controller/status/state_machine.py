@@ -31,8 +31,8 @@ PASSING: Final = frozenset({ModelState.LOADING, ModelState.UNLOADING})
 
 
 def next_state(published: ModelState | None, true_state: ModelState) -> ModelState:
-    """Return the state to publish next: the first step of the shortest legal path from `published` to `true_state`,
-    with no states but those of `PASSING` in between.
+    """Return the state to publish next: the first step of the shortest legal path (`LEGAL`) from `published` to
+    `true_state`, with no states in between but those of `PASSING` (loading and unloading).
 
     `published` None means that nothing was published yet; then the result is the true state. If both are the same, so
     is the result.

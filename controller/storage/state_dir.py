@@ -5,8 +5,8 @@ The folder has one lock. Its files are replaced atomically, and each has a `sche
     lock            held by the one controller (or `roundhouse down`) that may act
     identity.json   instance id, and the secret that replica tokens are derived from
     epoch.json      counts the starts of controllers; orders routing tables
-    memory.json     paused, autoload demand, evictions, models that were loaded, replicas that were ready, overrides by
-                    operators, attempt numbers
+    memory.json     paused, autoload demand, evictions, models that were loaded, replicas that were ready, overrides and
+                    declarations by operators, attempt numbers
 
 `observed-memory.json` belongs to controller.sizing.history, and may be lost.
 
@@ -30,6 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.atomic_write import overwrite, write_atomic
 from controller.schema.attempts import AttemptNumbers
+from controller.schema.declarations import RuntimeDeclarations
 from controller.schema.override import Evicted, Override
 from controller.schema.status import SCHEMA_VERSION
 
@@ -89,6 +90,8 @@ class StoredState(BaseModel):
     first_declared_at: dict[str, float] = Field(default_factory=dict)
     overrides: dict[str, Override] = Field(default_factory=dict)
     rested: dict[str, Evicted] = Field(default_factory=dict)
+    declarations: RuntimeDeclarations = Field(default_factory=RuntimeDeclarations)
+    """Models and keys that operators declared at run time."""
     attempts: AttemptNumbers | None = None
     """Highest attempt number of each replica; None: the last controller was of a version that did not keep them."""
 

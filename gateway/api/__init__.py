@@ -25,15 +25,20 @@ from gateway.exchange.api_spec import ApiSpec
 
 
 class InferenceGroup(Protocol):
-    """A module of this folder that declares inference routes, which engines answer. See `INFERENCE_GROUPS`."""
+    """Interface of the modules of this package that declare inference routes: routes whose requests an engine answers.
+
+    `INFERENCE_GROUPS` lists these modules.
+    """
 
     @property
     def APIS(self) -> tuple[ApiSpec, ...]:  # noqa: N802 - modules have it as a constant
-        """The APIs of the routes; `InferenceDispatcher` serves them."""
+        """One declaration per route (path and method) of the module. The same ones must be given to
+        `InferenceDispatcher`, which serves the routes' requests."""
 
     @property
     def declare(self) -> Callable[[FastAPI], None]:
-        """Adds the routes to the OpenAPI document of an application; see `declare.declare_inference`."""
+        """Function that adds the module's routes to an application, for its OpenAPI document and for the answer to
+        wrong methods. FastAPI does not serve their requests."""
 
 
 INFERENCE_GROUPS: Final[tuple[InferenceGroup, ...]] = (

@@ -48,16 +48,18 @@ _ANSWERED: Final = (
 def declare(app: FastAPI, forward: AdminForward) -> None:
     """Add one route to `app` for all paths and methods below /v1/admin/; the controller decides which of them exist.
 
-    `forward` serves it. The route is not in the OpenAPI document: `document` adds the controller's own.
+    `forward` serves it. Its access is declared as `admin`, which `IngressMiddleware` enforces. The route is not in the
+    OpenAPI document of `app`: `gateway.api.document` adds the controller's own description.
     """
     app.router.routes.append(Route(PATH, require_access("admin")(forward), include_in_schema=False))
 
 
 class AdminForward:
-    """ASGI application that forwards authorized admin requests to the controller, and its answers to the client.
+    """ASGI application that forwards admin requests to the controller, and its answers to the client.
 
-    An answer has no time limit, since loads take minutes; a request's body has `MAX_BODY_BYTES` and `BODY_TIMEOUT_S`.
-    One object serves all requests of the gateway.
+    It does not check access: `scope["state"]["caller"]` must be a caller that has been authorized. An answer has no
+    time limit, since loads take minutes; a request's body may have `MAX_BODY_BYTES` (1 MiB) and take `BODY_TIMEOUT_S`
+    (60 s). One object serves all requests of the gateway.
     """
 
     def __init__(self, controller: ProgramClient) -> None:

@@ -22,8 +22,8 @@ _DEVICE: Final = ("soc_model", "device", "manufacturer")
 
 
 class AicoreReadiness(BaseModel):
-    """Whether AICore can be used, and on what device. With `?probe=all`, what the device tells of each configuration
-    stands beside these fields."""
+    """Whether Android's AICore, behind the model with the role `aicore`, can be used, and on what device. All further
+    fields of the server's own answer stand beside these; with `?probe=all`, they tell of each configuration."""
 
     model_id: str
     status_code: Literal[0, 1, 2, 3] = Field(
@@ -37,7 +37,12 @@ class AicoreReadiness(BaseModel):
 
 
 def require_ready(status: AicoreStatus) -> None:
-    """Raise RoundhouseError where AICore cannot be used now, with its code for that; else do nothing."""
+    """Do nothing if AICore is available, as told in `status`; nobody is asked.
+
+    Raises:
+        RoundhouseError: `AICORE_DOWNLOADABLE`, `AICORE_DOWNLOADING` or `AICORE_UNAVAILABLE`, by the status code;
+            `AICORE_UNKNOWN` if there is none, because the device could not be asked.
+    """
     if status.code == 3:
         return
     code = "AICORE_UNKNOWN" if status.code is None else _NOT_READY[status.code]
@@ -45,14 +50,21 @@ def require_ready(status: AicoreStatus) -> None:
 
 
 def describe_aicore(status: AicoreStatus) -> dict[str, Any]:
-    """Return the fields of an answer about a state that is known: those of `AicoreReadiness`, and the server's own."""
+    """Return the body of `GET /v1/aicore/status`: the server's own fields, overridden by those of `AicoreReadiness`.
+
+    `status.code` must not be None, as the answer has no word for that. What the server does not tell of its device is
+    None.
+    """
     device = {name: status.told.get(name) for name in _DEVICE}
     own = {"model_id": status.model_id, "status_code": status.code, "status": status.word}
     return {**status.told, **own, "available": status.code == 3, **device}
 
 
 def declare(app: FastAPI, live: LiveRoutes, probe: AicoreProbe, benchmarks: Benchmarks) -> None:
-    """Add the routes to `app`."""
+    """Add `GET /v1/aicore/status`, and `GET` and `POST /v1/aicore/benchmark`, to `app`.
+
+    They answer for the model with the role `aicore` in the routing table in force; without one, `AICORE_UNAVAILABLE`.
+    """
 
     def find_model(request: Request) -> ModelRoute:
         route = find_aicore(live.current)

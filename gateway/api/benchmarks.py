@@ -21,6 +21,7 @@ from gateway.api.models import ModelObject
 from gateway.exchange.inner_requests import InnerRequests
 from gateway.exchange.speed_test import Measurement, SpeedTest
 from gateway.ingress.route_access import require_access
+from gateway.protocols.common.addresses import hide_addresses
 from gateway.routing.availability import find_model
 from gateway.routing.live_routes import LiveRoutes
 from gateway.server.asgi import ClientGoneError
@@ -42,7 +43,8 @@ _ON_DEMAND: Final[tuple[int, StatusWord]] = (2, "downloadable")
 
 
 class ModelReadiness(BaseModel):
-    """Whether a model can be used now, in AICore's words and in ours."""
+    """Whether a model can be used now: `status_code` and `status` in the words of Android's AICore, `state` in
+    Roundhouse's own."""
 
     model_id: str
     status_code: int = Field(
@@ -56,7 +58,8 @@ class ModelReadiness(BaseModel):
 
 
 class BenchmarkRequest(BaseModel):
-    """What is measured."""
+    """What a benchmark measures. Fields that are not listed are refused, and values of another type are not
+    converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -68,7 +71,8 @@ class BenchmarkRequest(BaseModel):
 
 
 class BenchmarkRun(BaseModel):
-    """One answer to one prompt."""
+    """Measurement of one answer to one prompt. `tokens_per_sec` is `output_tokens` over the whole of `inference_ms`.
+    For an answer without text, `ttft_ms` is the time until its end."""
 
     prompt: str
     output_tokens: int
@@ -78,7 +82,8 @@ class BenchmarkRun(BaseModel):
 
 
 class BenchmarkResult(BaseModel):
-    """The speed of a model."""
+    """Result of a benchmark of one model. `results` has one run for each prompt, in their order, and the totals are the
+    sums of these. `warmup_runs` answers came before them, and count in nothing."""
 
     model_id: str
     status: Literal["available"] = "available"
@@ -90,19 +95,27 @@ class BenchmarkResult(BaseModel):
 
 
 def describe_readiness(route: ModelRoute) -> ModelReadiness:
-    """Return what clients are told of a model's state."""
+    """Return the readiness of the model by its state in the routing table; its engine is not asked.
+
+    An unloaded model is `downloadable` if it is `autoload`, else `unavailable`. A model that is not loaded has as
+    `reason` its last error or, without one, the reason of its state.
+    """
     code, word = _STATUS[route.state]
     if route.state is ModelState.UNLOADED and route.autoload:
         code, word = _ON_DEMAND
     is_available = route.state is ModelState.LOADED
-    reason = None if is_available else route.last_error or route.reason
+    failure = hide_addresses(route.last_error) if route.last_error else None
+    reason = None if is_available else failure or route.reason
     return ModelReadiness(
         model_id=route.name, status_code=code, status=word, available=is_available, state=route.state, reason=reason
     )
 
 
 def summarize_runs(model: str, warmup: int, runs: Sequence[Measurement]) -> BenchmarkResult:
-    """Return the result of a benchmark with at least one run."""
+    """Return the result of a benchmark whose counted runs, without warm-up, are `runs`; there must be at least one.
+
+    Times are rounded to milliseconds and speeds to one decimal. `warmup`: number of answers that were not counted.
+    """
     results = [
         BenchmarkRun(
             prompt=run.prompt,
@@ -124,25 +137,34 @@ def summarize_runs(model: str, warmup: int, runs: Sequence[Measurement]) -> Benc
 
 
 class Benchmarks:
-    """Measures models on behalf of clients, and keeps the last result of each. Made once."""
+    """Measures models on behalf of clients, and keeps the last result of each model in `BenchmarkResults`, over
+    restarts. One object serves all requests of the gateway."""
 
     def __init__(self, requests: InnerRequests, results: BenchmarkResults) -> None:
         self._requests = requests
         self._results = results
 
     def find_result(self, route: ModelRoute) -> BenchmarkResult:
-        """Return the last result. Raises RoundhouseError `benchmark_not_found` if the model was never measured."""
+        """Return the last kept result of the model, also one of an earlier start of the gateway.
+
+        Raises:
+            RoundhouseError: `benchmark_not_found` if none is kept: the model was never measured with success, or 1000
+                others were measured later.
+        """
         result = self._results.find_result(route.name)
         if result is None:
             raise RoundhouseError("benchmark_not_found", f"No benchmark of {route.name!r} was run yet.", param="model")
         return BenchmarkResult.model_validate(result)
 
     async def measure(self, request: Request, route: ModelRoute, wanted: BenchmarkRequest) -> BenchmarkResult:
-        """Measure the model for the client of `request`, and keep the result. Ends when the client leaves.
+        """Send the prompts of `wanted` to the model one after the other, and return and keep the result.
+
+        Its requests wait in the queue as others do, without a time limit of their own. `warmup` is clamped to 0 to 5.
+        After an error nothing is kept. `request`: of the client, who must have been authorized for the model.
 
         Raises:
-            RoundhouseError: what an answer of the model was; `not_supported`: it makes no text; `request_timeout`: the
-                client has left.
+            RoundhouseError: the first error that the model answered, such as `model_not_loaded`; `not_supported`: the
+                model makes no text; `request_timeout`: the client left, which ends the benchmark.
         """
         warmup = min(5, max(0, wanted.warmup))
         test = SpeedTest(self._requests, request.headers.raw, request.state.caller)
@@ -158,7 +180,10 @@ class Benchmarks:
 
 
 def declare(app: FastAPI, live: LiveRoutes, benchmarks: Benchmarks) -> None:
-    """Add the routes to `app`. Must come before those of `models`, whose path matches everything below /v1/models/."""
+    """Add `GET /v1/models/{name}/status`, and `GET` and `POST` of `/v1/models/{name}/benchmark`, to `app`.
+
+    Call before `models.declare`, whose route matches everything below /v1/models/.
+    """
 
     def find_visible(request: Request, name: str) -> ModelRoute:
         route = find_model(live.current, name)

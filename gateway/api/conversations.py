@@ -48,7 +48,7 @@ _PARENT_SCHEMA: Final[dict[str, Any]] = {
 
 
 class Conversation(BaseModel):
-    """OpenAI's conversation object."""
+    """OpenAI's conversation object, which does not hold the items."""
 
     id: str
     object: Literal["conversation"]
@@ -65,7 +65,7 @@ class DeletedConversation(BaseModel):
 
 
 class ConversationItem(BaseModel):
-    """An item of a conversation, with all its fields."""
+    """An item of a conversation, with all the fields that items of its `type` have."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -81,7 +81,10 @@ ItemId = Annotated[str, Path(description="Id of the item.")]
 
 
 def declare(app: FastAPI, conversations: Conversations, max_body_bytes: int) -> None:
-    """Add the routes to `app`, served from `conversations`. `max_body_bytes`: largest request body."""
+    """Add the routes of conversations and their items, `/v1/conversations` and below, to `app`.
+
+    They are served from `conversations`. `max_body_bytes`: largest request body.
+    """
     _declare_conversations(app, conversations, max_body_bytes)
     _declare_items(app, conversations, max_body_bytes)
 

@@ -17,7 +17,8 @@ class Lifetime:
     """Context manager that cancels what its task awaits, and raises the reason instead of `CancelledError`.
 
     Enter it once, in the task of the request. The reason is `DeadlineError`, `ClientGoneError`, or that of `end_with`.
-    A cancellation from elsewhere stays `CancelledError`. One timer and one watch of the client serve a whole request: a
+    A cancellation from elsewhere stays `CancelledError`, and any other exception of the block is raised as it is. One
+    timer and one watch of the client serve a whole request: a
     timeout for each wait would cost more than the wait.
     """
 
@@ -42,10 +43,11 @@ class Lifetime:
         return self
 
     def watch_client(self, receive: Receive, is_answered: Callable[[], bool]) -> None:
-        """Watch for a disconnect: from here on, `ClientGoneError` may be raised. Call after the body was read.
+        """Watch for a disconnect: from here on, `ClientGoneError` may be raised. Returns at once.
 
-        uvicorn's `send` returns silently after a disconnect, so only `receive` tells of it. `receive` says the same
-        when the answer is complete; `is_answered` tells the two apart.
+        Call once, within the context, after the body was read: nobody else may call `receive` any more. uvicorn's
+        `send` returns silently after a disconnect, so only `receive` tells of it, but also when the answer is complete.
+        `is_answered` tells the two apart: it must return True once the whole answer was sent.
         """
         # Never cancelled: the watch ends by itself with the answer or with the connection.
         self._watch = self._loop.create_task(self._until_disconnect(receive, is_answered))

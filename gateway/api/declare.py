@@ -164,6 +164,8 @@ status and message. In a stream that has begun, an error is the last event befor
 def error_responses(*codes: str) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI `responses` of a route that may answer with these error codes, by HTTP status, ascending.
 
+    Each has the error envelope as its model, and a description with one Markdown line per code. Empty without codes.
+
     Raises:
         KeyError: a code is not in `ERROR_CODES`.
     """
@@ -245,8 +247,9 @@ def declare_inference(
     """Add the route of `api` to `app`, for the OpenAPI document and for the answer to wrong methods.
 
     Its requests are served by `InferenceDispatcher`, which must be given `api`, too. `request`, `answer`: schemas of
-    the bodies; `request` None: no body. `text`: the description. `more_codes`: error codes of this route that
-    `INFERENCE` lacks.
+    the bodies, for the document alone; `request` is ignored for a GET, which has no body: give None. `text`: the
+    description, to which the text for all such routes and the error codes are added. `more_codes`: error codes of this
+    route that `INFERENCE` lacks; a code that `ERROR_CODES` lacks raises KeyError.
     """
     name = f"{api.method.lower()}_{api.path.removeprefix('/v1/').strip('/')}"
     stream_codes = ("stream_stopped", "stream_replaced", "streams_full") if api.resumes else ()

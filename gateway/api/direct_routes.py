@@ -22,8 +22,11 @@ _JSON: Final = b"content-type: application/json\r\n"
 
 
 class DirectRoutes:
-    """The gateway's one `request_reader.InferenceRoutes`. `GET` of the health paths is answered here; all else is for
-    the routes of inference. FastAPI serves their other methods, other names, and the OpenAPI document."""
+    """Chooses what serves a client's request: it implements `request_reader.InferenceRoutes`, once per gateway.
+
+    `GET` of `/health`, `/health/live` and `/health/ready` is answered here, without access check and without FastAPI;
+    all else is left to the routes of inference, which in turn leave to FastAPI what they do not serve.
+    """
 
     def __init__(self, inference: InferenceRoutes, sources: HealthSources, cors: Cors) -> None:
         self._inference = inference
@@ -36,26 +39,27 @@ class DirectRoutes:
         self._openers = {path: self._opener_of(answer) for path, answer in answers.items()}
 
     def open_request(self, method: bytes, path: bytes) -> Callable[[ClientCall], Handler] | None:
-        """See InferenceRoutes."""
+        """Return a function that makes the request's handler: a `HealthCall` for `GET` of a health path, else what the
+        routes of inference return. None: FastAPI serves the request. See `request_reader.InferenceRoutes`."""
         if method == b"GET" and (opener := self._openers.get(path)) is not None:
             return opener
         return self._inference.open_request(method, path)
 
     def find_websocket(self, path: bytes) -> WebSocketOpener | None:
-        """See InferenceRoutes."""
+        """Return what opens a WebSocket at `path`, as the routes of inference do; None: the path has no WebSocket."""
         return self._inference.find_websocket(path)
 
     def max_body_bytes(self) -> int:
-        """See InferenceRoutes."""
+        """Return the maximum number of bytes of a request's body, that of the routes of inference."""
         return self._inference.max_body_bytes()
 
     @property
     def body_budget(self) -> BodyBudget:
-        """See InferenceRoutes."""
+        """Budget of memory for large bodies, that of the routes of inference, shared by all connections."""
         return self._inference.body_budget
 
     def next_request_id(self) -> str:
-        """See InferenceRoutes."""
+        """Return a new request id, unique among all of this gateway, from the routes of inference."""
         return self._inference.next_request_id()
 
     def _opener_of(self, answer: Callable[[], bytes]) -> Callable[[ClientCall], Handler]:
@@ -63,7 +67,7 @@ class DirectRoutes:
 
 
 class HealthCall:
-    """Answers one health check, whose body is ignored. A `Handler`."""
+    """The handler of one health check: a `gateway.server.call.Handler`. It ignores the request's body."""
 
     def __init__(self, call: ClientCall, request_id: str, cors: Cors, answer: Callable[[], bytes]) -> None:
         """`answer`: returns the JSON of a 200, or raises RoundhouseError."""
@@ -73,7 +77,7 @@ class HealthCall:
         self._answer = answer
 
     def take_body(self, body: bytes | LargeBody) -> None:
-        """See Handler."""
+        """Free the body unread, and answer the check at once: 200, or the error envelope. Raises nothing."""
         if isinstance(body, LargeBody):
             body.free()
         try:
@@ -87,18 +91,19 @@ class HealthCall:
             self._call.send_whole(200, self._lines + _JSON, answer)
 
     def fail_request(self, error: RoundhouseError) -> None:
-        """See Handler."""
+        """Answer with the envelope and the status of `error`. Call it only if nothing was answered yet; this is not
+        checked."""
         lines = self._lines + header_lines(error_headers(error))
         self._call.send_whole(error.entry.status, lines, error.json_bytes(self._request_id))
 
     def client_gone(self) -> None:
-        """See Handler."""
+        """Do nothing: the check has no work that could be stopped."""
 
     def client_full(self) -> None:
-        """See Handler."""
+        """Do nothing: the answer is sent whole."""
 
     def client_ready(self) -> None:
-        """See Handler."""
+        """Do nothing: the answer is sent whole."""
 
 
 def _answer_ready(sources: HealthSources) -> bytes:

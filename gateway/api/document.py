@@ -21,10 +21,11 @@ FETCH_TIMEOUT_S: Final = 3.0
 
 
 def declare(app: FastAPI, controller: ProgramClient) -> None:
-    """Add the route to `app`, which must not serve an OpenAPI document by itself (`openapi_url=None`).
+    """Add `GET /openapi.json` to `app`, which must not serve an OpenAPI document by itself (`openapi_url=None`).
 
-    Each request asks `controller`, for at most `FETCH_TIMEOUT_S` seconds. Without an answer of the controller, the
-    admin routes stay as they last were, or are missing.
+    The answer is the document of `app`, merged with the admin routes of the controller's. Each request asks
+    `controller`, for at most `FETCH_TIMEOUT_S` (3) seconds. Without a usable answer of the controller, the document
+    that was merged last is returned, or else that of `app` alone.
     """
     merged_document = _MergedDocument(app, controller)
 

@@ -14,11 +14,12 @@ from gateway.server.asgi import error_headers
 
 
 def declare(app: FastAPI) -> None:
-    """Install the handlers in `app` that answer its exceptions with the error envelope. Call once.
+    """Install the handlers in `app` that answer its exceptions with the error envelope of the path's API. Call once.
 
     Unknown paths become `unknown_route`, wrong methods `method_not_allowed` with an `Allow` header, parameters and
     bodies that a route's types refuse `invalid_request` or `invalid_json`, a RoundhouseError itself, and any other
-    exception `internal_error`.
+    exception `internal_error`; this last one Starlette raises again after its answer. Requests must have
+    `state.request_id`, which the ingress middleware sets.
     """
 
     @app.exception_handler(HTTPException)

@@ -14,7 +14,10 @@ from gateway.server.asgi import Header, Scope, Send, request_id_of
 
 
 class RunningForwards:
-    """The requests that are being forwarded, so that a stop of the gateway can end them."""
+    """The requests that are being forwarded to one program, so that a stop of the gateway can end them.
+
+    Use it in one event loop. No method waits.
+    """
 
     def __init__(self) -> None:
         self._running: set[Lifetime] = set()
@@ -22,7 +25,8 @@ class RunningForwards:
 
     @contextmanager
     def hold(self, lifetime: Lifetime) -> Iterator[None]:
-        """Count a request as running within the block."""
+        """Count a request as running within the block, so that `end_all` ends it by `lifetime`, which must have been
+        entered."""
         self._running.add(lifetime)
         try:
             yield
@@ -31,12 +35,15 @@ class RunningForwards:
             self._endless.discard(lifetime)
 
     def mark_endless(self, lifetime: Lifetime) -> None:
-        """Note that a running request's answer may never end by itself. Call within `hold`."""
+        """Note that a running request's answer may never end by itself, so that `begin_stop` ends it. Call within
+        `hold`."""
         self._endless.add(lifetime)
 
     def begin_stop(self) -> None:
-        """End running answers that were marked endless, with `gateway_stopping`. Other requests go on until `end_all`;
-        new ones are still served."""
+        """End running answers that were marked endless, with `gateway_stopping`, and return before they have ended.
+
+        Other requests go on until `end_all`; new ones are still served, also those marked endless from now on.
+        """
         for lifetime in list(self._endless):
             lifetime.end_with(stopping_error())
 
@@ -47,7 +54,11 @@ class RunningForwards:
 
 
 class ForwardedAnswer:
-    """An answer to a client. Until it has begun, an error can have a status of its own."""
+    """The answer to one client's request, taken from a program's answer.
+
+    Call `relay_answer` once; `fail_request` if that, or what came before it, failed. `is_ended` says whether the last
+    part was sent. Until the answer has begun, an error can have a status of its own.
+    """
 
     def __init__(
         self, send: Send, request_id: str, returned_headers: Collection[str], extra_headers: Sequence[Header] = ()
@@ -63,7 +74,8 @@ class ForwardedAnswer:
         self.is_ended = False
 
     async def relay_answer(self, answer: ProgramAnswer) -> None:
-        """Forward the program's answer part by part; server-sent events only whole, so that an error can follow.
+        """Send the client the status, the chosen headers and the body of the program's answer, part by part as they
+        come; of an event stream only whole events, so that an error can follow. Returns when all is sent.
 
         Raises:
             ProgramGoneError: the program's connection broke within the answer. Call `fail_request` then.
@@ -84,10 +96,12 @@ class ForwardedAnswer:
         await self._send_end(held_data)
 
     async def fail_request(self, error: RoundhouseError) -> None:
-        """End an answer that has begun because of `error`: an event stream with a last event, any other unfinished.
+        """End the answer because of `error`: an event stream that has begun gets a last event `error`.
+
+        Any other answer that has begun gets nothing more and stays incomplete; one that is complete is left as it is.
 
         Raises:
-            RoundhouseError: `error`, if nothing was sent yet.
+            RoundhouseError: `error`, if nothing was sent yet: the caller answers it with a status of its own.
         """
         if not self._is_begun:
             raise error
@@ -104,7 +118,7 @@ class ForwardedAnswer:
 
 
 def forwarded_target(scope: Scope) -> str:
-    """Return path and query as the client wrote them.
+    """Return path and query as the client wrote them, percent-encoded; without a query there is no `?`.
 
     Raises:
         RoundhouseError: `unknown_route` if the path has `.` or `..`, which could lead to another route of the program.
@@ -117,14 +131,15 @@ def forwarded_target(scope: Scope) -> str:
 
 
 def forwarded_headers(scope: Scope, names: Collection[bytes]) -> dict[str, str]:
-    """Return the client's headers of these names, in lower case, and the request's id as `x-request-id`."""
+    """Return those of the client's headers that are in `names` (in lower case), and the gateway's id of the request as
+    `x-request-id`. Names that the request lacks are left out; of a repeated header the last value counts."""
     headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in names}
     headers["x-request-id"] = request_id_of(scope)
     return headers
 
 
 def stopping_error() -> RoundhouseError:
-    """Return `gateway_stopping` for an answer that is not complete."""
+    """Return, without raising it, `gateway_stopping` for an answer that is not complete."""
     return RoundhouseError("gateway_stopping", "The gateway was stopped before the answer was complete.")
 
 

@@ -57,7 +57,8 @@ class DegradedPart(BaseModel):
 
 
 class AicoreHealth(BaseModel):
-    """The model with the role `aicore`, as it was told some seconds ago."""
+    """Whether Android's AICore, behind the model with the role `aicore`, can be used, as its server told some seconds
+    ago. `error` is left out if the device could be asked."""
 
     status_code: int | None = Field(description="As of `/v1/aicore/status`; null: the device could not be asked.")
     status: str
@@ -67,7 +68,8 @@ class AicoreHealth(BaseModel):
 
 
 class Health(BaseModel):
-    """State of the gateway. Any answer means that the gateway is alive; the fields say what it can serve."""
+    """State of the gateway. Any answer means that the gateway is alive; the fields say what it can serve. `aicore` is
+    null also until the model with that role was first asked."""
 
     status: Literal["ok", "degraded"] = Field(description="`degraded` while `degraded` is not empty.")
     service: Literal["roundhouse"] = "roundhouse"
@@ -87,14 +89,17 @@ class Health(BaseModel):
 
 
 class Liveness(BaseModel):
-    """The process serves."""
+    """A health check that passed. At `/health/live`: the process serves; at `/health/ready`: requests can be routed."""
 
     status: Literal["ok"] = "ok"
 
 
 @dataclass(slots=True)
 class HealthSources:
-    """Where `/health` looks. All of it is in memory: no answer waits for another program. Set `is_stopping` alone."""
+    """What the health routes read. All of it is in memory: no answer waits for another program.
+
+    Made once per gateway. Set `is_stopping` alone, when the gateway begins to stop.
+    """
 
     version: str
     """Of the gateway."""
@@ -105,12 +110,14 @@ class HealthSources:
     find_retrieval: Callable[[], str]
     """Returns the field `retrieval`."""
     is_certificate_broken: Callable[[], bool]
+    """Returns whether the files of the TLS certificate cannot be used, so that the previous one is served."""
     aicore: AicoreProbe
     is_stopping: bool = False
     """The gateway begins to stop, so that it is not ready any more."""
 
     def describe_health(self) -> dict[str, Any]:
-        """Return the fields of `Health`."""
+        """Return the fields of `Health`, as values of JSON. Without a routing table `engines` is empty, and `degraded`
+        says so. Never raises for a part that does not work."""
         routes = self.live.current_or_none
         models = None if routes is None else list(routes.models.values())
         engines = [self._describe_engine(route, endpoint) for route, endpoint in self._iterate_engines()]
@@ -144,7 +151,8 @@ class HealthSources:
         self.live.check_table()
 
     def list_engines(self) -> list[LoadedEngine]:
-        """Return the key and backend of each replica that takes requests."""
+        """Return the key (as `key` in `/health`) and backend of each replica that takes requests, in the order of the
+        routing table. Remote models have none; empty before the first table."""
         return [LoadedEngine(_engine_key(*engine), engine[0].backend) for engine in self._iterate_engines()]
 
     def _iterate_engines(self) -> Iterator[tuple[ModelRoute, Endpoint]]:
@@ -190,9 +198,11 @@ def _describe_aicore(status: AicoreStatus | None) -> dict[str, Any] | None:
 
 
 def declare(app: FastAPI, *, sources: HealthSources, metrics: Metrics, engines: EngineScraper) -> None:
-    """Add GET and HEAD of the routes to `app`. They are open to everybody, without a key and under any host name.
-    `sources`, `metrics` and `engines` are read at each request. `DirectRoutes` answers GET of the health paths before
-    FastAPI."""
+    """Add GET and HEAD of `/health`, `/health/live`, `/health/ready`, `/metrics` and `/metrics/engines` to `app`.
+
+    They are open to everybody, without a key and under any host name. `sources`, `metrics` and `engines` are read at
+    each request. `DirectRoutes` answers GET of the three health paths before FastAPI.
+    """
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health", summary="Health", tags=["operations"], response_model=Health)

@@ -59,7 +59,7 @@ class ModelObject(BaseModel):
 
     @classmethod
     def of(cls, route: ModelRoute) -> ModelObject:
-        """Return the model object that clients see for `route`."""
+        """Return the model object that clients see for `route`. Its `id` is the model's name, never an alias."""
         return cls(**_fields(route))
 
 
@@ -82,7 +82,7 @@ class RouterStatus(BaseModel):
 
 
 class RouterArchitecture(BaseModel):
-    """Kinds of input and output."""
+    """Kinds of input that a model accepts and of output that it makes, as llama-server's router lists them."""
 
     input_modalities: list[Modality]
     output_modalities: list[Literal["text"]]
@@ -129,9 +129,10 @@ def _router_model(route: ModelRoute) -> RouterModel:
 
 
 def declare(app: FastAPI, live: LiveRoutes) -> None:
-    """Add the routes to `app`. They list the models of the table in force in `live` that the caller may see.
+    """Add `GET /v1/models`, `/v1/models/{name}` and `/models` to `app`. Call after `benchmarks.declare`.
 
-    Without a table, they answer `controller_unavailable`.
+    They show the models of the table in force in `live` that the caller may see, loaded or not. Without a table, they
+    answer `controller_unavailable`.
     """
     list_codes = ("scope_required", *INGRESS_CODES)
     model_codes = ("model_not_allowed", "unknown_model", *list_codes)

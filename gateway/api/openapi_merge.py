@@ -30,11 +30,11 @@ def merge_documents(
     `gateway_errors`: Markdown lines by status, of errors that the gateway itself may answer on admin routes; they are
     added to each operation. A component of the controller that differs from the gateway's of the same name, directly or
     in what it refers to, is renamed with the prefix `RENAMED`. Where both have a path, `own` wins. Neither document is
-    changed.
+    changed, but the result shares parts with both.
 
     Raises:
-        ValueError: `paths` or `components` of `controller` is no object. Other malformed parts may raise KeyError,
-            TypeError or AttributeError.
+        ValueError: `paths` of `controller` is missing or no object, or `components` is no object. Other malformed parts
+            may raise KeyError, TypeError or AttributeError.
     """
     paths = controller.get("paths")
     components = controller.get("components", {})

@@ -69,13 +69,20 @@ _PARAMETER: Final = re.compile(r"\{(\w+)(?::path)?\}")
 
 
 def declare(app: FastAPI, forward: RetrievalForward) -> None:
-    """Add retrieval's routes to `app`. `forward` serves all of them."""
+    """Add the routes of `retrieval.schema.routes.ROUTES` to `app`; `forward` serves all of them.
+
+    Their access, which `IngressMiddleware` enforces, is `admin` or `inference`, as each route declares.
+    """
     for spec in ROUTES:
         _declare_route(app, spec, forward)
 
 
 class RetrievalForward:
-    """Forwards authorized requests to retrieval, and its answers to the client. One object serves all requests."""
+    """Forwards requests to retrieval, the program of documents and searches, and its answers to the client.
+
+    It does not check access, but tells retrieval the caller's tenant, and whether the caller may see other tenants. One
+    object serves all requests of the gateway.
+    """
 
     def __init__(self, retrieval: ProgramClient | None, gate: AdminGate) -> None:
         """`retrieval`: None: the program is turned off, and every request is refused. `gate`: tells which callers may
@@ -85,21 +92,29 @@ class RetrievalForward:
         self._running = RunningForwards()
 
     def begin_stop(self) -> None:
-        """End answers without an end, such as event streams, with `gateway_stopping`. Call when the gateway begins to
-        stop."""
+        """End running answers without a Content-Length, such as event streams, with `gateway_stopping`.
+
+        Call when the gateway begins to stop. Other requests go on until `end_all`; new ones are still served.
+        """
         self._running.begin_stop()
 
     def end_all(self) -> None:
-        """End every running request with `gateway_stopping`. Call when the grace period of a stop is over."""
+        """End every running request with `gateway_stopping`, and return before they have ended.
+
+        Call when the grace period of a stop is over. Requests whose body is still being sent are ended, too.
+        """
         self._running.end_all()
 
     async def forward_request(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward one request and its answer.
+        """Forward one request, its body part by part, and its answer. Returns when the answer, which has no time limit,
+        is sent, or the client has left.
+
+        `scope["state"]["caller"]` must be a caller that has been authorized for the route.
 
         Raises:
-            RoundhouseError: before anything was sent to the client: `retrieval_disabled`, `retrieval_unavailable`,
-                `unknown_route`, `request_timeout`, what `receive` raises, or `gateway_stopping`. A later failure ends
-                the answer that has begun.
+            RoundhouseError: before anything was sent to the client: `retrieval_disabled` (the program is turned off),
+                `retrieval_unavailable`, `unknown_route`, `gateway_stopping`, or what `receive` raises of a body that is
+                too large or late. A later failure ends the answer that has begun.
         """
         if self._retrieval is None:
             raise RoundhouseError("retrieval_disabled", "This Roundhouse keeps no documents.")

@@ -19,7 +19,7 @@ class _Open(BaseModel):
 
 
 class StreamOptions(_Open):
-    """OpenAI's stream options."""
+    """OpenAI's stream options of a request with `stream: true`."""
 
     include_usage: bool | None = Field(
         None, description="Whether the stream ends with an event that holds the token counts."
@@ -44,7 +44,8 @@ class _Generation(_Inference):
 
 
 class ChatMessage(_Open):
-    """One message of a conversation."""
+    """One message of a chat: of a request, or the answer. `content` is a text or a list of parts; null: it has none, as
+    beside `tool_calls`."""
 
     role: str
     content: str | list[dict[str, Any]] | None = None
@@ -58,7 +59,8 @@ class ChatMessage(_Open):
 
 
 class ChatCompletionRequest(_Generation):
-    """OpenAI's chat completion request. Fields that are not listed reach the engine too."""
+    """OpenAI's chat completion request, described for clients; no request is validated by this schema. Fields that are
+    not listed reach the engine too."""
 
     messages: list[ChatMessage]
     thinking: str | bool | dict[str, Any] | None = Field(
@@ -102,13 +104,15 @@ class ChatCompletionRequest(_Generation):
 
 
 class CompletionRequest(_Generation):
-    """OpenAI's completion request. Fields that are not listed reach the engine too."""
+    """OpenAI's completion request, described for clients; no request is validated by this schema. Fields that are not
+    listed reach the engine too."""
 
     prompt: str | list[Any]
 
 
 class EmbeddingRequest(_Inference):
-    """OpenAI's embedding request. Fields that are not listed reach the engine too."""
+    """OpenAI's embedding request, described for clients; no request is validated by this schema. Fields that are not
+    listed reach the engine too."""
 
     input: str | list[Any] = Field(description="A text, a list of tokens, or an array of either.")
     encoding_format: Literal["float", "base64"] | None = Field(
@@ -120,7 +124,8 @@ class EmbeddingRequest(_Inference):
 
 
 class TokenUsage(_Open):
-    """Tokens as the engine counted them."""
+    """Tokens as the engine counted them. `completion_tokens` is null or missing for answers without generated text,
+    such as embeddings."""
 
     prompt_tokens: int
     completion_tokens: int | None = None
@@ -139,7 +144,8 @@ class ChatChoice(_Open):
 
 
 class ChatCompletion(_Open):
-    """OpenAI's chat completion. `model` is what the engine calls itself."""
+    """OpenAI's chat completion, not streamed. `model` is what the engine calls itself; `created` is Unix time in
+    seconds."""
 
     id: str
     object: str
@@ -158,7 +164,7 @@ class CompletionChoice(_Open):
 
 
 class Completion(_Open):
-    """OpenAI's completion."""
+    """OpenAI's completion, not streamed. `created` is Unix time in seconds."""
 
     id: str
     object: str
@@ -169,7 +175,8 @@ class Completion(_Open):
 
 
 class Embedding(_Open):
-    """The vector of one input."""
+    """The vector of one input. `embedding` is a list of numbers or, where `base64` was asked for, the base64 text of
+    little-endian float32 values; `index` is the input's place in the request, from 0."""
 
     object: str
     index: int
@@ -177,7 +184,7 @@ class Embedding(_Open):
 
 
 class EmbeddingList(_Open):
-    """OpenAI's embeddings."""
+    """OpenAI's list of embeddings: `data` has one for each input."""
 
     object: str
     data: list[Embedding]
@@ -186,7 +193,8 @@ class EmbeddingList(_Open):
 
 
 class ResponsesRequest(_Inference):
-    """OpenAI's responses request. Fields that are not listed reach the engine too."""
+    """OpenAI's responses request, described for clients; no request is validated by this schema. Fields that are not
+    listed reach the engine too."""
 
     input: str | list[Any] | None = None
     instructions: str | None = None
@@ -201,7 +209,8 @@ class ResponsesRequest(_Inference):
 
 
 class MessagesTokensRequest(_Inference):
-    """Anthropic's token counting request. It has the fields of a messages request."""
+    """Anthropic's token counting request, described for clients; no request is validated by this schema. Other fields
+    of a messages request are accepted."""
 
     messages: list[ChatMessage] = Field(min_length=1)
     system: str | list[Any] | None = None
@@ -220,7 +229,8 @@ class MessagesTokensRequest(_Inference):
 
 
 class MessagesRequest(MessagesTokensRequest):
-    """Anthropic's messages request. Fields that no API knows reach the engine too."""
+    """Anthropic's messages request, described for clients; no request is validated by this schema. Fields that no API
+    knows reach the engine too."""
 
     max_tokens: int = Field(ge=0, description="Maximum tokens of the answer, including reasoning.")
     stop_sequences: list[str] | None = None
@@ -246,7 +256,7 @@ class MessageUsage(_Open):
 
 
 class AnthropicMessage(_Open):
-    """Anthropic's message."""
+    """Anthropic's message: the answer to a messages request, not streamed."""
 
     id: str
     type: Literal["message"]
@@ -273,13 +283,15 @@ class _Reranking(_Inference):
 
 
 class CohereRerankRequest(_Reranking):
-    """Cohere's v2 rerank request. Fields that are not listed reach the engine too."""
+    """Cohere's v2 rerank request, described for clients; no request is validated by this schema. Fields that are not
+    listed reach the engine too."""
 
     documents: list[str] = Field(min_length=1)
 
 
 class RerankRequest(_Reranking):
-    """Jina's rerank request, and Cohere's v1. Fields that are not listed reach the engine too."""
+    """Jina's rerank request, and Cohere's v1, described for clients; no request is validated by this schema. Fields
+    that are not listed reach the engine too."""
 
     documents: list[str | dict[str, Any]] = Field(min_length=1)
     return_documents: bool | None = Field(None, description="Whether each result holds its document.")
@@ -295,7 +307,8 @@ class RerankRequest(_Reranking):
 
 
 class RankedDocument(_Open):
-    """A document of the request and its score."""
+    """A document of the request and its score, on the engine's own scale. `document` is null or missing unless
+    `return_documents` asked for it."""
 
     index: int = Field(description="Index of the document in the request's `documents`, from 0.")
     relevance_score: float
@@ -305,7 +318,7 @@ class RankedDocument(_Open):
 
 
 class CohereRanking(_Open):
-    """Cohere's ranking."""
+    """Cohere's ranking: the answer to a rerank request in the form of Cohere's v2."""
 
     id: str
     results: list[RankedDocument] = Field(description="Results, highest score first.")
@@ -313,7 +326,7 @@ class CohereRanking(_Open):
 
 
 class Ranking(CohereRanking):
-    """Jina's ranking, and Cohere's v1 in one."""
+    """Answer to a rerank request with the fields of both Jina's form and Cohere's v1."""
 
     object: str
     model: str
@@ -340,4 +353,5 @@ class InputTokens(_Open):
 
 
 class Anything(_Open):
-    """A JSON object in the engine's own form."""
+    """JSON in a form that is not described here, nearly always the engine's own: an object, though some routes
+    (`/slots`, `/lora-adapters`, `/embedding`) have a list in its place."""

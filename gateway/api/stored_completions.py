@@ -43,7 +43,8 @@ _PAIR: Final = re.compile(r"metadata\[(.*)\]", re.DOTALL)
 
 
 class StoredChatCompletion(BaseModel):
-    """OpenAI's chat completion object, with the request's parameters other than its messages."""
+    """OpenAI's chat completion object, with parameters of its request, such as `temperature`, but not the messages.
+    `created` is Unix time in seconds."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -67,7 +68,10 @@ CompletionId = Annotated[str, Path(description="Id of the chat completion.")]
 
 
 def declare(app: FastAPI, completions: StoredCompletions, max_body_bytes: int) -> None:
-    """Add the routes to `app`, served from `completions`. `max_body_bytes`: largest request body."""
+    """Add `GET /v1/chat/completions` and the routes below `/v1/chat/completions/{completion_id}` to `app`.
+
+    They are served from `completions`. `max_body_bytes`: largest request body.
+    """
 
     @app.get(
         LIST_PATH,

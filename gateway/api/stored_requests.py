@@ -31,7 +31,8 @@ METADATA_SCHEMA: Final[dict[str, Any]] = {
 
 
 class ItemList(BaseModel):
-    """OpenAI's list object."""
+    """OpenAI's list object: one page of a list. `first_id` and `last_id` are the ids of its first and last entry; null:
+    the page is empty. `has_more`: whether entries follow after the page."""
 
     object: str
     data: list[dict[str, Any]]
@@ -75,6 +76,8 @@ def body_of(properties: dict[str, Any], *required: str) -> dict[str, Any]:
 def read_list_query(query: Mapping[str, str], usual_order: str) -> ListQuery:
     """Read from the query which page of a list is wanted. `usual_order`: `asc` or `desc`, if the query has no `order`.
 
+    Without a `limit`, the page has at most `USUALLY_LISTED` (20) entries.
+
     Raises:
         RoundhouseError: `invalid_request` for an `order` that is neither, or a `limit` that is no number from 1 to
             `MOST_LISTED`. `after` is not checked.
@@ -90,7 +93,8 @@ async def read_fields(request: Request, max_bytes: int) -> Fields:
     """Read the JSON object in a request's body; an empty body has no fields. `max_bytes`: largest body.
 
     Raises:
-        RoundhouseError: `invalid_json`, `body_too_large`, or `request_timeout` if the client left before the end.
+        RoundhouseError: `invalid_json` if the body is no JSON object, `invalid_request` if a number in it is too large,
+            `body_too_large`, or `request_timeout` if the client left before the end or was too slow.
     """
     try:
         body = await read_body(request.scope, request.receive, max_bytes)

@@ -69,9 +69,10 @@ ResponseId = Annotated[str, Path(description="Id of the response.")]
 
 
 def declare(app: FastAPI, responses: StoredResponses, streams: ResumableStreams, *, heartbeat_s: float) -> None:
-    """Add the routes to `app`, served from `responses`, and event streams from `streams` if the stream is kept there.
+    """Add the routes of `/v1/responses/{response_id}`, and of its `cancel` and `input_items`, to `app`.
 
-    `heartbeat_s`: seconds of silence in an event stream before a comment is sent.
+    They are served from `responses`; an event stream is served from `streams` while the wanted events are kept there.
+    `heartbeat_s`: seconds of silence before a comment is sent in an event stream that is served from `responses`.
     """
 
     @app.get(

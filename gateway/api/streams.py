@@ -32,7 +32,7 @@ _MOST_DIGITS: Final = 15
 
 
 class FoundStream(BaseModel):
-    """A stream that was asked for, as llama-server tells of it, and more."""
+    """Description of a resumable stream in the answer to a look-up: llama-server's fields, and more."""
 
     conversation_id: str
     is_done: bool = Field(description="Whether the stream has ended, for whatever reason.")
@@ -53,7 +53,8 @@ class FoundStream(BaseModel):
 
 
 class FoundStreams(RootModel[list[FoundStream]]):
-    """Those that the caller has, of the ids that were asked for."""
+    """Answer to a look-up: the caller's streams that have one of the asked ids, or one followed by a model
+    (`id::model`). Ids without a stream are left out."""
 
 
 StreamId = Annotated[
@@ -111,7 +112,10 @@ _READ_ANSWER: Final[dict[int | str, dict[str, Any]]] = {
 
 
 def declare(app: FastAPI, streams: ResumableStreams, max_body_bytes: int) -> None:
-    """Add the routes to `app`. `max_body_bytes`: largest body of a look-up."""
+    """Add `GET` and `DELETE` of `/v1/stream/{conv_id}` and `/v1/stream`, and `POST /v1/streams/lookup`, to `app`.
+
+    They are served from `streams`. `max_body_bytes`: largest body of a look-up.
+    """
 
     async def read(request: Request, conv_id: str) -> Response:
         stream = streams.find_stream(request.state.caller, _require_id(conv_id))
@@ -187,12 +191,13 @@ def declare(app: FastAPI, streams: ResumableStreams, max_body_bytes: int) -> Non
 def read_stream(request: Request, streams: ResumableStreams, stream: ResumableStream, offset: int) -> Response:
     """Return the answer that sends `stream` from byte `offset` on, kept bytes first, to the end of the stream.
 
-    The query `ids` of `request` asks for an `id:` line per event. The status of the answer is 200 even for a stream
-    that an error cut off.
+    `offset` may lie within an event. The query `ids` of `request` asks for an `id:` line per event. The status of
+    the answer is 200 even for a stream that an error cut off; a reader that is too slow, or that is behind when the
+    gateway stops, gets an error as its last event. `stream` must be one that the caller may read.
 
     Raises:
-        RoundhouseError: an error for an `offset` whose bytes are not kept any more (`stream_offset_lost`) or that is
-            beyond the end; `model_loading` if nothing was sent yet because the model is being loaded.
+        RoundhouseError: `stream_offset_lost` for an `offset` whose bytes are not kept any more or that is beyond the
+            stream's length so far; `model_loading` if nothing was sent yet because the model is being loaded.
     """
     ring, request_id = stream.ring, request_id_of(request.scope)
     if offset < ring.first_offset:

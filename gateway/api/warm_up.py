@@ -28,7 +28,7 @@ _CODES: Final = ("invalid_request", "unknown_model", "model_not_allowed", "scope
 
 
 class WarmModel(BaseModel):
-    """The model has answered."""
+    """Answer with status 200 of a warm-up: the model has answered."""
 
     model: str
     status: Literal["warm"] = "warm"
@@ -37,7 +37,8 @@ class WarmModel(BaseModel):
 
 
 class ColdModel(BaseModel):
-    """The model has not answered."""
+    """Answer of a warm-up in which the model has not answered: status 504 with `timeout`, else 503. `ms`: milliseconds
+    that it took. A load that has begun goes on."""
 
     status: Literal["error", "timeout", "aicore_not_ready"]
     aicore_status: str | None = Field(
@@ -51,8 +52,11 @@ class ColdModel(BaseModel):
 def choose_model(routes: Routes, named: str | None, default: str | None) -> ModelRoute:
     """Return the model to warm up: the named one, else the default one, else the only one that is declared.
 
+    `named`, `default`: a name or an alias; None or empty: none. Whether the caller may use the model is not checked.
+
     Raises:
-        RoundhouseError: `unknown_model`; `invalid_request`: none is named, and there is not one alone.
+        RoundhouseError: `unknown_model` if no model has the name; `invalid_request` if there is no name, and not
+            exactly one model.
     """
     name = named or default
     if name is not None:
@@ -72,8 +76,12 @@ def declare(
     default_model: str | None,
     now: Callable[[], float],
 ) -> None:
-    """Add the route to `app`. `default_model`: what is warmed up if no model is named. `now` returns monotonic
-    seconds."""
+    """Add `POST /health/warm` to `app`, which has `requests` send the model one small request and waits for the answer.
+
+    If the model has the role `aicore`, `aicore` is asked first, and the model only if that says that it is available.
+    `default_model`: name or alias of the model to warm up if none is named; None: the only one that is declared. `now`
+    returns monotonic seconds.
+    """
 
     @app.post(
         "/health/warm",

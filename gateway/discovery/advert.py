@@ -18,7 +18,8 @@ _CONTAINER_INTERFACE: Final = re.compile(r"docker\d+|br-[0-9a-f]{12}|veth.*|virb
 
 @dataclass(frozen=True, slots=True)
 class AdvertisedAddress:
-    """The setting `advertise_address`. `port` None: the port that the gateway listens on."""
+    """The setting `advertise_address`: the address under which other machines find the gateway. Made by `parse`, which
+    checks it. `ip` has no brackets. `port` None: the port that the gateway listens on."""
 
     ip: str
     port: int | None = None
@@ -26,7 +27,8 @@ class AdvertisedAddress:
     @classmethod
     def parse(cls, text: str) -> AdvertisedAddress:
         """Parse `192.168.1.20`, `192.168.1.20:80`, `2001:db8::1` or `[2001:db8::1]:80`. Raises ValueError, with a
-        reason for the operator, for anything else and for an address that no other machine could reach."""
+        reason for the operator, for anything else, a host name too, and for an address that no other machine could
+        reach: a loopback, wildcard, multicast or IPv6 link-local one."""
         host, port_text = text.strip(), ""
         if host.startswith("["):
             host, _, port_text = host[1:].partition("]")

@@ -24,8 +24,9 @@ log = logging.getLogger(__name__)
 
 
 def list_local_ips() -> list[str]:
-    """Return the addresses of this machine's interfaces, IPv6 ones without their scope. Interfaces to containers are
-    left out."""
+    """Return the IP addresses of this machine's interfaces, loopback included, IPv6 ones without their scope.
+    Interfaces to containers (`advert.is_container_interface`) are left out. Raises OSError if the system does not list
+    them."""
     import ifaddr  # comes with zeroconf
 
     adapters = [adapter for adapter in ifaddr.get_adapters() if not is_container_interface(adapter.name)]
@@ -33,19 +34,21 @@ def list_local_ips() -> list[str]:
 
 
 def is_in_container(marks: Sequence[Path] = CONTAINER_MARKS) -> bool:
-    """Return whether this process runs in a container of Docker's or Podman's."""
+    """Return whether this process runs in a container of Docker's or Podman's: one of the files `marks` exists.
+    Containers of other runtimes are not recognised."""
     return any(mark.exists() for mark in marks)
 
 
 class MdnsAdvertiser:
-    """Keeps one advert on the network: what `choose` says, asked again every `RECHECK_S` seconds. Run `run` as a task.
+    """Keeps one advert on the network: what `choose` returns, asked again every `recheck_s` seconds. Run `run` as a
+    task, once.
 
-    Failures never end the gateway; a network that cannot be used is tried again.
+    A network that cannot be used is logged once and tried again at the next look; it does not end `run`.
     """
 
     def __init__(self, choose: Callable[[], Advert | None], recheck_s: float = RECHECK_S) -> None:
         """`choose` returns what to advertise now; None: nothing. It is called in a thread, may block, and may raise
-        OSError."""
+        OSError; any other error ends `run`."""
         self._choose = choose
         self._recheck_s = recheck_s
         self._zeroconf: AsyncZeroconf | None = None
@@ -53,7 +56,8 @@ class MdnsAdvertiser:
         self._last_problem: str | None = None
 
     async def run(self) -> None:
-        """Advertise until cancelled, then withdraw the advert, so that clients forget it at once."""
+        """Advertise until cancelled, then withdraw the advert, so that clients forget it at once. Never returns. Raises
+        what `choose` raises, other than OSError and RuntimeError, after withdrawing the advert."""
         # 80 ms, in a thread, because requests may be served already.
         await asyncio.to_thread(import_module, "zeroconf.asyncio")
         try:

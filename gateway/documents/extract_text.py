@@ -87,7 +87,8 @@ def main() -> None:
 
 def limit_resources() -> None:
     """Limit this process, until it ends, to `MEMORY_BYTES` of address space, `CPU_S` seconds of processor time, no
-    bytes written to files and no core dump. A lower limit that is in force already stays."""
+    bytes written to files and no core dump. A lower hard limit that is in force already is kept; a lower soft limit is
+    raised. Cannot be undone."""
     for name, limit in (
         (resource.RLIMIT_AS, MEMORY_BYTES),
         (resource.RLIMIT_CPU, CPU_S),

@@ -44,8 +44,9 @@ class DocumentReader:
         `AT_ONCE` processes run. Cancelling the call ends the running process.
 
         Raises:
-            RoundhouseError: `file_unreadable` for the first file without a text that can be read, with its path in
-                the request as `param`; `queue_full` at once if `MOST_WAITING` requests are in this method.
+            RoundhouseError: `file_unreadable` for the first file without a text that can be read, or whose reading
+                exceeds the limits of time, memory or size, with its path in the request as `param`; `queue_full` at
+                once if `MOST_WAITING` requests are in this method.
             OSError: the process cannot be started.
         """
         if self._waiting_count >= MOST_WAITING:

@@ -50,9 +50,11 @@ class _Family:
 
 
 def merge_pages(pages: Iterable[EnginePage]) -> str:
-    """Return one page of all engines' metrics, and of how reading them went. Families are in the order of their names.
+    """Return one page in Prometheus' text format of all engines' metrics, and of how reading them went; empty without
+    `pages`.
 
-    Of a family that engines describe differently, the first engine's description counts.
+    Families are in the order of their names. Of a family that engines describe differently, the first engine's
+    description counts. Of a page whose `text` is None, only `roundhouse_engine_up` 0 and the seconds are told.
     """
     families = {
         "roundhouse_engine_up": _Family("1 if the engine's metrics could be read.", "gauge"),
@@ -72,10 +74,12 @@ def merge_pages(pages: Iterable[EnginePage]) -> str:
 
 
 def parse_page(text: str, labels: str) -> dict[str, _Family]:
-    """Return an engine's own metrics by name, under the newest names, with `labels` added to each sample.
+    """Return help, type and sample lines of an engine's metrics by name, under the newest names (see `rename`).
 
-    Where an engine serves a figure under its old and its new name, the new one counts. Times of creation (`_created`)
-    are left out.
+    `labels`: text such as `model="m",replica="r"`, escaped already, that is put before each sample's own labels; an own
+    label `model` or `replica` becomes `exported_model` or `exported_replica`. Where an engine serves a figure under its
+    old and its new name, the new one counts. Left out are lines that are no samples, metrics whose names do not begin
+    with one of `PREFIXES`, and times of creation (`_created`).
     """
     families: dict[str, _Family] = {}
     for line in text.split("\n"):
@@ -94,7 +98,8 @@ def parse_page(text: str, labels: str) -> dict[str, _Family]:
 
 
 def rename(name: str) -> str:
-    """Return the newest name of a metric, or of a sample with its suffix."""
+    """Return the newest name (see `RENAMED`) of a metric, or of a sample with a suffix such as `_bucket`, which stays.
+    A name that has not changed is returned as it is."""
     if name in RENAMED:
         return RENAMED[name]
     for suffix in _SUFFIXES:

@@ -24,7 +24,8 @@ FRESH_S: Final = 5.0
 
 
 class EngineScraper:
-    """Reads engines' `/metrics` when it is asked. Use it as `async with`, in one event loop."""
+    """Reads the `/metrics` of the engines in the routing table when it is asked, and merges them into one page. Use it
+    as `async with`, in one event loop."""
 
     def __init__(self, live: LiveRoutes, now: Callable[[], float], timeout_s: float = TIMEOUT_S) -> None:
         """`now`: monotonic seconds. `timeout_s`: seconds that one engine may take."""
@@ -51,10 +52,11 @@ class EngineScraper:
         await self._session.close()
 
     async def read_engines(self) -> str:
-        """Return the metrics of all replicas that take requests, in Prometheus' text format, `FRESH_S` old at most.
+        """Return the metrics of all replicas that take requests, in Prometheus' text format, `FRESH_S` (5) seconds old
+        at most; empty if there are none.
 
-        An engine that fails or takes too long has only `roundhouse_engine_up` 0. Callers at the same time share one
-        reading. Remote models are not asked.
+        An engine that fails or takes too long has only `roundhouse_engine_up` 0 and its seconds; nothing is raised.
+        Callers at the same time share one reading. Remote models are not asked.
         """
         async with self._reading:
             if self._read_at is None or self._now() - self._read_at > FRESH_S:

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 
 
 class FastCounter:
-    """One series of a counter. Add to `value` to count."""
+    """One series of a counter. Add to `value` to count, in one thread only."""
 
     __slots__ = ("value",)
 
@@ -22,7 +22,7 @@ class FastCounter:
 
 
 class FastCounters:
-    """A counter metric with labels: one series per combination of label values."""
+    """A counter metric with labels: one series per combination of label values. Use it from one thread."""
 
     def __init__(self, name: str, text: str, labels: tuple[str, ...]) -> None:
         """`name`: without `_total`. `text`: the metric's help. `labels`: names of the labels."""
@@ -30,11 +30,14 @@ class FastCounters:
         self._series: dict[tuple[str, ...], FastCounter] = {}
 
     def counter_of(self, *labels: str) -> FastCounter:
-        """Return the series of these label values, created on first use. Keep it if you count often: it never ends."""
+        """Return the series of these label values, one per label in the order of the metric's labels (not checked).
+
+        It is created on first use. Keep it if you count often: it is never removed or replaced.
+        """
         return self._series.get(labels) or self._series.setdefault(labels, FastCounter())
 
     def list_values(self) -> list[tuple[tuple[str, ...], float]]:
-        """Return the label values of each series, and its count."""
+        """Return the label values of each series, and its count, in the order in which the series were created."""
         return [(labels, counter.value) for labels, counter in self._series.items()]
 
     def sum_all(self) -> float:
@@ -54,7 +57,7 @@ class FastCounters:
 
 
 class FastHistogram:
-    """One series of a histogram: counts by bucket, and the sum of the values."""
+    """One series of a histogram: counts by bucket, and the sum of the values. Use it from one thread."""
 
     __slots__ = ("_bounds", "counts", "sum")
 
@@ -71,7 +74,7 @@ class FastHistogram:
 
 
 class FastHistograms:
-    """A histogram metric with labels: one series per combination of label values."""
+    """A histogram metric with labels: one series per combination of label values. Use it from one thread."""
 
     def __init__(self, name: str, text: str, labels: tuple[str, ...], bounds: tuple[float, ...]) -> None:
         """`text`: the metric's help. `bounds`: upper bounds of the buckets, ascending, without `+Inf`."""
@@ -79,7 +82,10 @@ class FastHistograms:
         self._series: dict[tuple[str, ...], FastHistogram] = {}
 
     def histogram_of(self, *labels: str) -> FastHistogram:
-        """Return the series of these label values, created on first use. Keep it if you count often: it never ends."""
+        """Return the series of these label values, one per label in the order of the metric's labels (not checked).
+
+        It is created on first use. Keep it if you count often: it is never removed or replaced.
+        """
         return self._series.get(labels) or self._series.setdefault(labels, FastHistogram(self._bounds))
 
     def make_family(self) -> Metric:

@@ -18,7 +18,7 @@ PREFIX: Final = "localllm"
 
 
 class LoadedEngine(NamedTuple):
-    """A replica that takes requests."""
+    """A replica that takes requests, as the label values of LocalLLM's `engine_loaded`."""
 
     key: str
     """As in `/health`."""
@@ -26,7 +26,8 @@ class LoadedEngine(NamedTuple):
 
 
 class LocalllmCollector(Collector):
-    """Yields LocalLLM's metrics from those of the gateway's requests."""
+    """Yields the metrics of a LocalLLM server under its names (`localllm_*`), computed at each scrape from the counters
+    of the gateway's requests, the counts of requests in flight and the loaded replicas."""
 
     def __init__(
         self,

@@ -35,7 +35,11 @@ from gateway.tenancy.clients import clean_client_text
 
 
 class Metrics:
-    """The gateway's Prometheus registry, and the counters of its requests."""
+    """The gateway's Prometheus registry, and the counters of its requests.
+
+    Made once; use it in the event loop. Call each `show_...` method at most once: a second call would serve its metrics
+    twice.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -49,7 +53,7 @@ class Metrics:
         self.registry.register(self._requests)
 
     def series_of(self, model: str, route: str) -> RequestSeries:
-        """Return the counters of a model on a route.
+        """Return the counters of a model on a route, created on first use.
 
         `model`: the name of a declared model, or `UNKNOWN_MODEL`; never a client's text. `route`: the path as declared.
         """
@@ -59,7 +63,8 @@ class Metrics:
         return series
 
     def model_series_of(self, model: str) -> ModelSeries:
-        """Return the counters of a model on all routes. `model`: as for `series_of`."""
+        """Return the counters of a model on all routes, created on first use. `model`: the name of a declared model, or
+        `UNKNOWN_MODEL`; never a client's text."""
         series = self._models.get(model)
         if series is None:
             series = self._models[model] = ModelSeries(self._requests, model)
@@ -82,14 +87,15 @@ class Metrics:
         return self._other_clients
 
     def key_series_of(self, name: str) -> KeySeries:
-        """Return the counters of a declared key."""
+        """Return the counters of a key, created on first use. `name`: the name of a declared key, not its secret."""
         series = self._keys.get(name)
         if series is None:
             series = self._keys[name] = KeySeries(self._requests, name)
         return series
 
     def show_state(self, live: LiveRoutes, ledger: InflightCounts, link: LinkState, now: Callable[[], float]) -> None:
-        """Add gauges of requests in flight, queues, replicas and the link. `now`: monotonic seconds."""
+        """Add gauges of requests in flight, queues, replicas, the link and the table's age. These objects are read when
+        Prometheus reads. `now` returns monotonic seconds."""
         self.registry.register(StateCollector(live, ledger, link, now))
 
     def show_localllm_names(self, ledger: InflightCounts, list_engines: Callable[[], Iterable[LoadedEngine]]) -> None:

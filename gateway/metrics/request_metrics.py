@@ -74,9 +74,10 @@ class RequestSeries:
         self._tokens: tuple[FastCounter, FastCounter] | None = None
 
     def count_finished(self, status: int, duration_s: float, first_byte_s: float | None, usage: Usage | None) -> None:
-        """Count one finished request. `duration_s`, `first_byte_s`: seconds since its headers arrived.
+        """Count one finished request. `status`: the HTTP status that was sent, or `CLIENT_GONE_STATUS` if none was.
 
-        `first_byte_s` None: no byte of an answer was sent. `usage` None: the engine did not report tokens.
+        `duration_s`, `first_byte_s`: seconds from the arrival of its headers to the end and to the answer's first byte;
+        `first_byte_s` None: no byte of an answer was sent. `usage` None: no tokens are known, and none are counted.
         """
         counter = self._statuses.get(status) or self._status_counter(status)
         counter.value += 1
@@ -91,17 +92,20 @@ class RequestSeries:
                 self._requests.cached_tokens.counter_of(self._labels[0]).value += usage.cached
 
     def count_turn(self, decision: str, usage: Usage | None) -> None:
-        """Count a turn of a session. `decision`: what the answer's `X-Session` says."""
+        """Count a turn of a session. `decision`: what the answer's `X-Session` says: `new`, `reused` or `rebuilt`.
+
+        A `reused` turn of which the engine had no token in its cache (`usage.cached` 0) counts as a miss, too.
+        """
         self._requests.session_turns.counter_of(self._labels[0], decision).value += 1
         if decision == "reused" and usage is not None and usage.cached == 0:
             self._requests.session_misses.counter_of(self._labels[0]).value += 1
 
     def count_waited(self, seconds: float) -> None:
-        """Count a request that had to wait for its slot. Call when it has the slot."""
+        """Count a request that had to wait `seconds` for its slot. Call when it has the slot."""
         self._requests.queue_wait.histogram_of(self._labels[0]).observe_value(seconds)
 
     def count_retries(self, retries: int = 1) -> None:
-        """Count further attempts of a request, after the first."""
+        """Count `retries` further attempts of a request, not counting its first one."""
         self._requests.retries.counter_of(self._labels[0]).value += retries
 
     def count_client_left(self) -> None:
@@ -158,7 +162,7 @@ class ModelSeries:
         self._tokens_out: FastHistogram
 
     def count_finished(self, outcome: Outcome, work: EngineWork, usage: Usage | None, unreported_tokens: int) -> None:
-        """Count one finished request.
+        """Count one finished request. With `work` `NO_WORK` (that very object), only the outcome is counted.
 
         `usage` None: the engine did not report tokens; then `unreported_tokens` are those of its stream that came.
         """
@@ -233,7 +237,8 @@ class ClientSeries:
 
 
 class RequestCollector(Collector):
-    """The metrics that requests are counted in."""
+    """The metrics that requests are counted in, one per attribute. `Metrics` makes and registers it; requests count by
+    `RequestSeries`, `ModelSeries`, `KeySeries` and `ClientSeries`."""
 
     def __init__(self) -> None:
         self.requests = FastCounters(
@@ -362,6 +367,7 @@ class RequestCollector(Collector):
         )
 
     def collect(self) -> Iterator[Metric]:
-        """Yield each metric in prometheus_client's form."""
+        """Yield each metric with its present values in prometheus_client's form. prometheus_client calls it at each
+        scrape."""
         for family in vars(self).values():
             yield family.make_family()

@@ -15,7 +15,8 @@ from gateway.streams.stream_totals import StreamTotals
 
 
 class StateCollector(Collector):
-    """Gauges that are computed from other parts of the gateway when they are read."""
+    """Gauges of requests in flight and waiting, replicas, the link to the controller and the routing table's age,
+    computed from other parts of the gateway when they are read."""
 
     def __init__(self, live: LiveRoutes, ledger: InflightCounts, link: LinkState, now: Callable[[], float]) -> None:
         self._live = live
@@ -24,7 +25,8 @@ class StateCollector(Collector):
         self._now = now
 
     def collect(self) -> Iterator[Metric]:
-        """Yield each gauge with its present values."""
+        """Yield each gauge with its present values; those of replicas and the table's age have none before the first
+        routing table."""
         routes = self._live.current_or_none
         replicas = {name: len(route.endpoints) for name, route in routes.models.items()} if routes else {}
         # A declared model without requests has the value 0: a gap in the curve would mean that nothing is known.

@@ -38,7 +38,8 @@ class LoadingError(RoundhouseError):
         self.progress = progress
 
     def build_headers(self) -> dict[str, str]:
-        """Return `retry-after`, and `x-load-progress` with two decimals (`0.25`) if the progress is known."""
+        """Return `retry-after` in whole seconds, and `x-load-progress` with two decimals (`0.25`) if the progress is
+        known."""
         headers = super().build_headers()
         return headers if self.progress is None else headers | {"x-load-progress": f"{self.progress:.2f}"}
 
@@ -50,7 +51,8 @@ class RemoteDownError(RoundhouseError):
     """
 
     def build_headers(self) -> dict[str, str]:
-        """Return `retry-after` in whole seconds, at least 1, in place of a failed model's `x-should-retry: false`."""
+        """Return `retry-after` in whole seconds, at least 1 (`DEFAULT_RETRY_AFTER_S` if no time is known), in place of
+        a failed model's `x-should-retry: false`."""
         return {"retry-after": str(max(1, round(self.retry_after_s or DEFAULT_RETRY_AFTER_S)))}
 
 
@@ -58,8 +60,10 @@ def refusal_of(route: ModelRoute, now: float, *, shows_paths: bool = False) -> R
     """Return, without raising it, the error for a request to a model that is not loaded; None if it is loaded.
 
     The code is `model_not_loaded`, `model_unloading`, `model_failed` (as `RemoteDownError` for a remote model that is
-    probed again) or, as `LoadingError`, `model_loading`. Its message has the last error, without network addresses.
-    `now`: Unix time in seconds. `shows_paths`: keep file paths of the server in the message.
+    probed again; `LITERT_INIT_FAILED` instead for the backend `litert_lm`) or, as `LoadingError`, `model_loading`. Its
+    message has the model's last error, or else the reason of its state, without network addresses. `retry_after_s` is
+    the time until `route.retry_at`, at least 1 s; None: `retry_at` is not known. `now`: Unix time in seconds.
+    `shows_paths`: keep file paths of the server in the message.
     """
     if route.state == ModelState.LOADED:
         return None
@@ -88,7 +92,10 @@ def refusal_of(route: ModelRoute, now: float, *, shows_paths: bool = False) -> R
 
 
 def is_worth_waiting(route: ModelRoute) -> bool:
-    """Return whether a request to a model that is not loaded should wait: the model is `autoload` and not failed."""
+    """Return whether a request to a model that is not loaded should wait: the model is `autoload` and not failed.
+
+    Whether the model is loaded is not checked, and no load is asked for.
+    """
     return route.autoload and route.state != ModelState.FAILED
 
 

@@ -15,14 +15,17 @@ LONGEST_REASON = 200
 
 
 class Degradation(NamedTuple):
-    """A part that does not work, and why, without paths and addresses of the server: everybody may read it."""
+    """A part that does not work, and why, without paths and addresses of the server: everybody may read it.
+
+    `part` is `controller`, `retrieval`, `certificate`, `model NAME` or `replica NAME`; `reason` is a short text.
+    """
 
     part: str
     reason: str
 
 
 class Surroundings(NamedTuple):
-    """What the gateway knows of the parts around it."""
+    """What the gateway knows of the parts around it, at the time of one question about its health."""
 
     link: str
     """The link to the controller: `connected`, `lost` or `never`."""
@@ -33,6 +36,7 @@ class Surroundings(NamedTuple):
     open_circuits: Iterable[str]
     """Names of the replicas whose circuit breaker is open."""
     is_certificate_broken: bool
+    """Whether the latest files of the TLS certificate cannot be used, so that the previous certificate is served."""
 
 
 def list_degradations(surroundings: Surroundings) -> list[Degradation]:
@@ -55,7 +59,8 @@ def list_degradations(surroundings: Surroundings) -> list[Degradation]:
 
 
 def hide_secrets_of_host(text: str) -> str:
-    """Return a text of the controller as everybody may read it: one line, without paths and addresses."""
+    """Return a text of the controller as everybody may read it: its first line, with `[path]` and `[address]` in place
+    of file paths and network addresses, cut to `LONGEST_REASON` characters. Empty for an empty text."""
     return hide_addresses(hide_paths(next(iter(text.splitlines()), "")))[:LONGEST_REASON]
 
 

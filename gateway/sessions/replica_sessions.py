@@ -58,7 +58,8 @@ class SessionClaim:
 
 @dataclass(slots=True)
 class Session:
-    """A session as one replica keeps it."""
+    """A session as one replica keeps it: the turns that are inside, and what the gateway expects in the engine's cache.
+    Made by `ReplicaSessions.begin_turn`."""
 
     used_at: float
     """Monotonic time in seconds at which its last turn began or ended."""
@@ -74,7 +75,12 @@ class Session:
 
 
 class ReplicaSessions:
-    """The sessions of one replica, by key, in order of their last use."""
+    """The sessions of one replica, by the key of `session_name.derive_session_key`. Iterating yields the keys; the
+    session whose last turn began longest ago comes first.
+
+    Admission makes one for each replica and tells it of every turn; it never asks the engine. Used from one event loop
+    only. `now` in its methods is monotonic time in seconds.
+    """
 
     __slots__ = ("_binds_sampling", "_sessions", "capacity")
 
@@ -96,23 +102,27 @@ class ReplicaSessions:
         return self._sessions.get(key)
 
     def decide(self, claim: SessionClaim, *, is_known_elsewhere: bool) -> Decision:
-        """Return what a turn finds in this replica. Changes nothing. `is_known_elsewhere`: another replica keeps the
-        session, or a replica that is gone kept it: then a session unknown here is `rebuilt`, not `new`."""
+        """Return whether a turn is `new`, `reused` or `rebuilt` in this replica (see `Decision`). Changes nothing.
+
+        `reused`: the session is here, no other turn of it is inside, and the request begins with the messages of its
+        last answered turn (with `binds_sampling`, also has its sampling). `is_known_elsewhere`: another replica keeps
+        the session, or a replica that is gone kept it; then a session unknown here is `rebuilt`, not `new`.
+        """
         session = self._sessions.get(claim.key)
         if session is None:
             return "rebuilt" if is_known_elsewhere else "new"
         return "reused" if self._continues(session, claim) else "rebuilt"
 
     def count_cached(self, claim: SessionClaim) -> int:
-        """Return the tokens of the session's last turn if this turn continues it; 0 if not, or if the engine reported
-        none."""
+        """Return the tokens of the session's last turn, prompt and answer, if `decide` would say `reused` for this
+        turn; 0 if not, or if the engine reported none."""
         session = self._sessions.get(claim.key)
         return session.tokens if session is not None and self._continues(session, claim) else 0
 
     def begin_turn(self, claim: SessionClaim, now: float) -> Session:
-        """Count a turn of the claim's session as inside, and return the session: a new one if the replica did not keep
-        it. It becomes the most recently used. Call `drop_oldest` afterwards until it returns None, and `end_turn` once
-        per turn."""
+        """Count a turn of the claim's session as inside, set `claim.session`, and return the session: a new one if the
+        replica did not keep it. It becomes the most recently used. Call `drop_oldest` afterwards until it returns None,
+        and `end_turn` once per turn."""
         session = self._sessions.get(claim.key)
         if session is None:
             session = self._sessions[claim.key] = Session(now)
@@ -137,10 +147,17 @@ class ReplicaSessions:
         del self._sessions[key]
 
     def end_turn(self, claim: SessionClaim, now: float) -> Session | None:
-        """End a turn that `begin_turn` counted. `claim.held_tokens` says whether it was answered: then the session
-        remembers its messages. A `rebuilt` turn without an answer makes the session forget those of earlier turns.
-        Return the session if it is dropped now because no turn of it was ever answered; None: the session is kept, or
-        was dropped before, and nothing happens, even if the replica keeps a new one of the same key."""
+        """End a turn that `begin_turn` counted, and set `claim.session` to None.
+
+        If `claim.held_tokens` is not None, the turn was answered: the session remembers its messages, its sampling and,
+        unless they are 0, these tokens. A `rebuilt` turn without an answer makes the session forget the messages and
+        tokens of earlier turns. If the turn was not answered, the session remembered no messages before it, and no
+        other turn of it is inside, the session is dropped.
+
+        Returns:
+            The session if it is dropped now. None: it is kept, or was dropped before; then nothing happens, even if
+            the replica keeps a new session of the same key.
+        """
         session, claim.session = claim.session, None
         if session is None or self._sessions.get(claim.key) is not session:
             return None

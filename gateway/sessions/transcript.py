@@ -37,7 +37,8 @@ class Transcript:
     def of(cls, request: InferenceRequest) -> Transcript:
         """Return the transcript of a request. It has no parts if the request has neither messages nor a prompt.
 
-        Two large bodies (see LargeBody) that differ only inside long strings have equal transcripts.
+        Of a large body (`gateway.protocols.common.large_body.LargeBody`), only the outline is compared: two that differ
+        only inside long strings have equal transcripts.
         """
         if request.prompt is not None:
             return cls(_describe_turns(request.prompt))

@@ -17,7 +17,11 @@ MOST_MODELS: Final = 1000
 
 
 class BenchmarkResults:
-    """Results by model, in memory and in a file. A file that cannot be read or written costs a warning, no result."""
+    """Results of benchmarks by model, in memory and in a file, of the `MOST_MODELS` models that were measured last.
+
+    Where the file cannot be read, it begins empty; where it cannot be written, the results stay in memory. Either is
+    logged as a warning, and not raised.
+    """
 
     def __init__(self, state: Path) -> None:
         """`state`: the state folder. The file is read at once."""
@@ -25,11 +29,13 @@ class BenchmarkResults:
         self._results = self._read_file()
 
     def find_result(self, model: str) -> dict[str, Any] | None:
-        """Return the fields of the model's last result; None: there is none."""
+        """Return the fields of the model's last result, as `save_result` got them; None: none is kept. Do not change
+        them. `model`: the model's own name."""
         return self._results.get(model)
 
     def save_result(self, model: str, result: dict[str, Any]) -> None:
-        """Keep `result`, a JSON object, as the last one of the model."""
+        """Keep `result`, a JSON object, as the last one of the model, and write the file before the return. The model
+        that was measured longest ago is dropped beyond `MOST_MODELS`. A file that cannot be written is logged only."""
         self._results.pop(model, None)
         self._results[model] = result
         while len(self._results) > MOST_MODELS:

@@ -105,7 +105,9 @@ class _ChainLink(NamedTuple):
 class StateDatabase:
     """The opened database of stored objects of all tenants. Use it from one thread at a time, as `StateStore` does.
 
-    Methods do not find objects of other tenants, nor expired ones. All may raise sqlite3.Error.
+    Methods do not find objects of other tenants, nor expired ones. All wait for the disk, and may raise sqlite3.Error.
+    Methods that write have a transaction of their own: do not call them within `transaction`, which is for the methods
+    of `conversations` and `completions`.
     """
 
     def __init__(self, path: Path, *, max_bytes: int, retention_s: float, clock: Callable[[], float]) -> None:
@@ -150,12 +152,13 @@ class StateDatabase:
     def save_objects(self, *objects: StoredObject) -> None:
         """Write all objects in one transaction, or none of them. Do not call within a transaction.
 
-        Many objects cost little more than one. No two objects may have the same id. A response replaces the stored one
-        with its id. The responses that it continues count as used now. The least recently used objects are deleted if
-        room is needed.
+        No two objects may have the same id. A response replaces the stored one with its id; the responses that it
+        continues count as used now. A turn of a conversation that is gone is skipped. The least recently used objects
+        are deleted if room is needed.
 
         Raises:
-            DatabaseFullError: the objects do not fit, even without all other objects.
+            DatabaseFullError: the objects do not fit, even without all objects that may be deleted.
+            sqlite3.IntegrityError: a chat completion with the id of a new one is stored.
         """
         responses = [each for each in objects if isinstance(each, StoredResponse)]
         completions = [each for each in objects if isinstance(each, StoredCompletion)]
@@ -210,14 +213,16 @@ class StateDatabase:
         return FoundResponse(model, {**json.loads(response), "output": json.loads(output)})
 
     def find_events(self, tenant: str, response_id: str) -> bytes:
-        """Return the stored events of a tenant's response (`EventLog.to_stored`); empty: none are stored."""
+        """Return the stored events of a tenant's response, as `EventLog.to_stored` encoded them. Empty: none are
+        stored, or the tenant has no such response."""
         row = self._db.execute(_FIND_EVENTS, (response_id, tenant, self._file.cutoff())).fetchone()
         return b"" if row is None else bytes(row[0])
 
     def list_input_items(self, tenant: str, response_id: str) -> tuple[str, list[Fields]] | None:
         """Return the name of the model that made a response, and all its input items; None: no such response.
 
-        The items of the responses or the conversation that it continues, as far as they are still stored, come first.
+        The items of the responses or the conversation that it continues, as far as they are still stored, come first,
+        oldest first. Does not count as a use.
         """
         chain = self._load_chain(tenant, response_id)
         if not chain:
@@ -237,12 +242,13 @@ class StateDatabase:
     ) -> History:
         """Load what a request continues, a response or a conversation, and the items that it refers to.
 
-        All of these count as used now. `previous_id`, `conversation_id`: at most one is given. `references`: item ids.
+        All of these count as used now. `previous_id`, `conversation_id`: at most one is given; None: the request
+        continues none. `references`: item ids; those that are not stored are absent from the result.
 
         Raises:
-            RoundhouseError: `previous_response_not_found` if the response, or one before it, is not stored;
-                `conversation_not_found`; `invalid_request` if the response cannot be continued, or all of it exceeds
-                `bounds`.
+            RoundhouseError: `previous_response_not_found` if the response, one before it, or the conversation that they
+                were made in, is not stored; `conversation_not_found`; `invalid_request` if the response is running,
+                failed or cancelled, or what is to be loaded exceeds `bounds`.
         """
         now = self._clock()
         with transaction(self._db):
@@ -276,7 +282,8 @@ class StateDatabase:
         return self.conversations.load_until(tenant, first_link.conversation_id, first_link.conversation_item)
 
     def delete_response(self, tenant: str, response_id: str) -> bool:
-        """Delete a tenant's response, running or not. Returns whether there was one."""
+        """Delete a tenant's response from the database, whatever its status; one that is being made is not stopped.
+        Returns whether there was one."""
         with transaction(self._db):
             cursor = self._db.execute(
                 "DELETE FROM responses WHERE id = ? AND tenant = ? AND used_at >= ?",
@@ -314,7 +321,8 @@ class StateDatabase:
         return StoredTotals(responses, self._file.count_used_bytes(), completions, conversations)
 
     def close(self) -> None:
-        """Close the database and release the file. The write-ahead log is merged into the file. Call once."""
+        """Close the database and release the file, for another process to open. The write-ahead log is merged into the
+        file. Call no other method afterwards."""
         self._db.close()
 
     # Parts of these

@@ -15,7 +15,7 @@ USUALLY_LISTED: Final = 20
 
 
 class ListQuery(NamedTuple):
-    """The page of a list that a request asks for."""
+    """The page of a list that a request asks for: up to `limit` entries after `after`."""
 
     after: str | None = None
     """Id of the entry after which the page begins; None: the first page."""
@@ -26,7 +26,7 @@ class ListQuery(NamedTuple):
 
 
 def paginate_items(items: Iterable[Fields], query: ListQuery) -> Fields:
-    """Return a page of items as a list object. `items`: all of them, oldest first.
+    """Return a page of items as OpenAI's list object (see `list_object`). `items`: all of them, oldest first.
 
     The page begins with the newest item unless `query.is_ascending`. An id that occurs several times is listed once, at
     its first place.
@@ -49,7 +49,10 @@ def paginate_items(items: Iterable[Fields], query: ListQuery) -> Fields:
 
 
 def list_object(data: Sequence[Fields], *, has_more: bool) -> Fields:
-    """Return OpenAI's list object with the entries of one page. `first_id` and `last_id` are None for an empty page."""
+    """Return OpenAI's list object with the entries of one page: `object`, `data`, `first_id`, `last_id`, `has_more`.
+
+    The two ids are None for an empty page, and for an entry without `id`. `has_more`: whether entries follow the page.
+    """
     return {
         "object": "list",
         "data": list(data),
@@ -60,7 +63,8 @@ def list_object(data: Sequence[Fields], *, has_more: bool) -> Fields:
 
 
 def unknown_cursor(after: str) -> RoundhouseError:
-    """Return `invalid_request` for a list query whose `after` is no id of an entry of the list."""
+    """Return, without raising it, `invalid_request` for a list query whose `after` is no id of an entry of the
+    list."""
     message = f"`after` must be the id of an entry of the list; it is {after!r:.100}."
     return RoundhouseError("invalid_request", message, param="after")
 

@@ -95,8 +95,9 @@ released, because files of its version exist."""
 def open_database(path: Path) -> FileConnection:
     """Open the file at `path`, creating it if it is missing, and create or upgrade its tables.
 
-    The connection holds the file until it is closed: only one gateway at a time can open it, while other programs may
-    read it (`roundhouse backup` does). An upgrade that fails leaves the file as it was.
+    The caller closes the connection, which is in autocommit mode and holds the file until then: only one gateway at a
+    time can open it, while other programs may read it (`roundhouse backup` does). An upgrade that fails leaves the file
+    as it was. The file's mode becomes 0600.
 
     Raises:
         NewerDatabaseError: a newer version wrote the file, which is unchanged.

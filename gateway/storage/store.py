@@ -129,7 +129,10 @@ class StateStore:
             self._jobs.put(each)
 
     def save_new_response(self, response: StoredResponse) -> asyncio.Future[None]:
-        """Write a response, replacing the stored one with its id. The future ends when the response is committed."""
+        """Write a response, replacing the stored one with its id. The future ends when the response is committed.
+
+        The future raises RoundhouseError `response_store_failed` if it cannot be written.
+        """
         return self.submit_job(lambda database: database.save_objects(response))
 
     def find_response(self, tenant: str, response_id: str) -> asyncio.Future[FoundResponse | None]:
@@ -140,11 +143,13 @@ class StateStore:
         return self.submit_job(lambda database: database.find_response(tenant, response_id))
 
     def find_events(self, tenant: str, response_id: str) -> asyncio.Future[bytes]:
-        """Load the stored events of a response; see `StateDatabase.find_events`."""
+        """Load the stored events of a tenant's response, encoded for `EventLog.from_stored`; empty: none are stored, or
+        the tenant has no such response."""
         return self.submit_job(lambda database: database.find_events(tenant, response_id))
 
     def list_input_items(self, tenant: str, response_id: str) -> asyncio.Future[tuple[str, list[Fields]] | None]:
-        """Load the model's name and the input items of a response; see `StateDatabase.list_input_items`."""
+        """Load the name of the model that made a response, and the response's input items, oldest first, after those
+        that it continues; None: the tenant has no such response. See `StateDatabase.list_input_items`."""
         return self.submit_job(lambda database: database.list_input_items(tenant, response_id))
 
     def load_history(
@@ -155,13 +160,18 @@ class StateStore:
         bounds: HistoryBounds,
         conversation_id: str | None = None,
     ) -> asyncio.Future[History]:
-        """Load what a request continues and refers to; see `StateDatabase.load_history`."""
+        """Load what a request continues and refers to, all of which counts as used now.
+
+        The future raises RoundhouseError, such as `previous_response_not_found`, if what the request continues is not
+        stored or may not be continued; arguments and errors are those of `StateDatabase.load_history`.
+        """
         return self.submit_job(
             lambda database: database.load_history(tenant, previous_id, references, bounds, conversation_id)
         )
 
     def delete_response(self, tenant: str, response_id: str) -> asyncio.Future[bool]:
-        """Delete a tenant's response. The result says whether there was one; False is no error."""
+        """Delete a tenant's response from the database, running or not. The result says whether there was one; False is
+        no error."""
         return self.submit_job(lambda database: database.delete_response(tenant, response_id))
 
     async def close(self) -> None:
@@ -176,7 +186,11 @@ class StateStore:
             logger.error("%s hangs: what is not written yet is lost", self._path)
 
     def submit_change(self, work: Callable[[StateDatabase], T]) -> asyncio.Future[T]:
-        """Run `work` as `submit_job` does, within one transaction: an exception rolls back all that `work` wrote."""
+        """Run `work` as `submit_job` does, within one transaction: an exception rolls back all that `work` wrote.
+
+        `work` may call the methods of `conversations` and `completions` only, as those of `StateDatabase` that write
+        have a transaction of their own.
+        """
 
         def work_as_one(database: StateDatabase) -> T:
             with database.transaction():

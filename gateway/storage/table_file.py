@@ -24,7 +24,7 @@ _FIND_OLDEST: Final = (
 
 
 class DatabaseFullError(DatabaseError):
-    """An object does not fit into the database, even after all objects that may be deleted were deleted."""
+    """Objects do not fit into the database, even after all objects that may be deleted were deleted."""
 
 
 class TableFile:
@@ -79,7 +79,8 @@ class TableFile:
     def make_room(self, size: int, rows: int) -> None:
         """Delete the least recently used objects of any kind and tenant, until `size` bytes in `rows` rows fit.
 
-        Call within a transaction, so that an error deletes nothing. Running responses are never deleted.
+        Deletes nothing if they fit already. Call within a transaction, so that an error deletes nothing. Running
+        responses are never deleted.
 
         Raises:
             DatabaseFullError: the rows alone are too large, or only running responses are left to delete.

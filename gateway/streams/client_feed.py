@@ -12,12 +12,13 @@ from gateway.streams.stream import ResumableStream
 
 
 class FedCall(Protocol):
-    """The methods of `ClientCall` that a feed uses."""
+    """What a feed uses of the client's call: an attribute and methods of `gateway.server.call.ClientCall`."""
 
     handler: Handler | None
 
     def start_response(self, status: int, lines: bytes, first_part: bytes) -> None:
-        """See ClientCall, as for the other methods."""
+        """Begin the answer; `send_part` and `end_response` follow. `lines`: header lines, each with CRLF. `first_part`:
+        not empty. See `ClientCall.start_response`."""
 
     def send_part(self, part: bytes) -> None: ...
 
@@ -25,8 +26,12 @@ class FedCall(Protocol):
 
 
 class ClientFeed:
-    """Handler of the client's call once its stream is open, in place of the exchange, and a `StreamReader`. A client
-    that is slow or leaves stops being fed; the exchange goes on."""
+    """Sends a stream to the client whose request makes it: a `StreamReader`, and the handler of the client's call in
+    place of the exchange, once the stream is open.
+
+    The exchange, which makes the stream, does not depend on the client: it goes on when the client leaves or reads too
+    slowly. Use it in the event loop; it ends with the stream or the client.
+    """
 
     __slots__ = ("_call", "_is_full", "_is_started", "_lines", "_lost_events", "_offset", "_on_gone", "_stream")
 
@@ -62,7 +67,8 @@ class ClientFeed:
         stream.readers.add(self)
 
     def take_events(self, events: bytes, offset: int) -> None:
-        """See StreamReader. A client that keeps up is sent `events` as they are, without a copy out of the ring."""
+        """Send `events`, which the stream got at `offset`, if the client has all that is before them and reads fast
+        enough; otherwise read on in the stream, as `wake` does. See `stream.StreamReader`."""
         if offset != self._offset or self._is_full or self._call is None:
             self.wake()
             return
@@ -70,7 +76,8 @@ class ClientFeed:
         self._send(events)
 
     def wake(self) -> None:
-        """See StreamReader. Sends until the client's buffer is full or the stream has no more."""
+        """Send what the stream has, until the client's buffer is full or there is no more. At the stream's end, or if
+        the ring has dropped bytes that the client lacks, end the client's answer. See `stream.StreamReader`."""
         while self._call is not None and not self._is_full:
             events, is_end = self._stream.read(self._offset, self._lost_events)
             if is_end:
@@ -108,23 +115,25 @@ class ClientFeed:
     # From the client's connection
 
     def take_body(self, body: bytes | LargeBody) -> None:
-        """See Handler. Does nothing, and is never called: the exchange took the body before this feed took its
-        place."""
+        """Do nothing. Part of `gateway.server.call.Handler`, but never called: the exchange took the body before this
+        feed took its place."""
 
     def fail_request(self, error: RoundhouseError) -> None:
-        """See Handler. Does nothing, and is never called: only a request whose body is not complete can fail so. An
-        error of the exchange reaches the client as the last events of the stream."""
+        """Do nothing. Part of `gateway.server.call.Handler`, but never called: only a request whose body is not
+        complete can fail so. An error of the exchange reaches the client as the last events of the stream."""
 
     def client_gone(self) -> None:
-        """See Handler. Stops reading the stream and calls `on_gone`; the exchange goes on."""
+        """Stop reading the stream and call `on_gone`, because the client has left; the exchange goes on. Does nothing
+        once the answer has ended."""
         if self._release() is not None:
             self._on_gone()
 
     def client_full(self) -> None:
-        """See Handler."""
+        """Stop sending until `client_ready`, because the client reads too slowly. Meanwhile the ring keeps the bytes,
+        as far as it has room."""
         self._is_full = True
 
     def client_ready(self) -> None:
-        """See Handler."""
+        """Send on what the stream has got since `client_full`: the client has read enough."""
         self._is_full = False
         self.wake()

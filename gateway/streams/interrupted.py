@@ -31,15 +31,16 @@ def is_complete(path: str, events: bytes) -> bool:
 
 def error_events(path: str, error: RoundhouseError, request_id: str) -> bytes:
     """Return the bytes of the events that report `error` in the form of the API at `path`, terminator included. Nothing
-    may follow them. `path` must be the path of an API that streams; KeyError otherwise."""
+    may follow them. `path` must be the path of an API that streams, such as `/v1/messages`; a path of no API raises
+    KeyError."""
     dialect = SERVING_OPTIONS[path][0].dialect
     return dialect.error_as_events(dialect.error_body(error, request_id))
 
 
 def end_events(path: str, events: bytes, error: RoundhouseError, request_id: str) -> bytes:
     """Return the bytes that end a stream of the API at `path` with `error`. `events`: all that was sent of it, from
-    which `/v1/responses` takes the response's id, the next sequence number and the output so far. Raises KeyError for a
-    path of no API that streams."""
+    which `/v1/responses` takes the response's id, the next sequence number and the output so far; for other APIs they
+    do not matter. Raises KeyError for a path of no API."""
     if path == _RESPONSES:
         return end_interrupted(events, error.build_envelope(request_id).error.model_dump())
     return error_events(path, error, request_id)

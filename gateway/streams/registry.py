@@ -92,8 +92,9 @@ class StreamRegistry:
         return stream
 
     def recover_stream(self, stream: ResumableStream) -> bool:
-        """Add an ended stream of an earlier process. Call in ascending order of `ended_at`, before any other stream
-        ends. Return False, and add nothing, if its id is taken, or if it does not fit."""
+        """Add an ended stream of an earlier process, whose `state` and `ended_at` are set. Call in ascending order of
+        `ended_at`, before any other stream ends. Streams that ended earlier are removed to make room. Return False, and
+        add nothing, if its id is taken, or if it does not fit."""
         size = stream.ring.size
         if self.find_stream(stream.tenant, stream.id) is not None:
             return False
@@ -151,8 +152,8 @@ class StreamRegistry:
             self.remove_stream(stream)
 
     def was_removed(self, tenant: str, stream_id: str) -> bool:
-        """Return whether the tenant's stream of this id was removed, is among the last REMEMBERED_REMOVALS removals,
-        and no newer stream has the id."""
+        """Return whether the tenant's last stream of this id was removed, and that is remembered: it is among the last
+        REMEMBERED_REMOVALS removals. False while a stream has the id."""
         return (tenant, stream_id) in self._removed
 
     def remove_expired(self, now: float, most: int) -> bool:

@@ -61,8 +61,10 @@ class ResumableStreams:
         self, caller: Caller, stream_id: str, *, model: str, path: str, request_id: str, response_id: str | None
     ) -> ResumableStream:
         """Make a live stream of the caller's tenant, with a file if one can be written. It replaces, and cancels, the
-        tenant's stream of the same id. Call `end_stream` once afterwards.
+        tenant's stream of the same id. The caller of this method sets `producer`, appends the events, and calls
+        `end_stream` once.
 
+        `model`: its own name, not an alias; whether the caller may use it is not checked. `path`: of the API.
         `response_id`: id of the background response that the request makes; None: it makes none.
 
         Raises:
@@ -90,7 +92,9 @@ class ResumableStreams:
         self.registry.end_stream(stream, state, self._clock())
 
     def remove_stream(self, stream: ResumableStream, told_events: bytes) -> None:
-        """Drop a stream and its file. `told_events`: last events for readers; see `StreamRegistry.remove_stream`."""
+        """Drop a stream with its bytes and its file; the request of a live one is not cancelled. Harmless if it was
+        removed before. `told_events`: last events for readers that have not read all; empty: they get the events that
+        they have for lost bytes (see `ResumableStream.read`)."""
         self.registry.remove_stream(stream, told_events)
 
     # For clients that ask for them
@@ -128,8 +132,8 @@ class ResumableStreams:
         return [stream for stream in dict.fromkeys(found) if self._may_see(caller, stream)]
 
     def stop_stream(self, caller: Caller, stream_id: str) -> None:
-        """Serve a client's DELETE: cancel a live stream's request, or remove a stream that has ended. Succeeds again
-        for an id whose stream was removed recently.
+        """Serve a client's DELETE: cancel a live stream's request, whose bytes stay readable; remove a stream that is
+        done or cut; leave a stopped one as it is. Succeeds again for an id whose stream was removed recently.
 
         Raises:
             RoundhouseError: `stream_not_found`: there is and was no stream of this id that the caller may see.
@@ -160,7 +164,8 @@ class ResumableStreams:
 
     def recover_streams(self) -> None:
         """Take over the streams in the files of an earlier process. Call once, before the first request. Files that
-        cannot be read are logged and removed; never raises OSError for them."""
+        cannot be read are logged and removed, and do not raise. Raises OSError only if the folder itself cannot be
+        read."""
         if self._folder is None:
             return
         for recovered in recover_streams(self._folder, self.registry, self._clock()):

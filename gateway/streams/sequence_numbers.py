@@ -9,7 +9,7 @@ from gateway.streams.ring import ByteRing
 
 def find_offset(ring: ByteRing, number: int) -> int | None:
     """Return the offset at which to begin reading so as to get every event whose `sequence_number` is `number` or
-    greater and none with a smaller number. None: the ring has dropped at least one of the events asked for.
+    greater and none with a smaller number. None: the ring has dropped one of these events or a part of it, or may have.
 
     A `number` beyond the last event yields the offset after that event. Comments have no number and are skipped.
     """

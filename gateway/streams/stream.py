@@ -186,7 +186,8 @@ class ResumableStream:
         return events, not events and self.state is not StreamState.LIVE
 
     def close_file(self) -> None:
-        """Record the final state in the file, if there is one. Call after `state` is set."""
+        """Record the final state in the file, if there is one. Call after `state` is set. A file that cannot record it
+        is removed, and `has_file` becomes False."""
         if self._file is not None and not self._file.end(self.state):
             self._file, self.has_file = None, False
 
@@ -197,8 +198,8 @@ class ResumableStream:
             file.remove()
 
     def stop(self, error: RoundhouseError) -> None:
-        """Cancel the request that makes the stream, because a client asked for it. Only sets `is_stopping` if the
-        request has ended. The stream ends, possibly before this returns, with `error` as its last event."""
+        """Cancel the request that makes the stream, because a client asked for it. The stream then ends, possibly
+        before this returns, with `error` as its last event. Without a `producer` this only sets `is_stopping`."""
         self.is_stopping = True
         if self.producer is not None:
             self.producer.stop(error)

@@ -30,7 +30,8 @@ _MOST_HEADER_BYTES: Final = 64 * 1024
 
 
 class StreamHeader(NamedTuple):
-    """First line of a file, as JSON: which stream the bytes after it belong to."""
+    """First line of a file, as JSON: which stream the bytes after it belong to. The fields that are not described are
+    those of `ResumableStream`."""
 
     tenant: str
     id: str
@@ -205,7 +206,12 @@ class DiskFile:
         self._size = 0
 
     def append(self, events: bytes, ring: ByteRing) -> bool:
-        """See StreamFile."""
+        """Write whole events, before they are appended to `ring`; the first call creates the file, with the bytes that
+        `ring` has. A file that grew too long is written anew with the ring's bytes.
+
+        Return False if the events could not be written, or the disk rests: the file is removed then, and must not be
+        used again. Never raises OSError. See `stream.StreamFile`.
+        """
         folder, started_at = self._folder, time.perf_counter()
         if not folder.may_write():
             self._lose("the disk is too slow")
@@ -227,7 +233,8 @@ class DiskFile:
         return True
 
     def end(self, state: StreamState) -> bool:
-        """See StreamFile."""
+        """Close the file and record the final state in its suffix. Return False if that failed: the file is removed
+        then, and must not be used again. True, and nothing is done, if nothing was ever appended."""
         if self._descriptor is None:
             return True
         self._close()
@@ -239,7 +246,7 @@ class DiskFile:
         return True
 
     def remove(self) -> None:
-        """See StreamFile."""
+        """Close and delete the file. Harmless if there is none. Never raises OSError: a failure is logged."""
         self._close()
         remove_file(self._path)
 

@@ -347,7 +347,10 @@ class RateLimits:
         return RateLimitEntry(self, caller.name or "", state, 0)
 
     def header_lines(self, caller: Caller, now: float) -> bytes:
-        """Return `response_headers` as lines of an HTTP/1.1 header section, each with CRLF; empty if it is empty."""
+        """Return the headers of `response_headers` as lines of an HTTP/1.1 header section, each with CRLF.
+
+        Empty for a caller without limits per minute.
+        """
         if not caller.is_limited:
             return b""
         state, lines = self._state_of(caller, now), ""
@@ -375,7 +378,8 @@ class RateLimits:
         return headers
 
     def count_inflight(self, name: str) -> int:
-        """Return the number of counted requests of a key that have not ended, waiting ones and reads included.
+        """Return the number of counted requests of the key `name` that have not ended, waiting ones included, and reads
+        that count for `concurrency`.
 
         0 for an unknown key, and for requests that were admitted while the key had no limits.
         """

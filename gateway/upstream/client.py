@@ -98,7 +98,8 @@ class EngineClient:
 
     @property
     def busy_connections(self) -> int:
-        """Number of open connections, to all engines together, that carry a request."""
+        """Number of open connections, to all engines together, that are not idle: they carry a request, or are being
+        closed."""
         return self._pool.open_count - self._pool.idle_count
 
     @property
@@ -122,8 +123,9 @@ class EngineClient:
         The answer, or the failure, is passed to `listener` later: `EngineRefusedError` also for an endpoint whose URL
         or token cannot be used, and after `close`. `path`: path and query in the gateway's own API; see
         `target.head_of`. `headers`: whole lines with CRLF, without those that every request has (host, authorization,
-        content-type, content-length, accept, accept-encoding, user-agent). They are sent unchecked. `fresh`: open a new
-        connection even if an idle one exists, which the engine may have closed meanwhile.
+        content-type, content-length, accept, accept-encoding, user-agent). They are sent unchecked. `body` must not
+        change until the answer has ended. `fresh`: open a new connection even if an idle one exists, which the engine
+        may have closed meanwhile.
 
         Raises:
             ValueError: `method` or `path` has characters that a request line cannot hold.

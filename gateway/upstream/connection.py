@@ -32,7 +32,8 @@ _ONE_TURN_BYTES = 512 * 1024
 class EngineFailureError(Exception):
     """A request to an engine failed; passed to `EngineListener.engine_failed`, never raised.
 
-    The text says in words what the engine did. `__cause__` is the operating system's or the parser's error; None: none.
+    The text says in words what the engine did. `__cause__` is the exception behind it, such as an OSError, the parser's
+    error or what the listener raised; None: none.
     """
 
 
@@ -68,7 +69,8 @@ class EngineGarbledError(EngineFailureError):
 
 
 class EngineDiedError(EngineFailureError):
-    """The answer broke off after its head was delivered: too early an end, invalid HTTP, or the listener raised."""
+    """The answer broke off after its head was delivered: it ended too early, went on with invalid HTTP or with trailers
+    above `MAX_HEAD_BYTES`, or the listener raised."""
 
     def __init__(self, text: str = "the connection ended before its answer was complete") -> None:
         super().__init__(text)
@@ -79,9 +81,9 @@ class EngineListener(Protocol):
 
     The connection calls `engine_head` once, `engine_data` any number of times, then `engine_end` once. If the request
     fails before its end, it calls `engine_failed` once instead of what is missing. It calls no method from within
-    `EngineClient.send_request` or `cancel`, `pause` and `resume` of `EngineCall`, and none after `cancel`. If
-    `engine_head` or `engine_data` raises, the exception is logged, the connection is closed, and `engine_failed` is
-    called with `EngineDiedError`.
+    `EngineClient.send_request` or `cancel`, `pause` and `resume` of `EngineCall`, and none after `cancel` or
+    `EngineClient.close`. If `engine_head` or `engine_data` raises, the exception is logged, the connection is closed,
+    and `engine_failed` is called with `EngineDiedError`.
     """
 
     def engine_head(self, status: int, headers: Headers) -> None:
@@ -292,7 +294,10 @@ class EngineConnection(asyncio.Protocol):
         self.abort()
 
     def abort(self) -> None:
-        """Close the connection at once, and discard unsent bytes: a clean close could wait for the peer forever."""
+        """Close the connection at once, and discard unsent bytes: a clean close could wait for the peer forever.
+
+        A request that it carries fails in a later turn of the event loop (`EngineListener.engine_failed`).
+        """
         self._is_lost = True
         self._unsent_parts.clear()
         self._transport.abort()

@@ -80,8 +80,8 @@ def head_of(target: Target, method: str, path: str) -> bytes:
     remote's base URL may contain it.
 
     Raises:
-        ValueError: `method` is not of upper-case ASCII letters, or `path` does not begin with `/`, or has a space, a
-            `#`, a control character or one outside of ASCII.
+        ValueError: `method` is not of upper-case ASCII letters, or `path`, behind the path of the base URL, does not
+            begin with `/`, or has a space, a `#`, a control character or one outside of ASCII.
     """
     api_path = target.api_prefix + path[len("/v1") :] if path.startswith("/v1/") else path
     full_path = target.base_path + api_path

@@ -69,6 +69,9 @@ class DocumentRoutes:
 
         With `wait=true`, answer 200 when the document is searchable, or 202 with its state after `LONGEST_WAIT_S`; if
         indexing fails, answer that error, and the version is withdrawn.
+
+        Raises RoundhouseError `retrieval_busy`, `document_too_large`, `document_empty`, `invalid_json`,
+        `invalid_request`, `storage_full` or `storage_failed`.
         """
         caller, waits = read_caller(request), read_boolean(request, "wait")
         await self._service.check_room()
@@ -88,8 +91,8 @@ class DocumentRoutes:
             return await self._service.find_document(key)
 
     async def list_documents(self, request: Request) -> Response:
-        """Answer a page of the tenant's documents that match `filter` and `status`. Raises RoundhouseError
-        `invalid_request`, also where `after` is no document of the tenant."""
+        """Answer a page of the tenant's own documents (without those of vector stores) that match the parameters
+        `filter` and `status`. Raises RoundhouseError `invalid_request`, also where `after` is no such document."""
         caller = read_caller(request)
         try:
             parsed = parse_filter(read_json_parameter(request, "filter"))
@@ -126,8 +129,9 @@ class DocumentRoutes:
         return answer_model(DeletedDocument(id=key.id, deleted=True), caller)
 
     async def list_chunks(self, request: Request) -> Response:
-        """Answer a page of the chunks of the searchable version, empty where there is none. Raises RoundhouseError
-        `document_not_found`."""
+        """Answer a page of the chunks of the searchable version, in the order of the text, empty where there is none.
+        The parameter `after` is the index of a chunk, from 0: the page begins behind it. Raises RoundhouseError
+        `invalid_request` or `document_not_found`."""
         caller, key = _named(request)
         first = read_integer(request, "after", -1, 0, _MOST) + 1
         limit = read_integer(request, "limit", 20, 1, 100)

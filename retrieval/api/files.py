@@ -73,8 +73,8 @@ class FileRoutes:
         return answer_model(build_file(file), caller)
 
     async def list_files(self, request: Request) -> Response:
-        """Answer a page of the tenant's files. Raises RoundhouseError `invalid_request`, also where `after` is no file
-        of the tenant."""
+        """Answer a page of the tenant's files that have not expired, newest first unless `order` is `asc`. Raises
+        RoundhouseError `invalid_request`, also where `after` is no file of the tenant."""
         caller = read_caller(request)
         files, has_more = await self._service.list_files(
             caller.tenant,

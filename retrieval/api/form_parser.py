@@ -16,7 +16,8 @@ LONGEST_FIELD: Final = 1024 * 1024
 
 
 class FormError(Exception):
-    """A form is malformed, or has what it may not have."""
+    """A form is malformed, or has what it may not have. The text is a sentence for the client; `field` is the name of
+    the field that is at fault, None for the form as a whole."""
 
     def __init__(self, message: str, field: str | None = None) -> None:
         """`message`: a sentence. `field`: the one that is at fault; None: the form as a whole."""
@@ -26,15 +27,17 @@ class FormError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class UploadedFile:
-    """What a client says of a file."""
+    """What a client says of a file in a form."""
 
     filename: str | None
+    """None: an empty name."""
     media_type: str | None
-    """None: nothing of use."""
+    """Without parameters, in lower case; None: none, or `application/octet-stream`."""
 
 
 class FormParser:
-    """Parses one form. Feed it with what arrives, store what `feed` returns, and `finish` at the end."""
+    """Parses one form. Give each part of the body to `feed`, store the bytes of the file that it returns, and call
+    `finish` at the end. After a FormError, the parser is of no use."""
 
     def __init__(self, content_type: str, fields: Collection[str]) -> None:
         """`content_type`: the request's header. `fields`: names that the form may have beside `file`. Raises FormError
@@ -71,7 +74,9 @@ class FormParser:
             raise FormError(f"The form is malformed: {error}") from None
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Parse what has arrived. Return what of it belongs to the file. Raises FormError."""
+        """Parse the next bytes of the body. Return those that belong to the file's content, in their order, perhaps
+        none. Raises FormError for a malformed form, a field that is unknown, there twice or above `LONGEST_FIELD`
+        bytes, and a second file."""
         try:
             self._parser.write(data)
         except FormParserError as error:
@@ -80,7 +85,8 @@ class FormParser:
         return content
 
     def finish(self) -> tuple[dict[str, str], UploadedFile]:
-        """Return the fields and the file. Raises FormError where the form ended early or had no file."""
+        """Return the values of the fields by name, and what the client said of the file; its content came from `feed`.
+        Raises FormError where the form ended early or had no file."""
         if not self._has_ended:
             raise FormError("The form is malformed: it ends before its last boundary.")
         if self._file is None:

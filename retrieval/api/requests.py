@@ -122,7 +122,8 @@ def read_json_parameter(request: Request, name: str) -> Any:
 
 
 def answer_model(model: BaseModel, caller: RequestCaller, status: int = 200, **headers: str) -> Response:
-    """Return an answer with the model as JSON, the header that names the tenant, and `headers`, which win over it."""
+    """Return an answer with the model as JSON, the header `x-tenant-id` with the caller's tenant, and `headers`, which
+    win over it."""
     return Response(
         model.model_dump_json(),
         status,

@@ -32,8 +32,8 @@ class StatusRoutes:
         return answer_model(await self._read_status(), read_caller(request))
 
     async def reindex(self, request: Request) -> Response:
-        """Start a reindex in the background, and answer the state with status 202. The state may not show the reindex
-        yet; a failure is in `reindex_error` of later answers."""
+        """Ask for a reindex in the background, and answer the state with status 202. The state may not show the reindex
+        yet; a failure is in `reindex_error` of later answers. While a reindex runs, another one follows it."""
         caller = read_caller(request)
         self._start_reindex()
         return answer_model(await self._read_status(), caller, 202)

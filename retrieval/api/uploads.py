@@ -27,10 +27,10 @@ _TEXT_TYPE: Final = "text/markdown"
 async def open_upload(
     request: Request, max_bytes: int, originals: Originals
 ) -> AsyncIterator[tuple[DocumentFields, IncomingOriginal]]:
-    """Read a request with a document. Yield its fields and its content, which is removed when the block ends, unless it
-    was kept.
+    """Read a request with a document, a form or JSON. Return an async context manager that yields the document's fields
+    and its content; the content is removed when the block ends, unless it was kept (`IncomingOriginal.keep`).
 
-    `max_bytes`: of the content.
+    `max_bytes`: most bytes of the content.
 
     Raises:
         RoundhouseError: `document_too_large`, `body_too_large`, `invalid_json`, `invalid_request` for a malformed form
@@ -52,11 +52,12 @@ async def open_upload(
 async def open_form(
     request: Request, max_bytes: int, fields: Collection[str], originals: Originals
 ) -> AsyncIterator[tuple[dict[str, str], UploadedFile, IncomingOriginal]]:
-    """Read a form with a `file`. Yield its other fields, the file, and its content, which is removed when the block
-    ends, unless it was kept.
+    """Read a form with a `file`. Return an async context manager that yields its other fields, what the client said of
+    the file, and the file's content, which is removed when the block ends, unless it was kept. The request must have
+    the header Content-Type of a form.
 
-    `max_bytes`: most bytes of the file. The form may have 2 MiB more, so the caller checks the file's length.
-    `fields`: names of the other fields that the form may have, each of at most 1 MiB; all are optional.
+    `max_bytes`: most bytes of the file. The whole form may have 1 MiB more, and another for each of `fields`, the names
+    of the other fields that the form may have, each of at most 1 MiB; all are optional.
 
     Raises:
         RoundhouseError: `document_too_large`, `invalid_request` for a malformed form or an unknown field,

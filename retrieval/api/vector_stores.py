@@ -82,14 +82,15 @@ class VectorStoreRoutes:
 
     async def create_store(self, request: Request) -> Response:
         """Create a vector store, and add its first files; an empty body means no fields. Raises RoundhouseError
-        `file_not_found`, `storage_full` or `retrieval_busy` (see `VectorStoreService.create_store`)."""
+        `invalid_json`, `invalid_request`, `file_not_found`, `retrieval_busy`, `storage_full` or `storage_failed`; after
+        the last three, the vector store may exist with some of its files."""
         caller = read_caller(request)
         new = parse_body(NewVectorStore, await read_body(request, _MOST_BYTES) or b"{}")
         return answer_model(await self._service.create_store(caller.tenant, new), caller)
 
     async def list_stores(self, request: Request) -> Response:
-        """Answer a page of the tenant's vector stores. Raises RoundhouseError `invalid_request`, also where `after` is
-        no vector store of the tenant."""
+        """Answer a page of the tenant's vector stores, expired ones included, newest first unless `order` is `asc`.
+        Raises RoundhouseError `invalid_request`, also where `after` or `before` is no vector store of the tenant."""
         caller = read_caller(request)
         stores, has_more = await self._service.list_stores(caller.tenant, _read_page(request))
         ids = [store.id for store in stores]
@@ -104,7 +105,8 @@ class VectorStoreRoutes:
         return answer_model(await self._service.get_store(caller.tenant, store_id), caller)
 
     async def change_store(self, request: Request) -> Response:
-        """Change the fields of a vector store that the body names. Raises RoundhouseError `vector_store_not_found`."""
+        """Change the fields of a vector store that the body names; null clears one. Counts as activity. Raises
+        RoundhouseError `vector_store_not_found`, `invalid_json` or `invalid_request`."""
         caller, store_id = _named(request)
         change = parse_body(VectorStoreChange, await read_body(request, _MOST_BYTES))
         return answer_model(await self._service.change_store(caller.tenant, store_id, change), caller)
@@ -148,8 +150,9 @@ class VectorStoreRoutes:
         return answer_model(await self._service.add_file(caller.tenant, store_id, new), caller)
 
     async def list_files(self, request: Request) -> Response:
-        """Answer a page of a vector store's files. Raises RoundhouseError `vector_store_not_found`, and
-        `invalid_request` also where `after` is no file of it."""
+        """Answer a page of a vector store's files, those with the status `filter` where that is given. Raises
+        RoundhouseError `vector_store_not_found`, and `invalid_request` also where `after` or `before` is no file of
+        it."""
         caller, store_id = _named(request)
         files, has_more = await self._service.list_files(
             caller.tenant, store_id, _read_page(request), status=read_choice(request, "filter", _STATUSES)
@@ -211,7 +214,9 @@ class VectorStoreRoutes:
         return answer_model(batch, caller)
 
     async def list_batch_files(self, request: Request) -> Response:
-        """Answer a page of the files of a batch."""
+        """Answer a page of the files of a batch, those with the status `filter` where that is given; files that were
+        removed from the vector store are missing. Raises RoundhouseError `vector_store_not_found`, also for an unknown
+        batch, and `invalid_request`, also where `after` or `before` is no file of the batch."""
         caller, store_id = _named(request)
         files, has_more = await self._service.list_batch_files(
             caller.tenant,

@@ -36,9 +36,9 @@ def save_parsed(db: sqlite3.Connection, version: int, parsed: ParsedDocument) ->
 
 
 def resume_embedding(db: sqlite3.Connection, version: int) -> int | None:
-    """Set the state of a claimed version to `embedding` where its chunks are known, and return their number: an earlier
-    try has stored them, or the version has a twin (see `find_twin`), whose text and chunks are copied. None: the
-    version is to be parsed."""
+    """Set the state of a claimed version to `embedding` where its chunks are known, and return their number, perhaps 0:
+    an earlier try has stored them, or the version has a twin (see `find_twin`), whose text and chunks are copied. None:
+    the version is to be parsed, or it is not in the state `parsing` any more; nothing changed."""
     row = db.execute(
         "UPDATE versions SET state = 'embedding' WHERE number = ? AND state = 'parsing' AND chunks IS NOT NULL "
         "RETURNING chunks",
@@ -97,7 +97,7 @@ def read_chunks(db: sqlite3.Connection, version: int, *, first: int, limit: int)
 
 
 def read_text(db: sqlite3.Connection, version: int) -> bytes | None:
-    """Return a version's text in UTF-8; None: the version is not parsed yet, or is deleted."""
+    """Return a version's whole text in UTF-8; None: the version is not parsed, or the catalog does not have it."""
     row = db.execute("SELECT text FROM texts WHERE version = ?", (version,)).fetchone()
     return None if row is None else bytes(row[0])
 

@@ -13,18 +13,20 @@ from retrieval.catalog.versions import is_original_used
 
 
 async def discard_original(catalog: CatalogDatabase, originals: Originals, sha256: str) -> None:
-    """Remove an original that was to be stored, after a failure, unless something needs it. Where even that fails, it
-    stays until the next start of the program (see `GarbageCollector.remove_leftovers`); nothing is raised."""
+    """Remove the original of that hash, after the version or file that needed it could not be stored. It stays where
+    another version or an uploaded file needs it, it is pinned, or a backup is reading it. OSError and sqlite3.Error are
+    ignored: the original then stays until the next start of the program, which removes unused ones."""
     with contextlib.suppress(OSError, sqlite3.Error):
         await remove_unused_originals(catalog, originals, [sha256])
 
 
 async def remove_unused_originals(catalog: CatalogDatabase, originals: Originals, hashes: Iterable[str]) -> int:
-    """Remove the original files with these hashes, but those that a version or an uploaded file needs or that are
-    pinned. Return how many were removed; one that was missing already counts, too.
+    """Remove the original files with these hashes, except those that a version or an uploaded file needs, that are
+    pinned, or that a backup is reading (`Originals.take_postponed` names these later). Return how many were removed;
+    one that was missing already counts, too.
 
-    Raises OSError or sqlite3.Error at the first that fails; the rest is not tried. Raises ValueError for what is no
-    hash.
+    Raises OSError or sqlite3.Error at the first that fails; the rest is not tried. Raises ValueError for a string that
+    is not 64 lower-case hex digits.
     """
 
     def remove(db: sqlite3.Connection, sha256: str) -> bool:

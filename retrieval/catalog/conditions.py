@@ -20,7 +20,8 @@ _LEAST_MARGIN: Final = 1e-300
 
 @dataclass(frozen=True, slots=True)
 class SqlCondition:
-    """A condition with its parameters."""
+    """A condition for a WHERE clause over the newest versions `v`: `values` are the parameters of the `?` in `sql`, in
+    their order."""
 
     sql: str
     values: tuple[str | float, ...] = ()
@@ -30,7 +31,8 @@ ANY: Final = SqlCondition("1")
 
 
 def combine_conditions(operator: str, conditions: Sequence[SqlCondition]) -> SqlCondition:
-    """Return the condition that all (`AND`) or some (`OR`) of at least one hold."""
+    """Join conditions: with the operator `AND`, all must hold; with `OR`, at least one. There must be at least one
+    condition."""
     if any(each == ANY for each in conditions):
         if operator == "OR":
             return ANY
@@ -40,13 +42,14 @@ def combine_conditions(operator: str, conditions: Sequence[SqlCondition]) -> Sql
 
 
 def build_state_condition(state: str | None) -> SqlCondition:
-    """Return the condition that a version has the state; None: any."""
+    """Return the condition that the version has this `VersionState`; None: a condition that always holds (`ANY`)."""
     return ANY if state is None else SqlCondition("v.state = ?", (state,))
 
 
 def build_filter_condition(node: Filter | None) -> SqlCondition:
-    """Return the condition that holds wherever `retrieval.filters.matches_filter` does. `ne` and `nin` are left to the
-    reader: most documents match them."""
+    """Return a condition that holds for every version whose metadata match the filter, and perhaps for others: the
+    caller must apply `retrieval.filters.matches_filter` to each row that it reads. For None, and for `ne` and `nin`,
+    the condition always holds."""
     if node is None:
         return ANY
     if isinstance(node, Combination):

@@ -40,8 +40,8 @@ class CatalogDatabase:
         `is_durable` False: it is durable with the next one that is, so a loss of power may undo it, and all that came
         after it. For what a restart does again anyway.
 
-        Raises what `work` raises, after a rollback; sqlite3.Error where the disk fails. A caller that is cancelled does
-        not know whether the transaction was committed.
+        Raises what `work` raises, after a rollback; sqlite3.Error where the disk fails; RuntimeError after `close`. A
+        caller that is cancelled does not know whether the transaction was committed.
         """
 
         def in_transaction(db: sqlite3.Connection) -> Result:
@@ -58,7 +58,7 @@ class CatalogDatabase:
         return await asyncio.get_running_loop().run_in_executor(self._executor, in_transaction, self._db)
 
     def close(self) -> None:
-        """Wait until all work that was handed over has run, and close the file. Blocks. `read` and `write` fail
-        then."""
+        """Wait until all work that was handed over has run, and close the file. Blocks. `read` and `write` raise
+        RuntimeError from then on."""
         self._executor.shutdown(wait=True)
         self._db.close()

@@ -15,7 +15,8 @@ _COLUMNS: Final = "id, tenant, filename, purpose, media_type, sha256, bytes, cre
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file that a client has uploaded to `/v1/files`, without its content, which `Originals` has as `sha256`."""
+    """A file that a client has uploaded to `/v1/files`, without its content, which `Originals` has under the hash
+    `sha256`. `bytes`: its size. Times are Unix times in seconds."""
 
     id: str
     tenant: str

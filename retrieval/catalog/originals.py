@@ -39,8 +39,8 @@ class Originals:
         self._postponed: set[str] = set()
 
     def begin_original(self) -> IncomingOriginal:
-        """Create an empty file to receive an original of unknown hash, and return it. Use it as a context manager;
-        write its content, and then `keep` it. Raises OSError."""
+        """Create an empty file to receive an original of unknown hash, and return it. Use it as a context manager: in
+        the block, `write` the content, then call `keep` with the hash pinned. Raises OSError."""
         return IncomingOriginal(self._incoming / secrets.token_hex(16), self)
 
     def path_of(self, sha256: str) -> Path:
@@ -52,8 +52,9 @@ class Originals:
 
     @contextlib.contextmanager
     def pin(self, sha256: str) -> Iterator[None]:
-        """Within the block, `remove_original` leaves the original of that hash alone. For the time between `keep` and
-        the commit of the version or file that needs it. Pins nest; the original need not exist."""
+        """Return a context manager in whose block `remove_original` leaves the original of that hash alone. The block
+        must contain `keep` and the commit of the version or file that needs the original. Pins nest; the original need
+        not exist."""
         with self._lock:
             self._pins[sha256] += 1
         try:
@@ -65,10 +66,12 @@ class Originals:
                     del self._pins[sha256]
 
     def remove_original(self, sha256: str) -> bool:
-        """Remove an original that the catalog does not need. False: it is pinned, or a backup reads the folder, and it
-        stays; the backup's end is for `take_postponed`. A missing one is no error.
+        """Remove an original, and return True; also where it is missing. The caller has made sure that the catalog
+        does not need it, and that this does not change meanwhile.
 
-        Raises OSError, and ValueError for what is no hash.
+        False: the original stays, because it is pinned, or because a backup is reading the folder. In the second case
+        its hash is remembered for `take_postponed`. Raises OSError, and ValueError for a string that is not 64
+        lower-case hex digits.
         """
         path = self.path_of(sha256)
         with self._lock:
@@ -80,8 +83,9 @@ class Originals:
         return True
 
     def take_postponed(self) -> list[str]:
-        """Return the hashes that were not removed because of a backup, and forget them: try again to remove each that
-        the catalog does not need meanwhile."""
+        """Return the hashes that `remove_original` left because a backup was reading the folder, in no order, and
+        forget them. Nothing is removed: the caller asks again whether the catalog needs each, and removes the others.
+        """
         with self._lock:
             postponed = list(self._postponed)
             self._postponed.clear()
@@ -99,7 +103,8 @@ class Originals:
         return True
 
     def list_originals(self) -> Iterator[str]:
-        """Yield the hashes of all originals that are kept, in no order. Blocks while it is read."""
+        """Yield the hashes of all originals in the folder, in no order; unfinished files are not among them. The folder
+        is read during the iteration, which blocks."""
         for path in self._folder.glob("??/*"):
             if _HASH.fullmatch(path.name):
                 yield path.name
@@ -127,8 +132,8 @@ class IncomingOriginal:
         self._path.unlink(missing_ok=True)
 
     def write(self, part: bytes) -> None:
-        """Append all bytes of `part`. Raises OSError (with errno ENOSPC on a full disk); a part of them is then
-        written."""
+        """Append `part` to the file, whole, and count it in `bytes` and `sha256`. Raises OSError (errno ENOSPC: the
+        disk is full); the file may then hold some bytes of `part` that are not counted, so do not write or keep it."""
         view = memoryview(part)
         while view:
             view = view[self._file.write(view) :]
@@ -141,8 +146,9 @@ class IncomingOriginal:
         return self._hash.hexdigest()
 
     def keep(self) -> str:
-        """Make the file durable under its hash, and return the hash. Replaces an original of the same hash. Call once,
-        after the last `write`, with the hash pinned. Raises OSError."""
+        """Move the file to its place among the originals, durably, and return its hash. Replaces an original of the
+        same hash. Call once, after the last `write`, with the hash pinned (`Originals.pin`). Raises OSError; the
+        original may then be in its place or not."""
         os.fsync(self._file.fileno())
         target = self._originals.path_of(self.sha256)
         target.parent.mkdir(exist_ok=True, mode=0o700)

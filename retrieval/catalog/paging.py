@@ -16,7 +16,9 @@ class PageRequest:
     neither, it is the first page."""
 
     limit: int
+    """Most objects on the page."""
     is_ascending: bool
+    """True: the page has the oldest object first; False: the newest."""
     after: str | None = None
     """Id of the last object of the page before this one."""
     before: str | None = None
@@ -29,13 +31,15 @@ class PageRequest:
 
     @property
     def reads_ascending(self) -> bool:
-        """The direction in which rows are read, from the cursor away. `cut_page` turns them round again."""
+        """Whether rows are to be read with rising `number`, which leads away from the cursor: with `before`, that is
+        the opposite of `is_ascending`, and `cut_page` turns the rows round again."""
         return self.is_ascending if self.before is None else not self.is_ascending
 
 
 def find_bound(db: sqlite3.Connection, table: str, tenant: str, page: PageRequest) -> tuple[str, str, int]:
-    """Return comparison, direction and number, for `number COMPARISON ? ... ORDER BY number DIRECTION`. The caller
-    reads one row more than the page's limit, and gives them to `cut_page`.
+    """Return (comparison, direction, number) for `WHERE tenant = ? AND number COMPARISON ? ORDER BY number DIRECTION`:
+    `>` and `ASC`, or `<` and `DESC`, and the parameter of the comparison. The caller reads one row more than the page's
+    limit, and gives them to `cut_page`. `table` is put into the SQL as it is.
 
     Raises:
         LookupError: the tenant has no row with the id of the page's cursor.
@@ -50,8 +54,10 @@ def find_bound(db: sqlite3.Connection, table: str, tenant: str, page: PageReques
 
 
 def cut_page(rows: Sequence[Item], page: PageRequest) -> tuple[list[Item], bool]:
-    """Return the page of rows that were read from its cursor away, in the order that the client wants, and whether more
-    follow in the direction of reading."""
+    """Return the first `page.limit` of `rows`, in the order that the client wants, and whether there are more rows.
+
+    `rows` were read as `find_bound` says: from the page's cursor away, and one more than the limit where there is one.
+    With `before`, more rows means objects ahead of the page, else objects behind it."""
     kept = list(rows[: page.limit])
     return kept if page.before is None else kept[::-1], len(rows) > page.limit
 
@@ -59,7 +65,8 @@ def cut_page(rows: Sequence[Item], page: PageRequest) -> tuple[list[Item], bool]
 def cut_list(
     items: Sequence[Item], page: PageRequest, id_of: Callable[[Item], str], matches: Callable[[Item], bool]
 ) -> tuple[list[Item], bool]:
-    """Return the page of those of `items`, the oldest first, that match, and whether more follow, as `cut_page` does.
+    """Return the page of those `items` for which `matches` is true, and whether there are more, as `cut_page` does.
+    `items` is the whole list, the oldest first.
 
     Raises:
         LookupError: no item, whether it matches or not, has the id of the page's cursor.

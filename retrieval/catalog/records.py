@@ -85,6 +85,7 @@ class Version:
     retry_at: float | None
     """Unix time in seconds before which it is not tried again; None: at once, or never where `state` is `failed`."""
     error_code: str | None
+    """Why the last try failed, also while the version is tried again; None: none failed, or the version is ready."""
     error_message: str | None
 
 
@@ -105,9 +106,9 @@ class StoredDocument:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One chunk of a version: its place in the version's text, and the text there. `start` and `end` are offsets in
-    bytes of the text in UTF-8, `end` after the last one; `page` counts from 1, None where the format has no pages;
-    `headings` has the outermost first."""
+    """One chunk of a version: its place in the version's text, and the text there. `version` is the version's number;
+    `ordinal` counts the version's chunks from 0. `start` and `end` are offsets in bytes of the text in UTF-8, `end`
+    after the last one; `page` counts from 1, None where the format has no pages; `headings` has the outermost first."""
 
     version: int
     ordinal: int
@@ -131,8 +132,8 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class FoundChunk:
-    """A chunk that a search found, of a visible version, with the id, the space, and the version's filename and
-    metadata."""
+    """A chunk that a search found, of a version that was visible when the chunk was read, with the id and the space of
+    its document (see `DocumentKey`), and the version's filename (None: the client named none) and metadata."""
 
     chunk: Chunk
     document_id: str
@@ -156,13 +157,15 @@ class TenantTotals:
 @dataclass(frozen=True, slots=True)
 class Collection:
     """A collection of the vector store, as the catalog knows it: which model made its vectors, and what it is for.
-    `active`: searches use it. `building`: it is being filled, to become the active one."""
+    `active`: searches use it. `building`: it is being filled, to become the active one. There is at most one of each.
+    """
 
     number: int
     name: str
     model: str | None
     """The embedding model of its vectors; None: sparse vectors alone."""
     dimension: int | None
+    """Numbers per dense vector; None without a model."""
     is_normalized: bool | None
     """Whether a vector that was asked for as a probe had length 1; None without a model."""
     state: Literal["active", "building"]
@@ -170,5 +173,5 @@ class Collection:
 
     @property
     def spec(self) -> CollectionSpec:
-        """The collection as the vector store should have it."""
+        """The name, dimension and BM25 options with which the collection was created in the vector store."""
         return CollectionSpec(self.name, self.dimension, self.bm25)

@@ -19,7 +19,8 @@ _COLUMNS: Final = "id, tenant, name, description, metadata, created_at, last_act
 
 @dataclass(frozen=True, slots=True)
 class StoredVectorStore:
-    """One of OpenAI's vector stores, without its files: those are documents of the space that has its id."""
+    """One of OpenAI's vector stores, without its files: those are documents of the space that has its id. `name` and
+    `description` None: it has none. Times are Unix times in seconds."""
 
     id: str
     tenant: str
@@ -39,8 +40,9 @@ class StoredVectorStore:
 
 @dataclass(frozen=True, slots=True)
 class FileBatch:
-    """Files that were added to a vector store together: their ids, as the client sent them, of which some may be
-    removed from the vector store since. Their states are those of the documents."""
+    """Files that were added to a vector store together. `files`: their ids, as the client sent them; some may have been
+    removed from the vector store since. Their states are those of the documents with these ids. `created_at` is Unix
+    time in seconds."""
 
     id: str
     vector_store: str
@@ -77,8 +79,9 @@ def find_store(db: sqlite3.Connection, tenant: str, store_id: str) -> StoredVect
 
 
 def list_stores(db: sqlite3.Connection, tenant: str, page: PageRequest) -> tuple[list[StoredVectorStore], bool]:
-    """Return a page of vector stores by creation, and whether more follow. Raises LookupError where there is no store
-    with the id of the page's cursor."""
+    """Return a page of a tenant's vector stores, also expired ones, in the order of creation that `page` asks for, and
+    whether there are more behind it (with `before`: ahead of it). Raises LookupError where the tenant has no store with
+    the id of the page's cursor."""
     comparison, direction, bound = find_bound(db, "vector_stores", tenant, page)
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM vector_stores WHERE tenant = ? AND number {comparison} ? "

@@ -51,7 +51,8 @@ class Accepted:
 
     document: StoredDocument
     is_new: bool
-    """Whether the version was queued. False: the document's newest version is equal and not failed; nothing changed."""
+    """Whether a version was queued, or a failed one queued again. False: the document's newest version is equal and not
+    failed; nothing changed."""
 
 
 def accept_version(db: sqlite3.Connection, new: NewVersion, now: float) -> Accepted:
@@ -59,8 +60,8 @@ def accept_version(db: sqlite3.Connection, new: NewVersion, now: float) -> Accep
     whether anything changed.
 
     The newest version until then becomes garbage unless it is visible; a visible one stays so until `publish_version`.
-    Where the newest version has the same fingerprint, nothing changes, except that a failed one is queued again as if
-    it were new.
+    Where the newest version has the same fingerprint, no version is made: a failed one is queued again without its
+    error and its count of tries, but keeps its number and `accepted_at`; any other stays as it is.
     """
     found = find_document(db, new.key)
     if found is not None and _fingerprint(db, found.newest.number) == new.fingerprint:
@@ -105,9 +106,10 @@ def scan_documents(
     where: SqlCondition,
     most: int,
 ) -> tuple[list[StoredDocument], int | None]:
-    """Return those documents for which `where` holds among the next `most` of a space, by creation, those after the
-    document with the number `after`; None: from the first. Also return the `after` of the next call; None: there is
-    none. `where` speaks of the newest versions as `v`."""
+    """Look at the next `most` documents of a space in the order of creation (`is_ascending`: oldest first, else newest
+    first), behind the document with the number `after`; None: from the first on. Return those for which `where` holds,
+    which speaks of their newest versions as `v`, and the `after` of the next call; None: this was the end. The list may
+    be empty before the end."""
     comparison, direction = (">", "ASC") if is_ascending else ("<", "DESC")
     bound = (-1 if is_ascending else 2**62) if after is None else after
     row = db.execute(
@@ -240,8 +242,9 @@ def find_version(db: sqlite3.Connection, version: int) -> Version | None:
 
 
 def retry_version(db: sqlite3.Connection, version: int, *, at: float, code: str, message: str) -> None:
-    """Queue a version again after a failed try, to be claimed from the Unix time `at` (seconds) on. Does nothing where
-    the version is not parsing or embedding, as after it was replaced, deleted or cancelled."""
+    """Queue a version again after a failed try, to be claimed from the Unix time `at` (seconds) on. Counts the try, and
+    stores the error's code and message. Does nothing where the version is not parsing or embedding, as after it was
+    replaced, deleted or cancelled."""
     db.execute(
         "UPDATE versions SET state = 'queued', attempts = attempts + 1, retry_at = ?, error_code = ?, "
         "error_message = ? WHERE number = ? AND state IN ('parsing', 'embedding')",
@@ -250,8 +253,9 @@ def retry_version(db: sqlite3.Connection, version: int, *, at: float, code: str,
 
 
 def fail_version(db: sqlite3.Connection, version: int, *, code: str, message: str) -> None:
-    """Set a version to `failed`: it is not tried again until a client sends it again. Does nothing where the version is
-    not parsing or embedding, as after it was replaced, deleted or cancelled."""
+    """Set a version to `failed`: it is not tried again until a client sends it again. Counts the try, and stores the
+    error's code and message. Does nothing where the version is not parsing or embedding, as after it was replaced,
+    deleted or cancelled."""
     db.execute(
         "UPDATE versions SET state = 'failed', attempts = attempts + 1, retry_at = NULL, error_code = ?, "
         "error_message = ? WHERE number = ? AND state IN ('parsing', 'embedding')",
@@ -274,7 +278,8 @@ def withdraw_version(db: sqlite3.Connection, key: DocumentKey) -> None:
 
 def publish_version(db: sqlite3.Connection, version: int, collection: int) -> bool:
     """Make a version visible: with the commit, searches find it, and the version visible before becomes garbage. The
-    caller has written all its points to the collection with the number `collection`.
+    caller has written all its points to the collection with the number `collection`, which this also notes. Raises
+    sqlite3.IntegrityError where the catalog has no such collection.
 
     False: nothing changed, for the version is not embedding any more, or not its document's newest one (replaced,
     deleted, cancelled or published already).
@@ -318,8 +323,9 @@ def list_garbage(db: sqlite3.Connection, limit: int) -> list[int]:
 
 
 def remove_garbage(db: sqlite3.Connection, versions: Sequence[int]) -> list[str]:
-    """Delete garbage versions with their texts and chunks; the caller has removed their points. Versions that are not
-    garbage stay. Return the hashes of originals that no version and no file needs now."""
+    """Delete garbage versions with their texts and chunks; the caller has removed their points from the vector store.
+    Versions that are not garbage stay. Return the hashes of the deleted versions' originals that no version and no file
+    needs now: the caller removes these files after the commit."""
     unused = []
     for version in versions:
         row = db.execute(

@@ -15,8 +15,8 @@ MOST_LISTED: Final = 100
 
 def check_metadata(metadata: Mapping[str, Any], field: str = "metadata") -> None:
     """Check that a client's metadata have at most `MOST_ATTRIBUTES` attributes, each with a name that matches `KEY` and
-    a value that filters can compare: a string, a finite number, a boolean, or a list of at most `MOST_LISTED` strings
-    or numbers (perhaps empty).
+    a value that filters can compare: a string of at most `LONGEST_TEXT` characters, a finite number (an integer of 64
+    bits), a boolean, or a list of at most `MOST_LISTED` such strings or such numbers, not mixed, perhaps empty.
 
     Raises:
         RoundhouseError: `invalid_request` for the first that is not, naming it as `field.NAME`.

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from controller.schema.errors import RoundhouseError
 from retrieval.catalog.chunks import read_chunks, read_text
-from retrieval.catalog.cleanup import discard_original, remove_unused_originals
+from retrieval.catalog.cleanup import discard_original
 from retrieval.catalog.conditions import (
     ANY,
     SqlCondition,
@@ -118,7 +118,7 @@ class DocumentService:
 
         Raises:
             RoundhouseError: `document_empty`, `invalid_request` for its metadata or chunking, `retrieval_busy`,
-                `storage_full`.
+                `storage_full`, `storage_failed`; nothing is queued then.
         """
         metadata = dict(fields.metadata or {})
         check_metadata(metadata)
@@ -153,8 +153,9 @@ class DocumentService:
             raise storage_error(error) from None
 
     async def check_room(self, count: int = 1) -> None:
-        """Raise RoundhouseError `retrieval_busy` where so many further versions may not wait. Ask before anything of
-        them is read or stored; `accept_document` and `accept_stored` ask again."""
+        """Raise RoundhouseError `retrieval_busy` where, with `count` further versions, more than `MOST_WAITING` would
+        be queued. Reserves nothing: call it before a request's content is read or stored; `accept_document` and
+        `accept_stored` check again."""
         await self._catalog.read(partial(_check_room, count=count))
 
     async def wait_for_document(self, key: DocumentKey) -> Document:
@@ -171,7 +172,7 @@ class DocumentService:
             if document.status == "ready":
                 return document
             if document.status == "failed":
-                await self._catalog.write(lambda db: withdraw_version(db, key))
+                await self._write(lambda db: withdraw_version(db, key))
                 self._on_garbage()
                 self._changes.note_change(key)
                 assert document.error is not None
@@ -235,12 +236,12 @@ class DocumentService:
         where: SqlCondition,
         matches: Callable[[StoredDocument], bool],
     ) -> tuple[list[StoredDocument], bool]:
-        """Return a page of the documents that match, as the catalog has them, and whether more follow.
+        """Return a page of the documents of a space for which `matches` is true, as the catalog has them, in the order
+        that `page` asks for, and whether there are more behind it (with `before`: ahead of it).
 
-
-        `where` holds for every document that matches, and leaves out most others. Many documents are looked at in
-        parts, so that the catalog does other work in between. Raises `invalid_request` where the page's cursor is no
-        document.
+        `where` (see `scan_documents`) must hold for every document that matches, and should leave out most others. Many
+        documents are looked at in parts, so that the catalog does other work in between. Raises RoundhouseError
+        `invalid_request` where the page's cursor is no document of the space.
         """
         number = None if page.cursor is None else await self._find_number(DocumentKey(tenant, space, page.cursor), page)
         found: list[StoredDocument] = []
@@ -287,7 +288,7 @@ class DocumentService:
     async def delete_tenant(self, tenant: str) -> int:
         """Delete all documents, files and vector stores of a tenant. Return how many documents it had. Raises
         RoundhouseError `tenant_not_found` where it had neither documents nor files; empty vector stores are deleted
-        even then."""
+        even then. An original that cannot be removed after the deletion goes at the next start."""
 
         def delete(db: sqlite3.Connection) -> tuple[int, list[str]]:
             forget_stores(db, tenant)
@@ -297,7 +298,8 @@ class DocumentService:
         if not count and not file_hashes:
             raise RoundhouseError("tenant_not_found", f"The tenant {tenant!r:.100} has stored nothing.")
         self._note_deleted(tenant)
-        await remove_unused_originals(self._catalog, self._originals, file_hashes)
+        for sha256 in file_hashes:
+            await discard_original(self._catalog, self._originals, sha256)
         return count
 
     async def read_chunks(self, key: DocumentKey, *, first: int, limit: int) -> tuple[list[Chunk], bool]:
@@ -394,7 +396,8 @@ def choose_chunking(default: ChunkingOptions, max_tokens: int | None, overlap_to
 
 
 def unknown_cursor(page: PageRequest, what: str) -> RoundhouseError:
-    """Return `invalid_request` for a page whose cursor is the id of nothing. `what`: of what it must be the id."""
+    """Return the RoundhouseError `invalid_request` for a page whose cursor (`after` or `before`) is the id of nothing;
+    the caller raises it. `what`: of what it must be the id, such as `a document`."""
     name = "after" if page.before is None else "before"
     return RoundhouseError(
         "invalid_request", f"`{name}` must be the id of {what}; it is {page.cursor!r:.100}.", param=name

@@ -59,8 +59,8 @@ class BatchSize:
         """Note that the engine refused a request with this number of texts, at least 2, only because there were too
         many: it has accepted the same texts in smaller requests.
 
-        Lowers `size` to at most half of `texts`. After `TRY_AGAIN_AFTER` answered requests, the next larger size may be
-        tried again.
+        Lowers `size` to at most half of `texts`. After `TRY_AGAIN_AFTER` answered requests of that size, the next
+        larger one may be tried again.
         """
         fitting = max((at for at, size in enumerate(self._sizes) if size <= texts // 2), default=0)
         self._lower_to(min(self._at, fitting))

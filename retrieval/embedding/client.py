@@ -78,7 +78,15 @@ class GatewayModelClient:
         await self._session.close()
 
     async def embed_texts(self, model: str, texts: Sequence[str], *, is_background: bool) -> list[Sequence[float]]:
-        """See `ModelClient`."""
+        """Return one vector per text, in the order of `texts` (at least one), all of one dimension, with finite
+        numbers. All texts go in one request to `/v1/embeddings`. `is_background`: every other request of the model goes
+        first.
+
+        Raises:
+            ModelUnavailableError: no vectors now (no answer, the model is not loaded or busy, no token); a later try
+                may succeed.
+            ModelRefusedError: the model refuses a text, or answers no vectors.
+        """
         body = {"model": model, "input": list(texts), "encoding_format": "base64"}
         answer = await self._ask("/v1/embeddings", body, is_background=is_background)
         try:
@@ -91,7 +99,14 @@ class GatewayModelClient:
         return vectors
 
     async def rank_passages(self, model: str, query: str, passages: Sequence[str]) -> list[float]:
-        """See `ModelClient`."""
+        """Return one score per passage, in the order of `passages` (at least one), in the model's own unit; higher is
+        better. All passages go in one request to `/v1/rerank`.
+
+        Raises:
+            ModelUnavailableError: no ranking now (no answer, the model is not loaded or busy, no token); a later try
+                may succeed.
+            ModelRefusedError: the model refuses the query or a passage, or answers no ranking.
+        """
         body = {"model": model, "query": query, "documents": list(passages), "top_n": len(passages)}
         answer = await self._ask("/v1/rerank", body, is_background=False)
         try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from controller.schema.errors import RoundhouseError
-from retrieval.catalog.cleanup import discard_original, remove_unused_originals
+from retrieval.catalog.cleanup import discard_original
 from retrieval.catalog.database import CatalogDatabase
 from retrieval.catalog.files import StoredFile, add_file, delete_file, find_file, list_expired_files, list_files
 from retrieval.catalog.originals import IncomingOriginal, Originals
@@ -54,7 +54,8 @@ class FileService:
         purpose: str,
         expires_after_s: int | None,
     ) -> StoredFile:
-        """Store a file durably, whose whole content is in `incoming`.
+        """Store a file durably, whose whole content is in `incoming`, and return it with its new id. `expires_after_s`:
+        seconds from now; None: it never expires. `media_type`: as the client declared it; None: not at all.
 
         Raises:
             RoundhouseError: `document_empty`, `storage_full`, `storage_failed`.
@@ -119,7 +120,7 @@ class FileService:
             raise file_not_found(file_id)
         self._on_deleted(tenant)
         self._on_garbage()
-        await remove_unused_originals(self._catalog, self._originals, [sha256])
+        await discard_original(self._catalog, self._originals, sha256)
 
     async def delete_expired(self) -> int:
         """Delete the files of all tenants that have expired, as `delete_file` does. Return how many. Call regularly.

@@ -76,8 +76,9 @@ class VectorStoreService:
     async def create_store(self, tenant: str, new: NewVectorStore) -> VectorStoreObject:
         """Create a vector store, queue its first files for indexing, and return it.
 
-        Raises RoundhouseError `invalid_request` or `file_not_found`, with nothing created; `retrieval_busy`,
-        `storage_full` or `storage_failed` after the vector store was created with some of its files.
+        Raises RoundhouseError `invalid_request`, `file_not_found` or `retrieval_busy` before anything is created. After
+        the vector store was created with some of its files, raises `storage_full` or `storage_failed`, and
+        `file_not_found` or `retrieval_busy` where a file or the room for it has gone meanwhile.
         """
         check_metadata(new.metadata or {}, _METADATA)
         chunking = self._choose_chunking(new.chunking_strategy)
@@ -98,7 +99,9 @@ class VectorStoreService:
         return await self._view(await self._find(tenant, store_id))
 
     async def list_stores(self, tenant: str, page: PageRequest) -> tuple[list[VectorStoreObject], bool]:
-        """Return a page of vector stores, and whether more follow. Raises `invalid_request` for an unknown cursor."""
+        """Return a page of the tenant's vector stores, expired ones included, in the order that `page` asks for, and
+        whether there are more behind it (with `before`: ahead of it). Raises RoundhouseError `invalid_request` where
+        the page's cursor is no vector store of the tenant."""
         try:
             stores, has_more = await self._catalog.read(lambda db: list_stores(db, tenant, page))
         except LookupError:
@@ -144,9 +147,9 @@ class VectorStoreService:
         await self._catalog.write(lambda db: touch_store(db, store_id, now))
 
     async def add_file(self, tenant: str, store_id: str, new: NewVectorStoreFile) -> VectorStoreFile:
-        """Queue a file for indexing in a vector store, and return it with its state now. A file that is there already
-        gets the new attributes and sizes of chunks once it is indexed again; if nothing differs, nothing happens, but a
-        failed or cancelled one is tried again.
+        """Queue a file for indexing in a vector store, and return it with its state now. Counts as activity of the
+        vector store. A file that is there already gets the new attributes and sizes of chunks once it is indexed again;
+        if nothing differs, nothing happens, but a failed or cancelled one is tried again.
 
         Raises RoundhouseError as the class says, and `vector_store_expired`.
         """
@@ -165,8 +168,10 @@ class VectorStoreService:
     async def list_files(
         self, tenant: str, store_id: str, page: PageRequest, *, status: str | None
     ) -> tuple[list[VectorStoreFile], bool]:
-        """Return a page of a vector store's files, and whether more follow. Raises `invalid_request` for an unknown
-        cursor."""
+        """Return a page of a vector store's files in the order of their addition that `page` asks for, and whether
+        there are more behind it (with `before`: ahead of it). `status`: only files with this status of OpenAI's; None:
+        all. Raises RoundhouseError `vector_store_not_found`, or `invalid_request` where the page's cursor is no file of
+        the vector store."""
         await self._find(tenant, store_id)
         documents, has_more = await self._documents.list_stored(
             tenant,
@@ -181,10 +186,11 @@ class VectorStoreService:
         self, tenant: str, store_id: str, file_id: str, attributes: Mapping[str, Any]
     ) -> VectorStoreFile:
         """Replace all attributes of a file in a vector store, queue it for indexing again, and return it. Until that is
-        done, searches compare the old ones. Does nothing for the same attributes. An expired vector store is not
-        refused, and the change does not count as activity.
+        done, searches compare the old ones. Does nothing for the same attributes, but a failed or cancelled file is
+        tried again. An expired vector store is not refused, and the change does not count as activity.
 
-        Raises RoundhouseError as the class says.
+        Raises RoundhouseError as the class says; `file_not_found` also where the file itself was deleted or has
+        expired.
         """
         check_metadata(attributes, _ATTRIBUTES)
         document = await self._find_document(tenant, store_id, file_id)
@@ -210,8 +216,9 @@ class VectorStoreService:
         does.
 
         Raises RoundhouseError `vector_store_not_found`, `vector_store_expired`, `file_not_found` for any of the files,
-        or `invalid_request`, with nothing added; `retrieval_busy`, `storage_full` or `storage_failed` after some of the
-        files were added.
+        `invalid_request` or `retrieval_busy` before anything is added. After some of the files were added, raises
+        `storage_full` or `storage_failed`, and `file_not_found` or `retrieval_busy` where a file or the room for it has
+        gone meanwhile.
         """
         await self.use_store(tenant, store_id)
         store = await self._find(tenant, store_id)
@@ -244,8 +251,10 @@ class VectorStoreService:
     async def list_batch_files(
         self, tenant: str, store_id: str, batch_id: str, page: PageRequest, *, status: str | None
     ) -> tuple[list[VectorStoreFile], bool]:
-        """Return a page of the files of a batch, by their places in it, and whether more follow; those that were
-        removed since are missing. Raises `invalid_request` for an unknown cursor."""
+        """Return a page of the files of a batch, by their places in it, and whether there are more behind it (with
+        `before`: ahead of it); those that were removed since are missing. `status`: only files with this status of
+        OpenAI's; None: all. Raises RoundhouseError `vector_store_not_found` for an unknown vector store or batch, and
+        `invalid_request` where the page's cursor is no file of the batch."""
         batch = await self._find_batch(tenant, store_id, batch_id)
         keys = [DocumentKey(tenant, store_id, file_id) for file_id in batch.files]
         found = await self._catalog.read(lambda db: [find_document(db, key) for key in keys])

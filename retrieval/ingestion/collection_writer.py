@@ -56,18 +56,20 @@ class CollectionWriter:
         """Points written since the start of the program, repeated ones included. Only rises."""
 
     async def write_version(self, collection: Collection, version: Version, on_progress: Callable[[int], None]) -> None:
-        """Write all points of a version; the caller flushes the collection. Repeats what an earlier try has written.
-        Vectors of a version with the same chunks (see `find_twin`) are taken from the collection, and only what it
-        lacks is embedded. `on_progress` is called with the number of chunks that are written.
+        """Write all points of a version, which is `embedding` or `ready`; the caller flushes the collection. Writes
+        again what an earlier try has written. Vectors of a version with the same chunks (see `find_twin`) are taken
+        from the collection, and only what it lacks is embedded. `on_progress` is called after each batch, with the
+        number of chunks that are written so far.
 
         Raises:
-            VersionGoneError: the version is in another state now, or deleted.
+            VersionGoneError: the version is in another state now, or deleted; some points may be written.
             ModelUnavailableError: the embedding model does not answer.
             ModelRefusedError: the embedding model refuses a chunk; the text has the chunk's ordinal where the request
                 had several chunks.
             VectorStoreError: the vector store fails.
             KeyError: the vector store has no such collection.
             DimensionChangedError: the model's vectors have another dimension than the collection.
+            sqlite3.Error: the catalog cannot be read.
         """
         self.versions_in_use.add(version.number)
         try:

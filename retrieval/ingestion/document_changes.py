@@ -19,8 +19,9 @@ class EmbeddingProgress:
 
 
 class DocumentChanges:
-    """What changed since, for those who wait in this process: wakes followers of a document, counts changes of what
-    each tenant's searches can find, and holds the progress of embeddings. In memory only; use it in one event loop."""
+    """Tells those who wait in this process what changes: wakes followers of a document, counts changes of what each
+    tenant's searches can find, and holds the progress of embeddings. In memory only; use it in one event loop. One
+    object serves the whole program; whoever commits a change to the catalog must also note it here."""
 
     def __init__(self) -> None:
         self._followers: dict[DocumentKey, set[asyncio.Event]] = {}
@@ -29,8 +30,9 @@ class DocumentChanges:
 
     @contextmanager
     def follow_document(self, key: DocumentKey) -> Iterator[asyncio.Event]:
-        """Within the block, `note_change` for this document sets the event that is yielded; the document need not
-        exist. The follower clears the event, then reads the document, then waits: so no change is missed."""
+        """Return a context manager that yields an event. Within the block, `note_change` for this document and
+        `note_deletion` for its tenant set the event; the document need not exist. The follower clears the event, then
+        reads the document, then waits: so no change is missed."""
         event = asyncio.Event()
         followers = self._followers.setdefault(key, set())
         followers.add(event)
@@ -62,7 +64,8 @@ class DocumentChanges:
                     event.set()
 
     def count_visible_changes(self, tenant: str) -> int:
-        """Return how often `note_visible_change` was called for the tenant since the start of the program."""
+        """Return how often what the tenant's searches can find has changed since the start of the program: the number
+        of calls of `note_visible_change` and `note_deletion`."""
         return self._visible_changes.get(tenant, 0)
 
     def set_progress(self, version: int, progress: EmbeddingProgress | None) -> None:

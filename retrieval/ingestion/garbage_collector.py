@@ -64,5 +64,7 @@ class GarbageCollector:
         return await remove_unused_originals(self._catalog, self._originals, hashes)
 
     async def remove_postponed(self) -> int:
-        """Remove originals that stayed because a backup was reading them. Return how many. Call now and then."""
+        """Remove originals that stayed because a backup was reading them, unless something needs them or a backup still
+        reads them. Return how many. Call now and then. Raises OSError or sqlite3.Error; what is left then goes with
+        `remove_leftovers` at the next start."""
         return await remove_unused_originals(self._catalog, self._originals, self._originals.take_postponed())

@@ -40,7 +40,7 @@ _UNIT_TOLERANCE: Final = 1e-2
 
 class Index:
     """Knows which collection of the vector store searches use, creates it anew where the vector store has lost it, and
-    builds another one for another embedding model.
+    builds another one for another embedding model or other options of BM25.
 
     Call `open` once before anything else, then `fill`. Hold `publish_lock` while a version is made visible, and check
     within it that `active` is still the collection that was written: the lock is also held while a built collection
@@ -78,7 +78,8 @@ class Index:
 
     @property
     def needs_reindex(self) -> bool:
-        """Whether another embedding model or another language is set than the active collection has."""
+        """Whether another embedding model, another language or other parameters of BM25 are set than the active
+        collection has; False where there is no active collection."""
         return self.active is not None and not self._is_as_set(self.active)
 
     @property
@@ -87,9 +88,10 @@ class Index:
         return None if self.active is None else describe_change(self.active, self.wanted_model, self.wanted_bm25)
 
     async def open(self, *, is_restored: bool = False) -> None:
-        """Compare the catalog's collections with the vector store's, and create what is lost, empty. With
-        `is_restored`, the catalog comes from a backup: all collections are created anew, because the points in the
-        vector store are of another catalog, where the same numbers mean other versions.
+        """Compare the catalog's collections with the vector store's: create what is lost, empty, and delete from the
+        store what the catalog does not know. Sets `active`, `building` and `missing`. With `is_restored`, the catalog
+        comes from a backup: all collections are created anew, because the points in the vector store are of another
+        catalog, where the same numbers mean other versions.
 
         Raises VectorStoreError or sqlite3.Error.
         """
@@ -115,7 +117,8 @@ class Index:
         await self._count_missing()
 
     def note_lost(self) -> None:
-        """Note that the vector store has not a collection of this index any more, as a KeyError of a call said."""
+        """Note that the vector store has lost a collection of this index, as a KeyError of a call said. Only ends
+        `wait_until_lost`: the collection is created anew by `replace_lost`."""
         self._is_lost.set()
 
     async def wait_until_lost(self) -> None:
@@ -123,8 +126,8 @@ class Index:
         await self._is_lost.wait()
 
     async def replace_lost(self) -> None:
-        """Create those collections anew, empty, that the vector store has lost since `open`. Call `fill` afterwards.
-        Raises VectorStoreError or sqlite3.Error."""
+        """Create those of the active and the building collection anew, empty, that the vector store has lost. Call
+        `fill` afterwards, which writes their points. Raises VectorStoreError or sqlite3.Error."""
         self._is_lost.clear()
         stored = {spec.name for spec in await self._store.list_collections()}
         async with self.publish_lock:
@@ -136,12 +139,14 @@ class Index:
 
     async def find_active(self) -> Collection:
         """Return the active collection. Where there is none, create it first for the model that is set, which is asked
-        for one embedding to learn its dimension; also replace one for another model if no document is visible.
+        for one embedding to learn its dimension; also replace one for another model or other options of BM25 if no
+        document is visible.
 
         Raises:
             ModelUnavailableError: the model does not answer, so that its dimension is not known.
             ModelRefusedError: the model is no embedding model.
             VectorStoreError: the vector store fails.
+            sqlite3.Error: the catalog cannot be read or written.
         """
         if self.active is None or await self._is_replaced_at_once():
             async with self._build_lock:
@@ -155,8 +160,9 @@ class Index:
         """Write the visible versions that are missing in the active collection; then finish a collection that an
         earlier process was building, as `reindex` does. May take hours.
 
-        Raises what `CollectionWriter.write_version` raises, except VersionGoneError. What was written stays, and the
-        next call goes on from there.
+        Raises what `CollectionWriter.write_version` raises, except VersionGoneError: VectorStoreError,
+        ModelUnavailableError, ModelRefusedError, DimensionChangedError, KeyError or sqlite3.Error. What was written
+        stays, and the next call goes on from there.
         """
         if (active := self.active) is not None:
             try:
@@ -169,8 +175,11 @@ class Index:
                 await self._finish(self.building)
 
     async def reindex(self) -> None:
-        """Build a collection as it is set, and let it serve when it has everything. The old one serves until then. Goes
-        on with one that is being built, unless that is for another model or language. Raises as `fill`."""
+        """Build a new collection for the model and the options of BM25 that are set, also where the active one has the
+        same. When it has the points of all visible versions, it becomes the active one, and the old one is deleted. A
+        collection that is being built already is completed, unless it is for other settings: then it is dropped first.
+
+        May take hours. Raises what `fill` raises; the next call then goes on."""
         async with self._build_lock:
             await self._build()
 

@@ -18,7 +18,8 @@ from retrieval.vector_store.base import VectorStore
 
 @dataclass(frozen=True, slots=True)
 class WrittenVersion:
-    """A version whose points are in a collection, and not yet durable."""
+    """A version whose points are in a collection, and not yet durable. `outcome` gets what
+    `Publisher.publish_version` returns or raises."""
 
     version: Version
     collection: Collection
@@ -28,7 +29,8 @@ class WrittenVersion:
 
 
 class Publisher:
-    """Publishes versions in groups. `run` is its task."""
+    """Makes written versions durable and visible, in groups, while `run` works: one flush of the vector store serves
+    many versions. Use it in one event loop; `publish_version` may be called concurrently."""
 
     def __init__(
         self,
@@ -49,7 +51,8 @@ class Publisher:
         self._last_flush_s = 0.0
 
     async def publish_version(self, version: Version, collection: Collection) -> bool | None:
-        """Make a version visible whose points were all written into the collection. Returns when that is durable.
+        """Make a version visible whose points were all written into the collection. True: it is visible, durably.
+        Waits for a flush that `run` does, perhaps of many versions.
 
         False: it was replaced or deleted meanwhile. None: another collection serves since, which needs the points, too.
 
@@ -64,11 +67,13 @@ class Publisher:
         return await written.outcome
 
     def look(self) -> None:
-        """Decide again whether to flush now."""
+        """Make `run` decide again whether to flush now. Returns at once."""
         self._changed.set()
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Flush and publish the versions that wait, group by group, until cancelled; never return. Call once. A failure
+        is raised by the `publish_version` calls of its group, and not here. Versions that wait at the cancellation are
+        not published, and their calls are not answered: the caller cancels these."""
         loop = asyncio.get_running_loop()
         while True:
             self._changed.clear()

@@ -81,10 +81,12 @@ class ParserPool:
     async def parse_file(
         self, path: Path, *, filename: str | None, media_type: str | None, chunking: ChunkingOptions
     ) -> ParsedDocument:
-        """Extract the text of a file, and cut it. Waits while all processes are busy, which no timeout bounds.
+        """Extract the text of a file, and cut it into chunks, in a child process. Waits while all processes are busy,
+        which no timeout bounds. `filename`, `media_type`: as the client named them, None where it did not.
 
         Raises:
-            ParsingError: see `Parser`.
+            ParsingError: the file is malformed, encrypted, empty, of an unknown format or beyond a limit; the process
+                took too long or died; `chunking` is out of range; or the pool was closed.
             OSError: the file does not exist, or no process can be started.
         """
         self._check_size(path)

@@ -29,8 +29,8 @@ class ChunkingChoice(BaseModel):
 
 
 class NewDocument(BaseModel):
-    """A document as text. A file is sent as `multipart/form-data` instead: `file`, and `id`, `metadata` and `chunking`
-    as JSON text."""
+    """A document as text. A file is sent as `multipart/form-data` instead: `file`, the optional `id` and `filename`,
+    and the optional `metadata` and `chunking` as JSON text."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

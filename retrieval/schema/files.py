@@ -129,7 +129,8 @@ class VectorStoreObject(BaseModel):
 class VectorStoreList(BaseModel):
     """A page of the tenant's vector stores, expired ones included, by creation: newest first unless `order` is `asc`.
     `first_id` and `last_id` are the ids of the first and the last one here, null on an empty page; `last_id` as `after`
-    asks for the next page. `has_more`: vector stores follow this page."""
+    asks for the next page. `has_more`: vector stores follow this page or, if it was asked for with `before`, precede
+    it."""
 
     object: Literal["list"] = "list"
     data: list[VectorStoreObject]
@@ -181,7 +182,8 @@ class NewFileBatch(BaseModel):
 
 class FileError(BaseModel):
     """Why indexing a file in a vector store failed. `unsupported_file`: no text of a known format; `invalid_file`: the
-    file itself; `server_error`: the server. None is tried again until the file is added again."""
+    file itself; `server_error`: the server. A failed file is tried again only after it is added again, or its
+    attributes are changed."""
 
     code: Literal["server_error", "unsupported_file", "invalid_file"]
     message: str
@@ -206,8 +208,8 @@ class VectorStoreFile(BaseModel):
 class VectorStoreFileList(BaseModel):
     """A page of files in a vector store, by when they were added: newest first unless `order` is `asc`. `first_id` and
     `last_id` are the ids of the first and the last one here, null on an empty page; `last_id` as `after` asks for the
-    next page. `has_more`: files follow this page. The files of a batch are all on one page, in the order of the batch,
-    and `has_more` is false."""
+    next page. `has_more`: files follow this page or, if it was asked for with `before`, precede it. The files of a
+    batch are listed by their places in it: the last first unless `order` is `asc`."""
 
     object: Literal["list"] = "list"
     data: list[VectorStoreFile]

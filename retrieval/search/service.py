@@ -78,6 +78,7 @@ class SearchService:
                 without a rerank model; `embedding_model_changed` (see `choose_mode`; or the model's dimension changed);
                 `embedding_unavailable`, `rerank_unavailable`, `vector_store_unavailable` (also where the store has lost
                 the active collection, which is made anew then).
+            sqlite3.Error: the catalog cannot be read.
         """
         try:
             parsed = parse_filter(request.filter)

@@ -21,8 +21,9 @@ def check_name(name: str) -> None:
 
 
 def check_points(spec: CollectionSpec, points: Sequence[Point]) -> None:
-    """Raise ValueError for a point that the collection cannot hold: its id is no UUID, its text is not valid Unicode,
-    an attribute is no finite 64-bit float, or its vector is missing, not wanted, or refused by `check_vector`."""
+    """Raise ValueError for a point that the collection cannot hold: its id is no UUID; its text, tenant, space or a
+    string of its attributes is not valid Unicode; a number of its attributes is no finite 64-bit float; or its vector
+    is missing, not wanted, or refused by `check_vector`. An empty `points` is fine."""
     for point in points:
         uuid.UUID(point.id)
         check_text(point.text, point.tenant, point.space)

@@ -59,7 +59,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class SearchScope:
-    """Which points a search may return."""
+    """Which points a search may return: those of one tenant, in these spaces, that match all fields."""
 
     tenant: str
     spaces: Sequence[str]
@@ -94,7 +94,8 @@ class VectorStore(Protocol):
         ...
 
     async def list_collections(self) -> Sequence[CollectionSpec]:
-        """Return the collections that exist, sorted by name. Empty where the store is new, or was deleted.
+        """Return the collections that exist, sorted by name. Empty where the store is new, or was deleted. Raises
+        VectorStoreError.
 
         A collection may cease to exist at any time, when the store finds that it is damaged: it must then be created
         and filled anew.
@@ -124,14 +125,15 @@ class VectorStore(Protocol):
         Raises:
             KeyError: the collection does not exist.
             ValueError: a vector has another dimension, is missing or is not wanted, or has a number that is no finite
-                32-bit float; an id is no UUID; a text is not valid Unicode (lone surrogates); or an attribute is no
-                finite 64-bit float. Nothing was written.
+                32-bit float; an id is no UUID; a text is not valid Unicode (lone surrogates); or a number among the
+                attributes is no finite 64-bit float. Nothing was written.
             VectorStoreError: the store failed. Some of the points may be written; the caller repeats the call.
         """
         ...
 
     async def flush_collection(self, collection: str) -> None:
-        """Make all earlier writes durable, so that they survive a loss of power. Raises KeyError for an unknown name.
+        """Make all earlier writes durable, so that they survive a loss of power. Raises KeyError for an unknown
+        collection, and VectorStoreError where the store fails.
 
         May take some tenths of a second, in which searches wait, so callers flush once for many documents. With a
         Qdrant server nothing is sent: its writes are as durable as the server makes them.
@@ -140,13 +142,15 @@ class VectorStore(Protocol):
 
     async def delete_versions(self, collection: str, versions: Sequence[int]) -> None:
         """Delete all points of these versions, durable after `flush_collection`. Versions without points are ignored.
-        Raises KeyError for an unknown collection."""
+        Raises KeyError for an unknown collection, and VectorStoreError, after which some of the points may be deleted.
+        """
         ...
 
     async def read_vectors(self, collection: str, ids: Sequence[str]) -> Mapping[str, Sequence[float]]:
         """Return the dense vectors of stored points by their ids, scaled to length 1. Ids without a point are missing.
 
-        Raises ValueError where the collection has no dense vectors, and for an id that is no UUID.
+        Raises ValueError where the collection has no dense vectors, and for an id that is no UUID; KeyError for an
+        unknown collection; and VectorStoreError.
         """
         ...
 
@@ -155,8 +159,8 @@ class VectorStore(Protocol):
     ) -> Sequence[ScoredPoint]:
         """Return up to `limit` points of the scope whose vectors are nearest to `vector` by cosine, best first.
 
-        Raises KeyError for an unknown collection, and ValueError where the collection has no dense vectors, or `vector`
-        has another dimension or a number that is no finite 32-bit float.
+        Raises KeyError for an unknown collection; ValueError where the collection has no dense vectors, or `vector`
+        has another dimension or a number that is no finite 32-bit float; and VectorStoreError.
         """
         ...
 
@@ -165,13 +169,13 @@ class VectorStore(Protocol):
 
         How rare a word is counts over the points of the scope's tenant alone (in all spaces, and the hidden ones
         too), so that scores say nothing of other tenants' documents. Empty where `text` has no words. Raises KeyError
-        for an unknown collection, and ValueError for text that is not valid Unicode.
+        for an unknown collection, ValueError for text that is not valid Unicode, and VectorStoreError.
         """
         ...
 
     async def count_points(self, collection: str, tenant: str | None = None) -> int:
         """Return the exact number of points, of hidden versions too: of one tenant, or of all where `tenant` is None.
-        Raises KeyError for an unknown collection."""
+        Raises KeyError for an unknown collection, and VectorStoreError."""
         ...
 
     async def optimize_collection(self, collection: str) -> None:
@@ -179,7 +183,8 @@ class VectorStore(Protocol):
 
         Returns when that is done, which may take minutes. Searches go on meanwhile; so do writes, but for moments
         (0.5 s per GB). Does nothing where nothing was written since the last call, or the store does this by itself (a
-        Qdrant server). Raises KeyError for an unknown collection.
+        Qdrant server). Raises KeyError for an unknown collection, and VectorStoreError where it fails or `close` ends
+        it; nothing is lost then.
         """
         ...
 

@@ -31,7 +31,7 @@ class Bm25Options:
 
 
 def dump_options(options: Bm25Options) -> dict[str, Any]:
-    """Return the options as JSON can hold them."""
+    """Return the options as a dictionary by field name, which JSON can hold; `load_options` reads it."""
     return asdict(options)
 
 

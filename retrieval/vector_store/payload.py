@@ -43,7 +43,9 @@ HNSW_FULL_SCAN_KIB: Final = 10_000
 
 
 def make_payload(point: Point) -> dict[str, Any]:
-    """Return the payload that is stored with a point.
+    """Return the payload that is stored with a point: always `tenant`, `space`, `version` and `ordinal`, and `terms`
+    (a list of strings), `numbers` (lists of numbers by name) and `ranks` (a list of integers) unless they are empty;
+    the module describes them.
 
     Attributes that no filter can name (see `retrieval.filters.KEY`) and strings that no filter can equal
     (`LONGEST_TEXT`) are left out. Raises OverflowError for an integer that is too large for a 64-bit float.
@@ -69,12 +71,14 @@ def make_tenant_filter(tenant: str) -> dict[str, Any]:
 
 
 def make_versions_filter(versions: Sequence[int]) -> dict[str, Any]:
-    """Return the filter that selects the points of these versions; none where `versions` is empty."""
+    """Return the filter, as JSON of Qdrant's REST interface, that selects the points of these versions. Where
+    `versions` is empty, it selects no point."""
     return {"must": [_any_of(VERSION, list(versions))]}
 
 
 def make_search_filter(scope: SearchScope) -> dict[str, Any]:
-    """Return the filter that selects the points that a search in this scope may return; none where it has no spaces."""
+    """Return the filter, as JSON of Qdrant's REST interface, that selects the points that a search in this scope may
+    return. Where `scope.spaces` is empty, it selects no point."""
     must = [_equals(TENANT, scope.tenant), _any_of(SPACE, list(scope.spaces))]
     if scope.filter is not None:
         must.append(make_attribute_filter(scope.filter))

@@ -134,7 +134,11 @@ class ServerStore:
         pause_s: float = PAUSE_S,
     ) -> Self:
         """Return a store on the server at `url`. Nothing is sent yet, so a server that does not answer is found by the
-        first request. Raises ValueError for a malformed URL. The other parameters are those of the constructor."""
+        first request. Raises ValueError for a malformed URL. The caller closes the store.
+
+        `api_key` None: the server needs none. `read_s`, `write_s`: seconds that one try may take, for a search or a
+        count and for a write. `pause_s`: seconds before the second try, doubled before each further one.
+        """
         with warnings.catch_warnings():
             # The key goes through a network that only the services of compose.yaml are in.
             warnings.filterwarnings("ignore", message="Api key is used with an insecure connection")
@@ -149,11 +153,12 @@ class ServerStore:
 
     @property
     def kind(self) -> str:
-        """See VectorStore."""
+        """Always `server`: the kind of the vector store, for status pages."""
         return "server"
 
     async def list_collections(self) -> Sequence[CollectionSpec]:
-        """See VectorStore."""
+        """Return the specs of the store's collections on the server, sorted by name; their names are without the
+        store's prefix. Empty where there are none. Raises VectorStoreError."""
         found = await self._send(self._client.get_collections, self._read_s)
         names = sorted(each.name for each in found.collections if each.name.startswith(self._prefix))
         specs = []
@@ -165,7 +170,14 @@ class ServerStore:
         return specs
 
     async def create_collection(self, spec: CollectionSpec) -> None:
-        """See VectorStore."""
+        """Create an empty collection on the server, with its indexes. Where it exists with the same spec, only add
+        indexes that it lacks.
+
+        Raises:
+            CollectionMismatchError: it exists with another dimension or other options of BM25.
+            ValueError: the name is not 1 to 100 characters of `a-z`, `0-9`, `-` and `_`.
+            VectorStoreError: the server failed. The caller repeats the call, which completes what was begun.
+        """
         check_name(spec.name)
         async with self._lock_writes(spec.name):
             try:
@@ -180,14 +192,22 @@ class ServerStore:
                 await self._create_index(spec.name, field)
 
     async def delete_collection(self, name: str) -> None:
-        """See VectorStore."""
+        """Delete the collection with its points on the server, after writes under way. Does nothing where there is none
+        of that name. After VectorStoreError, `list_collections` says whether it still exists."""
         async with self._lock_writes(name):
             self._specs.pop(name, None)
             with contextlib.suppress(KeyError):
                 await self._ask(name, self._client.delete_collection, self._write_s)
 
     async def upsert_points(self, collection: str, points: Sequence[Point]) -> None:
-        """See VectorStore."""
+        """Write points, in requests of `UPSERT_BATCH`; one with the id of a stored point replaces it. A search that
+        begins after the return sees them. Writes of one collection are applied in the order of the calls.
+
+        Raises:
+            KeyError: the collection does not exist.
+            ValueError: the collection cannot hold a point (see `arguments.check_points`); nothing was written.
+            VectorStoreError: the server failed. Some of the points may be written; the caller repeats the call.
+        """
         spec = await self._get_spec(collection)
         check_points(spec, points)
         async with self._lock_writes(collection):
@@ -195,18 +215,25 @@ class ServerStore:
                 await self._upsert(spec, points[start : start + UPSERT_BATCH])
 
     async def flush_collection(self, collection: str) -> None:
-        """See VectorStore. Only checks that the collection exists: a server has no call that flushes."""
+        """Flush nothing: a server has no call for that, and has made each write as durable as it ever does. Only asks
+        for a collection that this store has not used yet, and raises KeyError where the server has none of that name,
+        or VectorStoreError."""
         await self._get_spec(collection)
 
     async def delete_versions(self, collection: str, versions: Sequence[int]) -> None:
-        """See VectorStore."""
+        """Delete all points of these versions, in requests of `DELETE_BATCH` versions. Versions without points are
+        ignored. Raises KeyError for an unknown collection, and VectorStoreError, after which some may be deleted."""
         await self._get_spec(collection)
         async with self._lock_writes(collection):
             for start in range(0, len(versions), DELETE_BATCH):
                 await self._delete(collection, versions[start : start + DELETE_BATCH])
 
     async def read_vectors(self, collection: str, ids: Sequence[str]) -> Mapping[str, Sequence[float]]:
-        """See the protocol."""
+        """Return the dense vectors of stored points by their ids, scaled to length 1. Ids without a point are missing.
+
+        Raises ValueError where the collection has no dense vectors, and for an id that is no UUID; KeyError for an
+        unknown collection; and VectorStoreError.
+        """
         check_ids(await self._get_spec(collection), ids)
         vectors: dict[str, Sequence[float]] = {}
         for start in range(0, len(ids), UPSERT_BATCH):
@@ -216,12 +243,20 @@ class ServerStore:
     async def search_dense(
         self, collection: str, vector: Sequence[float], scope: SearchScope, limit: int
     ) -> Sequence[ScoredPoint]:
-        """See VectorStore."""
+        """Return up to `limit` points of the scope whose vectors are nearest to `vector` by cosine, best first.
+
+        Raises KeyError for an unknown collection; ValueError where the collection has no dense vectors, or `vector`
+        has another dimension or a number that is no finite 32-bit float; and VectorStoreError.
+        """
         check_vector(await self._get_spec(collection), vector)
         return await self._query(collection, [float(each) for each in vector], DENSE_VECTOR, scope, limit, None)
 
     async def search_sparse(self, collection: str, text: str, scope: SearchScope, limit: int) -> Sequence[ScoredPoint]:
-        """See VectorStore."""
+        """Return up to `limit` points of the scope that share words with `text`, by BM25, best first. How rare a word
+        is counts over the points of the scope's tenant. Empty where `text` has no words; no search is sent then.
+
+        Raises KeyError for an unknown collection, ValueError for text that is not valid Unicode, and VectorStoreError.
+        """
         query = self._encoder_of(await self._get_spec(collection)).encode_query(text)
         if not query.indices:
             return []
@@ -231,7 +266,8 @@ class ServerStore:
         return await self._query(collection, vector, SPARSE_VECTOR, scope, limit, params)
 
     async def count_points(self, collection: str, tenant: str | None = None) -> int:
-        """See VectorStore."""
+        """Return the exact number of points, of hidden versions too: of one tenant, or of all where `tenant` is None.
+        Raises KeyError for an unknown collection, and VectorStoreError."""
         where = None if tenant is None else _make_filter(make_tenant_filter(tenant))
         counted = await self._ask(
             collection, lambda name: self._client.count(name, count_filter=where, exact=True), self._read_s
@@ -239,11 +275,12 @@ class ServerStore:
         return counted.count
 
     async def optimize_collection(self, collection: str) -> None:
-        """See VectorStore. Only checks that the collection exists: the server optimizes by itself."""
+        """Optimize nothing: the server does it by itself. Only asks for a collection that this store has not used yet,
+        and raises KeyError where the server has none of that name, or VectorStoreError."""
         await self._get_spec(collection)
 
     async def close(self) -> None:
-        """See VectorStore."""
+        """Close the client and its connections. No other method may be called afterwards."""
         await self._client.close()
 
     async def _retrieve(self, collection: str, ids: Sequence[str]) -> dict[str, list[float]]:

@@ -1,7 +1,8 @@
 """How fast `/health`, `/health/ready` and `/health/live` answer: at rest, while the gateway is saturated with blocking
 requests, while it has streams, while an engine hangs with many requests, and while the controller is gone.
 
-One gateway, one after the other in one run; the controller is ended last. A process of its own asks.
+One gateway, on a core of its own, one after the other in one run; the controller is ended last. A process of its own
+asks.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Final
 
 import uvloop
 
+from tests.bench.cores import with_own_core
 from tests.bench.load import CHAT, close, connect, open_streams, request_bytes, requests_per_second
 from tests.bench.report import Figure
 from tests.bench.targets import Target, declared_keys, free_port, process
@@ -86,6 +88,7 @@ async def start_site() -> AsyncIterator[Site]:
         await controller.publish(model, keys=declared_keys(secret))
         site = Site(Target("gateway", port, gateway.pid), controller, secret)
         await _wait_until_served(site)
+        stack.enter_context(with_own_core(gateway.pid, others=[engine.pid]))
         yield site
 
 
@@ -129,6 +132,10 @@ async def _measure_hung(site: Site, seconds: float) -> dict[str, list[float]]:
 
 async def _measure_without_controller(site: Site, seconds: float) -> dict[str, list[float]]:
     await site.controller.stop()
+    return await site.probe_health(seconds)
+
+
+async def _measure_saturated_without_controller(site: Site, seconds: float) -> dict[str, list[float]]:
     load = asyncio.create_task(requests_per_second(site.gateway.port, site.build_request(), CONNECTIONS, seconds + 1.5))
     times = await site.probe_health(seconds)
     await load
@@ -140,7 +147,8 @@ WAYS: Final[dict[str, Callable[[Site, float], Awaitable[dict[str, list[float]]]]
     f"saturated by {CONNECTIONS} connections": _measure_saturated,
     f"{STREAMS} streams": _measure_with_streams,
     f"{HUNG} requests in an engine that hangs": _measure_hung,
-    "saturated, and no controller": _measure_without_controller,
+    "no controller": _measure_without_controller,
+    "saturated, and no controller": _measure_saturated_without_controller,
 }
 
 

@@ -23,6 +23,7 @@ from typing import Final
 
 import uvloop
 
+from tests.bench.cores import with_own_core
 from tests.bench.load import close, connect, request_bytes, requests_per_second
 from tests.bench.report import Figure
 from tests.bench.targets import GATEWAY, Target, targets
@@ -82,6 +83,8 @@ async def _measure_all(rounds: int, against: Path | None) -> list[Figure]:
         for name, env in starts.items():
             running = await stack.enter_async_context(targets(secret, [GATEWAY], env=env))
             started[name] = running[1]
+        # The gateways rest while another is measured, so that they can share a core.
+        stack.enter_context(with_own_core(*(target.pid for target in started.values())))
         ways = [Way(PLAIN, started[FILE], False), Way(RING, started[RING], True), Way(FILE, started[FILE], True)]
         if against is not None:
             ways.append(Way(BEFORE, started[BEFORE], False))

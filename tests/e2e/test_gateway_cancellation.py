@@ -17,6 +17,7 @@ import aiohttp
 import pytest
 
 from tests.support.campaign import campaign_count
+from tests.support.gateway_rest import shows_requests
 from tests.support.llama_slots import ENDLESS, LlamaSlots, endless_stack, slots_of
 from tests.support.roundhouse_stack import RoundhouseStack
 from tests.support.wait import until
@@ -119,7 +120,8 @@ async def _nothing_left(stack: RoundhouseStack) -> None:
                 health = await answer.json()
             async with session.get(f"{stack.url}/metrics") as answer:
                 metrics = await answer.text()
-        shown = "roundhouse_gateway_inflight{" in metrics or "roundhouse_gateway_queued{" in metrics
-        return not (shown or health["queue_depth"] or any(engine["inflight"] for engine in health["engines"]))
+        return not (
+            shows_requests(metrics) or health["queue_depth"] or any(engine["inflight"] for engine in health["engines"])
+        )
 
     await until("the gateway holds nothing", look)

@@ -17,6 +17,7 @@ import aiohttp
 import pytest
 
 from tests.support.campaign import campaign_count
+from tests.support.gateway_rest import shows_requests
 from tests.support.llama_slots import ENDLESS, LONG_CONTEXT, make_endless, slots_of
 from tests.support.roundhouse_stack import SENTENCE, RoundhouseStack
 from tests.support.runtime_fixtures import ProcessRuntimeFixture
@@ -105,9 +106,13 @@ async def nothing_left(stack: RoundhouseStack) -> None:
                 health = await answer.json()
             async with session.get(f"{stack.url}/metrics") as answer:
                 metrics = await answer.text()
-        shown = "roundhouse_gateway_inflight{" in metrics or "roundhouse_gateway_queued{" in metrics
         busy = 'roundhouse_gateway_engine_connections{state="busy"} 0.0' not in metrics
-        return not (shown or busy or health["queue_depth"] or any(each["inflight"] for each in health["engines"]))
+        return not (
+            shows_requests(metrics)
+            or busy
+            or health["queue_depth"]
+            or any(each["inflight"] for each in health["engines"])
+        )
 
     await until("the gateway holds nothing", look)
 

@@ -8,13 +8,16 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from controller.config.parse import ParsedFolder, parse_folder
+from controller.config.debounce import DebouncedState
+from controller.config.parse import parse_folder
 from controller.config.read import read_folder
+from controller.config.runtime_declarations import combine_declarations
 from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired
 from controller.redaction.redactor import Redactor
 from controller.reports.dry_run import run_dry_run
 from controller.runtimes.base import RuntimeUnavailableError
 from controller.schema.admin import DryRun, ModelChange, ProposedFiles
+from controller.schema.declarations import RuntimeDeclarations
 from controller.schema.desired import Definition
 from controller.schema.override import Evicted, Override
 from controller.state import (
@@ -65,16 +68,21 @@ class DryRunHarness:
     overrides: dict[str, Override] = field(default_factory=dict)
     demand: dict[str, float] = field(default_factory=dict)
     rested: dict[str, Evicted] = field(default_factory=dict)
+    declarations: RuntimeDeclarations = field(default_factory=RuntimeDeclarations)
     replicas: list[ObservedReplica] | None = None
     redactor: Redactor = field(default_factory=lambda: Redactor(lambda name: name))
 
-    def parsed(self) -> ParsedFolder:
+    def declared(self) -> DebouncedState:
         """What is in force."""
-        return parse_folder(read_folder(self.folder), MODELS_ROOT)
+        parsed = parse_folder(read_folder(self.folder), MODELS_ROOT)
+        files = DebouncedState(
+            parsed.definitions, parsed.declared_models, keys=parsed.keys, declared_keys=parsed.declared_keys
+        )
+        return combine_declarations(files, self.declarations, MODELS_ROOT).state
 
     def desired(self) -> DesiredState:
         """What is wanted."""
-        found = self.parsed()
+        found = self.declared()
         declared = {
             name: DeclaredModel(each, found.declared_models[name], 1.0) for name, each in found.definitions.items()
         }
@@ -103,8 +111,9 @@ class DryRunHarness:
             demand=self.demand,
             rested=self.rested,
             defaults=Defaults(),
-            declared_now=self.parsed().declared_models,
-            keys_now=self.parsed().declared_keys,
+            declared_now=self.declared().declared_models,
+            keys_now=self.declared().declared_keys,
+            declarations=self.declarations,
             runtime=self.runtime,
             redactor=self.redactor,
             now=NOW,
@@ -119,5 +128,5 @@ class DryRunHarness:
 
     def state(self, action: str, **statement: Any) -> None:
         """An operator's statement about `chat`."""
-        declared = self.parsed().declared_models["chat"]
+        declared = self.declared().declared_models["chat"]
         self.overrides["chat"] = Override.from_statement(declared, model="chat", action=action, at=5.0, **statement)

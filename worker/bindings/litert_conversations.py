@@ -9,7 +9,8 @@ from typing import Any
 
 @dataclass(slots=True)
 class HeldConversation:
-    """A conversation of the library, and what it has computed."""
+    """A conversation of `litert_lm` whose last answer is complete, with the messages that its cache holds and what a
+    request must have in common with it to continue it. The holder closes `conversation`."""
 
     conversation: Any
     key: str
@@ -23,8 +24,8 @@ class HeldConversation:
 
 
 class HeldConversations:
-    """Conversations of `litert_lm` kept for later requests: one per session, and that of the last request without a
-    session. Closes each conversation that it drops. Not thread-safe."""
+    """Conversations of `litert_lm` kept for later requests: one per session, of at most `capacity` sessions, and that
+    of the last request without a session. Closes each conversation that it drops. Not thread-safe."""
 
     def __init__(self, capacity: int) -> None:
         """`capacity`: maximum number of sessions; 0: none is kept."""
@@ -33,9 +34,11 @@ class HeldConversations:
         self._last_plain: HeldConversation | None = None
 
     def take(self, session_id: str | None, key: str, earlier: list[dict[str, Any]]) -> Any:
-        """Return and remove the session's conversation, if the request continues it; else close it, and return None.
+        """Return and remove the session's conversation, if the request continues it; the caller then owns it. Else
+        close and remove it, if there is one, and return None.
 
-        `session_id` None: the request belongs to no session.
+        `key` and `earlier` are those of the request, as in `HeldConversation`. `session_id` None: the request belongs
+        to no session.
         """
         if session_id is None:
             held, self._last_plain = self._last_plain, None
@@ -47,14 +50,16 @@ class HeldConversations:
         return None
 
     def make_room(self, session_id: str | None) -> None:
-        """Close the session that was used longest ago, if there is no room for another. Call before a conversation is
-        created for `session_id`, which holds none."""
+        """Close the conversations of the sessions that were used longest ago, until there is room for another session.
+        Call before a conversation is created for `session_id`, which holds none. None: no session, so nothing is done.
+        """
         while session_id is not None and self._sessions and len(self._sessions) >= self._capacity:
             self._sessions.popitem(last=False)[1].conversation.close()
 
     def keep(self, session_id: str | None, held: HeldConversation) -> None:
         """Keep a conversation whose answer is complete, in the place of the session's earlier one, which `take`
-        removed. With a capacity of 0, a session's conversation is closed at once."""
+        removed; `session_id` None: in that of the last request without a session. With a capacity of 0, a session's
+        conversation is closed at once. Call `make_room` before the conversation is created: nothing is dropped here."""
         if session_id is None:
             self._last_plain = held
         elif self._capacity:

@@ -17,8 +17,8 @@ Object = dict[str, Any]
 
 def messages_for(messages: Sequence[Message], *, images: bool, audio: bool) -> list[Object]:
     """Return the conversation in LiteRT-LM's form: contents are lists of parts, arguments of calls are objects, a
-    tool's result has the tool's name (empty if no earlier call has its id), and the role `developer` becomes `system`.
-    `images`, `audio`: the model takes images, or audio.
+    tool's result has the tool's name (empty if no earlier call has its id) and the value of its text where that is
+    JSON, and the role `developer` becomes `system`. `images`, `audio`: the model takes images, or audio.
 
     Raises RequestError, with the field in `param`, for content that the model does not take, an image or audio in a
     tool's result, an image that is no base64 data URL, audio that is no base64, and a malformed tool call.

@@ -53,8 +53,8 @@ class LibraryFormat:
         self._llama = llama
 
     def render_prompt(self, request: ChatRequest) -> Prompt:
-        """Return the prompt that the chat format would have completed. Raises RequestError where it makes none, and for
-        content other than text. See `Form`."""
+        """Return the prompt that the chat format would have llama.cpp complete, with the format's stop strings; nothing
+        is completed. Raises RequestError where the format makes no prompt, and for content other than text."""
         scribe = _PromptRecorder(self._llama)
         tools = request.offered_tools or None
         try:
@@ -90,8 +90,9 @@ class _PromptRecorder:
 
 
 class Forms:
-    """The prompt forms of a loaded model: one, and for requests with tools a second one where the file has it. Raises
-    LoadError if the command line's chat format or prompt format does not fit the file."""
+    """The prompt forms of a loaded model: one, and for requests with tools a second one where the file has it. Creating
+    it raises LoadError if the command line's chat format or prompt format does not fit the file, and
+    jinja2.TemplateError for a template with a wrong syntax."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ _SEQUENCE = 0
 
 
 class KeptState(NamedTuple):
-    """The cache of one session, copied out of the context."""
+    """The cache of one session, copied out of llama.cpp's context to main memory, and the tokens that it holds."""
 
     tokens: list[int]
     data: Any
@@ -42,8 +42,11 @@ class SessionStates:
         llama.eval = self._count_first
 
     def enter(self, session_id: str | None, prompt: Sequence[int]) -> None:
-        """Restore the cache of a session into the context, if it has more of `prompt` than the context. Call once
-        before the answer to `prompt` is generated. A copy that fails for want of memory is left out, without an error.
+        """Make the context ready for a request, `prompt` being its tokens. Call once before its answer is generated.
+
+        If the context holds another session, that session's cache is copied to main memory, and sessions beyond the
+        capacity are dropped. Then the kept cache of `session_id` is restored into the context, if it begins with more
+        tokens of `prompt` than the context does. A copy that fails for want of memory is left out, without an error.
 
         `session_id` None: the request belongs to no session.
         """

@@ -22,7 +22,8 @@ class LlamaVocabulary:
         self._size: int = llama.n_vocab()
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Return the tokens of a text; see `Engine.tokenize`. Half of a surrogate pair, which UTF-8 cannot encode,
+        """Return the tokens of a text. `add_special` adds the tokens that a prompt starts or ends with. `parse_special`
+        reads names of special tokens as these tokens, not as text. Half of a surrogate pair, which UTF-8 cannot encode,
         becomes `?`."""
         tokens: list[int] = self._llama.tokenize(
             text.encode(errors="replace"), add_bos=add_special, special=parse_special
@@ -30,8 +31,9 @@ class LlamaVocabulary:
         return tokens
 
     def token_text(self, token: int, *, with_special: bool) -> bytes:
-        """Return the bytes that a token stands for; none for a special token, unless `with_special`. The token must be
-        one of the model's (`check_tokens`)."""
+        """Return the bytes that a token stands for, which may be a part of a character; b"" for a special token, unless
+        `with_special`. `token` must be an id of the model's vocabulary, from 0 to below its size. Another one
+        may end the process, so check ids from outside with `check_tokens` before."""
         size = 64
         while True:
             buffer = ctypes.create_string_buffer(size)
@@ -55,16 +57,17 @@ class LlamaVocabulary:
 
     def token_name(self, token: int) -> str:
         """Return a token's text as the vocabulary stores it, which for special tokens is what templates write; empty
-        for -1 (no token)."""
+        for -1 (no token). Any other `token` must be an id of the model's vocabulary, which is not checked."""
         return "" if token < 0 else str(self._llama_cpp.llama_vocab_get_text(self._vocab, token).decode())
 
     def is_end_token(self, token: int) -> bool:
-        """Return whether the token ends an answer."""
+        """Return whether the token ends an answer. `token` must be an id of the model's vocabulary, which is not
+        checked."""
         return bool(self._llama_cpp.llama_vocab_is_eog(self._vocab, token))
 
     @cached_property
     def end_tokens(self) -> tuple[int, ...]:
-        """All tokens that end an answer."""
+        """Ids of all tokens that end an answer, ascending. May be empty."""
         return tuple(token for token in range(self._size) if self.is_end_token(token))
 
     def special_tokens_in(self, texts: Iterable[str]) -> frozenset[int]:

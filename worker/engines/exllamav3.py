@@ -131,8 +131,9 @@ class ExLlamaV3(HFEngine):
     def generate_tokens(
         self, tokens: list[int], limit: int | None, request: GenerationRequest, job: Job
     ) -> Generator[int]:
-        """Yield generated tokens. Raises RequestError for a `logit_bias` of a token that there is not;
-        JobCancelledError once the job is cancelled, also while no token comes. See `HFEngine`."""
+        """Yield the ids of generated tokens, the end token included, at most `limit`. Raises RequestError for a
+        `logit_bias` of a token that there is not; JobCancelledError once the job is cancelled, also while no token
+        comes. Closing the iterator ends the work. See `worker.hf.engine.HFEngine.generate_tokens`."""
         sampler = self._exllamav3.ComboSampler(**self._sampling(request))
 
         def made(answers: Answers) -> Any:

@@ -93,7 +93,7 @@ def pad_context(n_ctx: int) -> int:
 
 class LlamaCpp:
     """The engine `llama_cpp`: serves one GGUF model by a `llama_cpp.Llama`, one request at a time. With `--embedding`
-    it serves embeddings only, else chat and completions only."""
+    it serves embeddings but no chat and completions, else the reverse; tokens of texts in any case."""
 
     slots = 1
     context_length: int | None = None
@@ -157,8 +157,9 @@ class LlamaCpp:
     def stream_chat(self, request: ChatRequest, job: Job) -> Generator[Piece]:
         """Answer by the model's own chat template, or by the chat format of the command line. See `Engine`.
 
-        Raises RequestError if the template takes no such conversation, the grammar, schema or tools cannot be followed,
-        or, with `context_length_exceeded` before the first piece, the prompt does not fit.
+        Raises RequestError if the template takes no such conversation, or the grammar, schema or tools cannot be
+        followed; before the first piece, if `logit_bias` holds an unknown token, `ignore_eos` stands beside a grammar
+        or, with `context_length_exceeded`, the prompt does not fit.
         """
         form = self._forms.choose_form(request)
         prompt = form.render_prompt(request)
@@ -212,19 +213,23 @@ class LlamaCpp:
         return b"".join(texts).decode(errors="replace")
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Return the tokens of a text. See `Engine`."""
+        """Return the tokens of a text; raises nothing. `add_special` adds the tokens that a prompt starts or ends with.
+        `parse_special` reads names of special tokens as these tokens, not as text."""
         return self._vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     def token_texts(self, tokens: list[int]) -> list[bytes]:
-        """Return the bytes that each token stands for. See `Engine`."""
+        """Return the bytes that each token stands for, in order, also of special tokens. Raises RequestError with
+        `param` `tokens` if there is no such token."""
         return self._vocabulary.token_texts(tokens)
 
     def render_prompt(self, request: ChatRequest) -> str:
-        """Return the prompt of a conversation. See `Engine`."""
+        """Return the text of a conversation's prompt, which is not answered. Raises RequestError if the template or
+        chat format takes no such conversation."""
         return self._forms.choose_form(request).render_prompt(request).text
 
     def count_tokens(self, request: ChatRequest) -> int:
-        """Return the number of tokens of a conversation's prompt. See `Engine`."""
+        """Return the number of tokens of a conversation's prompt, which may be more than fit the context. Raises
+        RequestError if the template or chat format takes no such conversation."""
         return len(self._forms.choose_form(request).render_prompt(request).tokens)
 
     def _grammar(
@@ -364,8 +369,9 @@ def cache_type_name(llama_cpp: Any, number: int) -> str:
 
 
 def sampling_options(request: GenerationRequest) -> dict[str, Any]:
-    """Return the fields of `SAMPLING` that the request sets, by name. For the others the library's defaults hold.
-    Temperature and seed are not among them."""
+    """Return keyword arguments for `llama_cpp.Llama.generate`: those fields of `SAMPLING` that the request sets, with
+    the request's values; empty if it sets none, and then the library's own defaults hold. Temperature and seed are not
+    in `SAMPLING`: the caller passes them on by itself."""
     return request.model_dump(include=set(SAMPLING), exclude_none=True)
 
 

@@ -111,7 +111,8 @@ class Onnx(PartialEngine):
         return vectors
 
     def join_tokens(self, tokens: list[int]) -> str:
-        """Return the text of these tokens, without special tokens. See `Engine`."""
+        """Return the text of these tokens, without special tokens. Raises RequestError with `param` `input` if there is
+        no such token."""
         return self._tokenizer.decode(tokens)
 
     def _embed_window(self, texts: list[str], job: Job) -> list[list[float]]:
@@ -193,7 +194,7 @@ def choose_output(outputs: Sequence[Any]) -> str:
 
 def fixed_shape(shape: Sequence[Any]) -> tuple[int | None, int | None]:
     """Return the number of texts in a batch and the number of tokens in a text that an input's shape fixes, each None
-    if the model takes any number."""
+    if the model takes any number; both None for a shape that does not have two dimensions."""
     sizes = [each if isinstance(each, int) and each > 0 else None for each in shape]
     return (sizes[0], sizes[1]) if len(sizes) == 2 else (None, None)
 

@@ -77,7 +77,8 @@ class Stub:
         return self._stream_answer(request, count_words(prompt) if isinstance(prompt, str) else len(prompt), job)
 
     def embed_texts(self, texts: list[str], job: Job) -> list[list[float]]:
-        """Return one vector of length 1 and DIMENSIONS numbers for each text, equal for equal texts. Never raises."""
+        """Return one vector of length 1 and DIMENSIONS numbers for each text, in order, equal for equal texts. Counts
+        the words as prompt tokens. Raises no RequestError, and does not look whether the job is cancelled."""
         job.count_prompt_tokens(sum(count_words(text) for text in texts))
         return [make_embedding(text) for text in texts]
 
@@ -96,8 +97,8 @@ class Stub:
             return [self._words.setdefault(word, len(self._words)) for word in split_words(text)]
 
     def token_texts(self, tokens: list[int]) -> list[bytes]:
-        """Return the bytes of these tokens' words. Raises RequestError with `param` `tokens` for a number that
-        `tokenize` never returned. See `Engine`."""
+        """Return the bytes of each token's word, in order, with the space before it. Raises RequestError with `param`
+        `tokens` for a number that `tokenize` never returned. Any thread may call it."""
         with self._lock:
             words = [*self._words]
         if unknown_ids := [token for token in tokens if not 0 <= token < len(words)]:

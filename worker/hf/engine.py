@@ -121,21 +121,23 @@ class HFEngine:
         raise RequestError(f"{self.name} makes no embeddings here.", code="not_supported")
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Return the tokens of a text. See `Engine`."""
+        """Return the tokens of a text; raises nothing. `add_special` adds the tokens that a prompt starts or ends with.
+        `parse_special` reads names of special tokens as these tokens, not as text."""
         return self.vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
 
     def token_texts(self, tokens: list[int]) -> list[bytes]:
-        """Return the bytes that each token stands for. See `Engine`."""
+        """Return the bytes that each token stands for, in order, also of special tokens. Raises RequestError with
+        `param` `tokens` if there is no such token."""
         return self.vocabulary.token_texts(tokens)
 
     def render_prompt(self, request: ChatRequest) -> str:
-        """Return the text of a conversation's prompt. Raises RequestError, also if the folder has no chat template. See
-        `Engine`."""
+        """Return the text of a conversation's prompt, which is not answered. Raises RequestError if the folder has no
+        chat template, or the template takes no such conversation."""
         return self._forms.choose_form(request).render_prompt(request).text
 
     def count_tokens(self, request: ChatRequest) -> int:
-        """Return the number of tokens of a conversation's prompt. Raises RequestError, also if the folder has no chat
-        template. See `Engine`."""
+        """Return the number of tokens of a conversation's prompt, which may be more than fit the context. Raises
+        RequestError if the folder has no chat template, or the template takes no such conversation."""
         return len(self._forms.choose_form(request).render_prompt(request).tokens)
 
     def _stream_answer(

@@ -31,13 +31,14 @@ class HFFolder:
 
     @property
     def special_tokens(self) -> dict[str, str]:
-        """Special tokens by the names that templates use: `bos_token`, `eos_token` and the like."""
+        """Texts of special tokens by the names that templates use: `bos_token`, `eos_token` and the like. May be
+        empty."""
         return dict(self._specials())
 
     @property
     def templates(self) -> dict[str, str]:
         """Chat templates (Jinja sources) by name; the one for general use is `default`. Empty if the folder has none.
-        Reads the files at each access."""
+        Reads the files at each access. Raises LoadError if one of them cannot be read, or an entry lacks its name."""
         value = self._tokenizer.get("chat_template") or _object(self.path / "chat_template.json").get("chat_template")
         entries = value if isinstance(value, list) else [{"name": "default", "template": value}] if value else []
         if not all(isinstance(each, dict) and {"name", "template"} <= each.keys() for each in entries):

@@ -40,7 +40,8 @@ class HFVocabulary:
         self.end_tokens = folder.end_token_ids | {number for number in end_token_ids if number is not None}
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Return the tokens of a text; see `Engine.tokenize`. Half of a surrogate pair, which UTF-8 cannot encode,
+        """Return the tokens of a text. `add_special` adds the tokens that a prompt starts or ends with. `parse_special`
+        reads names of special tokens as these tokens, not as text. Half of a surrogate pair, which UTF-8 cannot encode,
         becomes `?`."""
         tokenizer = self._tokenizer if parse_special else self._plain
         valid_text = text.encode(errors="replace").decode()
@@ -48,8 +49,8 @@ class HFVocabulary:
         return tokens
 
     def token_text(self, token: int, *, with_special: bool) -> bytes:
-        """Return the bytes that a token stands for; none for a special token, unless `with_special`, and for an id
-        without a token."""
+        """Return the bytes that a token stands for, which may be a part of a character; b"" for a special token, unless
+        `with_special`, and for an id without a token. `token` must not be negative."""
         if token in self._special and not with_special:
             return b""
         if token in self._added:

@@ -40,9 +40,9 @@ def supervise(
     error_in: Callable[[str], str | None],
     stop_signal: Callable[[], signal.Signals] = lambda: signal.SIGTERM,
 ) -> Ending:
-    """Run `child` in a forked process, relay its stderr to this process's, and block until it ends. SIGTERM or SIGINT
-    to this process sends the child the signal that `stop_signal` returns; a child that ignores it is waited for. Call
-    once, in the main thread, with no other threads: it sets signal handlers.
+    """Run `child` in a forked process, relay its stderr to this process's, block until it ends, and return how. SIGTERM
+    or SIGINT to this process sends the child the signal that `stop_signal` returns; a child that ignores it is waited
+    for. Call once, in the main thread, with no other threads: it sets signal handlers.
 
     `child` gets a file descriptor and writes a byte to it once it is ready. It ends by returning. In the child, SIGTERM
     and SIGINT have their default action, so that code that blocks the interpreter cannot delay its death. If this

@@ -33,7 +33,7 @@ Read = Callable[[str], Value]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One attribute of `CommonParams`, as a dotted path, and its value."""
+    """One attribute of xllamacpp's `CommonParams`, as a dotted path (`mmproj.path`), and the value that it gets."""
 
     attribute: str
     value: Value
@@ -45,7 +45,9 @@ DEVICES: Final = "devices"
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What a flag sets: fixed settings, or with `read` the flag's value in each of `attributes`."""
+    """What a flag of llama-server sets. `read` None: the flag takes no value, and sets `settings`. Else each of
+    `attributes` (dotted paths, as in `Setting`) gets what `read` returns for the flag's value; `read` raises ValueError
+    for a wrong value, and OSError for a file that cannot be read."""
 
     settings: tuple[Setting, ...] = ()
     attributes: tuple[str, ...] = ()

@@ -52,8 +52,8 @@ class Worker:
         self._created = int(time.time())
 
     async def health(self, request: Request) -> Answer:
-        """Answer `/health`: 200 once the engine has loaded, 503 before and after a failed load. Says nothing about an
-        engine that failed later."""
+        """Answer `/health`: 200 once the engine has loaded; 503 while it loads, and after the load has failed. Says
+        nothing about an engine that failed later."""
         if not self.ready:
             return _loading()
         return JSONResponse({"status": "ok"})
@@ -175,7 +175,8 @@ def create_app(worker: Worker, token: str | None) -> Starlette:
 
 
 class BearerToken:
-    """ASGI middleware that answers 401 to requests without `Authorization: Bearer <token>`, except to `/health`."""
+    """ASGI middleware that answers 401 to HTTP requests without `Authorization: Bearer <token>`, except to `/health`.
+    It takes no other ASGI scopes, such as `lifespan`. `token` is a text that is not empty."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app

@@ -24,20 +24,24 @@ class TextRoutes:
         self._refusal = refusal
 
     async def tokenize(self, request: Request) -> Response:
-        """Answer `/tokenize`: the tokens of a text, as ids or with each one's text. Token ids in the request are passed
-        through."""
+        """Answer `/tokenize` with `{"tokens": [...]}`: the ids of a text's tokens or, where the request sets
+        `with_pieces`, objects with `id` and `piece`, which is the token's text, or a list of its bytes where these are
+        not UTF-8. Token ids in the request are passed through."""
         return await self._answer("tokens", request, self._tokenize)
 
     async def detokenize(self, request: Request) -> Response:
-        """Answer `/detokenize`: the text of tokens, special ones included. Bytes that are not UTF-8 become U+FFFD."""
+        """Answer `/detokenize` with `{"content": TEXT}`: the text of tokens, special ones included. Bytes that are not
+        UTF-8 become U+FFFD."""
         return await self._answer("tokens", request, self._detokenize)
 
     async def apply_template(self, request: Request) -> Response:
-        """Answer `/apply-template`: the text of a conversation's prompt, which is not sent to the model."""
+        """Answer `/apply-template` with `{"prompt": TEXT}`: the text of a conversation's prompt, which is not sent to
+        the model."""
         return await self._answer("prompts", request, self._apply_template)
 
     async def input_tokens(self, request: Request) -> Response:
-        """Answer `/v1/chat/completions/input_tokens`: the number of tokens in a conversation's prompt."""
+        """Answer `/v1/chat/completions/input_tokens` with `input_tokens`: the number of tokens in a conversation's
+        prompt, which may be more than fit the context."""
         return await self._answer("prompts", request, self._input_tokens)
 
     async def _answer(self, api: Api, request: Request, make: Callable[[bytes], Object]) -> Response:

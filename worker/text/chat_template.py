@@ -16,8 +16,10 @@ RESERVED: Final = frozenset(
 
 
 def build_variables(request: ChatRequest) -> dict[str, Any]:
-    """Return the chat template's variables that a request sets: those of `chat_template_kwargs`, and `enable_thinking`
-    or `reasoning_effort`. `thinking` wins over `chat_template_kwargs`, and these over `reasoning_effort`. May be empty.
+    """Return the chat template's variables that a request sets, by name: those of `chat_template_kwargs`;
+    `enable_thinking` where the request has `thinking` (enabled or disabled) or `reasoning_effort` `none` (False); and
+    `reasoning_effort` with another value. `thinking` wins over `chat_template_kwargs`, and these over
+    `reasoning_effort`. May be empty.
 
     Raises RequestError, with the field in `param`, for a variable in RESERVED.
     """

@@ -27,8 +27,8 @@ def encode_json(content: Object) -> bytes:
 
 
 def usage_object(job: Job) -> Object:
-    """Return the token counts of a job, as far as it has come, as OpenAI's `usage`: of the prompt, of the answer, and
-    their sum."""
+    """Return the token counts of a job, as far as it has come, as OpenAI's `usage`: `prompt_tokens`,
+    `completion_tokens`, `total_tokens` and, if the engine tells it, `prompt_tokens_details.cached_tokens`."""
     total = job.prompt_tokens + job.completion_tokens
     usage = {"prompt_tokens": job.prompt_tokens, "completion_tokens": job.completion_tokens, "total_tokens": total}
     return (

@@ -56,7 +56,8 @@ class Tokenizer(Protocol):
     """The part of a vocabulary that `TemplateForm` needs."""
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Return the tokens of a text. See `Engine.tokenize`."""
+        """Return the tokens of a text. `add_special` adds the tokens that a prompt starts or ends with. `parse_special`
+        reads names of special tokens as these tokens, not as text."""
 
 
 class TemplateForm:
@@ -82,8 +83,9 @@ class TemplateForm:
         self.tells_tools = "tools" in template or self.markup is not None
 
     def render_prompt(self, request: ChatRequest) -> Prompt:
-        """Return the prompt that the template makes of a conversation. Raises RequestError if the template refuses it,
-        or for content other than text. See `Form`."""
+        """Return the prompt that the template makes of a conversation, which ends where the model's answer begins.
+        Raises RequestError if the template refuses the conversation, for content other than text, and for a template
+        variable that clients must not set."""
         messages = structure_messages(request) if self._is_translategemma else messages_for(request, self._template)
         template_variables = build_variables(request)
         try:
@@ -111,8 +113,9 @@ def shown_texts(request: ChatRequest, form: Form) -> tuple[str, ...]:
 
 
 def separate_reasoning(pieces: Generator[Piece], form: Form, prompt: Prompt) -> Generator[Piece]:
-    """Return an iterator over the pieces up to the form's own stop strings (`prompt.stops`), which no `stop_reason`
-    names, with thoughts in `thought` if the form knows their marks. Closing it closes `pieces`."""
+    """Return an iterator over the pieces with thoughts in `thought`, if the form knows their marks. The answer ends
+    before the first of the form's own stop strings (`prompt.stops`); a piece's `stop_reason` does not name it. Closing
+    the iterator closes `pieces`."""
     if prompt.stops:
         pieces = _without_stop_reason(until_stop(pieces, prompt.stops))
     return split_reasoning(pieces, form.marks, is_thinking=is_open(prompt.text, form.marks)) if form.marks else pieces
@@ -122,7 +125,8 @@ def separate_calls(
     pieces: Generator[Piece], request: ChatRequest, form: Form, new_id: Callable[[], str]
 ) -> Generator[Piece]:
     """Return an iterator over the pieces with tool calls separated from text; `pieces` itself if the request offers no
-    tools or their markup is not known. `new_id` makes the calls' ids."""
+    tools or their markup is not known. With `parallel_tool_calls` false, the answer ends after the first call. `new_id`
+    makes the calls' ids."""
     if not request.offered_tools or not form.markup:
         return pieces
     schemas = tool_calls.schemas_of(request.offered_tools)

@@ -11,8 +11,10 @@ class TokenTexts(Protocol):
     """The part of a vocabulary that a `TokenReader` needs."""
 
     def token_text(self, token: int, *, with_special: bool) -> bytes:
-        """Return the bytes that a token stands for; none for a special token, unless `with_special`, and for an id
-        without a token."""
+        """Return the bytes that a token stands for, which may be a part of a character; b"" for a special token, unless
+        `with_special`. `token` must be an id of the vocabulary, from 0 to below its size: implementations need not
+        check it, so a caller checks ids from outside before (`check_tokens` of `HFVocabulary` and `LlamaVocabulary`).
+        """
 
 
 class TokenReader:
@@ -26,7 +28,7 @@ class TokenReader:
 
     def feed_token(self, token: int) -> str:
         """Return the text that the token adds, which is empty for a special token that is not shown and for an
-        incomplete character. Bytes that are not UTF-8 become U+FFFD."""
+        incomplete character. Bytes that are not UTF-8 become U+FFFD. `token` must be an id of the vocabulary."""
         return self._decoder.decode(self._vocabulary.token_text(token, with_special=token in self._shown))
 
     def flush_text(self) -> str:

@@ -49,9 +49,9 @@ def find_driver_problem(
 ) -> str | None:
     """Return why NVIDIA's container toolkit would refuse to start the image on this host, and what to do.
 
-    None: no reason is known, for at least one brand of the host's GPUs, as for a requirement that cannot be checked
-    here. `image_env` are the image's variables (`KEY=value`), `own_env` those of the definition, which replace them.
-    `driver` None: not known, so the result is None.
+    None: at least one brand of the host's GPUs fulfils all requirements, or may, since a requirement that cannot be
+    checked here counts as fulfilled. `image_env` are the image's variables (`KEY=value`), `own_env` those of the
+    definition, which replace them. `driver` None: not known, so the result is None.
     """
     requirements = list_requirements(image_env, own_env)
     if driver is None or _is_allowed(requirements, driver):
@@ -73,8 +73,8 @@ def find_driver_problem(
 def list_requirements(image_env: Sequence[str], own_env: Mapping[str, str]) -> list[str]:
     """Return the driver requirements of a container with these variables, such as `cuda>=12.4`. All must be fulfilled.
 
-    Empty if it has none, or if `NVIDIA_DISABLE_REQUIRE` turns them off. The arguments are those of
-    `find_driver_problem`.
+    Empty if it has none, or if `NVIDIA_DISABLE_REQUIRE` turns them off. `image_env` are the image's variables
+    (`KEY=value`), `own_env` those of the definition, which replace them.
     """
     variables = {**dict(each.partition("=")[::2] for each in image_env), **own_env}
     if variables.get(_DISABLE_REQUIRE) in _TRUE:

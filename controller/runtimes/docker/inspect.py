@@ -35,8 +35,9 @@ def phase_of(container: Mapping[str, Any]) -> Phase:
 def seen_replica(container: Mapping[str, Any], log_tail: str, *, publishes_ports: bool) -> SeenReplica:
     """Return the replica that a container with Roundhouse's labels runs.
 
-    `container` is the result of an inspection. `log_tail` is used only for an exited one. `publishes_ports`: see
-    `HostContext`. Raises UnreadableLabelsError if the labels are missing, damaged, or of a newer version.
+    `container` is the result of an inspection. `log_tail` is used only for an exited one. `publishes_ports`: the engine
+    is reached by a port on 127.0.0.1; False: by its container's name. Raises UnreadableLabelsError if the labels are
+    missing, damaged, or of a newer version.
     """
     labels = read_labels(container["Config"].get("Labels") or {})
     state = container.get("State") or {}

@@ -90,9 +90,10 @@ class DockerLogCursor:
         return f"{self.time}_{self.count}_{self.mark}"
 
     def filter_since(self) -> float | None:
-        """Return the Unix time for the daemon's `since` filter, slightly before `time`; None for the default cursor.
+        """Return the Unix time for the daemon's `since` filter; None for the default cursor, which needs no filter.
 
-        It must not be after `time`, and a float cannot hold all of its digits.
+        The result is some microseconds before `time`, since a float cannot hold all of its digits and the filter must
+        not leave records out. So records before the position come too; `records_after` drops them.
         """
         moment = parse_time(f"{self.time[:26]}Z") if self.time else None
         return None if moment is None else moment - 1e-5

@@ -22,7 +22,8 @@ def ensure_network(client: docker.APIClient, name: str, instance: str, *, publis
     """Create the network that engines join, unless it exists. Call it before each start, one call at a time.
 
     A network created here lets nothing out: without address translation, answers to an engine's packets find no way
-    back. It is not an internal network, since Docker publishes no ports on those.
+    back. It is not an internal network, since Docker publishes no ports on those. Of several networks of this name, the
+    oldest is used, and others that this instance created are removed.
 
     Raises StartError if the network is missing and compose should have created it (`publishes_ports` is False), if the
     daemon refuses to create it, or if it exists and is internal although ports must be published.

@@ -89,8 +89,11 @@ async def open_docker(
     log_mib: int = 16,
     docker_url: str | None = None,
 ) -> DockerRuntime:
-    """Create a Docker runtime, and check that its daemon answers. The arguments are those of `DockerRuntime`. The
-    caller must close the runtime.
+    """Create a Docker runtime, and check that its daemon answers. The caller must close the runtime.
+
+    `models` and `state` are the models folders and the state folder, `images` the default images by kind
+    (`llama-server`, `worker`, `controller`), `engines_network` names the network that engines join, `log_mib` bounds
+    the kept output of each engine in MiB. `docker_url` None: DOCKER_HOST, else the default socket.
 
     Raises RuntimeUnavailableError if the daemon does not answer, and its subclass DockerSetupError if engines could not
     be reached or not be given the models. Nothing is left open then.
@@ -113,7 +116,9 @@ async def open_docker(
 
 
 class DockerRuntime:
-    """Starts, lists and stops replicas as containers of one Docker daemon. See `Runtime` for what methods promise."""
+    """Starts, lists and stops replicas as containers of one Docker daemon. Its methods promise what those of
+    `controller.runtimes.base.Runtime` do; every coroutine method but `close` may raise RuntimeUnavailableError. Use one
+    object in one event loop only. Call `close` at the end; engines go on."""
 
     kind = "docker"
 
@@ -165,7 +170,8 @@ class DockerRuntime:
     async def get_surroundings(self) -> Surroundings:
         """Return how the daemon sees this controller. The daemon is asked once; its answer is cached, an error is not.
 
-        Raises RuntimeUnavailableError if the daemon does not answer, and DockerSetupError as `inspect_surroundings`.
+        Raises RuntimeUnavailableError if the daemon does not answer, and its subclass DockerSetupError if engines could
+        not be reached or not be given the models.
         """
         async with self._surroundings_lock:
             if self._surroundings is None:
@@ -205,7 +211,8 @@ class DockerRuntime:
             log.warning("container %s is left alone, its labels cannot be read: %s", container["Name"], error)
 
     async def read_log_tail(self, name: str, lines: int = 50) -> str:
-        """Return the engine's last log lines, also those of a removed replica; empty if there are none."""
+        """Return the engine's last `lines` log lines as one text, also those of a removed replica; empty if there are
+        none. `name` must be a replica name (`is_replica_name`): it becomes a file name unchecked."""
 
         def read(client: docker.APIClient) -> bytes | None:
             container = find_replica(client, self._instance, name)
@@ -219,8 +226,9 @@ class DockerRuntime:
         return await asyncio.to_thread(self._ended_logs.list_names, self._instance, model)
 
     async def read_log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
-        """Return what the engine wrote after `cursor`, from its container or, once that is removed, from its kept log.
-        See `Runtime`."""
+        """Return the whole lines that the engine wrote after `cursor` (None: its last `lines` lines), from its
+        container or, once that is removed, from its kept log. None: not a replica name of this instance, or no log is
+        known. See `controller.runtimes.base.Runtime.read_log_after`."""
         if not is_replica_name(self._instance, name):
             return None
 
@@ -246,7 +254,8 @@ class DockerRuntime:
 
     async def read_gpus(self) -> tuple[Gpu, ...] | None:
         """Return the host's GPUs, read by NVIDIA's library or, if the library finds none and this controller runs in a
-        container, by a probe container. See `Runtime` for an empty result and None."""
+        container, by a probe container, which this call may start. Their processes name their replicas. Empty: there
+        are none, or none could be read so far. None: unknown, since they cannot be read now."""
         return await self._owners.name_owners(await self._read_host_gpus())
 
     async def _read_host_gpus(self) -> tuple[Gpu, ...] | None:
@@ -287,11 +296,13 @@ class DockerRuntime:
         return self._probe.reason if self._uses_probe else self._nvml.reason
 
     def get_gpu_driver(self) -> GpuDriver | None:
-        """Return the NVIDIA driver that the last `read_gpus` found; None: there is none, or it is not known."""
+        """Return the NVIDIA driver that the last `read_gpus` found; None: there is none, it is not known, or
+        `read_gpus` was never called."""
         return self._probe.driver if self._uses_probe else self._nvml.driver
 
     def list_unread_gpus(self) -> tuple[UnreadGpu, ...]:
-        """Return the GPUs that the last `read_gpus` left out because they cannot be read, each with the reason."""
+        """Return the GPUs that the last `read_gpus` left out because they cannot be read, each with the reason. Empty:
+        there are none, or `read_gpus` was never called."""
         return self._probe.unread_gpus if self._uses_probe else self._nvml.unread_gpus
 
     async def watch_events(self) -> AsyncIterator[None]:
@@ -370,9 +381,11 @@ class DockerRuntime:
     # Starting and ending
 
     async def start_replica(self, request: StartRequest) -> None:
-        """Start a replica. One whose container was only created is started; nothing happens if it was started before.
+        """Start a replica, and return once its container runs. One whose container was only created is started; nothing
+        happens if it was started before. Creates the network of engines if needed.
 
-        Raises StartError as `Runtime` says, here also if the image, the network or a claimed GPU is missing.
+        Raises StartError if the definition yields no command line (permanent), if the image, the network or a claimed
+        GPU is missing, or if the daemon refuses; no container is left then.
         """
         surroundings = await self.get_surroundings()
         models = await asyncio.to_thread(self._present_models, surroundings)
@@ -421,7 +434,8 @@ class DockerRuntime:
 
     async def stop_replica(self, name: str, grace_s: float) -> None:
         """End a replica and remove its container, with which its whole process tree ends. The container gets its
-        image's stop signal, SIGKILL after `grace_s` seconds. Does nothing if there is no such replica.
+        image's stop signal, SIGKILL after `grace_s` seconds. The end of its log is kept. Does nothing if there is no
+        such replica.
 
         Raises RuntimeUnavailableError if the container does not end, or if the daemon refuses.
         """
@@ -433,8 +447,9 @@ class DockerRuntime:
         await self._forget(name, str(container["Id"]))
 
     async def remove_replica(self, name: str) -> None:
-        """Remove a replica that has ended or was never started. One that runs is left as it is, with a warning in the
-        log; nothing is raised. Does nothing if there is no such replica."""
+        """Remove the container of a replica that has ended or was never started; the end of its log is kept. One that
+        runs is left as it is, with a warning in the log; nothing is raised. Does nothing if there is no such
+        replica."""
         container = await self._find(name)
         if container is None:
             return

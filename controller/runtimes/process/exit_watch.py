@@ -78,8 +78,8 @@ class ExitWatch:
 
 
 async def wait_any(processes: Iterable[Process], timeout_s: float) -> None:
-    """Return when one of the processes has ended, or after `timeout_s` seconds, without saying which. Without
-    processes, the latter."""
+    """Wait until one of the processes has ended, and for `timeout_s` seconds at most; without processes, for that long.
+    Returns nothing, so the caller must look what has ended. Raises OSError as `ExitWatch.add_process`."""
     end_event = asyncio.Event()
     watch = ExitWatch(lambda _: end_event.set())
     try:

@@ -37,7 +37,9 @@ RESCAN_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ReplicaMark:
-    """What identifies the processes of a replica, by its record. The module's docstring says how it is used."""
+    """What identifies the processes of a replica, as its record has it. A process belongs to the replica if it is the
+    leader; if it is in the leader's session (once the leader is gone, only with the replica's working folder or log);
+    or if its environment has the start id."""
 
     start_id: str
     """Value of `START_ENV` in the engine's environment."""

@@ -43,9 +43,10 @@ log = logging.getLogger(__name__)
 
 
 class ProcessRuntime:
-    """Starts, lists and stops replicas as processes. See `Runtime` for what methods promise.
+    """Starts, lists and stops replicas as processes of this host. Its methods promise what those of
+    `controller.runtimes.base.Runtime` do; every coroutine method but `close` may raise RuntimeUnavailableError.
 
-    Use one object in one event loop only, and one controller per state folder.
+    Use one object in one event loop only, and one controller per state folder. Call `close` at the end; engines go on.
     """
 
     kind = "process"
@@ -103,10 +104,11 @@ class ProcessRuntime:
     # Seeing
 
     async def list_replicas(self) -> list[SeenReplica]:
-        """Return every replica of this instance, in any phase.
+        """Return every replica of this instance, in any phase. Also cut logs that are too long, and
+        write records anew that were deleted while their engines run.
 
         If an engine has ended and left children behind, begin to end these. Until they are gone the replica counts as
-        running, since they hold its memory.
+        running, since they hold its memory. Raises RuntimeUnavailableError if a record cannot be read.
         """
         with _state_errors():
             observations = await asyncio.to_thread(self._observe_records)
@@ -179,7 +181,8 @@ class ProcessRuntime:
         return ReplicaMark(record.start_id, self._work_dir / record.name, self._logs.log_path(record.name), leader)
 
     async def read_log_tail(self, name: str, lines: int = 50) -> str:
-        """Return the engine's last log lines, also those of a removed replica; empty if there are none."""
+        """Return the engine's last `lines` log lines as one text, also those of a removed replica; empty if there are
+        none. `name` must be a replica name (`is_replica_name`): it becomes a file name unchecked."""
         with _state_errors():
             return await asyncio.to_thread(self._logs.read_tail, name, lines)
 
@@ -189,8 +192,9 @@ class ProcessRuntime:
             return await asyncio.to_thread(self._logs.ended_logs.list_names, self._instance, model)
 
     async def read_log_after(self, name: str, cursor: str | None, lines: int = 50) -> LogPart | None:
-        """Return what the engine wrote after `cursor`, from its log or, once the replica is removed, from its kept log.
-        See `Runtime`."""
+        """Return the whole lines that the engine wrote after `cursor` (None: its last `lines` lines), from its log or,
+        once the replica is removed, from its kept log. None: not a replica name of this instance, or no log is known.
+        See `controller.runtimes.base.Runtime.read_log_after`."""
         if not is_replica_name(self._instance, name):
             return None
         with _state_errors():
@@ -204,13 +208,17 @@ class ProcessRuntime:
     async def render_replica(self, replica: SeenReplica, definition: Definition, image: str | None) -> Rendered | None:
         """Return what a running replica would be started with now, at the address in its record. None if it has no
         record, if the definition yields no command line, or if a claimed GPU cannot be read. `image` is ignored."""
+
+        def render() -> Rendered | None:
+            record = self._records.read_record(replica.name)
+            return None if record is None else self._launcher.render_replica(record, definition)
+
         with _state_errors():
-            record = await asyncio.to_thread(self._records.read_record, replica.name)
-        return None if record is None else self._launcher.render_replica(record, definition)
+            return await asyncio.to_thread(render)
 
     async def read_gpus(self) -> tuple[Gpu, ...] | None:
-        """Return the host's GPUs, as `NvmlReader.read_gpus` does. Their processes name the replicas that they belong
-        to."""
+        """Return the host's GPUs in PCI order, with the replicas to which their processes belong. Empty: there is none,
+        or no driver. None: unknown, since the driver fails or no GPU can be read now."""
         return await self._owners.name_owners(await asyncio.to_thread(self._nvml.read_gpus))
 
     async def _list_processes(self) -> dict[str, builtins.list[int]]:
@@ -224,8 +232,8 @@ class ProcessRuntime:
             return await asyncio.to_thread(look)
 
     async def read_host_mib(self, name: str) -> int | None:
-        """Return the MiB of main memory that an engine and its children hold. None if the replica does not run, or if
-        its processes cannot be read."""
+        """Return the MiB of main memory that an engine and its children hold, including mapped model files. None if the
+        replica does not run, or if its processes cannot be read."""
 
         def look() -> int | None:
             record = self._records.read_record(name)
@@ -240,11 +248,13 @@ class ProcessRuntime:
         return self._nvml.reason
 
     def get_gpu_driver(self) -> GpuDriver | None:
-        """Return the NVIDIA driver that the last `read_gpus` found; None: there is none, or it is not known."""
+        """Return the NVIDIA driver that the last `read_gpus` found; None: there is none, it is not known, or
+        `read_gpus` was never called."""
         return self._nvml.driver
 
     def list_unread_gpus(self) -> tuple[UnreadGpu, ...]:
-        """Return the GPUs that the last `read_gpus` left out because they cannot be read, each with the reason."""
+        """Return the GPUs that the last `read_gpus` left out because they cannot be read, each with the reason. Empty:
+        there are none, or `read_gpus` was never called."""
         return self._nvml.unread_gpus
 
     def watch_events(self) -> AsyncIterator[None]:
@@ -293,8 +303,12 @@ class ProcessRuntime:
         raise StartError("the process runtime has no images")
 
     async def start_replica(self, request: StartRequest) -> None:
-        """Start an engine, in a session of its own. Does nothing if there is a record of that name. If the caller is
-        cancelled, the start is finished all the same. Raises as `Launcher.start_replica`."""
+        """Start an engine, in a session of its own, and return once its process runs. Does nothing if there is a record
+        of that name. If the caller is cancelled, the start is finished all the same.
+
+        Raises StartError if the start fails, with nothing of it left, and RuntimeUnavailableError if a record cannot be
+        read.
+        """
 
         async def work() -> None:
             async with self._lock_of(request.name):
@@ -320,8 +334,9 @@ class ProcessRuntime:
                     await self._end_replica(record, grace_s)
 
     async def remove_replica(self, name: str) -> None:
-        """Remove a replica that has ended or was never started, and kill what the engine left behind. A replica whose
-        engine runs is left as it is, with a warning in the log; nothing is raised. Otherwise as `stop_replica`."""
+        """Remove a replica that has ended or was never started, and kill the processes that its engine left behind,
+        which takes as long as they take to end. The end of its log is kept. Does nothing if there is no record of that
+        name. A replica whose engine runs is left as it is, with a warning in the log. Raises as `stop_replica`."""
         with _state_errors():
             async with self._lock_of(name):
                 record = await asyncio.to_thread(self._records.read_record, name)

@@ -32,8 +32,9 @@ _PORT_TRIES: Final = 32
 
 
 def inherited_environment(controller: Mapping[str, str]) -> dict[str, str]:
-    """Return the part of the controller's environment that engines inherit (`_INHERITED` and `LC_*`), and
-    PYTHONUNBUFFERED=1. `controller` is that environment and is not changed."""
+    """Return the variables of the controller's environment that engines inherit (paths, locale, places of caches and of
+    CUDA; no proxies, settings or secrets), and PYTHONUNBUFFERED=1. `controller` is that environment; it is not
+    changed."""
     kept_variables = {key: value for key, value in controller.items() if key in _INHERITED or key.startswith("LC_")}
     # Without it, a Python engine buffers what it prints to a file, and loses it when killed.
     return {"PYTHONUNBUFFERED": "1"} | kept_variables
@@ -46,8 +47,8 @@ def mark_variables(instance: str, name: str, start_id: str) -> dict[str, str]:
 
 
 def check_gpu_support(engine: Engine[Any], gpus: Sequence[Gpu]) -> None:
-    """Raise a permanent StartError, which names the instance, if one of `gpus` is a MIG instance and the engine cannot
-    be told to use it. Otherwise do nothing."""
+    """Raise a permanent StartError if one of `gpus` is a MIG instance and the engine, as a process, cannot be told to
+    use it. The message names the MIG instance. Otherwise do nothing."""
     instance = None if engine.takes_mig_instances else next((gpu for gpu in gpus if gpu.mig is not None), None)
     if instance is not None:
         raise StartError(

@@ -98,7 +98,8 @@ class MessagesWriter:
 
     def write_tool_call(self, index: int, call_id: str | None, name: str | None, arguments: str) -> bytes:
         """Return events that start a tool call or add to its arguments, and those of waiting blocks once it is
-        complete. Empty while the call waits for an earlier one that is incomplete. See `AnswerWriter`."""
+        complete. Empty while the call waits for an earlier one that is incomplete. Arguments for a call whose block has
+        ended are dropped. See `AnswerWriter`."""
         call = self._calls.get(index)
         out = b""
         if call is None:
@@ -125,8 +126,8 @@ class MessagesWriter:
         )
 
     def fail_answer(self, error: Fields) -> bytes:
-        """Return an `error` event in Anthropic's form. `error` has every field of our error envelope. Blocks that wait
-        are not sent."""
+        """Return an `error` event in Anthropic's form. `error` is as in `AnswerWriter.fail_answer`. Blocks that wait
+        are not sent, and the open block is not stopped."""
         return b"event: error\n" + errors.as_event(errors.anthropic_body(errors.encode_json({"error": error}), None))
 
     def build_answer(self, answer: Answer) -> Fields:

@@ -93,7 +93,8 @@ class MessagesDialect(PassthroughDialect):
         return MessagesCollector(request.model)
 
     def find_usage(self, body: bytes, request: InferenceRequest) -> Usage | None:
-        """Return the token counts in a blocking answer; None if it has none. See `usage_in`."""
+        """Return the token counts in a blocking answer's last `usage` object; None if it has none. See
+        `usage.usage_in`."""
         return usage.usage_in(body)
 
     def error_body(self, error: RoundhouseError, request_id: str) -> bytes:

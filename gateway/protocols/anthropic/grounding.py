@@ -14,8 +14,8 @@ from gateway.protocols.common.sse import data_of, split_events
 
 
 def annotate_body(body: bytes, passages: Sequence[Passage]) -> bytes:
-    """Return the JSON of a whole message with `citations` of each text block, and `sources`. A body that is no message
-    is returned unchanged."""
+    """Return the JSON of a whole message with `citations` of each text block, and `sources`. `passages`: what the model
+    got, in the order of their numbers, from 1. A body that is no message, such as an error, is returned unchanged."""
     message = decode_json(body)
     if not isinstance(message, dict) or not isinstance(message.get("content"), list):
         return body
@@ -26,13 +26,13 @@ def annotate_body(body: bytes, passages: Sequence[Passage]) -> bytes:
 
 
 class AnnotatedMessage:
-    """An `EventStream` that tells the sources in `message_start`, and before the end of each text block its citations,
-    by deltas of the type `citations_delta`."""
+    """An `EventStream` around that of a message (the inner stream): adds the sources to `message_start`, and before the
+    end of each text block its citations, as deltas of the type `citations_delta`. One instance serves one answer."""
 
     __slots__ = ("_events", "_passages", "_texts")
 
     def __init__(self, events: EventStream, passages: Sequence[Passage]) -> None:
-        """`events`: the stream of a message. `passages`: what the model got, in the order of their numbers."""
+        """`events`: the stream of a message. `passages`: what the model got, in the order of their numbers, from 1."""
         self._events = events
         self._passages = passages
         self._texts: dict[object, list[str]] = {}
@@ -40,24 +40,25 @@ class AnnotatedMessage:
 
     @property
     def usage(self) -> Usage | None:
-        """See EventStream, as for the others."""
+        """Token counts that the inner stream has reported so far; None: none yet."""
         return self._events.usage
 
     @property
     def is_complete(self) -> bool:
-        """See EventStream."""
+        """Whether the inner stream ended as the API family demands, or with an error."""
         return self._events.is_complete
 
     def feed_data(self, chunk: bytes) -> bytes:
-        """See EventStream."""
+        """Return the inner stream's events for `chunk`, with sources and citations added. Raises EventTooLongError as
+        the inner stream. See `dialect.EventStream`."""
         return self._annotate(self._events.feed_data(chunk))
 
     def finish_stream(self) -> bytes:
-        """See EventStream."""
+        """Return the inner stream's last events, with sources and citations added. See `dialect.EventStream`."""
         return self._annotate(self._events.finish_stream())
 
     def fail_stream(self, error: RoundhouseError, request_id: str) -> bytes:
-        """See EventStream."""
+        """Return the inner stream's last events for `error`, without citations. See `dialect.EventStream`."""
         return self._events.fail_stream(error, request_id)
 
     def _annotate(self, events: bytes) -> bytes:

@@ -32,7 +32,8 @@ class ChatStream(OpenAIStream):
     __slots__ = ()
 
     def feed_data(self, chunk: bytes) -> bytes:
-        """Return the whole events that `chunk` completes, with thoughts under both names. See `EventStream`."""
+        """Return the whole events that `chunk` completes, with thoughts under both names. Raises EventTooLongError as
+        `PassthroughStream.feed_data`. See `dialect.EventStream`."""
         events = super().feed_data(chunk)
         return reasoning.alias_in_events(events) if reasoning.MARK in events else events
 

@@ -26,7 +26,7 @@ def adapt_request(request: InferenceRequest, route: ModelRoute) -> InferenceRequ
     - `thinking` and `reasoning_effort: none` become the field that `route.thinking_control` names.
     - Thoughts of earlier answers get both of their field names, because engines read one or the other. Not for remote
       models.
-    - A `tool_choice` that the engine does not support becomes a shorter list of `tools`.
+    - A `tool_choice` that the engine does not support becomes a shorter list of `tools`. Not for remote models.
     - System messages move to where the model's chat template takes them (`route.system_first`).
 
     Raises:
@@ -94,8 +94,8 @@ def adapt_thinking(fields: Fields, route: ModelRoute) -> Fields:
     - `thinking`, if it is a string, must be `default`, `enabled` or `disabled`; the caller has checked that. `default`
       is dropped, and so is any of them if the engine has no switch. A value that is no string stays.
     - `reasoning_effort: none` counts as `thinking: disabled` if the model can disable thinking, but `enabled` or
-      `disabled` in `thinking` wins over it. It stays as it is if the engine has no switch or takes `reasoning_effort`,
-      or if the model cannot disable thinking and `thinking` is neither `enabled` nor `disabled`.
+      `disabled` in `thinking` wins over it. It stays as it is if the engine has no switch, or if `thinking` is neither
+      `enabled` nor `disabled` and the engine takes `reasoning_effort` or the model cannot disable thinking.
     """
     control, word, effort = route.thinking_control, fields.get("thinking"), fields.get("reasoning_effort")
     mode = cast("Asked", word) if isinstance(word, str) and word != "default" else None
@@ -113,11 +113,13 @@ def adapt_thinking(fields: Fields, route: ModelRoute) -> Fields:
 
 
 def apply_thinking(fields: Fields, mode: Asked | None, control: ThinkingControl | None) -> Fields:
-    """Return chat completion fields that turn thinking on or off; the same object if `mode` or `control` is None.
+    """Return a copy of chat completion fields in which the field named by `control` turns thinking on or off; the same
+    object if `mode` or `control` is None. By `control`:
 
-    - `chat_template_kwargs`: sets `enable_thinking` for the chat template, as llama-server and vLLM take it.
+    - `chat_template_kwargs`: sets `enable_thinking` in it for the chat template, as llama-server and vLLM take it.
     - `thinking`: sets the word itself, as our worker takes it.
-    - `reasoning_effort`: sets `none`, or for thinking the request's effort, at least `medium`.
+    - `reasoning_effort`: sets `none` to disable thinking. To enable it, the request's own effort stays; `medium` if it
+      has none, or `none`.
     - None: the engine has no switch, and its models advertise no thinking modes.
     """
     if mode is None or control is None:

@@ -17,8 +17,9 @@ _DONE: Final = b"data: [DONE]"
 
 
 def annotate_body(body: bytes, passages: Sequence[Passage]) -> bytes:
-    """Return the JSON of a whole chat completion with `annotations` of each message, and `sources`. A body that is no
-    completion is returned unchanged."""
+    """Return the JSON of a whole chat completion with `annotations` of each message, and `sources`. `passages`: what
+    the model got, in the order of their numbers, from 1. A body that is no completion, such as an error, is returned
+    unchanged."""
     fields = decode_json(body)
     if not isinstance(fields, dict) or not isinstance(fields.get("choices"), list):
         return body
@@ -27,12 +28,14 @@ def annotate_body(body: bytes, passages: Sequence[Passage]) -> bytes:
 
 
 class AnnotatedChat:
-    """An `EventStream` with one event more before its last: the citations of the whole answer, and the sources."""
+    """An `EventStream` around that of a chat completion (the inner stream): adds one event before `[DONE]`, with the
+    citations of the whole answer and the sources. An answer that fails gets none. One instance serves one answer."""
 
     __slots__ = ("_collector", "_events", "_is_annotated", "_passages")
 
     def __init__(self, events: EventStream, passages: Sequence[Passage]) -> None:
-        """`events`: the stream of a chat completion. `passages`: what the model got, in the order of their numbers."""
+        """`events`: the stream of a chat completion. `passages`: what the model got, in the order of their numbers,
+        from 1."""
         self._events = events
         self._passages = passages
         self._collector = ChatCollector(is_chat=True)
@@ -40,24 +43,27 @@ class AnnotatedChat:
 
     @property
     def usage(self) -> Usage | None:
-        """See EventStream, as for the others."""
+        """Token counts that the inner stream has reported so far; None: none yet."""
         return self._events.usage
 
     @property
     def is_complete(self) -> bool:
-        """See EventStream."""
+        """Whether the inner stream ended as the API family demands, or with an error."""
         return self._events.is_complete
 
     def feed_data(self, chunk: bytes) -> bytes:
-        """See EventStream."""
+        """Return the inner stream's events for `chunk`, with the event of citations and sources before `[DONE]`. Raises
+        EventTooLongError as the inner stream. See `dialect.EventStream`."""
         return self._annotate(self._events.feed_data(chunk))
 
     def finish_stream(self) -> bytes:
-        """See EventStream."""
+        """Return the inner stream's last events, with the event of citations and sources before `[DONE]`. See
+        `dialect.EventStream`."""
         return self._annotate(self._events.finish_stream())
 
     def fail_stream(self, error: RoundhouseError, request_id: str) -> bytes:
-        """See EventStream."""
+        """Return the inner stream's last events for `error`, without citations and sources. See
+        `dialect.EventStream`."""
         return self._events.fail_stream(error, request_id)
 
     def _annotate(self, events: bytes) -> bytes:

@@ -46,7 +46,9 @@ def tells_progress(api: str, route: ModelRoute) -> bool:
 
 
 def ask_for_progress(request: InferenceRequest) -> InferenceRequest:
-    """Return a copy of the request with `return_progress: true`; the same object if the client set it already."""
+    """Return a copy of the request with `return_progress: true`; the same object if the client set it already. Use it
+    only where `tells_progress` is true. Of a request that is translated (`request.prompt`), only the prompt changes; of
+    a large body, only the outline."""
     if request.outline_fields.get(FIELD) is True:
         return request
     asked_fields = {FIELD: True}
@@ -57,7 +59,8 @@ def ask_for_progress(request: InferenceRequest) -> InferenceRequest:
 
 
 class PromptProgressStream(EventCutter):
-    """An `EventStream` that reads the progress out of an engine's events, and passes them on to another stream."""
+    """An `EventStream` that reads the prefill progress out of llama-server's events, and passes the events on to
+    another stream. One instance serves one answer."""
 
     __slots__ = ("_drops", "_events", "_prompts", "_take_progress")
 
@@ -74,29 +77,31 @@ class PromptProgressStream(EventCutter):
 
     @property
     def usage(self) -> Usage | None:
-        """See EventStream."""
+        """Token counts that the other stream has reported so far; None: none yet."""
         return self._events.usage
 
     @property
     def is_complete(self) -> bool:
-        """See EventStream."""
+        """Whether the other stream ended as the API family demands, or with an error."""
         return self._events.is_complete
 
     def feed_data(self, chunk: bytes) -> bytes:
-        """See EventStream."""
+        """Report the progress in the events that `chunk` completes, pass these events on, and return what the other
+        stream makes of them. Raises EventTooLongError if an event is too long. See `dialect.EventStream`."""
         events = self._cut_events(chunk)
         if _MARK in events:
             events = b"".join(map(self._read_event, split_events(events)))
         return self._events.feed_data(events) if events else b""
 
     def finish_stream(self) -> bytes:
-        """See EventStream."""
+        """Pass on the bytes of an event that was not whole, end the other stream, and return what it makes of them. See
+        `dialect.EventStream`."""
         held_bytes, self._held = self._held, b""
         passed_events = self._events.feed_data(held_bytes) if held_bytes else b""
         return passed_events + self._events.finish_stream()
 
     def fail_stream(self, error: RoundhouseError, request_id: str) -> bytes:
-        """See EventStream."""
+        """Return the other stream's last events for `error`. See `dialect.EventStream`."""
         return self._events.fail_stream(error, request_id)
 
     def _read_event(self, event: bytes) -> bytes:

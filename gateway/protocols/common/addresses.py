@@ -52,7 +52,9 @@ _PRIVATE_NAME: Final = re.compile(
 
 
 def hide_addresses(text: str) -> str:
-    """Return the text with each network address replaced by `HIDDEN`; the module lists what counts as one."""
+    """Return the text with each network address replaced by `HIDDEN` (`[address]`): URLs with a host, IP addresses,
+    `host:port`, the host in `host='...'`, names in private domains, and names of replicas. A bare host name stays, and
+    text that only looks like an address is replaced too, such as a version of four numbers."""
     text = _URL.sub(_hide_url, text)
     text = _BRACKETED.sub(_hide_bracketed, text)
     text = _COLONS.sub(_hide_colons, text)
@@ -63,7 +65,8 @@ def hide_addresses(text: str) -> str:
 
 
 def hide_in_json(value: Any) -> Any:
-    """Return a copy of decoded JSON with each network address in its strings and keys replaced by `HIDDEN`.
+    """Return a copy of decoded JSON with each network address in its strings and keys replaced, as `hide_addresses`
+    does. The value itself is not changed.
 
     Raises:
         RecursionError: the value is nested too deeply.

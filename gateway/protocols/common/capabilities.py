@@ -52,9 +52,10 @@ def check_capabilities(fields: dict[str, Any], capabilities: Capabilities, model
     at the fields of all API families, whichever API was asked. A field of an unexpected shape is not refused.
 
     Raises:
-        RoundhouseError: `invalid_request`, `thinking_unsupported`, `tools_unsupported`,
-            `structured_output_unsupported`, `logprobs_unsupported`, `modality_unsupported` or `multi_turn_unsupported`;
-            its `param` is the field, or the path to the value (`messages[1].content[0]`).
+        RoundhouseError: `invalid_request` (only for a string in `thinking` that is no known mode),
+            `thinking_unsupported`, `tools_unsupported`, `structured_output_unsupported`, `logprobs_unsupported`,
+            `modality_unsupported` or `multi_turn_unsupported`; its `param` is the field, or the path to the value
+            (`messages[1].content[0]`).
     """
     if "thinking" in fields:
         _check_thinking(fields["thinking"], capabilities, model)
@@ -79,8 +80,9 @@ def check_prompt(prompt: Prompt, capabilities: Capabilities, model: str) -> None
 
     Raises:
         RoundhouseError: `thinking_unsupported`, `tools_unsupported`, `structured_output_unsupported`,
-            `logprobs_unsupported`, `modality_unsupported` or `multi_turn_unsupported`; its `param` is the path in
-            the client's own request, such as `input[1].content[0]`.
+            `logprobs_unsupported`, `modality_unsupported` or `multi_turn_unsupported`; its `param` is a field's name,
+            such as `tools`, or for turns, parts and the output format the path in the client's own request, such as
+            `input[1].content[0]`.
     """
     if prompt.thinking is not None and prompt.thinking not in capabilities.thinking_modes:
         raise _no_thinking(prompt.thinking, capabilities, model)

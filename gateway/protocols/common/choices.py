@@ -45,7 +45,7 @@ def count_slots(fields: Mapping[str, Any], route: ModelRoute) -> int:
 
 def count_choices(fields: Mapping[str, Any]) -> int:
     """Return how many answers to each prompt a request asks for, as llama-server reads it: `n_cmpl`, or `n` if that is
-    missing or null. Values of the wrong type count as 1; the engine refuses them."""
+    missing or null. Values below 1 or of the wrong type count as 1; the engine refuses them."""
     count = fields.get("n_cmpl")
     if count is None:
         count = fields.get("n")
@@ -53,8 +53,9 @@ def count_choices(fields: Mapping[str, Any]) -> int:
 
 
 def count_prompts(prompt: Any) -> int:
-    """Return the number of prompts in a request's `prompt`. An array that holds a token is one prompt of tokens and
-    texts; any other is an array of prompts."""
+    """Return the number of prompts in the value of a request's `prompt`, at least 1. An array that holds a token (a
+    number) is one prompt of tokens and texts; any other is an array of prompts. An empty array, and any value that is
+    no array, counts as 1."""
     if not isinstance(prompt, list) or any(isinstance(part, int) for part in prompt):
         return 1
     return max(len(prompt), 1)

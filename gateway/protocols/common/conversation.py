@@ -88,7 +88,8 @@ class Assistant:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The result of the tool call with the id `call_id`, in an earlier turn of the model."""
+    """The result of the tool call with the id `call_id`, in an earlier turn of the model. `is_error`: the client says
+    that the tool failed, which only Anthropic's API can say."""
 
     call_id: str
     parts: tuple[Part, ...]
@@ -111,7 +112,8 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Whether the model calls a tool: as it decides, never, at least one, or the one with this name."""
+    """Whether the model calls a tool. `auto`: as it decides. `none`: never. `required`: at least one. `named`: the one
+    with this `name`, which is None for the other kinds."""
 
     kind: Literal["auto", "none", "required", "named"]
     name: str | None = None
@@ -132,7 +134,7 @@ class OutputFormat:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """What a client's request asks for: the answer to a conversation, and how to make it. Dialects that translate read
-    it once per request and write it as a chat completion."""
+    it once per request and write it as a chat completion. A field that is None was not given by the client."""
 
     turns: tuple[Turn, ...]
     tools: tuple[Tool, ...] = ()
@@ -215,8 +217,8 @@ class AnswerWriter(Protocol):
         `stop_sequence` is as in `Answer`. `tokens` None: the engine reported no counts."""
 
     def fail_answer(self, error: Fields) -> bytes:
-        """Return the last events of a stream that fails, even before it began. `error` has every field of our error
-        envelope."""
+        """Return the last events of a stream that fails, even before it began. `error` is the value of `error` in our
+        error envelope, with every field (`ErrorBody`)."""
 
     def build_answer(self, answer: Answer) -> Fields:
         """Return the body of a blocking answer, to be encoded as JSON. Uses `answer` alone; what this writer has

@@ -60,7 +60,8 @@ def engine_body(status: int, body: bytes, request_id: str | None) -> bytes:
     """Return an engine's error answer (its HTTP status and body) as the JSON of our error envelope (`complete_error`).
 
     A body that is this envelope already passes unchanged if it states the same status, holds no network address and
-    reports no context overflow. A body that is no JSON, or is nested too deeply, becomes the message.
+    reports no context overflow. A body that is no JSON object, or has so many brackets that it might be nested too
+    deeply, is taken as text: without HTML tags and cut to 1000 characters, it becomes the message.
     """
     fields = _decode_shallow(body)
     if (
@@ -89,7 +90,8 @@ def complete_error(status: int, fields: Fields, body: bytes, request_id: str | N
     """Return an engine's error with every field of our error envelope, as `{"error": ...}`.
 
     `fields` is the decoded `body`; empty: it is no JSON object, and the message is taken from `body`. Further fields of
-    the engine's error stay, and so does its code if that is a string; network addresses are removed. A context overflow
+    the engine's error stay if it has a message, and so does its code if that is a string that is not empty; network
+    addresses are replaced. A context overflow
     gets the code, type and message that clients look for. A KV cache that all running requests have filled together
     gets a code of ours (`kv_cache_exhausted`). These two set the error's `status` too; otherwise it is `client_status`.
     """
@@ -192,7 +194,8 @@ def is_anthropic(fields: Any) -> bool:
 
 
 def is_envelope(fields: Any) -> bool:
-    """Whether a decoded body is an error with every field of our error envelope, each of the right type."""
+    """Whether a decoded body is an error in our envelope: `error` has `message`, `type`, `code`, `status`, `actionable`
+    and `next_steps`, each of the right type. `param` and `request_id` are not looked at."""
     error = fields.get("error") if isinstance(fields, dict) else None
     return isinstance(error, dict) and all(type(error.get(name)) is kind for name, kind in _OWN_FIELDS.items())
 

@@ -97,13 +97,15 @@ class EventCollector(EventReader):
         self._failure: tuple[int, bytes] | None = None
 
     def feed_data(self, chunk: bytes) -> None:
-        """Add bytes of the stream, cut anywhere. See `StreamCollector`."""
+        """Add bytes of the stream, cut anywhere. Raises EventTooLongError if an event does not end within `HOLD_LIMIT`
+        bytes. See `dialect.StreamCollector`."""
         if events := self._cut_events(chunk):
             self._read_events(events)
 
     def build_result(self) -> tuple[int, bytes] | None:
-        """Return status and body of the blocking answer: 200 and the answer, or those of the first error event. None if
-        the stream broke off. Call once, at the end of the stream. See `StreamCollector`."""
+        """Return HTTP status and JSON body of the blocking answer: 200 and the answer, or those of the first error
+        event, whose body is still in the engine's form. None if the stream broke off. Call once, at the end of the
+        stream. See `dialect.StreamCollector`."""
         if held_events := self._take_held():
             self._read_events(held_events)
         if self._failure is not None:

@@ -99,7 +99,8 @@ def find_files(fields: Fields) -> FoundFiles:
 
     Raises:
         RoundhouseError: a file of chat completions is neither PDF nor text (`modality_unsupported`), or is no base64
-            or named by an id alone (`invalid_request`). `param` is its path, such as `messages[0].content[1].file`.
+            or named by an id alone (`invalid_request`). `param` is the path to its data or id, such as
+            `messages[0].content[1].file.file_data`.
     """
     pdfs: list[FilePart] = []
     has_changed = False

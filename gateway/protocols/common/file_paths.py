@@ -31,8 +31,8 @@ _AFTER: Final = ".,:;!?)\\"
 
 
 def hide_paths(text: str) -> str:
-    """Return the text with each absolute path replaced by `HIDDEN_PATH`. Relative paths and the gateway's own routes
-    (`/v1/...`, `/health`) stay."""
+    """Return the text with each absolute path, and each path from a home folder (`~/...`), replaced by `HIDDEN_PATH`
+    (`[path]`). Relative paths and the gateway's own routes (`/v1/...`, `/v2/...`, `/health`) stay."""
     text = _QUOTED.sub(rf"\g<mark>{HIDDEN_PATH}\g<mark>", text)
     for pattern in (_IN_ANGLES, _BARE):
         text = pattern.sub(_hide_path, text)

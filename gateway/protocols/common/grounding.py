@@ -49,7 +49,8 @@ def read_options(value: object) -> GroundingOptions | None:
     """Return the options of a request's `rag`; None for null and false, which ask for nothing. `true`: the defaults.
 
     Raises:
-        RoundhouseError: `invalid_request` for a wrong field.
+        RoundhouseError: `invalid_request` for a wrong value or an unknown field; `param` is its path, such as
+            `rag.top_k`.
     """
     if value is None or value is False:
         return None
@@ -66,7 +67,8 @@ def read_options(value: object) -> GroundingOptions | None:
 
 
 def build_search(options: GroundingOptions, fields: Fields) -> SearchRequest:
-    """Return the search for a request's question.
+    """Return the search for `options.query`; if that is None, for the text of the user's last message in `fields`, the
+    decoded whole body (see `find_question`). The query is cut to `LONGEST_QUERY` characters. Nothing is searched here.
 
     Raises:
         RoundhouseError: `invalid_request` if neither `rag.query` nor a message of the user has a text.
@@ -91,8 +93,8 @@ def clean_query(text: str) -> str:
 
 
 def find_question(fields: Fields) -> str:
-    """Return the text of the user's last message that is not of results of tools alone; empty if there is none, or no
-    text in it."""
+    """Return the text of the user's last message, its parts joined by line ends; messages that hold nothing but tool
+    results do not count. Empty if there is no such message, or no text in it."""
     index = _question_index(fields)
     content = None if index is None else fields["messages"][index].get("content")
     if isinstance(content, str):
@@ -103,15 +105,16 @@ def find_question(fields: Fields) -> str:
 
 
 def add_passages(fields: Fields, passages: Sequence[Passage]) -> Fields:
-    """Return the request without `rag`, with the passages in the message that `find_question` reads, in front of its
-    text. `fields` are not changed. Without passages or such a message, only `rag` is left out."""
+    """Return a copy of the request's fields without `rag`, with the passages, numbered from 1, in the message that
+    `find_question` reads, in front of its text. `fields` are not changed. Without passages or such a message, only
+    `rag` is left out."""
     rest = {name: value for name, value in fields.items() if name != FIELD}
     index = _question_index(fields)
     if not passages or index is None:
         return rest
     messages = list(fields["messages"])
     context, content = write_context(passages), messages[index].get("content")
-    grounded: Any = f"{context}\n\n{content}"
+    grounded: Any = f"{context}\n\n{content}" if isinstance(content, str) else context
     if isinstance(content, list):
         # Anthropic wants the results of tools before everything else.
         start = sum(_is_tool_result(part) for part in content)

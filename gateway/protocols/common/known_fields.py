@@ -49,7 +49,8 @@ def drop_foreign_fields(fields: Fields, known_fields: Collection[str], route: Mo
     """Return the fields of a request that the model's engine gets; the same object if all of them pass.
 
     `known_fields`: names that the path's API family defines, such as `CHAT_FIELDS`. All fields pass if
-    `route.extra_fields` is None, which is so for engines that Roundhouse runs itself.
+    `route.extra_fields` is None, which is so for engines that Roundhouse runs itself. Otherwise those pass that are in
+    `known_fields` or `route.extra_fields`, and the one that switches thinking (`route.thinking_control`).
     """
     foreign_names = _foreign_names(fields, known_fields, route)
     return {name: fields[name] for name in fields if name not in foreign_names} if foreign_names else fields

@@ -51,9 +51,9 @@ _BASE64: Final = re.compile(rb"[A-Za-z0-9+/=_-]{64}")
 
 
 class LargeBody:
-    """The body of one request that is larger than `LARGE_BYTES`, and its outline. The caller adds all parts, then calls
-    `finish`; only then are the outline and the other results valid. `free` must be called when no engine can need the
-    body any more.
+    """The body of one request that is larger than `LARGE_BYTES`, and its outline: the same JSON with short marks in
+    place of the inside of long strings. The caller adds all parts, then calls `finish`; only then are the outline and
+    the other results valid. `free` must be called when no engine can need the body any more.
     """
 
     __slots__ = (
@@ -182,7 +182,8 @@ class LargeBody:
 
     def fill_fields(self, fields: dict[str, Any], *, kept_names: Collection[str]) -> None:
         """Replace, in place, each string in a decoded outline by what it is in the body, keys of objects too. Use it
-        before texts are interpreted or stored. Values of fields in `kept_names`, at any depth, stay as they are.
+        before texts are interpreted or stored. A string that is the value of a field in `kept_names`, at any depth,
+        stays as it is; strings deeper inside such a field do not.
 
         Raises:
             RoundhouseError: as `fill_text`.

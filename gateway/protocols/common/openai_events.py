@@ -19,9 +19,9 @@ _ERROR_LINE: Final = b"error:"
 
 
 class OpenAIStream(PassthroughStream):
-    """`EventStream` for OpenAI's `data:` events, one for each answer. Events pass unchanged, except that error events
-    get the fields of Roundhouse's error envelope (see `errors`) and that `strip_usage` removes usage events whose list
-    of choices is empty.
+    """`EventStream` for OpenAI's `data:` events; one instance serves one answer. Events pass unchanged, except that
+    error events get the fields of Roundhouse's error envelope (see `errors`) and that `strip_usage` removes usage
+    events whose list of choices is empty.
     """
 
     __slots__ = ("_request_id", "_strip", "_tally")

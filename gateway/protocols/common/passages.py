@@ -51,11 +51,12 @@ class Passage(NamedTuple):
 
 
 def fit_passages(passages: Sequence[Passage], wanted: int | None, context_length: int | None) -> list[Passage]:
-    """Return the best passages that a model gets, in their order. The first one that does not fit ends the list.
+    """Return those of `passages` that a model gets, from the first on. The first one that does not fit ends the list.
+    `passages` must be sorted, best first.
 
     `wanted`: most tokens of all together, estimated by `BYTES_PER_TOKEN`; None: `USUAL_TOKENS`, but at most a quarter
-    of `context_length`, the tokens of the model's context (None: it is not known). So passages have no more bytes than
-    the context has tokens, which fits with any tokenizer.
+    of `context_length`, the tokens of the model's context (None: it is not known). So with `wanted` None passages have
+    no more bytes than the context has tokens, which fits with any tokenizer.
     """
     tokens = wanted
     if tokens is None:
@@ -70,8 +71,8 @@ def fit_passages(passages: Sequence[Passage], wanted: int | None, context_length
 
 
 def write_context(passages: Sequence[Passage]) -> str:
-    """Return the passages as text for a model, each with its number, from 1, and where it is from. The question has to
-    follow."""
+    """Return the passages as text for a model: an instruction to cite them by number, each passage with its number,
+    from 1, and where it is from, and at the end `Question:`. The caller puts the question behind it."""
     blocks = [_INTRODUCTION]
     for number, passage in enumerate(passages, start=1):
         page = f", page {passage.page}" if passage.page is not None else ""

@@ -48,7 +48,8 @@ class EnvelopeDialect(PassthroughDialect):
     heartbeat: bytes = b": ka\n\n"
 
     def find_usage(self, body: bytes, request: InferenceRequest) -> Usage | None:
-        """Return the token counts in a blocking answer; None if it has none. See `usage_in`."""
+        """Return the token counts in a blocking answer's last `usage` object; None if it has none. See
+        `usage.usage_in`."""
         return usage.usage_in(body)
 
     def error_body(self, error: RoundhouseError, request_id: str) -> bytes:

@@ -33,7 +33,8 @@ def check_length(request: InferenceRequest, route: ModelRoute) -> None:
     """Refuse a request if a prompt in it certainly has more tokens than the model's context.
 
     Checks nothing if `route.context_length` or `route.longest_token` is not known, or if the request asks the engine to
-    truncate the prompt, replaces the chat template, or gives embeddings as the prompt.
+    truncate the prompt, replaces the chat template, or gives embeddings as the prompt. Of a conversation, only the
+    user's texts are counted, so a request that passes may still be too long for the engine.
 
     Raises:
         RoundhouseError: `context_length_exceeded`; `param` is the field that holds the prompt, such as `messages`. Or

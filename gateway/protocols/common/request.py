@@ -110,8 +110,9 @@ class InferenceRequest:
 
 
 def parse_request(body: bytes | LargeBody, *, may_stream: bool, usual_model: str | None = None) -> InferenceRequest:
-    """Decode a request whose body names its model. One that names none gets the field `model` with `usual_model`;
-    None: it is refused. `may_stream` False: `stream` and `stream_options` are neither read nor checked.
+    """Decode a request whose body names its model. One that names none gets the field `model` with `usual_model`, and
+    its whole body is encoded again, a large one as a small one; None: it is refused. `may_stream` False: `stream` and
+    `stream_options` are neither read nor checked.
 
     Raises:
         RoundhouseError: `invalid_json`: the body is no JSON object in UTF-8; the message has the position.
@@ -146,8 +147,8 @@ def parse_native(
     all.
 
     `sole_model` serves a request that names none; None: several models have the route, or no model has. `body` says
-    what JSON the route needs; where that is no object, the body may be empty. The result's `target` is `path` and
-    `query` without `model`.
+    what JSON the route needs; where that is no object, the body may be empty, but a body that came is decoded and must
+    be JSON. The result's `target` is `path` and `query` without `model`.
 
     Raises:
         RoundhouseError: `invalid_json`: the body is not the JSON that the route needs. `invalid_request`: no model is

@@ -33,7 +33,8 @@ def differs_as_stream(fields: dict[str, Any]) -> bool:
 
 
 def wants_probabilities(fields: dict[str, Any]) -> bool:
-    """Return whether the request asks for log probabilities of tokens."""
+    """Return whether the request asks for log probabilities of tokens, by `logprobs`, `top_logprobs` or `n_probs`. The
+    number 0 does not count as asking."""
     return bool(fields.get("logprobs") or fields.get("top_logprobs") or fields.get("n_probs"))
 
 

@@ -33,7 +33,8 @@ class PassthroughStream(EventCutter, ABC):
         self.usage: Usage | None = None
 
     def feed_data(self, chunk: bytes) -> bytes:
-        """Return the whole events that `chunk` completes. See `EventStream`."""
+        """Return the whole events that `chunk` completes, as the subclass rewrites them. Raises EventTooLongError if an
+        event does not end within `HOLD_LIMIT` bytes. See `dialect.EventStream`."""
         events = chunk if not self._held and chunk.endswith(b"\n\n") else self._cut_events(chunk)
         if self._usage_mark in events or self._error_mark in events:
             return self._filter_events(events)

@@ -24,7 +24,8 @@ _LEAD_BYTES: Final = 256 * 1024
 
 
 class TokenEventCounter:
-    """Counts the events of one stream. Counting is one look per read; `count_tokens` does the rest, once."""
+    """Counts the events of one stream, to tell about how many tokens came (`count_tokens`) if the engine does not
+    report it. One instance serves one stream; pass every part of it to `take_data`, in order."""
 
     __slots__ = ("_is_begun", "_last", "_lead", "_lead_events", "_second_last", "events")
 
@@ -37,7 +38,7 @@ class TokenEventCounter:
         self._second_last = self._last = b""
 
     def take_data(self, data: bytes) -> int:
-        """Note a part of the stream, cut anywhere, and return `events`."""
+        """Note the next part of the stream, cut anywhere, and return `events`, the number of events so far."""
         self._second_last = last = self._last
         self._last = data
         self.events += data.count(_BLANK_LINE)
@@ -53,8 +54,8 @@ class TokenEventCounter:
         return self._second_last + self._last
 
     def count_tokens(self) -> int:
-        """Return the tokens that came so far: the engine's own count if the last events have one, else the number of
-        events from the first to the last that has text."""
+        """Return the tokens that came so far: the engine's own count if the last two parts of the stream have one, else
+        the number of events from the first to the last that has text; 0 if none had."""
         tail = self.tail
         reported = _REPORTED.findall(tail)
         if reported:

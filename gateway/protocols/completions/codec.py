@@ -29,7 +29,8 @@ def read_prompt(fields: Fields) -> Prompt:
 
     Raises:
         RoundhouseError: `invalid_request`; `param` is the field. Also for what a chat completion cannot answer: several
-            prompts, an empty one or one of tokens, and `echo`, `suffix`, `logprobs`, `best_of` and `n`.
+            prompts, an empty one or one of tokens, `echo`, `suffix`, `logprobs` (0 too), and a `best_of` or `n` other
+            than 1.
     """
     for name in _NEVER:
         if _is_unsupported(name, fields.get(name)):

@@ -18,11 +18,11 @@ class CompletionsViaChat(ViaChatDialect, OpenAIDialect):
 
     def read_request(self, request: InferenceRequest) -> Prompt:
         """Return what the request asks for, as a conversation of one user message. Raises RoundhouseError as
-        `codec.read_prompt`."""
+        `completions.codec.read_prompt`."""
         return codec.read_prompt(request.whole_where_any(CONSTRAINT_FIELDS))
 
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:
-        """Return a new `CompletionWriter` for one answer, whose id is made of the request's id."""
+        """Return a new `CompletionWriter` for one answer, whose id is `cmpl-` and the request's id without `req-`."""
         completion_id = f"cmpl-{request.id.removeprefix('req-')}"
         return CompletionWriter(completion_id, int(request.received_at), request.model, wants_usage=request.wants_usage)
 

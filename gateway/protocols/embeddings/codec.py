@@ -55,6 +55,7 @@ def check_fields(fields: Fields) -> None:
 def shorten_vectors(answer: Any, asked: Shortening) -> Fields | None:
     """Return a copy of an engine's decoded answer with vectors of `asked.dimensions` numbers; None if nothing must
     change. A vector that is cut is scaled to Euclidean length 1; one that has this size already keeps its numbers.
+    Vectors in base64 (float32, little-endian) stay base64, unless `asked.is_unpacked` makes them numbers.
 
     Raises:
         RoundhouseError: `dimensions_unsupported`: the vectors are shorter, or the model is not declared to permit the

@@ -18,7 +18,8 @@ from gateway.protocols.embeddings.codec import Shortening
 
 class EmbeddingsDialect(JsonDialect):
     """Dialect of `/v1/embeddings`, passed through, except that the gateway shortens vectors where the engine does not.
-    `check_request` sets a request's `state` to the `Shortening` to do, or None; the other methods need it."""
+    `check_request` sets a request's `state` to the `Shortening` to do, or None; `engine_body` and `get_body_converter`
+    read it there."""
 
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
         """Refuse invalid input, and set `request.state` to a `Shortening`, or None if the vectors pass as they are.
@@ -37,8 +38,9 @@ class EmbeddingsDialect(JsonDialect):
             request.state = Shortening(dimensions, route.shortens_embeddings, route.name, is_unpacked)
 
     def engine_body(self, request: InferenceRequest, route: ModelRoute, *, as_stream: bool) -> bytes:
-        """Return the body without fields that the engine must not get, and without `dimensions` if the gateway
-        shortens. llama-server ignores `dimensions` and refuses an `encoding_format` of null."""
+        """Return the body without fields that the engine must not get, without `dimensions` and `encoding_format` where
+        they are null, and without `dimensions` if the gateway shortens; then it may ask for vectors in base64.
+        `as_stream` is ignored."""
         request = bodies.without_foreign_fields(request, EMBEDDING_FIELDS, route)
         fields = request.outline_fields
         dropped_names = [name for name in _OPTIONAL if name in fields and fields[name] is None]

@@ -43,8 +43,8 @@ class Ranking:
 
 
 def read_ranking(fields: Fields, version: Version) -> Ranking:
-    """Return what the decoded fields of a request for a ranking ask for. Version 2 takes strings alone as documents,
-    and never returns them.
+    """Return what the decoded fields of a request for a ranking ask for. `version` 1 is the form of Jina and of
+    Cohere's v1, 2 that of Cohere's v2, which takes strings alone as documents, and never returns them.
 
     Raises:
         RoundhouseError: `invalid_request`; `param` is the place, such as `documents[1].text`.
@@ -77,7 +77,8 @@ def build_answer(ranking: Ranking, answer: Any, request_id: str, model: str, ver
     """Return the client's answer: best document first, documents of equal score in the client's order, `top_n` at most.
 
     `answer` is the decoded answer of an engine; its scores are not changed, and documents that it leaves out are left
-    out. `request_id` becomes the answer's id. `model` is the name to report if the engine names none.
+    out. `request_id` becomes the answer's id. `model` is the name to report if the engine names none; an answer of
+    version 2 reports no name.
 
     Raises:
         RoundhouseError: `engine_disconnected`: the answer is no ranking of these documents, or ranks none.

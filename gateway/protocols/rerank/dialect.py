@@ -17,8 +17,9 @@ from gateway.protocols.rerank.codec import Ranking, Version
 
 
 class RerankDialect(JsonDialect):
-    """Dialect of the rerank paths, in one of the two forms of the API (`Version`). Requests and answers are written
-    anew. `check_request` sets a request's `state` to the `Ranking` that it asks for; the other methods need it."""
+    """Dialect of the rerank paths, in one of the two forms of the API (`Version`): 1 is Jina's and Cohere's v1, 2 is
+    Cohere's v2. Requests and answers are written anew. `check_request` sets a request's `state` to the `Ranking` that
+    it asks for; `engine_body` and `get_body_converter` need it."""
 
     def __init__(self, version: Version) -> None:
         self._version = version

@@ -30,8 +30,8 @@ _KEPT_ROLES: Final = ("user", "system", "developer")
 
 
 def read_compaction(fields: Fields, context: ResponseContext) -> Prompt:
-    """Return the prompt that asks the model to summarise the conversation of a request. Sets `context.keeps_items` and
-    `context.input_items`.
+    """Return the prompt that asks the model to summarise the conversation of a request, `context.history` included,
+    without its tools and output format. Sets `context.keeps_items` and `context.input_items`.
 
     Raises:
         RoundhouseError: `invalid_request`, also if `stream` is true, or `modality_unsupported`; its `param` is the

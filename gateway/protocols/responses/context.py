@@ -13,9 +13,9 @@ from gateway.protocols.responses.file_search import FoundFiles
 class ResponseContext:
     """What one response is made from beside its request, and what has become of it (`InferenceRequest.state`).
 
-    The registry of responses (`gateway/storage/responses/registry.py`) makes one for each request. The last three
-    fields are set by the dialect and the `ResponseWriter`, and read by the response hooks. It supplies the ids and the
-    time, which pure code cannot make.
+    The registry of responses (`gateway/storage/responses/registry.py`) makes one for each request, with the functions
+    that supply ids and the time, which pure code cannot make. The last three fields are set by the dialect and the
+    `ResponseWriter`, and read by the response hooks.
     """
 
     id: str

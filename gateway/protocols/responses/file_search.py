@@ -26,7 +26,8 @@ _TEXTS: Final = ("input_text", "output_text", "text")
 
 
 class FileSearchTool(BaseModel):
-    """A tool `file_search`, as OpenAI's with one more field, `max_tokens`."""
+    """A tool `file_search`, as OpenAI's with one more field, `max_tokens`: the most tokens of all passages together,
+    estimated (None: see `passages.fit_passages`)."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -38,7 +39,8 @@ class FileSearchTool(BaseModel):
     max_tokens: int | None = Field(None, ge=50, le=1_000_000)
 
     def build_search(self, question: str) -> VectorStoreSearch:
-        """Return the search in each of the vector stores."""
+        """Return the search for `question` in one vector store; the caller sends it to each of `vector_store_ids`.
+        Nothing is searched here."""
         return VectorStoreSearch(
             query=clean_query(question),
             filters=self.filters,
@@ -139,8 +141,9 @@ def find_question(items: Sequence[object]) -> str:
 
 
 def ground_items(items: list[tuple[Fields, str]], found: FoundFiles | None) -> list[tuple[Fields, str]]:
-    """Return the items with the passages in front of the message that `find_question` reads; the same items without
-    passages. Each item comes with its path in the request. The items themselves are not changed."""
+    """Return the items with the passages put in front of the text of the message that `find_question` reads, in a copy
+    of that item. The same list if `found` is None or has no hits, or if there is no such message, or no text in it.
+    Each item comes with its path in the request."""
     index = _question_index([item for item, _ in items])
     if found is None or not found.hits or index is None:
         return items
@@ -160,8 +163,9 @@ def ground_items(items: list[tuple[Fields, str]], found: FoundFiles | None) -> l
 def merge_results(
     search: FileSearch, question: str, results: Iterable[VectorStoreResults], context_length: int | None
 ) -> FoundFiles:
-    """Return the best hits of all vector stores together, as many as the model gets. `context_length`: tokens of the
-    model's context; None: it is not known. A chunk that is in several stores is there once."""
+    """Return the best hits of all vector stores together, best first: at most `max_num_results` of the tool, and no
+    more than fit the model (`passages.fit_passages`). `context_length`: tokens of the model's context; None: it is not
+    known. A chunk that is in several stores is there once, with its best score."""
     best: dict[tuple[str, int], VectorStoreHit] = {}
     for hit in (hit for result in results for hit in result.data):
         key = (hit.file_id, hit.chunk)

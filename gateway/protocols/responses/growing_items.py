@@ -97,7 +97,8 @@ class SearchItem:
 
     @property
     def beginning(self) -> Fields:
-        """The item as it was before the search."""
+        """The item as the event that adds it shows it: `in_progress`, without queries and results. A new object at each
+        call."""
         return {**self.item, "status": "in_progress", "queries": [], "results": None}
 
 

@@ -46,8 +46,9 @@ _MARK: Final = "roundhouse-summary-1:"
 
 
 def read_turns(items: Iterable[tuple[Fields, str]]) -> list[Turn]:
-    """Return the turns that the items make up, in order. Each item comes with its path in the request, such as
-    `input[0]`, for errors; references must be resolved already (`resolve_item`).
+    """Return the turns that the items make up, in order. Consecutive items of the model (thoughts, messages, calls)
+    become one turn; the item of a search in vector stores becomes none. Each item comes with its path in the request,
+    such as `input[0]`, for errors; references must be resolved already (`resolve_item`).
 
     Raises:
         RoundhouseError: `invalid_request`: an item is wrong, or is the result of a call that does not come before it.

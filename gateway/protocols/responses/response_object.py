@@ -24,7 +24,7 @@ _TIERS: Final = ("default", "flex", "priority")
 
 def begin_response(fields: Fields, context: ResponseContext) -> Fields:
     """Return the response object of a response in progress, with no output. `fields` are those of a request that was
-    read without an error (`request.read_prompt`), because they are not checked again."""
+    read without an error (`responses.request.read_prompt`), because they are not checked again."""
     tools, choice = responses_tools.echo_tools(fields)
     conversation = {} if context.conversation_id is None else {"conversation": {"id": context.conversation_id}}
     return {
@@ -80,7 +80,8 @@ def end_response(
 
 def fail_response(response: Fields, output: list[Fields], error: Fields) -> Fields:
     """Return a copy of `response` that is `failed`, with the output so far. `error` has every field of our error
-    envelope; its code becomes one of OpenAI's, and stays in `reason`."""
+    envelope. In the copy, `error.code` is one of OpenAI's, chosen by the error's status (or `context_length_exceeded`),
+    and `error.reason` is our own code."""
     status = error["status"]
     code = "rate_limit_exceeded" if status == 429 else "server_error" if status >= 500 else "invalid_prompt"
     if error["code"] == context_overflow.CODE:
@@ -127,7 +128,7 @@ def reasoning_part(text: str) -> Fields:
 
 def function_call_item(name: str, call_id: str, function: str, arguments: str, status: str) -> Fields:
     """Return a function call item. `name` is the item's id, `call_id` the id that the call's result refers to,
-    `function` the function's name, and `arguments` their JSON."""
+    `function` the function's name, and `arguments` the JSON text of its arguments."""
     call_fields = {"call_id": call_id, "name": function, "arguments": arguments}
     return {"id": name, "type": "function_call", "status": status, **call_fields}
 

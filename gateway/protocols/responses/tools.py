@@ -45,7 +45,8 @@ def tools_of(fields: Fields) -> tuple[Tool, ...]:
 
     Raises:
         RoundhouseError: `invalid_request`, also for a name that occurs twice, an allowed tool that is not declared, or
-            tools that OpenAI runs itself alone; its `param` is the path to the value, such as `tools[1].name`.
+            if all declared tools are such as OpenAI runs itself; its `param` is the path to the value, such as
+            `tools[1].name`.
     """
     tools: dict[str, Tool] = {}
     declared_tools = optional_field(fields, "tools", list) or []
@@ -68,7 +69,8 @@ def tools_of(fields: Fields) -> tuple[Tool, ...]:
 
 def choice_of(fields: Fields, tools: tuple[Tool, ...]) -> ToolChoice | None:
     """Return the tool choice of a request; None if it has none, or chooses its `file_search`. `tools` are those of
-    `tools_of`. With a `file_search`, which always runs, `required` demands nothing more of the model.
+    `tools_of`, which must have been called first. With a `file_search`, which always runs, `required` demands nothing
+    more of the model: it becomes `auto`, or None without other tools.
 
     Raises:
         RoundhouseError: `invalid_request`: the choice is of no known form, names a tool that is not declared, or is

@@ -21,8 +21,9 @@ class ResponsesDialect(EnvelopeDialect):
     """The part that the dialects of `/v1/responses` and `/v1/responses/compact` share: how errors are sent."""
 
     def error_as_events(self, body: bytes, request: InferenceRequest | None = None) -> bytes:
-        """Return the error, whose JSON is `body`, as an event and `[DONE]`; for a request that was read, as the whole
-        stream of a failed response. See `Dialect`."""
+        """Return the error, whose JSON is `body`, as an event and `[DONE]`; for a request that was read (its `prompt`
+        is set), as the whole stream of a failed response, which becomes `response` of its `ResponseContext`. See
+        `Dialect`."""
         error = errors.decode_json(body)["error"]
         if request is None or request.prompt is None:
             return error_event(error, 0) + DONE
@@ -40,8 +41,10 @@ class ResponsesViaChat(ViaChatDialect, ResponsesDialect):
     `ResponseContext` before `check_request`."""
 
     def read_request(self, request: InferenceRequest) -> Prompt:
-        """Return what the request asks for, after the history in its `ResponseContext`. Raises RoundhouseError as
-        `request.read_prompt`."""
+        """Return what the request asks for, after the history in its `ResponseContext`, of which it may set
+        `input_items`. In the outline of a large body, it puts texts, but not media, back in place. Raises
+        RoundhouseError as `responses.request.read_prompt`, and `invalid_json` for a string of a large body that is not
+        valid."""
         return _read_prompt(request)
 
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:
@@ -54,8 +57,8 @@ class CompactionViaChat(ViaChatDialect, ResponsesDialect):
     request's `state` to its `ResponseContext` before `check_request`."""
 
     def read_request(self, request: InferenceRequest) -> Prompt:
-        """Return the prompt that asks the model for a summary of the conversation. Raises RoundhouseError as
-        `read_compaction`."""
+        """Return the prompt that asks the model for a summary of the conversation, and set `keeps_items` and
+        `input_items` of the request's `ResponseContext`. Raises RoundhouseError as `compaction.read_compaction`."""
         return read_compaction(request.fields, request.state)
 
     def open_writer(self, request: InferenceRequest) -> AnswerWriter:
@@ -68,12 +71,14 @@ class ResponsesTokenCount(TokenCountDialect, JsonDialect):
     must set a request's `state` to its `ResponseContext` before `check_request`."""
 
     def read_request(self, request: InferenceRequest) -> Prompt:
-        """Return what the request asks for, after the history in its `ResponseContext`. Raises RoundhouseError as
-        `request.read_prompt`."""
+        """Return what the request asks for, after the history in its `ResponseContext`, of which it may set
+        `input_items`. In the outline of a large body, it puts texts, but not media, back in place. Raises
+        RoundhouseError as `responses.request.read_prompt`, and `invalid_json` for a string of a large body that is not
+        valid."""
         return _read_prompt(request)
 
     def build_count(self, tokens: int) -> Fields:
-        """Return the body of OpenAI's token count of a prompt."""
+        """Return the body of OpenAI's token count: `object`, which is `response.input_tokens`, and `input_tokens`."""
         return {"object": "response.input_tokens", "input_tokens": tokens}
 
 

@@ -36,7 +36,8 @@ class ViaChatBase(ABC):
     def read_request(self, request: InferenceRequest) -> Prompt:
         """Return what the request asks for. Called once for each request, by `check_request`.
 
-        `passed_fields` must hold the whole text of constraints (`adapt_constraints`), also of a large body.
+        Of a large body, the outline may be read, but `passed_fields` of the result must hold constraints on the
+        answer's form (`output_constraints.CONSTRAINT_FIELDS`) with their whole text.
 
         Raises:
             RoundhouseError: `invalid_request`, or another code for what cannot be translated, such as
@@ -48,11 +49,17 @@ class ViaChatBase(ABC):
         return True
 
     def check_request(self, request: InferenceRequest, route: ModelRoute) -> None:
-        """Refuse what cannot be read or what the model does not support. Sets `request.prompt` at the first call, and
-        `request.repeated_turn` at each. See `Dialect`.
+        """Read the request, and refuse it if it cannot be translated or asks for what the model does not support.
+
+        Call it before the other methods, and again whenever the model's route has changed. The first call reads the
+        request and sets `request.prompt`; later calls check that prompt against the new route. Each call sets
+        `request.repeated_turn`: for llama-server the last turn if the answer continues it, as the client sent it; else
+        None.
 
         Raises:
-            RoundhouseError: as `read_request`, or the code of what the model does not support.
+            RoundhouseError: as `read_request`; `invalid_request` for constraints on the answer's form that are wrong;
+                the code of what the model does not support, such as `tools_unsupported` (`capabilities.check_prompt`)
+                or `structured_output_unsupported`; `invalid_json` if the repeated turn of a large body is not valid.
         """
         if request.prompt is None:
             request.prompt = self.read_request(request)
@@ -64,8 +71,9 @@ class ViaChatBase(ABC):
         request.repeated_turn = _whole_turn(llama_server.repeated_turn(prompt), request) if is_repeated else None
 
     def prompt_for(self, request: InferenceRequest, prompt: Prompt, route: ModelRoute) -> Prompt:
-        """Return `prompt`, what `request` asks for, without the wishes that this model may ignore. `request.prompt`
-        keeps them, because the model may change while the request waits."""
+        """Return the part of `prompt`, what `request` asks for, that counts for this model: here all of it. A subclass
+        may leave out wishes that a model may ignore, in a copy: `request.prompt` keeps them, because the model may
+        change while the request waits."""
         return prompt
 
     def _chat_fields(self, request: InferenceRequest, route: ModelRoute) -> Fields:
@@ -107,12 +115,12 @@ class ViaChatDialect(ViaChatBase):
         return json_bytes(fields)
 
     def open_stream(self, request: InferenceRequest) -> EventStream:
-        """Return a new `TranslatedStream` for the answer."""
+        """Return a new `TranslatedStream` for the answer. Call after `check_request`."""
         return TranslatedStream(self.open_writer(request), request.id, request.repeated_turn)
 
     def open_collector(self, request: InferenceRequest) -> StreamCollector | None:
         """Return a new `TranslatedCollector`; None if a stream cannot give the same answer (`stream_compat`), so that
-        a blocking chat completion must be asked for and translated."""
+        a blocking chat completion must be asked for and translated. Call after `check_request`."""
         prompt = request.prompt
         assert prompt is not None, "checked before"
         outline = _chat_outline(prompt)
@@ -121,8 +129,8 @@ class ViaChatDialect(ViaChatBase):
         return TranslatedCollector(self.open_writer(request), request.repeated_turn)
 
     def get_body_converter(self, request: InferenceRequest) -> Callable[[bytes], bytes] | None:
-        """Return the function that translates a blocking chat completion; never None. See `translate_body` for the
-        errors that it raises."""
+        """Return the function that translates a blocking chat completion; never None. Call the function once. It raises
+        RoundhouseError as `translate_body`. Call this after `check_request`."""
         writer, repeated_turn = self.open_writer(request), request.repeated_turn
         return lambda body: translate_body(body, writer, repeated_turn)
 
@@ -189,7 +197,8 @@ class TranslatedStream(EventReader):
 
     def feed_data(self, chunk: bytes) -> bytes:
         """Return the translation of the events that `chunk` completes. May be empty. Events after the stream's end are
-        dropped. See `EventStream`."""
+        dropped. Raises EventTooLongError if an event does not end within `HOLD_LIMIT` bytes. See
+        `dialect.EventStream`."""
         events = self._cut_events(chunk)
         return self._write_events(events) if events else b""
 
@@ -201,7 +210,7 @@ class TranslatedStream(EventReader):
     @property
     def is_complete(self) -> bool:
         """Whether the family's last event or an error was written. The last event is written when `[DONE]` has come
-        after a finish reason."""
+        after a finish reason or a tool call."""
         return self._is_over
 
     def fail_stream(self, error: RoundhouseError, request_id: str) -> bytes:
@@ -309,7 +318,8 @@ class TranslatedCollector:
         return self._chat.usage
 
     def feed_data(self, chunk: bytes) -> None:
-        """Add bytes of the stream, cut anywhere. See `StreamCollector`."""
+        """Add bytes of the stream, cut anywhere. Raises EventTooLongError if an event does not end within `HOLD_LIMIT`
+        bytes. See `dialect.StreamCollector`."""
         self._chat.feed_data(chunk)
 
     def build_result(self) -> tuple[int, bytes] | None:

@@ -24,7 +24,8 @@ _ECHOED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class StoredCompletion:
-    """A chat completion to be written. JSON is encoded when it is made, so that later changes have no effect."""
+    """A chat completion to be written. It holds JSON that is encoded already, so that later changes of the completion
+    and its messages have no effect."""
 
     id: str
     tenant: str
@@ -40,7 +41,7 @@ class StoredCompletion:
 
     @property
     def size(self) -> int:
-        """Bytes of the completion and its messages."""
+        """Bytes of the completion and its messages as JSON, without the metadata."""
         return len(self.completion) + len(self.messages)
 
 
@@ -54,7 +55,7 @@ class FoundCompletion(NamedTuple):
 
 
 class CompletionFilter(NamedTuple):
-    """Which chat completions a list shows."""
+    """Which chat completions a list shows: those of the model that have all pairs of the metadata."""
 
     model: str | None = None
     """A model's own name; None: completions of all models."""
@@ -67,16 +68,24 @@ class CompletionFilter(NamedTuple):
 
 
 def describe_completion(answer: Fields, request_fields: Fields, request_id: str) -> Fields:
-    """Return the completion object to store: the answer, and the request's parameters other than its messages.
+    """Return the completion object to store: the fields of `answer`, which win, and parameters of the request.
 
-    `metadata` is stored apart, because it may change.
+    These are `tool_choice`, `tools`, `seed`, `temperature`, `top_p`, the penalties, `response_format` and, as
+    `input_user`, `user`, each None if the request lacks it; besides, `request_id`, and `service_tier` None. `metadata`
+    is not set here: it is stored apart, because it may change.
     """
     echoed_fields = {name: request_fields.get(asked) for name, asked in _ECHOED.items()}
     return {**echoed_fields, "service_tier": None, "request_id": request_id, **answer}
 
 
 def list_messages(completion_id: str, messages: Sequence[Fields]) -> list[Fields]:
-    """Return the messages of a completion's request in the form of a list, each with an id."""
+    """Return the messages of a completion's request as list entries, in their order, each with an `id`.
+
+    The id is the completion's id, `-`, and the message's number from 0.
+
+    A message whose `content` is a list of parts has them as `content_parts`, and `content` None; else the parts are
+    None. `name` is None if the message has none.
+    """
     return [_message(f"{completion_id}-{number}", message) for number, message in enumerate(messages)]
 
 

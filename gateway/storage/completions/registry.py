@@ -96,7 +96,12 @@ class StoredCompletions:
         )
 
     async def get(self, caller: Caller, completion_id: str) -> Fields:
-        """Return the completion object, with its metadata. Raises RoundhouseError; see the class."""
+        """Return the completion object, with its metadata. Does not count as a use, which would delay its expiry.
+
+        Raises:
+            RoundhouseError: `completion_not_found` if there is none that the caller may see, or nothing is stored;
+                `response_store_failed`.
+        """
         found = await self._store_of(completion_id).submit_job(
             lambda database: database.completions.find(caller.tenant, completion_id)
         )
@@ -107,8 +112,11 @@ class StoredCompletions:
     async def list_messages(self, caller: Caller, completion_id: str, query: ListQuery) -> Fields:
         """Return a page of the messages of a completion's request, as a list object. Each message has an `id`.
 
+        The last message comes first unless `query.is_ascending`.
+
         Raises:
-            RoundhouseError: see the class; `invalid_request` if no message has the id `query.after`.
+            RoundhouseError: `completion_not_found`, `response_store_failed`; `invalid_request` if no message has the id
+                `query.after`.
         """
         await self.get(caller, completion_id)
         messages = await self._store_of(completion_id).submit_job(
@@ -119,10 +127,11 @@ class StoredCompletions:
     async def update(self, caller: Caller, completion_id: str, fields: Fields) -> Fields:
         """Replace a completion's metadata by the `metadata` of `fields`, a request's body.
 
-        Returns the new completion object. The completion counts as used now.
+        Returns the new completion object. The completion counts as used now. A body without `metadata`, or with null,
+        removes all metadata.
 
         Raises:
-            RoundhouseError: see the class; `invalid_request` if `metadata` is wrong.
+            RoundhouseError: `completion_not_found`, `response_store_failed`; `invalid_request` if `metadata` is wrong.
         """
         metadata = read_metadata(fields)
         await self.get(caller, completion_id)
@@ -134,7 +143,8 @@ class StoredCompletions:
         return updated
 
     async def delete(self, caller: Caller, completion_id: str) -> None:
-        """Delete a chat completion. Raises RoundhouseError; see the class."""
+        """Delete a chat completion. Raises RoundhouseError `completion_not_found` if there is none that the caller may
+        see, or `response_store_failed`."""
         await self.get(caller, completion_id)
         is_deleted = await self._store_of(completion_id).submit_change(
             lambda database: database.completions.delete(caller.tenant, completion_id)
@@ -149,6 +159,6 @@ class StoredCompletions:
 
 
 def completion_not_found(completion_id: str) -> RoundhouseError:
-    """Return `completion_not_found` (404) for a chat completion that the caller cannot see."""
+    """Return, without raising it, `completion_not_found` (404) for a chat completion that the caller cannot see."""
     message = f"Chat completion with id {completion_id!r:.100} not found."
     return RoundhouseError("completion_not_found", message, param="completion_id")

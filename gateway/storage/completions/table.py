@@ -41,7 +41,8 @@ class _Row(NamedTuple):
 class CompletionTable:
     """The chat completions of all tenants in the database. Used in the store's thread.
 
-    Methods do not find completions of other tenants, nor expired ones. All may raise sqlite3.Error.
+    Methods do not find completions of other tenants, nor expired ones. All may raise sqlite3.Error. Call `save`,
+    `update_metadata` and `delete` within a transaction.
     """
 
     def __init__(self, file: TableFile) -> None:
@@ -50,7 +51,8 @@ class CompletionTable:
         self._next_number = file.find_next_number("completions")
 
     def save(self, completions: Sequence[StoredCompletion]) -> None:
-        """Write new completions. The least recently used objects are deleted if room is needed.
+        """Write new completions, at least one. The least recently used objects are deleted if room is needed. Call
+        within a transaction.
 
         Raises:
             DatabaseFullError: the completions do not fit, even without all other objects.
@@ -79,8 +81,8 @@ class CompletionTable:
     ) -> Fields:
         """Return a page of a tenant's completions, as a list object.
 
-        The newest completion comes first unless `query.is_ascending`. `is_visible`: whether to list completions of a
-        model, by its own name.
+        The newest completion comes first unless `query.is_ascending`. `wanted.model` must be a model's own name, not an
+        alias. `is_visible`: whether to list completions of a model, by its own name.
 
         Raises:
             RoundhouseError: `invalid_request` if the tenant has no visible completion with the id `query.after`.
@@ -114,7 +116,8 @@ class CompletionTable:
         return loaded_messages
 
     def update_metadata(self, tenant: str, completion_id: str, metadata: Mapping[str, str]) -> Fields | None:
-        """Replace a completion's metadata. Returns the completion object, which counts as used now; None: not found."""
+        """Replace a completion's metadata, within the caller's transaction. Returns the completion object with the new
+        metadata, which counts as used now; None: the tenant has no completion with this id."""
         row = self._find_row(tenant, completion_id)
         if row is None:
             return None
@@ -130,7 +133,7 @@ class CompletionTable:
         return _join(encoded_metadata, row.completion)
 
     def delete(self, tenant: str, completion_id: str) -> bool:
-        """Delete a tenant's completion. Returns whether there was one."""
+        """Delete a tenant's completion, within the caller's transaction. Returns whether there was one."""
         row = self._find_row(tenant, completion_id)
         if row is not None:
             self._db.execute("DELETE FROM completions WHERE number = ?", (row.number,))

@@ -6,16 +6,19 @@ from controller.schema.errors import RoundhouseError
 
 
 def conversation_not_found(conversation_id: str, param: str = "conversation_id") -> RoundhouseError:
-    """Return `conversation_not_found` (404) for a conversation that the caller cannot see.
+    """Return, without raising it, `conversation_not_found` (404) for a conversation that the caller cannot see.
 
-    `param`: the parameter with the id.
+    `param`: the parameter of the request that has the id.
     """
     message = f"Conversation with id {conversation_id!r:.100} not found."
     return RoundhouseError("conversation_not_found", message, param=param)
 
 
 def item_not_found(conversation_id: str, item_id: str, param: str = "item_id") -> RoundhouseError:
-    """Return `conversation_item_not_found` (404). `param`: the parameter that has the item's id."""
+    """Return, without raising it, `conversation_item_not_found` (404) for an item that the conversation lacks.
+
+    `param`: the parameter of the request that has the item's id.
+    """
     message = f"Item with id {item_id!r:.100} not found in conversation {conversation_id!r:.100}."
     return RoundhouseError("conversation_item_not_found", message, param=param)
 

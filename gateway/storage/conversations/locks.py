@@ -12,7 +12,7 @@ from gateway.storage.conversations.errors import conversation_locked
 
 
 class LockHolder(Protocol):
-    """A running response that adds its items to a conversation at its end."""
+    """A response that adds its items to a conversation at its end, and so holds the conversation's lock until then."""
 
     @property
     def response_id(self) -> str:
@@ -32,7 +32,8 @@ class ConversationLocks:
         self._holders: dict[tuple[str, str], LockHolder] = {}
 
     def acquire(self, tenant: str, conversation_id: str, holder: LockHolder) -> None:
-        """Lock a conversation for the response `holder`.
+        """Lock a conversation for the response `holder`, which must call `release` at its end. A holder before it that
+        has ended is stored first, which releases its lock.
 
         Raises:
             RoundhouseError: `conversation_locked` if a running response holds the lock, even if it is `holder`.

@@ -27,7 +27,7 @@ class StoredConversation(NamedTuple):
 
     @property
     def fields(self) -> Fields:
-        """OpenAI's conversation object."""
+        """OpenAI's conversation object: `id`, `object`, `created_at` in whole seconds, `metadata`."""
         return {
             "id": self.id,
             "object": "conversation",
@@ -37,7 +37,8 @@ class StoredConversation(NamedTuple):
 
 
 class NewItem(NamedTuple):
-    """An item to be written. JSON is encoded when it is made, so that later changes have no effect."""
+    """An item to be written. It holds JSON that is encoded already, so that later changes of the item have no effect.
+    Made by `encode_items`."""
 
     id: str
     item: bytes

@@ -52,7 +52,11 @@ class Conversations:
     async def create(self, caller: Caller, fields: Fields) -> Fields:
         """Create a conversation with the `metadata` and `items` of a request's body. Returns the conversation object.
 
-        Raises RoundhouseError: `storage_disabled` if the gateway stores nothing; otherwise see the class.
+        Both fields may be missing. Items that refer to stored items are replaced by these.
+
+        Raises:
+            RoundhouseError: `storage_disabled` if the gateway stores nothing; `invalid_request` or
+                `modality_unsupported` for wrong fields; `response_store_failed`.
         """
         if self._store is None:
             raise storage_disabled()
@@ -65,13 +69,17 @@ class Conversations:
         return made.fields
 
     async def get(self, caller: Caller, conversation_id: str) -> Fields:
-        """Return the conversation object, without its items."""
+        """Return the conversation object, without its items. Raises RoundhouseError `conversation_not_found` if the
+        caller sees no such conversation, or `response_store_failed`."""
         return (await self._require(caller, conversation_id)).fields
 
     async def update(self, caller: Caller, conversation_id: str, fields: Fields) -> Fields:
         """Replace a conversation's metadata by the `metadata` of `fields`, a request's body.
 
-        Returns the new conversation object.
+        Returns the new conversation object. A body without `metadata`, or with null, removes all metadata.
+
+        Raises:
+            RoundhouseError: `invalid_request` for wrong metadata; `conversation_not_found`; `response_store_failed`.
         """
         metadata = read_metadata(fields)
         await self._require(caller, conversation_id)
@@ -81,7 +89,10 @@ class Conversations:
         return updated.fields
 
     async def delete(self, caller: Caller, conversation_id: str) -> None:
-        """Delete a conversation with its items, even while a response runs in it; that response then adds no items."""
+        """Delete a conversation with its items, even while a response runs in it; that response then adds no items.
+
+        Raises RoundhouseError `conversation_not_found` or `response_store_failed`.
+        """
         await self._require(caller, conversation_id)
         is_deleted = await self._store_of(conversation_id).submit_change(
             lambda database: database.conversations.delete(caller.tenant, conversation_id)
@@ -94,8 +105,13 @@ class Conversations:
     async def add_items(self, caller: Caller, conversation_id: str, fields: Fields) -> list[Fields]:
         """Add the `items` of `fields`, a request's body. Returns the items as clients see them, with their ids.
 
-        The items follow the item `parent_id` of the body, or the active item if the body has no `parent_id`. The last
-        one becomes the active item. Either all items are added or none.
+        The items follow the item `parent_id` of the body (null: they begin a branch at the root), or the active item if
+        the body has no `parent_id`. The last one becomes the active item. Either all items are added or none.
+
+        Raises:
+            RoundhouseError: `conversation_not_found`; `conversation_item_not_found` for `parent_id`;
+                `conversation_locked` while a response runs in the conversation; `invalid_request`, also for a branch
+                beyond the bounds; `modality_unsupported`; `response_store_failed`.
         """
         await self._require(caller, conversation_id)
         start = _read_start(conversation_id, fields)
@@ -110,7 +126,11 @@ class Conversations:
     async def list_items(self, caller: Caller, conversation_id: str, query: ListQuery) -> Fields:
         """Return a page of the items of the active branch, each with `parent_id`, as a list object.
 
-        The newest item comes first unless `query.is_ascending`. An unknown `query.after` is `invalid_request`.
+        The newest item comes first unless `query.is_ascending`.
+
+        Raises:
+            RoundhouseError: `conversation_not_found`; `invalid_request` if `query.after` is no item of the branch;
+                `response_store_failed`.
         """
         await self._require(caller, conversation_id)
         return await self._store_of(conversation_id).submit_job(
@@ -118,7 +138,10 @@ class Conversations:
         )
 
     async def get_item(self, caller: Caller, conversation_id: str, item_id: str) -> Fields:
-        """Return an item of any branch, with its `parent_id`."""
+        """Return an item of any branch, with its `parent_id` (None: it is a first item).
+
+        Raises RoundhouseError `conversation_not_found`, `conversation_item_not_found` or `response_store_failed`.
+        """
         await self._require(caller, conversation_id)
         _require_item_id(conversation_id, item_id)
         return await self._store_of(conversation_id).submit_job(
@@ -126,7 +149,13 @@ class Conversations:
         )
 
     async def delete_item(self, caller: Caller, conversation_id: str, item_id: str) -> Fields:
-        """Delete an item. Items that followed it then follow its parent. Returns the conversation object."""
+        """Delete an item of any branch. Items that followed it then follow its parent; if it was the active item, the
+        parent is. Returns the conversation object.
+
+        Raises:
+            RoundhouseError: `conversation_not_found`; `conversation_item_not_found`; `conversation_locked` while a
+                response runs in the conversation; `response_store_failed`.
+        """
         await self._require(caller, conversation_id)
         _require_item_id(conversation_id, item_id)
         self._require_free(caller, conversation_id)

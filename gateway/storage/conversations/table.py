@@ -79,7 +79,8 @@ class _Link(NamedTuple):
 class ConversationTable:
     """The conversations of all tenants in the database. Used in the store's thread.
 
-    Methods do not find conversations of other tenants, nor expired ones. All may raise sqlite3.Error.
+    Methods do not find conversations of other tenants, nor expired ones. All may raise sqlite3.Error. Call those that
+    write, or count a conversation as used, within a transaction.
     """
 
     def __init__(self, file: TableFile) -> None:
@@ -89,7 +90,9 @@ class ConversationTable:
     def create(
         self, tenant: str, conversation_id: str, metadata: Mapping[str, str], items: Sequence[NewItem]
     ) -> StoredConversation:
-        """Write a new conversation with its first items, of which the last becomes active.
+        """Write a new conversation with its first items, each below the one before. The last becomes the active item.
+
+        `items` may be empty. Call within a transaction.
 
         Raises:
             DatabaseFullError: there is no room, even without all other objects.
@@ -114,7 +117,7 @@ class ConversationTable:
     def update_metadata(self, tenant: str, conversation_id: str, metadata: Mapping[str, str]) -> StoredConversation:
         """Replace a conversation's metadata, and return the conversation, which counts as used now.
 
-        Raises RoundhouseError.
+        Call within a transaction. Raises RoundhouseError `conversation_not_found`.
         """
         row = self._require_row(tenant, conversation_id)
         self._mark_used(row.number)
@@ -122,7 +125,7 @@ class ConversationTable:
         return row.conversation._replace(metadata=metadata)
 
     def delete(self, tenant: str, conversation_id: str) -> bool:
-        """Delete a conversation with all its items. Returns whether there was one."""
+        """Delete a conversation with all its items, within the caller's transaction. Returns whether there was one."""
         row = self._find_row(tenant, conversation_id)
         if row is not None:
             self._db.execute("DELETE FROM conversations WHERE number = ?", (row.number,))
@@ -138,7 +141,7 @@ class ConversationTable:
         start: BranchStart | None,
         bounds: HistoryBounds,
     ) -> list[Fields]:
-        """Add items, each as the child of the one before. The last becomes the active item.
+        """Add items, each as the child of the one before. The last becomes the active item. Call within a transaction.
 
         Returns the items as clients see them, with `parent_id`. The conversation counts as used now. `start`: the
         parent of the first item; None: the active item. `bounds`: limits of the branch including the items.
@@ -164,8 +167,9 @@ class ConversationTable:
         return [_shown_item(*each) for each in zip((item.item for item in items), parent_ids, strict=True)]
 
     def add_turns(self, turns: Sequence[ConversationTurn]) -> None:
-        """Add the items of responses to their conversations, after the active items. `model` becomes the last model.
+        """Add the items of responses to their conversations, after the active items; the last item becomes active.
 
+        The turn's `model` becomes the one that answered last. Call within a transaction, in the order of the answers.
         Turns of conversations that do not exist any more are skipped. An item whose id is taken or has a wrong form
         gets a new id.
 
@@ -183,7 +187,9 @@ class ConversationTable:
             self._insert_items(row.number, items, row.active_item)
 
     def list_items(self, tenant: str, conversation_id: str, query: ListQuery) -> Fields:
-        """Return a page of the items of the active branch, as a list object.
+        """Return a page of the items of the active branch, each with `parent_id`, as a list object.
+
+        The newest item comes first unless `query.is_ascending`. Does not count as a use.
 
         Raises:
             RoundhouseError: `conversation_not_found`; `invalid_request` if `query.after` is no item of the branch.
@@ -195,7 +201,10 @@ class ConversationTable:
         return page
 
     def find_item(self, tenant: str, conversation_id: str, item_id: str) -> Fields:
-        """Return an item of any branch of a conversation, with `parent_id`. Raises RoundhouseError."""
+        """Return an item of any branch of a conversation, with `parent_id`. Does not count as a use.
+
+        Raises RoundhouseError `conversation_not_found` or `conversation_item_not_found`.
+        """
         row = self._require_row(tenant, conversation_id)
         found = self._find_item(row.number, item_id)
         if found is None:
@@ -203,9 +212,12 @@ class ConversationTable:
         return _shown_item(*found)
 
     def delete_item(self, tenant: str, conversation_id: str, item_id: str) -> StoredConversation:
-        """Delete an item, and return its conversation. Items that followed it then follow its parent.
+        """Delete an item of any branch, and return its conversation, which counts as used now.
 
-        Raises RoundhouseError.
+        Items that followed it then follow its parent, which becomes the active item if it was that. Responses that were
+        made after it are continued from its parent. Call within a transaction.
+
+        Raises RoundhouseError `conversation_not_found` or `conversation_item_not_found`.
         """
         row = self._require_row(tenant, conversation_id)
         found = self._find_item(row.number, item_id)
@@ -240,9 +252,10 @@ class ConversationTable:
         return ActiveBranch(row.model, row.active_item, tuple(self._load_items(row.number, links)))
 
     def load_until(self, tenant: str, conversation_id: str, item_id: str | None) -> list[Fields] | None:
-        """Return the branch of a conversation that ends with `item_id`, oldest first; empty if `item_id` is None.
+        """Return the items of the branch of a conversation that ends with `item_id`, oldest first; empty if `item_id`
+        is None.
 
-        None: the conversation or the item is not there any more.
+        None: the conversation or the item is not there any more. Does not count as a use.
         """
         row = self._find_row(tenant, conversation_id)
         links = [] if row is None else self._load_links(row.number, item_id)
@@ -259,7 +272,8 @@ class ConversationTable:
     def find_referenced(self, tenant: str, item_id: str) -> tuple[bytes, str | None] | None:
         """Find an item in any conversation of a tenant; None: there is none with this id.
 
-        Returns its JSON, and the name of the model that last answered in its conversation, which counts as used now.
+        Returns its JSON, and the name of the model that last answered in its conversation (None: none has). That
+        conversation counts as used now. If several have such an item, any one of them is taken.
         """
         found = self._db.execute(_REFERENCED, (item_id, tenant, self._file.cutoff())).fetchone()
         if found is None:

@@ -30,7 +30,8 @@ class ResponseEvents(Protocol):
         """Whether the response has ended, so that no more events come."""
 
     def read_block(self, number: int) -> bytes:
-        """Return one or more whole events, the first with number `number`; empty: there is no such event yet."""
+        """Return one or more whole events, the first with number `number`; empty: there is no such event yet, or never
+        if `is_ended`. Does not wait."""
 
     async def wait_for_more(self, timeout_s: float) -> bool:
         """Wait for further events or the end. Returns False if neither comes within `timeout_s` seconds.
@@ -78,7 +79,7 @@ class EventLog:
         return log
 
     def to_stored(self) -> bytes:
-        """Return all events encoded for `from_stored`. Empty if there are no events."""
+        """Return all events so far, encoded for `from_stored`, which numbers them from 0. Empty if there are none."""
         self._seal_tail()
         parts = []
         ends = itertools.pairwise([*self._first_numbers, self.next_number])
@@ -87,9 +88,9 @@ class EventLog:
         return b"".join(parts)
 
     def append_events(self, events: bytes) -> None:
-        """Append whole server-sent events, and wake the readers.
+        """Append whole server-sent events with LF line ends, and wake the readers.
 
-        A `data: [DONE]` at the end of `events` is left out.
+        They get the next numbers. A `data: [DONE]` at the end of `events` is left out.
         """
         events = events.removesuffix(DONE)
         if not events:
@@ -107,7 +108,10 @@ class EventLog:
         self._wake_readers()
 
     def read_block(self, number: int) -> bytes:
-        """Return some events from number `number` on; see `ResponseEvents`."""
+        """Return one or more whole events, the first with number `number`; empty: no such event was appended yet.
+
+        `number` must not be below the log's first number. Does not wait.
+        """
         if number >= self.next_number:
             return b""
         if number >= self._tail_first:
@@ -116,7 +120,11 @@ class EventLog:
         return _skip_events(zlib.decompress(self._blocks[index]), number - self._first_numbers[index])
 
     async def wait_for_more(self, timeout_s: float) -> bool:
-        """Wait for further events or the end; see `ResponseEvents`."""
+        """Wait for further events or the end. Returns False if neither comes within `timeout_s` seconds.
+
+        Only what comes after the call ends the wait: call it if `is_ended` is False and `read_block` was empty, without
+        awaiting in between.
+        """
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         try:
@@ -172,8 +180,8 @@ def read_all_events(events: ResponseEvents) -> bytes:
 
 
 def count_events(events: bytes) -> int:
-    """Return the number of whole server-sent events in `events`, which have LF line ends and JSON without line
-    breaks."""
+    """Return the number of whole server-sent events in `events`: its blank lines. The events must have LF line ends and
+    JSON without line breaks; a comment counts as an event."""
     return events.count(_EVENT_END)
 
 

@@ -32,7 +32,8 @@ class RecentResponse:
         """Id of the last response, if it was too large to be kept and is not stored; None otherwise."""
 
     def find_history(self, response_id: str) -> History | None:
-        """Return the history for a request that continues the response; None: the response is not kept.
+        """Return the history for a request that continues the response: all its items, input and output, and those that
+        it continues. None: the response is not kept here; it may be stored.
 
         Raises:
             RoundhouseError: `invalid_request` if the response is the connection's last one, is not stored, and was too
@@ -43,7 +44,10 @@ class RecentResponse:
         return self._kept.history if self._kept is not None and self._kept.response_id == response_id else None
 
     def is_stored(self, response_id: str) -> bool:
-        """Return whether a response is stored; True also for one that is not the connection's last."""
+        """Return False if this is the kept response and its request asked not to store it, or nothing is stored here.
+
+        True for any other response, of which this object knows nothing.
+        """
         return self._kept is None or self._kept.response_id != response_id or self._kept.is_stored
 
     def keep(self, context: ResponseContext, model: str) -> None:
@@ -69,9 +73,10 @@ class RecentResponse:
         return len(json_bytes(history)) if history else 0
 
     def forget(self, response_id: str | None) -> None:
-        """Forget a response.
+        """Drop the kept response, so that it can be continued no more from here. Call when a request that continued it
+        failed.
 
-        Does nothing if another or no response is kept. Call when a request that continued it failed.
+        Does nothing if another or no response is kept, as for None.
         """
         if self._kept is not None and self._kept.response_id == response_id:
             self._kept = None

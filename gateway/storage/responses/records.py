@@ -21,7 +21,8 @@ CONTINUABLE: Final = frozenset({"completed", "incomplete"})
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response to be written. JSON is encoded when it is made, so that later changes have no effect."""
+    """A response to be written, made by `of`. It holds JSON that is encoded already, so that later changes of the
+    response have no effect."""
 
     id: str
     tenant: str
@@ -60,7 +61,8 @@ class StoredResponse:
         turn: ConversationTurn | None = None,
         events: bytes = b"",
     ) -> StoredResponse:
-        """Encode a response object to be stored. `model`: the model's own name. `input_items`: its own input items.
+        """Encode a response object to be stored. `model`: the model's own name. `input_items`: its own input items,
+        without those that it continues. The other arguments are the fields of the same names.
 
         Raises:
             RecursionError: the object or an item is nested too deeply.
@@ -86,7 +88,7 @@ class StoredResponse:
 
     @property
     def items_size(self) -> int:
-        """Bytes of the input and output items."""
+        """Bytes of the input and output items as JSON."""
         return len(self.input) + len(self.output)
 
     @property
@@ -163,9 +165,7 @@ def item_ids(token: str) -> Callable[[str], str]:
 
 def response_of(item_id: str) -> str | None:
     """Return the id of the response that the item is stored with, if its id is from `item_ids`; None: it has another
-    form.
-
-    The response need not exist.
+    form. Nothing is looked up: the response need not exist.
     """
     token_and_number = item_id.rpartition("_")[2]
     return id_of(token_and_number[:TOKEN_LENGTH]) if len(token_and_number) > TOKEN_LENGTH else None

@@ -49,7 +49,7 @@ OPEN_RESPONSES: Final = b"openresponses-version"
 
 
 class ResponseRun(Protocol):
-    """A running response whose id a client may know."""
+    """A response that is being made, as `StoredResponses` knows it while it is registered there."""
 
     @property
     def context(self) -> ResponseContext:
@@ -76,7 +76,7 @@ class ResponseRun(Protocol):
         """The events so far; None: not a background response, so only the client of the request gets its events."""
 
     def store_outcome(self) -> None:
-        """If the response has ended, store and unregister it; otherwise do nothing."""
+        """If the response has ended, have it stored in the background and unregister it; otherwise do nothing."""
 
     def cancel(self) -> None:
         """Cancel the response. Does nothing if it has ended."""
@@ -126,10 +126,10 @@ class StoredResponses:
         )
 
     def load_history(self, caller: Caller, options: RequestOptions) -> asyncio.Future[History]:
-        """Load what a request continues and refers to.
+        """Load what a request continues and refers to; all of it counts as used now.
 
-        Without a store, the history is empty; a request that continues something is refused. `check_visible` checks
-        whether the caller may see the result.
+        Without a store, the history is empty; a request that continues something is refused. The models of the caller's
+        key are not checked: call `check_visible` and `visible_items` with the result.
 
         Raises:
             RoundhouseError: at the call or by the future: `previous_response_not_found`, `conversation_not_found`, or
@@ -181,7 +181,7 @@ class StoredResponses:
         }
 
     def register_run(self, run: ResponseRun) -> None:
-        """Make a running response readable by its id. Call `unregister_run` after its end."""
+        """Make a running response readable by its id, for its tenant. Call `unregister_run` after its end."""
         self._running[run.context.id] = run
 
     def unregister_run(self, run: ResponseRun) -> None:
@@ -198,7 +198,8 @@ class StoredResponses:
         What is stored depends on the request: nothing if `store` is false and there is no conversation; a failed or
         cancelled response adds nothing to its conversation. A failure is logged, not raised.
 
-        `response`: the response object. `events`: from `EventLog.to_stored`; may be empty.
+        `response`: the response object. `events`: from `EventLog.to_stored`; may be empty. Raises AssertionError if
+        there is something to store and the gateway stores nothing.
         """
         try:
             stored_object = _stored_outcome(run, response, events)
@@ -221,7 +222,11 @@ class StoredResponses:
     # For the routes of stored responses. Each raises RoundhouseError `response_not_found` or `response_store_failed`.
 
     async def get_response(self, caller: Caller, response_id: str) -> Fields:
-        """Return the response object at present, of a running or a stored response. Raises RoundhouseError."""
+        """Return the response object at present, of a running or a stored response. Does not count as a use.
+
+        Raises:
+            RoundhouseError: `response_not_found` if there is none that the caller may see; `response_store_failed`.
+        """
         run = self._find_run(caller, response_id)
         if run is not None and run.response is not None:
             return run.response
@@ -233,12 +238,14 @@ class StoredResponses:
     async def open_events(
         self, caller: Caller, response_id: str, first_number: int, *, is_open_responses: bool
     ) -> ResponseEvents:
-        """Return the events of a running or stored background response, from number `first_number` on at least.
+        """Return the events of a running or stored background response. Read only those from number `first_number` on.
 
-        Events that are not stored are made from the response object; `is_open_responses`: see `ResponseContext`.
+        Those of a running response go on coming; those of a stored one have ended. Events that are not stored are made
+        from the response object. `is_open_responses`: see `ResponseContext`.
 
         Raises:
-            RoundhouseError: see the class; `invalid_request` if the response was not made in the background.
+            RoundhouseError: `response_not_found`; `response_store_failed`; `invalid_request` if the response was not
+                made in the background.
         """
         run = self._find_run(caller, response_id)
         if run is not None and run.response is not None:
@@ -261,14 +268,18 @@ class StoredResponses:
         return log
 
     def is_being_made(self, caller: Caller, response_id: str) -> bool:
-        """Return whether the response is still being made. A complete one, whose engine has not closed the connection
-        yet, is stored by this call and is not. False also for an id that the caller may not see."""
+        """Return whether the response is still being made; False also for an id that the caller may not see.
+
+        A response that is complete, though its engine has not closed the connection yet, is not being made any more:
+        this call has it stored in the background.
+        """
         return self._find_run(caller, response_id) is not None
 
     async def cancel_response(self, caller: Caller, response_id: str) -> Fields:
-        """Cancel a response.
+        """Cancel a running response, and return the response object. A response that has ended is returned unchanged.
 
-        Returns the response object; a response that has ended is unchanged. Raises RoundhouseError.
+        Raises:
+            RoundhouseError: `response_not_found` if there is none that the caller may see; `response_store_failed`.
         """
         run = self._find_run(caller, response_id)
         if run is not None and run.response is not None:
@@ -276,7 +287,12 @@ class StoredResponses:
         return await self.get_response(caller, response_id)
 
     async def delete_response(self, caller: Caller, response_id: str) -> None:
-        """Delete a stored response. A running one is cancelled first. Raises RoundhouseError."""
+        """Delete a stored response. A running one is cancelled first.
+
+        Raises:
+            RoundhouseError: `response_not_found` if there is none that the caller may see, or it is not stored;
+                `response_store_failed`.
+        """
         await self.cancel_response(caller, response_id)
         if not await self._store_of(response_id).delete_response(caller.tenant, response_id):
             raise response_not_found(response_id)
@@ -284,7 +300,10 @@ class StoredResponses:
     async def list_input_items(self, caller: Caller, response_id: str) -> list[Fields]:
         """Return all input items of a response, oldest first: the items that it continues, then its own.
 
-        Items that are no longer stored are left out. Raises RoundhouseError.
+        Items that are no longer stored are left out.
+
+        Raises:
+            RoundhouseError: `response_not_found` if there is none that the caller may see; `response_store_failed`.
         """
         run = self._find_run(caller, response_id)
         if run is not None and run.response is not None:

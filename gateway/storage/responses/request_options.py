@@ -40,7 +40,7 @@ class RequestOptions(NamedTuple):
     def of(cls, fields: Fields, *, can_store: bool) -> RequestOptions:
         """Read the options of a request for a response. `can_store`: whether this gateway stores responses.
 
-        Nothing is looked up.
+        Nothing is looked up. On a gateway that stores none, `is_stored` is False whatever the request says.
 
         Raises:
             RoundhouseError: `invalid_request` if a field has a wrong type, `background` is set without storing, the
@@ -58,7 +58,14 @@ class RequestOptions(NamedTuple):
 
     @classmethod
     def of_references(cls, fields: Fields) -> RequestOptions:
-        """Read the options of a request that makes no response, such as one that counts tokens. Raises as `of` does."""
+        """Read what a request refers to that makes no response, such as one that counts tokens. Nothing is looked up;
+        `store` and `background` are not read, and stay False. Item ids of a wrong form are left out.
+
+        Raises:
+            RoundhouseError: `invalid_request` if a field has a wrong type, the request continues both a response and a
+                conversation, or refers to more than `MOST_REFERENCES` items; `previous_response_not_found` or
+                `conversation_not_found` if an id has a wrong form.
+        """
         references = tuple(dict.fromkeys(_references(fields.get("input"))))
         if len(references) > MOST_REFERENCES:
             raise too_many_references(references, MOST_REFERENCES)

@@ -62,7 +62,7 @@ class EdgeCollection:
 
     @property
     def spec(self) -> CollectionSpec:
-        """The collection's name, and the dimension of its dense vectors."""
+        """The collection's name, the dimension of its dense vectors, and its options of BM25."""
         return self._record.spec
 
     @classmethod
@@ -129,7 +129,9 @@ class EdgeCollection:
             await self._flush()
 
     async def read_vectors(self, ids: Sequence[str]) -> dict[str, list[float]]:
-        """Return the dense vectors of stored points by their ids."""
+        """Return the dense vectors of stored points by their ids, scaled to length 1; ids without a point are missing.
+        Only for a collection with dense vectors, and for ids that are UUIDs (see `arguments.check_ids`). Raises what
+        EdgeCollection names."""
         vectors: dict[str, list[float]] = {}
         for start in range(0, len(ids), UPSERT_BATCH):
             found = await self._request(encode_frame({"op": "vectors", "ids": ids[start : start + UPSERT_BATCH]}))
@@ -141,8 +143,8 @@ class EdgeCollection:
 
         `request["op"]` is `search_dense`, with the keys `dimension`, `where` and `limit` and the query's vector in
         `data` (from `encode_vector`), or `search_sparse`, with `text`, `where`, `corpus` and `limit`, and no data;
-        `Shard` describes them. Raises UnicodeEncodeError for text that is not valid Unicode, VectorStoreError where the
-        search fails or the collection was closed, and ShardDamagedError where its files cannot be opened again.
+        `Shard` describes them. Raises UnicodeEncodeError for text that is not valid Unicode, and what EdgeCollection
+        names.
         """
         found = await self._request(encode_frame(request, data))
         return [ScoredPoint(version, ordinal, score) for version, ordinal, score in found]
@@ -158,8 +160,8 @@ class EdgeCollection:
 
         Searches go on meanwhile; writes wait while the copy is made and while it takes the shard's place. Returns at
         once where nothing was written since the last optimization; a concurrent call waits for the first. Cancelling
-        the call, or `close`, gives up the optimization. Raises VectorStoreError where it fails or is given up; the old
-        shard is then still served.
+        the call, or `close`, gives up the optimization. Raises what EdgeCollection names where it fails, and
+        VectorStoreError where it is given up; the old shard is then still served.
         """
         async with self._optimizing:
             if self._is_optimized:

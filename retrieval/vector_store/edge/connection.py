@@ -63,18 +63,21 @@ class ShardConnection:
         return self._process.pid
 
     async def request(self, message: Mapping[str, Any], data: bytes = b"") -> Any:
-        """Send a request, and return its result. `shard_process.answer_request` describes both, and `data`.
+        """Send a request, and return its result. `shard_process.answer_request` describes `message`, `data` and the
+        result, whose tuples arrive as lists.
 
         A caller that is cancelled stops waiting, but the request is carried out.
 
         Raises:
             ShardEndedError: the process ended before it answered. The request may have been carried out.
             VectorStoreError: the shard refused the request.
+            UnicodeEncodeError, TypeError: JSON cannot hold `message`; nothing was sent.
         """
         return await self.request_encoded(encode_frame(message, data))
 
     async def request_encoded(self, frame: bytes) -> Any:
-        """Send a request that `encode_frame` has encoded, and return its result. Raises what `request` raises."""
+        """Send a request that `encode_frame` has encoded, and return its result, as `request` does. Raises
+        ShardEndedError where the process ended before it answered, and VectorStoreError where the shard refused."""
         if self._ended is not None:
             raise ShardEndedError(self._ended)
         answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

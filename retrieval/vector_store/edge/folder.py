@@ -38,7 +38,8 @@ class RecordError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CollectionRecord:
-    """The content of a collection's `collection.json`: its name, its dimension, and which shard is current."""
+    """The content of a collection's `collection.json`: its name, dimension and options of BM25, and which shard is
+    current."""
 
     spec: CollectionSpec
     shard: str
@@ -98,7 +99,7 @@ class CollectionFolder:
         return CollectionRecord(spec, shard)
 
     def write_record(self, record: CollectionRecord) -> None:
-        """Replace `collection.json`, atomically and durably."""
+        """Replace `collection.json`, atomically and durably. The collection's folder must exist."""
         fields = {
             "version": _RECORD_VERSION,
             "name": record.spec.name,

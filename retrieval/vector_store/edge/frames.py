@@ -17,7 +17,8 @@ _LENGTHS: Final = struct.Struct("<II")
 
 
 def encode_frame(message: Mapping[str, Any], data: bytes = b"") -> bytes:
-    """Return the frame: the lengths of both parts, the message as JSON, and `data` (see `encode_vector`).
+    """Return the frame: the lengths of both parts in bytes (two little-endian 32-bit integers), the message as JSON,
+    and `data` (vectors, see `encode_vector`).
 
     Raises UnicodeEncodeError for text that is not valid Unicode (lone surrogates), and TypeError for what JSON cannot
     hold.
@@ -69,12 +70,12 @@ def decode_vectors(data: bytes, dimension: int) -> list[list[float]]:
 
 
 def encode_vector_text(vector: Sequence[float]) -> str:
-    """Return a vector's bytes as text, for answers, which are JSON alone."""
+    """Return `encode_vector`'s bytes in Base64, for answers, which are JSON alone."""
     return base64.b64encode(encode_vector(vector)).decode()
 
 
 def decode_vector_text(text: str) -> list[float]:
-    """Return the vector that `encode_vector_text` encoded."""
+    """Return the vector that `encode_vector_text` encoded. Raises ValueError for any other text."""
     numbers = array("f")
     numbers.frombytes(base64.b64decode(text, validate=True))
     return numbers.tolist()

@@ -13,7 +13,9 @@ from retrieval.vector_store.edge.shard import Shard
 
 
 def main() -> None:
-    """Optimize the shard that the command line names, and flush it. An error ends the program with exit code 1."""
+    """Optimize the shard that the command line names (`FOLDER PARENT`), at the lowest priority, then flush and close
+    it. An error ends the program with exit code 1, and so does the end of the process `PARENT` before the start; an end
+    of it later kills the program."""
     folder, parent = Path(sys.argv[1]), int(sys.argv[2])
     die_with_parent(parent)
     os.nice(19)

@@ -95,7 +95,8 @@ class Shard:
         return len(found)
 
     def read_vectors(self, ids: Sequence[str]) -> dict[str, Sequence[float]]:
-        """Return the dense vectors of the points with these ids; ids without a point are missing."""
+        """Return the dense vectors of the points with these ids, scaled to length 1; ids without a point are missing.
+        Only for a shard with dense vectors."""
         found = self._shard.retrieve(list(ids), with_payload=False, with_vector=[DENSE_VECTOR])
         vectors: dict[str, Sequence[float]] = {}
         for record in found:

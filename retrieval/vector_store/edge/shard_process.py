@@ -26,7 +26,8 @@ PANICKED: Final = 70
 
 
 def main() -> None:
-    """Open the shard that the command line names, and answer requests until stdin ends; then flush and close it.
+    """Open the shard that the command line names (`FOLDER PARENT BM25 [CREATE]`, see the module), and answer requests
+    on stdin with messages on stdout until stdin ends; then flush and close the shard.
 
     Exits with code 1 where the shard cannot be opened, after a message with the error, and with `PANICKED` after a
     panic of Qdrant Edge.
@@ -47,7 +48,8 @@ def main() -> None:
 
 
 def serve_requests(shard: Shard, requests: BinaryIO, answers: BinaryIO) -> None:
-    """Answer requests, one at a time and in their order, until `requests` ends.
+    """Answer requests (frames, see `frames.read_frame`), one at a time and in their order, until `requests` ends: each
+    with a frame `{"result": ...}` in `answers`, as `answer_request` returns it.
 
     A request that fails is answered with `{"error": TEXT}`, and the next one is served. After a panic of Qdrant Edge
     the error is sent, and SystemExit is raised with the code `PANICKED`. Raises EOFError where `requests` ends in the
@@ -64,12 +66,14 @@ def serve_requests(shard: Shard, requests: BinaryIO, answers: BinaryIO) -> None:
 
 
 def answer_request(shard: Shard, request: Mapping[str, Any], data: bytes) -> Any:
-    """Do what a request asks, and return its result, which is encoded as JSON.
+    """Do what a request asks, and return its result, which JSON can hold.
 
-    `request["op"]` names a method of `Shard`, and the other keys are that method's parameters. The dense vectors are in
-    `data` instead, with `request["dimension"]` (null: there are none). The result is a list of (version, ordinal,
-    score) for the two searches, a number for `delete` and `count`, and None for `upsert` and `flush`. Raises ValueError
-    for an unknown `op`, KeyError for a missing key, and what Qdrant Edge raises.
+    `request["op"]` is `search_dense`, `search_sparse`, `upsert`, `delete`, `count` or `flush`, each a method of
+    `Shard`, or `vectors` for `Shard.read_vectors`; the other keys are that method's parameters. Dense vectors are in
+    `data` instead, with `request["dimension"]` (None for an `upsert` without them). The result is a list of (version,
+    ordinal, score) for the two searches, a number for `delete` and `count`, a dictionary of ids and vectors as
+    `encode_vector_text` makes them for `vectors`, and None for `upsert` and `flush`. Raises ValueError for an unknown
+    `op`, KeyError for a missing key, and what Qdrant Edge raises.
     """
     match request["op"]:
         case "search_dense":

@@ -68,15 +68,24 @@ class EdgeStore:
 
     @property
     def kind(self) -> str:
-        """See VectorStore."""
+        """Always `edge`: the kind of the vector store, for status pages."""
         return "edge"
 
     async def list_collections(self) -> Sequence[CollectionSpec]:
-        """See VectorStore."""
+        """Return the specs of the collections that are open, sorted by name; empty where there are none. No file is
+        read, and nothing is raised."""
         return [self._collections[name].spec for name in sorted(self._collections)]
 
     async def create_collection(self, spec: CollectionSpec) -> None:
-        """See VectorStore."""
+        """Create an empty collection: its folder, its indexes, and the process that serves it. Does nothing where it
+        exists with the same spec.
+
+        Raises:
+            CollectionMismatchError: it exists with another dimension or other options of BM25.
+            ValueError: the name is not 1 to 100 characters of `a-z`, `0-9`, `-` and `_`.
+            VectorStoreError: the files cannot be written, or the process cannot be started. The caller repeats the
+                call, which removes what was begun.
+        """
         folder = CollectionFolder(self._folder, spec.name)
         async with self._changing:
             if (existing := self._collections.get(spec.name)) is not None:
@@ -89,7 +98,9 @@ class EdgeStore:
                 raise _make_store_error(error) from error
 
     async def delete_collection(self, name: str) -> None:
-        """See VectorStore."""
+        """End the collection's process, and delete its files. Does nothing where there is none of that name. Raises
+        VectorStoreError where the files cannot be deleted: the collection is still listed then, but closed, and the
+        caller repeats the call."""
         async with self._changing:
             if (collection := self._collections.get(name)) is None:
                 return
@@ -100,27 +111,47 @@ class EdgeStore:
             del self._collections[name]  # not before: a call after one that failed must try again
 
     async def upsert_points(self, collection: str, points: Sequence[Point]) -> None:
-        """See VectorStore."""
+        """Write points, in batches; one with the id of a stored point replaces it. A search that begins after the
+        return sees them. Writes of one collection are applied in the order of the calls.
+
+        They survive the end of the process at once, and a loss of power after `flush_collection`.
+
+        Raises:
+            KeyError: the collection does not exist, or is damaged (see the class).
+            ValueError: the collection cannot hold a point (see `arguments.check_points`); nothing was written.
+            VectorStoreError: the store failed. Some of the points may be written; the caller repeats the call.
+        """
         check_points(self._collections[collection].spec, points)
         await self._call(collection, lambda found: found.upsert_points(points))
 
     async def flush_collection(self, collection: str) -> None:
-        """See VectorStore."""
+        """Wait for earlier writes, and make them durable, so that they survive a loss of power. Searches wait
+        meanwhile, perhaps some tenths of a second. Raises KeyError for an unknown or damaged collection, and
+        VectorStoreError."""
         await self._call(collection, lambda found: found.flush())
 
     async def delete_versions(self, collection: str, versions: Sequence[int]) -> None:
-        """See VectorStore."""
+        """Delete all points of these versions, durable after `flush_collection`. Versions without points are ignored.
+        Raises KeyError for an unknown or damaged collection, and VectorStoreError, after which some may be deleted."""
         await self._call(collection, lambda found: found.delete_points(make_versions_filter(versions)))
 
     async def read_vectors(self, collection: str, ids: Sequence[str]) -> Mapping[str, Sequence[float]]:
-        """See the protocol."""
+        """Return the dense vectors of stored points by their ids, scaled to length 1. Ids without a point are missing.
+
+        Raises ValueError where the collection has no dense vectors, and for an id that is no UUID; KeyError for an
+        unknown or damaged collection; and VectorStoreError.
+        """
         check_ids(self._collections[collection].spec, ids)
         return await self._call(collection, lambda found: found.read_vectors(ids))
 
     async def search_dense(
         self, collection: str, vector: Sequence[float], scope: SearchScope, limit: int
     ) -> Sequence[ScoredPoint]:
-        """See VectorStore."""
+        """Return up to `limit` points of the scope whose vectors are nearest to `vector` by cosine, best first.
+
+        Raises KeyError for an unknown or damaged collection; ValueError where the collection has no dense vectors, or
+        `vector` has another dimension or a number that is no finite 32-bit float; and VectorStoreError.
+        """
         check_vector(self._collections[collection].spec, vector)
         request = {
             "op": "search_dense",
@@ -131,7 +162,12 @@ class EdgeStore:
         return await self._call(collection, lambda found: found.search(request, encode_vector(vector)))
 
     async def search_sparse(self, collection: str, text: str, scope: SearchScope, limit: int) -> Sequence[ScoredPoint]:
-        """See VectorStore."""
+        """Return up to `limit` points of the scope that share words with `text`, by BM25, best first. How rare a word
+        is counts over the points of the scope's tenant. Empty where `text` has no words.
+
+        Raises KeyError for an unknown or damaged collection, ValueError for text that is not valid Unicode, and
+        VectorStoreError.
+        """
         request = {
             "op": "search_sparse",
             "text": text,
@@ -142,16 +178,21 @@ class EdgeStore:
         return await self._call(collection, lambda found: found.search(request))
 
     async def count_points(self, collection: str, tenant: str | None = None) -> int:
-        """See VectorStore."""
+        """Return the exact number of points, of hidden versions too: of one tenant, or of all where `tenant` is None.
+        Raises KeyError for an unknown or damaged collection, and VectorStoreError."""
         where = None if tenant is None else make_tenant_filter(tenant)
         return await self._call(collection, lambda found: found.count(where))
 
     async def optimize_collection(self, collection: str) -> None:
-        """See VectorStore."""
+        """Build the indexes in a copy of the collection's files, in a process of its own, and serve the copy then.
+        Takes up to minutes; searches go on, and writes but for moments. Does nothing where nothing was written since
+        the last call. Raises KeyError for an unknown or damaged collection, and VectorStoreError where it fails or
+        `close` ends it; the old files are served on then."""
         await self._call(collection, lambda found: found.optimize())
 
     async def close(self) -> None:
-        """See VectorStore."""
+        """Flush all collections, end their processes, and give up the folder's lock. Optimizations under way are given
+        up. Other methods then raise KeyError, and must not be called; a second `close` does nothing."""
         async with self._changing:
             collections = list(self._collections.values())
             self._collections.clear()

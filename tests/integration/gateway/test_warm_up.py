@@ -142,6 +142,14 @@ async def test_the_status_of_a_model(state: ModelState, autoload: bool, code: in
         assert (answer["model_id"], answer["state"]) == ("org/m", state)
 
 
+async def test_the_status_of_a_failed_model_tells_no_address() -> None:
+    async with gateway_harness() as here:
+        error = "the engine at http://10.1.2.3:8000/health does not answer"
+        await here.publish(route("m", state=ModelState.FAILED, last_error=error))
+        _, answer = await ask(here, "GET", "/v1/models/m/status")
+        assert answer["reason"] == "the engine at [address] does not answer"
+
+
 async def test_a_model_of_that_whole_name_goes_first() -> None:
     async with gateway_harness() as here:
         await here.publish(route("m"), route("m/status"), route("x/benchmark"))

@@ -18,6 +18,7 @@ from controller.config import last_good
 from controller.config.json_schema import schema_text
 from controller.config.keys import SECRET_PREFIX
 from controller.config.parse import parse_folder
+from controller.config.runtime_declarations import combine_declarations
 from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired
 from controller.desired.source import DesiredStateSource
 from controller.engines import ENGINES
@@ -168,6 +169,7 @@ __all__ = [
     "build_keys",
     "build_routes",
     "clockwork_main",
+    "combine_declarations",
     "container_config",
     "controller_registry",
     "create_app",

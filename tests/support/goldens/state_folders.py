@@ -30,6 +30,7 @@ from tests.support.goldens.product import (
     Records,
     StateDatabase,
     StateDir,
+    combine_declarations,
     last_good,
     resolve_desired,
 )
@@ -56,8 +57,10 @@ def read_controller(folder: Path) -> Any:
     store = StateDir.open_folder(folder)
     try:
         memory = store.load_memory()
-        settled = last_good.load_last_good(folder, ModelRoots((Path("/srv/roundhouse/models"),)))
-        assert settled is not None
+        roots = ModelRoots((Path("/srv/roundhouse/models"),))
+        files = last_good.load_last_good(folder, roots)
+        assert files is not None
+        settled = combine_declarations(files, memory.declarations, roots).state
         declared = {
             name: DeclaredModel(settled.definitions[name], settled.declared_models[name], 0.0)
             for name in settled.declared_models

@@ -69,6 +69,8 @@ class Writer:
             await self.post("/v1/admin/models/by-hand/load", {"replicas": 2})
             await self.post("/v1/admin/models/put-away/unload", {"hold": True})
             await self.post("/v1/admin/models/llama/load?wait=false", {"llama_server_n_ctx": 8192})
+            await self.put("/v1/admin/declarations/models/by-word", {"backend": "stub", "enabled": False})
+            await self.put("/v1/admin/declarations/keys/by-word", {"sha256": "0" * 64})
             said = {"role": "user", "content": "a"}
             for model in ("on-demand", "at-rest"):
                 await self.post("/v1/chat/completions", {"model": model, "messages": [said]})
@@ -88,6 +90,11 @@ class Writer:
         async with self.session.post(f"{self.stack.url}{path}", json=body) as answer:
             assert answer.status in (200, 202), await answer.text()
             return await answer.json()
+
+    async def put(self, path: str, body: dict[str, Any]) -> None:
+        """Declare something at run time."""
+        async with self.session.put(f"{self.stack.url}{path}", json=body) as answer:
+            assert answer.status == 201, await answer.text()
 
     async def _answers(self) -> bool:
         with contextlib.suppress(aiohttp.ClientError):

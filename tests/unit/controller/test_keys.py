@@ -43,7 +43,7 @@ class Place:
         """As a controller that starts makes them."""
         files = DesiredStateSource(
             self.desired, ModelRoots((self.desired,)), self.store, Defaults(), resync_s=10.0, clock=lambda: self.now,
-            on_edit=lambda _, after, ends: self.edits.append((sorted(after.keys), dict(ends))),
+            on_edit=lambda _, after, ends, _actor: self.edits.append((sorted(after.keys), dict(ends))),
         )  # fmt: skip
         files.recover_last_good()
         return files
@@ -168,7 +168,9 @@ def test_only_names_are_told_of_an_edit(tmp_path: Path) -> None:
     ]
     journal = EventLog(tmp_path / "journal.db", keep=10)
     recorder = Recorder(journal, lambda: 1_000.0, redact_nothing)
-    recorder.record_edits(DebouncedState({}, {}, declared_keys=before), DebouncedState({}, {}, declared_keys=after), {})
+    recorder.record_edits(
+        DebouncedState({}, {}, declared_keys=before), DebouncedState({}, {}, declared_keys=after), {}, "files"
+    )
     entries = journal.read_page(("file",), None, None, 10)
     journal.close()
     assert sorted(entry.message for entry in entries) == [

@@ -56,7 +56,7 @@ SECTIONS: dict[str, tuple[type[BaseModel], ...]] = {
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    parts: Any = SimpleNamespace(hub=None, journal=None, admin_service=None, logs=None)
+    parts: Any = SimpleNamespace(hub=None, journal=None, admin_service=None, declaration_service=None, logs=None)
     return create_app(parts, CollectorRegistry()).openapi()
 
 

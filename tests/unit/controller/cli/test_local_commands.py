@@ -44,7 +44,7 @@ COMMANDS = (
     "schema",
     "version",
 )
-GROUPS = ("key", "rag", "service")
+GROUPS = ("declarations", "key", "rag", "service")
 """Commands with commands of their own."""
 
 

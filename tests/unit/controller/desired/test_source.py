@@ -276,7 +276,7 @@ async def test_what_no_longer_fits_ends_and_stays_ended_when_the_edit_is_taken_b
     ended: list[dict[str, Sequence[str]]] = []
     files = DesiredStateSource(
         place.desired, ModelRoots((place.desired,)), place.store, Defaults(), resync_s=10.0, clock=lambda: place.now,
-        on_edit=lambda _before, _after, ends: ended.append(dict(ends)),
+        on_edit=lambda _before, _after, ends, _actor: ended.append(dict(ends)),
     )  # fmt: skip
     await files.read_files()
     assert files.in_force is not None

@@ -15,7 +15,7 @@ def _told(root: Path, ended: list[str]) -> JournalEntry:
     journal = EventLog(root / "journal.db", keep=10)
     recorder = Recorder(journal, lambda: 1_000.0, redact_nothing)
     recorder.record_edits(
-        DebouncedState({}, {"m": {"replicas": 1}}), DebouncedState({}, {"m": {"replicas": 2}}), {"m": ended}
+        DebouncedState({}, {"m": {"replicas": 1}}), DebouncedState({}, {"m": {"replicas": 2}}), {"m": ended}, "files"
     )
     [entry] = journal.read_page(("file",), "m", None, 10)
     journal.close()

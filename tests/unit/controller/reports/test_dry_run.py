@@ -11,6 +11,7 @@ from controller.config.read import MAX_FILE_BYTES
 from controller.desired.resolve import Defaults
 from controller.reports.dry_run import AT_ONCE, run_dry_run
 from controller.schema.admin import ProposedFiles
+from controller.schema.declarations import RuntimeDeclarations
 from controller.schema.errors import RoundhouseError
 from controller.schema.override import Evicted
 from controller.state import Draining, ObservedState, Phase
@@ -131,9 +132,9 @@ async def test_problems_are_an_answer_with_file_and_line_and_without_secrets(har
 
 
 async def test_a_broken_file_can_be_mended_by_the_proposal(harness: DryRunHarness) -> None:
-    declared = harness.parsed()
+    declared = harness.declared()
     (harness.folder / "others.yaml").write_text("{")
-    harness.parsed = lambda: declared  # type: ignore[method-assign]
+    harness.declared = lambda: declared  # type: ignore[method-assign]
     assert not (await harness.with_files(models=CHAT)).ok
     assert (await harness.with_files(others=OTHERS)).changes == []
     (harness.folder / "others.yaml").unlink()
@@ -149,7 +150,8 @@ async def test_only_names_of_desired_state_files_are_taken(harness: DryRunHarnes
         await run_dry_run(
             proposed, folder=harness.folder, roots=MODELS_ROOT, desired_now=harness.desired(),
             observed=ObservedState(NOW), overrides={}, demand={}, rested={}, defaults=Defaults(),
-            declared_now={}, keys_now={}, runtime=harness.runtime, redactor=harness.redactor, now=NOW,
+            declared_now={}, keys_now={}, declarations=RuntimeDeclarations(),
+            runtime=harness.runtime, redactor=harness.redactor, now=NOW,
         )  # fmt: skip
     assert (refused.value.entry.code, refused.value.param) == ("invalid_request", "files")
 
