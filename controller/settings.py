@@ -75,6 +75,21 @@ class ControllerSettings(BaseSettings):
         True,
         description="Whether `roundhouse up` starts the retrieval program, which keeps documents and searches them.",
     )
+    downloads: Literal["on", "off"] | None = Field(
+        None,
+        description="Whether models may be downloaded: `on` or `off`; default: `on` where keys are declared or the "
+        "gateway listens on loopback addresses alone, else `off`.",
+    )
+    transfers_url: str | None = Field(
+        None,
+        description="Address of the transfers program, which downloads models: `http://host:port` or "
+        "`unix:/path/transfers.sock`; default: `transfers.sock` in the state folder.",
+    )
+    transfers_token_file: Path | None = Field(
+        None,
+        description="File with the token that the controller shows to a transfers program that listens on `host:port`. "
+        "Transfers creates the file.",
+    )
     instance: str | None = Field(
         None,
         pattern=r"^[a-z0-9]{1,16}$",
