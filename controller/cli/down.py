@@ -45,9 +45,9 @@ def down(
 ) -> int:
     """Stop everything, engines included.
 
-    Ends `up`, controller, gateway, retrieval, transfers and every engine of this installation, also those that a crash or `docker
-    compose down` left behind. A program that does not end in time is killed, and everything that it would have ended
-    is ended afterwards. Exit code 0: nothing is left running, also when nothing ran.
+    Ends `up`, controller, gateway, retrieval, transfers and every engine of this installation, also those that a crash
+    or `docker compose down` left behind. A program that does not end in time is killed, and everything that it would
+    have ended is ended afterwards. Exit code 0: nothing is left running, also when nothing ran.
     """
     settings = read_settings(state=state, models=models, runtime=runtime)
     stopped_programs = asyncio.run(_DownRun(settings, controller or settings.controller_url, timeout).run())
