@@ -10,12 +10,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 from common.model_reference import ModelReference
-from controller.schema.downloads import FINAL_STATES, Download, DownloadFile
+from controller.schema.downloads import FINAL_STATES, Download, DownloadFile, DownloadRecord, PlacedFile
 from controller.schema.errors import RoundhouseError
 from transfers.downloads.job import DownloadJob, JobTools
 from transfers.downloads.progress import build_view
 from transfers.fetch.segment_fetch import StoppedError
-from transfers.folder.records import DownloadRecord, PlacedFile, RecordStore, make_download_id
+from transfers.folder.records import RecordStore, make_download_id
 from transfers.sources.source_set import read_reference
 
 log = logging.getLogger(__name__)
@@ -140,9 +140,9 @@ class DownloadBoard:
         """Return whether a download that has not ended has the file."""
         with self._lock:
             return any(
-                each.path == path
+                path in {each.path for each in self._view(download).files}
+                or path in {each.path for each in self._records[download].placed}
                 for download in self._jobs
-                for each in (*self._view(download).files, *self._records[download].placed)
             )
 
     def _start(self, record: DownloadRecord, reference: ModelReference) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from common.model_reference import ModelReference
+from controller.schema.downloads import DownloadRecord, PlacedFile
 from controller.schema.errors import RoundhouseError
 from transfers.downloads.present_files import find_missing
 from transfers.downloads.progress import DownloadProgress
@@ -19,7 +20,6 @@ from transfers.fetch.file_fetch import FetchOptions, FileFetch
 from transfers.fetch.file_hash import FileHash
 from transfers.fetch.segment_fetch import StoppedError
 from transfers.folder.models_folder import ModelsFolder
-from transfers.folder.records import DownloadRecord, PlacedFile
 from transfers.network.client import NetworkOptions, SourceClient
 from transfers.sources.base import Resolution, SourceFile
 from transfers.sources.source_set import SourceSet

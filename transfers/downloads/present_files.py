@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 
+from controller.schema.downloads import PlacedFile
 from controller.schema.errors import RoundhouseError
 from transfers.fetch.file_fetch import is_right
 from transfers.fetch.file_hash import FileHash, hash_file
 from transfers.folder.models_folder import ModelsFolder
-from transfers.folder.records import PlacedFile
 from transfers.sources.base import Resolution, SourceFile
 
 

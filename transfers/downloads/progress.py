@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from controller.schema.downloads import Download, DownloadFile, DownloadState
+from controller.schema.downloads import Download, DownloadFile, DownloadRecord, DownloadState
 from transfers.downloads.speed import SpeedMeter
-from transfers.folder.records import DownloadRecord
 from transfers.sources.base import Resolution, SourceFile
 
 
