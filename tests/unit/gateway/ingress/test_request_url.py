@@ -10,7 +10,7 @@ import pytest
 
 from tests.campaigns.record import REPOSITORY
 
-PROGRAMS = ("common", "controller", "gateway", "retrieval", "worker")
+PROGRAMS = ("common", "controller", "gateway", "retrieval", "transfers", "worker")
 MADE_OF_THE_HOST = ("url", "base_url", "url_for")
 """Attributes of a request that Starlette makes of the Host header."""
 REQUESTS = ("Request", "HTTPConnection", "WebSocket")
