@@ -30,7 +30,7 @@ class SideProgram:
 
 
 CLEAN_VARIABLES: Final = frozenset(
-    {"PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "VIRTUAL_ENV"}
+    {"PATH", "PYTHONPATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR"}
 )
 """Variables of this process that `transfers` gets, which talks to strangers: none that may hold a secret."""
 _TRANSFERS_PREFIXES: Final = ("ROUNDHOUSE_TRANSFERS_", "ROUNDHOUSE_HUB_", "ROUNDHOUSE_LOG_")
