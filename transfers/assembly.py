@@ -25,6 +25,7 @@ from transfers.network.retry import RetryPolicy
 from transfers.settings import TransfersSettings
 from transfers.sources.hub import HubSource
 from transfers.sources.local import LocalSource
+from transfers.sources.registry import RegistrySource
 from transfers.sources.source_set import SourceSet
 from transfers.sources.url import UrlSource
 
@@ -45,6 +46,7 @@ class Transfers:
             hub=HubSource(settings.hub_endpoint, network, settings.read_hub_token, policy),
             url=UrlSource(network, policy),
             local=LocalSource(settings.local_folders),
+            registry=RegistrySource(settings.transfers_ollama_registry, network, policy),
         )
         self.folder = ModelsFolder(settings.models_folder, settings.keep_free_bytes)
         tools = JobTools(

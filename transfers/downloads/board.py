@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,8 @@ from transfers.sources.source_set import read_reference
 
 log = logging.getLogger(__name__)
 
+_QUERY: Final = re.compile(r"\?[^#]*")
+"""Query of an address, which may hold a secret: no log has it."""
 CANCEL_WAIT_S: Final = 10.0
 """Seconds that a cancellation waits for the end of the threads."""
 
@@ -236,7 +239,8 @@ class DownloadBoard:
             except OSError as failure:
                 self._records[download] = record
                 log.warning("download %s: its end cannot be recorded: %s", download, failure)
-        log.info("download %s of %s: %s%s", download, record.reference, record.state, f": {error}" if error else "")
+        shown = _QUERY.sub("?…", record.reference)
+        log.info("download %s of %s: %s%s", download, shown, record.state, f": {error}" if error else "")
 
     def _save(self, record: DownloadRecord) -> None:
         with self._lock:
