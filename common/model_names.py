@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Final
+from urllib.parse import unquote
 
 from common.model_reference import HubReference, LocalReference, ModelReference, RegistryReference
 
@@ -27,7 +28,7 @@ def suggest_model_name(reference: ModelReference) -> str:
         case LocalReference(path=path):
             text = path.rstrip("/").rpartition("/")[2]
         case _:
-            text = reference.url.partition("?")[0].rpartition("/")[2]
+            text = unquote(reference.url.partition("?")[0].rpartition("/")[2])
     for suffix in _SUFFIXES:
         if text.lower().endswith(suffix):
             text = _SPLIT.sub("", text[: -len(suffix)])

@@ -159,8 +159,8 @@ def _declare_files(app: FastAPI, files: ModelFileService) -> None:
         responses=example_response(MODEL_FILES) | error_responses(),
     )
     async def list_files() -> ModelFileList:
-        """What lies in the models folders, with its size, whether it was downloaded or put there by hand, which declared
-        models use it, and the memory of a replica. Needs no `transfers`."""
+        """What lies in the models folders, with its size, whether it was downloaded or put there by hand, which
+        declared models use it, and the memory of a replica. Needs no `transfers`."""
         return await files.list_files()
 
     @app.delete(

@@ -193,8 +193,8 @@ def summarize_fits(fits: Sequence[DeviceFit], why_no_gpus: str | None = None) ->
         others = f", and now {_describe_host(host)}" if host is not None and in_host else ""
         return f"fits on {_name(later[0])} once {_list(later[0].beside) or 'its memory'} is gone{others}"
     if host is not None and in_host:
-        too_large = "; too large for the GPUs" if any(fit.gpus for fit in fits) else ""
-        return f"fits {_describe_host(host)}{too_large}{suffix}"
+        without = "; no GPU has room for it" if any(fit.gpus for fit in fits) else ""
+        return f"fits {_describe_host(host)}{without}{suffix}"
     if host is not None and host.fits_alone:
         return f"fits in main memory once {_list(host.beside) or 'other memory'} is gone{suffix}"
     reasons = [fit.reason for fit in fits if fit.reason is not None]

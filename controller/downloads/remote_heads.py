@@ -51,8 +51,10 @@ async def _read_model(reader: RangeReader, inspection: Inspection, path: str) ->
         names = {PurePosixPath(file.target).name: file for file in files if _is_in(file, path)}
         if _CONFIG in names and any(name.endswith(".safetensors") for name in names):
             return await heads.read_folder(names, size)
-    except (ArtifactError, RoundhouseError) as error:
+    except ArtifactError as error:
         return UnreadArtifact(f"{path} {error}", size)
+    except RoundhouseError as error:
+        return UnreadArtifact(f"{path}: {error.message.rstrip('.')}", size)
     return SizedArtifact(size)
 
 
