@@ -17,6 +17,11 @@ from controller.admin.log_reader import LogReader
 from controller.admin.service import AdminService
 from controller.desired.resolve import Defaults
 from controller.desired.source import DesiredStateSource
+from controller.downloads.download_log import DownloadLog
+from controller.downloads.file_service import ModelFileService
+from controller.downloads.permission import DownloadPermission, decide_downloads
+from controller.downloads.service import DownloadService
+from controller.downloads.transfers_client import TransfersClient, transfers_address
 from controller.journal.event_log import EventLog
 from controller.journal.recorder import Recorder
 from controller.journal.round_events import Trouble
@@ -189,6 +194,24 @@ class Controller:
             clock=clock,
         )
         self.declaration_service = DeclarationService(self._files, self._wake.set, clock)
+        self._transfers = TransfersClient(transfers_address(settings.transfers_address, settings.transfers_token_file))
+        download_log = DownloadLog(self.journal, clock)
+        self.downloads = DownloadService(
+            self._transfers,
+            get_permission=self._get_download_permission,
+            get_observed=lambda: self._reconciler.round.observed if self._reconciler.round is not None else None,
+            roots=settings.models.absolute(),
+            download_log=download_log,
+            clock=clock,
+        )
+        self.model_files = ModelFileService(
+            self._transfers,
+            read_round=self.admin_service.read_current_state,
+            check_allowed=self.downloads.check_allowed,
+            roots=settings.models.absolute(),
+            estimator=predictions,
+            download_log=download_log,
+        )
         self.logs = LogReader(runtime, replicas=self._replicas_of, redact=self._redactor.redact_text)
         self._drift_detector = DriftDetector(
             runtime, file_since=self._files.all_declared_since, clock=clock, redact=self._redactor.redact_text
@@ -209,6 +232,7 @@ class Controller:
         self._recorder.record_start(__version__, self._instance)
         self._files.recover_last_good()
         await self._files.read_files()
+        await self._transfers.__aenter__()
         self._tasks = [
             asyncio.create_task(self._reconciler.run(), name="the reconciler"),
             asyncio.create_task(
@@ -217,6 +241,7 @@ class Controller:
             ),
             asyncio.create_task(follow_runtime(self._runtime, self._wake.set), name="the runtime's events"),
             asyncio.create_task(self._look_for_drift(), name="the look for drift"),
+            asyncio.create_task(self.downloads.follow_transfers(), name="the look at downloads"),
         ]
         for task in self._tasks:
             task.add_done_callback(self._on_task_end)
@@ -237,6 +262,7 @@ class Controller:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._transfers.__aexit__()
         self._executor.cancel_pulls()
         if self._stop_engines:
             await self._end_engines()
@@ -304,6 +330,14 @@ class Controller:
         if not self._memory_sampler.is_saved:
             unsaved.append("what models were seen to take")
         return unsaved
+
+    def _get_download_permission(self) -> DownloadPermission:
+        state = self._files.in_force
+        return decide_downloads(
+            self._settings.downloads,
+            has_keys=state is not None and bool(state.declared_keys),
+            hosts=self._settings.hosts,
+        )
 
     def _replicas_of(self, model: str) -> dict[str, float]:
         replicas = last_round.observed.replicas if (last_round := self._reconciler.round) is not None else ()
