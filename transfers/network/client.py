@@ -112,7 +112,11 @@ class SourceClient:
             response = self._client.send(request, stream=True)
             try:
                 location = response.headers.get("location")
-                if response.status_code == 401 and not is_challenged and self._can_answer(response, credentials):
+                if (
+                    response.status_code == 401
+                    and not is_challenged
+                    and self._can_answer(target, response, credentials)
+                ):
                     is_challenged = True
                     continue
                 if response.status_code not in _REDIRECTS or location is None:
@@ -138,10 +142,9 @@ class SourceClient:
         with self._token_lock:
             return None if repository is None else self._registry_tokens.get((origin_of(url), repository))
 
-    def _can_answer(self, response: httpx2.Response, credentials: Mapping[str, str]) -> bool:
-        """Whether a registry that refused a request lets everybody in who asks its token server first. The token is
-        kept then, for this repository of this origin. `credentials`: what the request had shown."""
-        url = response.request.url
+    def _can_answer(self, url: httpx2.URL, response: httpx2.Response, credentials: Mapping[str, str]) -> bool:
+        """Whether a registry that refused a request for the address lets everybody in who asks its token server first.
+        The token is kept then, for this repository of this origin. `credentials`: what the request had shown."""
         repository = find_repository(url.path)
         challenge = parse_challenge(response.headers.get("www-authenticate", ""))
         if repository is None or challenge is None or origin_of(url) in (self._options.tokens or {}):
@@ -162,6 +165,8 @@ class SourceClient:
         request = self._client.build_request("GET", realm.copy_merge_params(query))
         response = self._client.send(request, stream=True)
         try:
+            if response.status_code == 429 or response.status_code >= 500:
+                raise httpx2.HTTPError(f"the token server {realm.host} answers status {response.status_code}")
             body = bytearray()
             for chunk in response.iter_raw():
                 body += chunk

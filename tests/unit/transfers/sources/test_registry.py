@@ -141,6 +141,16 @@ def test_a_registry_that_gives_no_manifest_is_told(server: FileServer, answer: A
     assert caught.value.entry.code == code
 
 
+def test_a_token_server_that_fails_is_no_refusal(server: FileServer) -> None:
+    challenge = {"www-authenticate": 'Bearer realm="/token"'}
+    server.answers["/v2/library/m/manifests/1b"] = lambda headers: (401, challenge, b"")
+    for status, code in ((503, "source_unavailable"), (404, "source_forbidden")):
+        server.answers["/token"] = lambda headers, status=status: (status, {}, b"")  # type: ignore[misc]
+        with pytest.raises(RoundhouseError) as caught:
+            source(server).resolve(reference("ollama:m:1b"), include_pickle=False)
+        assert caught.value.entry.code == code
+
+
 def test_a_busy_registry_is_asked_again(server: FileServer) -> None:
     answers: list[Answer] = [(503, {}, b""), (429, {"retry-after": "7"}, b""), (200, {}, MANIFEST)]
     server.answers["/v2/library/m/manifests/1b"] = lambda headers: answers.pop(0)
