@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from typing import Self
 
 import aiohttp
@@ -15,12 +16,15 @@ from controller import __version__
 from controller.admin.declaration_service import DeclarationService
 from controller.admin.log_reader import LogReader
 from controller.admin.service import AdminService
+from controller.config.model_sources import PlacedSource
+from controller.desired.placed_sources import find_placed_sources
 from controller.desired.resolve import Defaults
 from controller.desired.source import DesiredStateSource
 from controller.downloads.download_log import DownloadLog
 from controller.downloads.file_service import ModelFileService
 from controller.downloads.permission import DownloadPermission, decide_downloads
 from controller.downloads.service import DownloadService
+from controller.downloads.source_downloads import SourceDownloads
 from controller.downloads.transfers_client import TransfersClient, transfers_address
 from controller.journal.event_log import EventLog
 from controller.journal.recorder import Recorder
@@ -112,6 +116,7 @@ class Controller:
             learn=self._redactor.learn_secrets,
             on_edit=self._recorder.record_edits,
             on_superseded=self._recorder.record_superseded,
+            find_sources=self._find_sources,
         )
         stored_state = self._files.stored_state
         # An earlier version restarted its count after an unload: numbers of its ended logs must not be used again.
@@ -140,9 +145,21 @@ class Controller:
             clock=clock,
         )
         self._round_counts = RoundCounts()
+        self._transfers = TransfersClient(transfers_address(settings.transfers_address, settings.transfers_token_file))
+        download_log = DownloadLog(self.journal, clock)
+        self.downloads = DownloadService(
+            self._transfers,
+            get_permission=self._get_download_permission,
+            get_observed=lambda: self._reconciler.round.observed if self._reconciler.round is not None else None,
+            roots=settings.models.absolute(),
+            download_log=download_log,
+            clock=clock,
+        )
+        source_downloads = SourceDownloads(self.downloads, refresh=self._files.refresh_sources, wake=self._wake.set)
         self._executor = Executor(
             runtime,
             memory,
+            source_downloads,
             instance=store.instance,
             secret=store.secret,
             stop_timeout_s=settings.stop_timeout_s,
@@ -179,6 +196,7 @@ class Controller:
             get_gpu_use=self._memory_sampler.get_gpu_use,
             get_longest_tokens=predictions.longest_tokens,
             get_held_memory=self._memory_sampler.get_held_memory,
+            get_download_fractions=lambda: source_downloads.fractions,
         )
         self.admin_service = AdminService(
             files=self._files,
@@ -194,16 +212,6 @@ class Controller:
             clock=clock,
         )
         self.declaration_service = DeclarationService(self._files, self._wake.set, clock)
-        self._transfers = TransfersClient(transfers_address(settings.transfers_address, settings.transfers_token_file))
-        download_log = DownloadLog(self.journal, clock)
-        self.downloads = DownloadService(
-            self._transfers,
-            get_permission=self._get_download_permission,
-            get_observed=lambda: self._reconciler.round.observed if self._reconciler.round is not None else None,
-            roots=settings.models.absolute(),
-            download_log=download_log,
-            clock=clock,
-        )
         self.model_files = ModelFileService(
             self._transfers,
             read_round=self.admin_service.read_current_state,
@@ -343,6 +351,9 @@ class Controller:
         replicas = last_round.observed.replicas if (last_round := self._reconciler.round) is not None else ()
         return {replica.name: replica.created_at for replica in replicas if replica.id.model == model}
 
+    def _find_sources(self, sources: frozenset[str]) -> Mapping[str, PlacedSource]:
+        return find_placed_sources(self._settings.models.absolute().first, sources)
+
     # For the API.
 
     def get_status(self) -> ControllerStatus:
@@ -396,6 +407,7 @@ class Controller:
             declared_now=debounced_state.declared_models,
             keys_now=debounced_state.declared_keys,
             declarations=self._files.declarations,
+            find_sources=self._find_sources,
             runtime=self._runtime,
             redactor=self._redactor,
             now=time.time(),

@@ -123,6 +123,9 @@ class DesiredModel:
     """The definition as the files declare it. None means that it is the same as `definition`."""
     params: Mapping[str, JsonValue] = field(default_factory=dict)
     """Parameters of the operator's load that is in force, by definition field."""
+    missing_source: str | None = None
+    """Source, in its canonical form, that must be downloaded before a replica can start. None means that the model
+    names its files itself, or that the files of its source are here."""
     is_runtime_declared: bool = False
     """Whether an operator declared the model at run time, and the files do not."""
 
@@ -328,7 +331,8 @@ class PreflightResult:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Consecutive failures of one replica key, or of one image's pull: `count` of them, with the last one's `error`."""
+    """Consecutive failures of one replica key, of one image's pull, or of one download: `count` of them, with the last
+    one's `error`."""
 
     count: int
     at: float
@@ -456,6 +460,10 @@ class ObservedState:
     """Preflights in progress, as (model, spec hash)."""
     pulls: Mapping[str, Failure | None] = field(default_factory=dict)
     """Image to its pull: None while the image is being pulled, else how the pull failed."""
+    downloads: Mapping[str, Failure | None] = field(default_factory=dict)
+    """Source to its download: None while it is under way, else how it failed."""
+    download_fractions: Mapping[str, float] = field(default_factory=dict)
+    """Source to the part of its bytes, 0 to 1, that are here. Absent means unknown."""
     failures: Mapping[ReplicaKey, Failure] = field(default_factory=dict)
     """Failing loads by replica key."""
     start_failures: Mapping[ReplicaKey, tuple[StartFailure, ...]] = field(default_factory=dict)

@@ -9,7 +9,6 @@ from controller.artifacts.model_roots import ModelRoots
 from controller.downloads.download_log import DownloadLog
 from controller.downloads.forecast import ModelPaths, UnknownModelError, build_model
 from controller.downloads.model_files import FoundModel, find_users, list_models, users_of
-from controller.downloads.records import find_by_path, find_by_reference, is_below, read_records
 from controller.downloads.transfers_client import Transfers
 from controller.schema.downloads import DownloadRecord, Removal, RemovalOrder
 from controller.schema.errors import RoundhouseError
@@ -17,6 +16,7 @@ from controller.schema.model_files import ModelFile, ModelFileList
 from controller.sizing.estimator import Estimate, Estimator
 from controller.state import DesiredModel, Phase
 from controller.status.reconcile_round import Round
+from controller.storage.download_records import find_by_path, find_by_reference, is_below, read_records
 
 
 class ModelFileService:
