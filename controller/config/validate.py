@@ -129,7 +129,8 @@ class _ModelValidator:
         declared_backend, path = values.get("backend"), values.get("model_path")
         if declared_backend is None:
             resolved_backend = resolve_backend(path if isinstance(path, str) else None)
-            if resolved_backend is None:
+            # A source that cannot be read is a problem of its own, which the check of the common fields tells.
+            if resolved_backend is None and (path is not None or values.get("source") is None):
                 backend_names = ", ".join(ENGINES)
                 subject = "artifact" if values.get("source") is None else "source"
                 self.add_problem(

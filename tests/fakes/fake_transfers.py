@@ -143,6 +143,7 @@ class FakeTransfers:
             main=source.main,
             projector=source.projector,
             placed=placed,
+            has_finished=True,
             created_at=download.created_at,
         )
         folder = self.models / RECORDS_FOLDER
