@@ -52,7 +52,12 @@ class DownloadBoard:
     def open(self) -> None:
         """Read the records, and go on with the downloads that were under way. Raises OSError."""
         with self._lock:
-            for record in self._store.read_all():
+            records = {record.id: record for record in self._store.read_all()}
+            for name in self._tools.folder.list_partials():
+                # A failed one goes on when it is ordered again.
+                if name not in records or records[name].state in ("finished", "cancelled"):
+                    self._tools.folder.remove_partials(name)
+            for record in records.values():
                 self._records[record.id] = record
                 if record.state not in FINAL_STATES:
                     self._go_on(record)

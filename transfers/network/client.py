@@ -43,7 +43,7 @@ class NetworkOptions:
     tokens: Mapping[Origin, Callable[[], str | None]] | None = None
     """Bearer token by origin, read for each request; a token that is None is left out. No other origin gets it."""
     tls: ssl.SSLContext = field(default_factory=httpx2.create_ssl_context)
-    """Certificates, shared by all clients: reading them takes 50 ms."""
+    """Certificates that are trusted. One context serves all connections, for making one takes long."""
     longest_token_answer: int = 64 * 1024
     """Bytes of what a registry's token server may answer."""
 
