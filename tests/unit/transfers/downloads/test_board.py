@@ -187,9 +187,12 @@ def test_no_log_has_the_query_of_an_address(
     caplog.set_level("DEBUG")
     secret = read_reference(f"{server.url}/m.gguf?signature=hunter2#sha256={'a' * 64}")
     assert fetch(transfers, secret).state == "failed"
-    lines = [record.getMessage() for record in caplog.records if record.name.startswith("transfers.")]
-    assert any("m.gguf" in line for line in lines)
-    assert not any("hunter2" in line for line in lines)
+
+    def find_lines() -> list[str]:
+        return [each.getMessage() for each in caplog.records if each.name.startswith("transfers.")]
+
+    wait_for("the end in the log", lambda: any("m.gguf" in line for line in find_lines()))
+    assert not any("hunter2" in line for line in find_lines())
 
 
 def test_a_model_of_a_registry_comes_with_its_projector(
