@@ -114,6 +114,9 @@ class HubSource:
             except HfHubHTTPError as error:
                 failures += 1
                 status = error.response.status_code
+                if status in (401, 403):
+                    message = f"The hub does not show the repository {reference.repo} to this user (status {status})."
+                    raise RoundhouseError("source_forbidden", message) from None
                 asked = parse_retry_after(error.response.headers.get("retry-after"), time.time())
                 delay = self._policy.choose_delay(failures, asked) if status in _AGAIN else None
                 if delay is None:
