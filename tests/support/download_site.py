@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import ssl
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -32,16 +34,28 @@ QUICK = RetryPolicy(attempts=6, first_delay_s=0.002, longest_delay_s=0.02, longe
 LOOPBACK = parse_allowed_hosts("127.0.0.1")
 
 
+@functools.cache
+def trust_nobody() -> ssl.SSLContext:
+    """One context for all tests that speak plain HTTP: making one takes long."""
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
 def make_network(
-    endpoint: str, token: str | None = None, allowed: AllowedHosts = LOOPBACK, resolver: Resolver = resolve_addresses
+    endpoint: str,
+    token: str | None = None,
+    allowed: AllowedHosts = LOOPBACK,
+    resolver: Resolver = resolve_addresses,
+    tls: ssl.SSLContext | None = None,
 ) -> NetworkOptions:
-    """How the downloads of tests connect. `token`: for the origin of `endpoint`; None: there is none."""
+    """How the downloads of tests connect. `token`: for the origin of `endpoint`; None: there is none.
+    `tls`: None to trust no certificate."""
     return NetworkOptions(
         allowed=allowed,
         connect_timeout_s=5,
         read_timeout_s=0.7,
         resolver=resolver,
         tokens={origin_of(httpx2.URL(endpoint)): lambda: token},
+        tls=tls or trust_nobody(),
     )
 
 

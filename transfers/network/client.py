@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,18 +40,18 @@ class NetworkOptions:
     resolver: Resolver = resolve_addresses
     tokens: Mapping[Origin, Callable[[], str | None]] | None = None
     """Bearer token by origin, read for each request; a token that is None is left out. No other origin gets it."""
+    tls: ssl.SSLContext = field(default_factory=httpx2.create_ssl_context)
+    """Certificates that are trusted. One context serves all connections, for making one takes long."""
 
 
 class CheckedTransport(httpx2.HTTPTransport):
     """Transport that checks the scheme of every request, and the address of every connection. No proxy is asked."""
 
     def __init__(self, options: NetworkOptions) -> None:
-        super().__init__(trust_env=False)
+        super().__init__(verify=options.tls, trust_env=False)
         self._allowed = options.allowed
         self.backend = CheckedBackend(options.allowed, options.resolver)
-        self._pool = httpcore2.ConnectionPool(
-            ssl_context=httpx2.create_ssl_context(), network_backend=self.backend, max_connections=64
-        )
+        self._pool = httpcore2.ConnectionPool(ssl_context=options.tls, network_backend=self.backend, max_connections=64)
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send one request. Raises AddressRefusedError, or an error of `httpx2`."""

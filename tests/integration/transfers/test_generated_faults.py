@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from tests.support.download_site import (
     hash_files,
     list_models,
     list_partials,
-    make_network,
     open_site,
 )
 from tests.support.fake_hub import FakeHub, Fault, FaultPlan, HubRepository
