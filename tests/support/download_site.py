@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx2
 
 from common.model_reference import parse_reference
-from controller.schema.downloads import FINAL_STATES, Download
+from controller.schema.downloads import FINAL_STATES, RECORDS_FOLDER, Download
 from tests.support.wait import DEADLINE_S, POLL_S
 from transfers.downloads.board import DownloadBoard
 from transfers.downloads.job import FolderLocks, JobTools
@@ -26,6 +26,7 @@ from transfers.network.client import NetworkOptions, origin_of
 from transfers.network.retry import RetryPolicy
 from transfers.sources.hub import HubSource
 from transfers.sources.local import LocalSource
+from transfers.sources.registry import RegistrySource
 from transfers.sources.source_set import SourceSet
 from transfers.sources.url import UrlSource
 
@@ -67,13 +68,16 @@ class DownloadSite:
     ) -> None:
         """`models`: a folder that is there."""
         sources = SourceSet(
-            HubSource(endpoint, network, lambda: token, QUICK), UrlSource(network, QUICK), LocalSource([])
+            hub=HubSource(endpoint, network, lambda: token, QUICK),
+            url=UrlSource(network, QUICK),
+            local=LocalSource([]),
+            registry=RegistrySource(endpoint, network, QUICK),
         )
         self.models = models
         self.folder = ModelsFolder(models, keep_free_bytes)
         fetch = FetchOptions(connections=3, segment_bytes=SEGMENT_BYTES, policy=QUICK)
         self.tools = JobTools(sources, self.folder, FolderLocks(), network, fetch)
-        self.board = DownloadBoard(self.tools, RecordStore(self.folder.own / "records"), parallel=2)
+        self.board = DownloadBoard(self.tools, RecordStore(models / RECORDS_FOLDER), parallel=2)
 
     def order(self, reference: str, *, include_pickle: bool = False) -> str:
         """Begin a download. Returns its id."""

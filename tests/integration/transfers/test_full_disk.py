@@ -62,17 +62,16 @@ def test_a_disk_that_fills_up_meanwhile_fails_the_download_which_goes_on_later(t
         open_site(models, hub.endpoint) as site,
     ):
         download = site.order(REFERENCE)
-        while not hub.faults.hit:
-            pass
+        hub.faults.wait_hit()
         disk.fill()
         found = site.wait_final(download)
         assert found.state == "failed"
         assert found.error is not None
         assert found.error.code == "models_disk_full"
-        assert list_models(models) == {}
         hub.faults.clear()
         hub.clear_requests()
         disk.free()
+        assert list_models(models) == {}
         assert site.pull(REFERENCE).state == "finished"
         assert list_models(models) == RIGHT
         assert list_partials(models) == []

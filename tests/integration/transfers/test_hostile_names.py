@@ -87,8 +87,7 @@ def test_a_link_that_appears_meanwhile_is_not_followed(tmp_path: Path) -> None:
         open_site(tmp_path / "models", hub.endpoint) as site,
     ):
         download = site.order("hf:some/model:Q4_K_M")
-        while not plan.hit:
-            pass
+        plan.wait_hit()
         (site.models / "some").symlink_to(outside)
         found = site.wait_final(download)
     assert found.error is not None
@@ -136,8 +135,7 @@ def test_a_file_that_appears_meanwhile_is_not_written_over(tmp_path: Path) -> No
         open_site(tmp_path / "models", hub.endpoint) as site,
     ):
         download = site.order("hf:some/model:Q4_K_M")
-        while not plan.hit:
-            pass
+        plan.wait_hit()
         place.parent.mkdir(parents=True)
         place.write_text("mine")
         found = site.wait_final(download)

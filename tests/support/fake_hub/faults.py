@@ -72,6 +72,7 @@ class FaultPlan:
         self._pending: list[_Pending] = []
         self.hit: list[Fault] = []
         """The faults that happened, in order."""
+        self._hit = threading.Condition(self._lock)
         self.add(*faults)
 
     def add(self, *faults: Fault) -> None:
@@ -99,5 +100,11 @@ class FaultPlan:
                 elif pending.left:
                     pending.left -= 1
                 self.hit.append(fault)
+                self._hit.notify_all()
                 return fault
             return None
+
+    def wait_hit(self, count: int = 1, deadline_s: float = 30.0) -> None:
+        """Block until so many faults have happened. Fails when they do not in time."""
+        with self._hit:
+            assert self._hit.wait_for(lambda: len(self.hit) >= count, deadline_s), f"only {self.hit} happened"
