@@ -21,7 +21,7 @@ from huggingface_hub.hf_api import BlobLfsInfo, ModelInfo, RepoSibling
 
 from common.model_reference import HubReference, validate_file_path
 from controller.schema.errors import RoundhouseError
-from transfers.network.client import CheckedTransport, NetworkOptions
+from transfers.network.client import CheckedTransport, NetworkOptions, refuse_downgrade
 from transfers.network.failures import FAILURES, describe_failure
 from transfers.network.retry import RetryPolicy, parse_retry_after
 from transfers.sources.base import Resolution, SourceFile
@@ -52,6 +52,7 @@ class HubSource:
                 trust_env=False,
                 follow_redirects=True,
                 max_redirects=4,
+                event_hooks={"response": [refuse_downgrade]},
             )
         )
 
