@@ -14,6 +14,7 @@ FaultKind = Literal[
     "short_length",
     "long_length",
     "other_total",
+    "huge",
     "other_range",
     "ignored_range",
     "slow",

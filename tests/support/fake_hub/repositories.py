@@ -18,9 +18,9 @@ LFS_SUFFIXES = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".msgpa
 """Files of these names are kept in the hub's large file storage, which has a SHA-256 of them."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class HubFile:
-    """One file of a commit."""
+    """One file of a commit. Sizes and hashes are those of its first content, whatever it has later."""
 
     path: str
     content: bytes | Path
@@ -90,6 +90,10 @@ class HubRepository:
         self.head = hashlib.sha1(seed.encode(), usedforsecurity=False).hexdigest()
         self.commits[self.head] = kept
         return self.head
+
+    def swap_content(self, path: str, content: bytes) -> None:
+        """Give a file of `main` other bytes, of which no list and no header knows: the hub lies from now on."""
+        self.commits[self.head][path].content = content
 
     def find_commit(self, revision: str) -> str | None:
         """The commit of a branch, tag, commit or beginning of a commit; None: there is none."""

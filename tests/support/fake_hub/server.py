@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import socket
 import ssl
 import struct
@@ -18,6 +19,8 @@ from tests.support.fake_hub.faults import Fault, FaultPlan
 from tests.support.fake_hub.repositories import HubRepository, make_repositories
 
 CHUNK_BYTES = 16 * 1024
+HUGE_BYTES = 10**17
+"""What a file of the fault `huge` claims to have."""
 SLICE_S = 0.02
 """Seconds between two parts of a slow answer."""
 _RESET = struct.pack("ii", 1, 0)
@@ -96,6 +99,12 @@ class FakeHub:
         """Serve one more repository, or another one of the same name."""
         self.repositories[repository.name] = repository
 
+    def store(self, content: bytes, name: str = "model.gguf") -> str:
+        """Serve a file besides the repositories. Returns its address, which redirects to the storage."""
+        repository = HubRepository(f"stored/{hashlib.sha256(content).hexdigest()[:16]}", {name: content})
+        self.add(repository)
+        return f"{self.endpoint}/{repository.name}/resolve/{repository.head}/{name}"
+
     def start(self) -> Self:
         """Serve. The ports are taken since the hub was made."""
         for name, server in self._servers.items():
@@ -165,6 +174,8 @@ def _spoil_range(answer: Answer, fault: Fault, head: dict[str, str], whole: byte
         body, status = whole, 200
     elif fault.kind == "other_total":
         head["content-range"] = f"bytes {start}-{start + len(body) - 1}/{len(whole) + 7}"
+    elif fault.kind == "huge":
+        head["content-range"] = f"bytes {start}-{start + len(body) - 1}/{HUGE_BYTES}"
     elif fault.kind == "other_range":
         moved = start + 1 if start + len(body) < len(whole) else max(0, start - 1)
         body = whole[moved : moved + len(body)]
