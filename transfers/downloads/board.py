@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import re
 import threading
@@ -216,7 +217,8 @@ class DownloadBoard:
             error = failure
         except OSError as failure:
             log.exception("download %s: the models folder fails", download)
-            error = RoundhouseError("models_folder_failed", f"{failure.strerror or failure}: {failure.filename}.")
+            code = "models_disk_full" if failure.errno in (errno.ENOSPC, errno.EDQUOT) else "models_folder_failed"
+            error = RoundhouseError(code, f"{failure.strerror or failure}: {failure.filename}.")
         except Exception:
             log.exception("download %s failed", download)
             error = RoundhouseError("internal_error", "The download failed; the log has the reason.")

@@ -130,10 +130,8 @@ class SourceClient:
             hops.append(response)
             if len(hops) > MOST_REDIRECTS:
                 raise httpx2.TooManyRedirects(f"more than {MOST_REDIRECTS} redirects", request=request)
-            following = target.join(location)
-            if target.scheme == "https" and following.scheme != "https":
-                raise AddressRefusedError(f"{target.host} redirects to {following.scheme}, which is not encrypted")
-            target = following
+            refuse_downgrade(response)
+            target = target.join(location)
 
     def _credentials(self, url: httpx2.URL) -> dict[str, str]:
         read_token = (self._options.tokens or {}).get(origin_of(url))
@@ -178,6 +176,20 @@ class SourceClient:
             return parse_token(bytes(body)) if response.status_code == 200 else None
         finally:
             response.close()
+
+
+def refuse_downgrade(response: httpx2.Response) -> None:
+    """Refuse a redirect that leaves encryption. Any other answer passes; it may be unread.
+
+    Raises:
+        AddressRefusedError: the answer to a request by https redirects to another scheme.
+        httpx2.InvalidURL: the redirect names no URL.
+    """
+    url, location = response.request.url, response.headers.get("location")
+    if response.status_code in _REDIRECTS and location is not None and url.scheme == "https":
+        following = url.join(location).scheme
+        if following != "https":
+            raise AddressRefusedError(f"{url.host} redirects to {following}, which is not encrypted")
 
 
 def origin_of(url: httpx2.URL) -> Origin:

@@ -10,7 +10,11 @@ from typing import Final
 DEFAULT_QUANTISATIONS: Final = ("Q4_K_M", "Q8_0")
 """In this order, where a reference names none, as llama-server's `-hf` has it."""
 _SPLIT: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+_PRECISION: Final = re.compile(r"[-.][A-Z_]*(\d{1,3})[A-Z0-9_]*$", re.IGNORECASE | re.ASCII)
+"""The word at the end of a name, such as `Q4_K_M`, `BF16` or `MXFP4`."""
+_BESIDE: Final = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 _WEIGHTS: Final = (".safetensors",)
+_MOST_SHARDS: Final = 999
 _TEXTS: Final = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _CT2_VOCABULARIES: Final = ("shared_vocabulary", "source_vocabulary", "vocabulary")
@@ -48,7 +52,7 @@ def choose_files(
         if path not in every:
             raise NoSuchFileError(f"it has no file {path!r:.200}; {_list_some(every)}")
         return ChosenFiles(tuple(_find_shards(every, path)))
-    models = [each for each in every if _is_gguf(each) and not _is_projector(each) and not _is_matrix(each)]
+    models = [each for each in every if _is_gguf(each) and not _is_beside(each)]
     if quantisation is not None or models:
         return _choose_gguf(every, models, quantisation)
     return _choose_folder(every, include_pickle=include_pickle)
@@ -79,8 +83,12 @@ def _with_projector(every: Sequence[str], model: str) -> ChosenFiles:
     ]
     if not near:
         return ChosenFiles(tuple(shards))
-    # The nearest folder, then half precision, which all engines take.
-    projector = min(near, key=lambda each: (-each.count("/"), "f16" not in each.lower().replace("bf16", ""), each))
+    # The nearest folder and then the nearest precision, as llama-server's `-hf` has it; of two that are as near, the
+    # one that is not in bfloat16, which not every GPU computes.
+    bits = _read_bits(model)
+    projector = min(
+        near, key=lambda each: (-each.count("/"), abs(_read_bits(each) - bits), "bf16" in each.lower(), each)
+    )
     return ChosenFiles((*shards, projector), projector=projector)
 
 
@@ -94,10 +102,12 @@ def _find_shards(every: Sequence[str], path: str) -> list[str]:
     if split is None:
         return [path]
     count = int(split["count"])
+    if count > _MOST_SHARDS:
+        raise NoSuchFileError(f"{path!r:.200} is one of {count} parts, which are too many")
     shards = [f"{split['stem']}-{number:05d}-of-{split['count']}.gguf" for number in range(1, count + 1)]
     missing = [each for each in shards if each not in every]
-    if missing or count > 999:
-        raise NoSuchFileError(f"a part of {path!r:.200} is missing: {(missing or [path])[0]}")
+    if missing:
+        raise NoSuchFileError(f"a part of {path!r:.200} is missing: {missing[0]!r:.200}")
     return shards
 
 
@@ -128,9 +138,18 @@ def _is_projector(path: str) -> bool:
     return "mmproj" in path.rpartition("/")[2].lower()
 
 
-def _is_matrix(path: str) -> bool:
-    """Whether the file has an importance matrix, which only quantising reads."""
-    return "imatrix" in path.rpartition("/")[2].lower()
+def _is_beside(path: str) -> bool:
+    """Whether the file is no model of its own: a projector, a draft model for speculation, or an importance matrix,
+    which only quantising reads."""
+    name = path.rpartition("/")[2].lower()
+    return any(each in name for each in _BESIDE)
+
+
+def _read_bits(path: str) -> int:
+    """Return the bits of a weight that the name of a GGUF file tells; 0: it tells none."""
+    split = _SPLIT.fullmatch(path)
+    found = _PRECISION.search(split["stem"] if split is not None else path[: -len(".gguf")])
+    return 0 if found is None else int(found[1])
 
 
 def _list_some(paths: Sequence[str]) -> str:

@@ -74,7 +74,8 @@ def check_status(response: httpx2.Response, hops: Sequence[httpx2.Response]) -> 
         return
     if status in _AGAIN or status >= 500:
         asked = parse_retry_after(response.headers.get("retry-after"), time.time())
-        raise AskAgainError(f"{host} answers status {status}", asked_s=asked)
+        wish = "" if asked is None else f" and asks to wait {asked:.0f} s"
+        raise AskAgainError(f"{host} answers status {status}{wish}", asked_s=asked)
     if status in (401, 403):
         if hops:
             # The address behind a redirect is signed, and valid for some minutes.
