@@ -66,6 +66,13 @@ def rm(
 
 
 def _cells(row: ModelFile) -> tuple[str, ...]:
-    memory = "-" if row.memory_mib is None else f"{row.memory_mib}MiB {_MEMORY_WORDS[row.memory_on or 'host']}"
     path = f"{row.path}/" if row.kind == "folder" else row.path
-    return path, size_words(row.size), memory, " ".join(row.used_by) or "-", row.reference or "by hand"
+    return path, size_words(row.size), _memory_words(row), " ".join(row.used_by) or "-", row.reference or "by hand"
+
+
+def _memory_words(row: ModelFile) -> str:
+    if row.memory_mib is None:
+        return "-"
+    # The size of the files is without the context.
+    least = "over " if row.memory_source == "model_artifact_size" else ""
+    return f"{least}{row.memory_mib}MiB {_MEMORY_WORDS[row.memory_on or 'host']}"
