@@ -83,8 +83,9 @@ DOWNLOAD_ERRORS: Final = (
         "models_file_kept",
         409,
         _REQUEST,
-        "The file was not put there by a download, or was changed since, and is not removed.",
-        ("Remove it by hand, if nobody needs it.",),
+        "The file was not put there by a download, was changed since, or belongs to a download that is under way: it "
+        "is not removed.",
+        ("Cancel the download that is under way, or remove the file by hand, if nobody needs it.",),
     ),
     ErrorCode(
         "download_not_found",

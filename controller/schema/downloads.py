@@ -132,6 +132,11 @@ class Download(Wire):
     waiting: str | None = Field(
         default=None, description="Why nothing comes just now, for people, such as a source that asks to wait."
     )
+    has_finished: bool = Field(
+        default=False,
+        description="Whether it has finished before, also if it was ordered again since: `main` and `projector` are "
+        "then those of the last run that finished, and a run that fails or is cancelled leaves them.",
+    )
     error: ErrorBody | None = Field(default=None, description="Why it failed; null: it did not.")
     created_at: float = Field(description="Unix time in seconds of the order.")
     ended_at: float | None = Field(default=None, description="Unix time in seconds of the end; null: it goes on.")
@@ -196,6 +201,10 @@ class DownloadRecord(BaseModel):
     placed: list[PlacedFile] = Field(
         default_factory=list, description="The files that the download has put, or is just putting, into their places."
     )
+    found: list[PlacedFile] = Field(
+        default_factory=list, description="Files of it that were there already, put by somebody else. They are kept."
+    )
+    has_finished: bool = Field(default=False, description="As `Download.has_finished`.")
     error: ErrorBody | None = Field(default=None, description="Why it failed; null: it did not.")
     created_at: float = Field(description="Unix time in seconds of the order.")
     ended_at: float | None = Field(default=None, description="Unix time in seconds of the end; null: it goes on.")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Final
 
 from common.model_reference import ModelReference
@@ -20,6 +22,8 @@ from transfers.sources.source_set import read_reference
 
 log = logging.getLogger(__name__)
 
+_QUERY: Final = re.compile(r"\?[^#]*")
+"""Query of an address, which may hold a secret: no log has it."""
 CANCEL_WAIT_S: Final = 10.0
 """Seconds that a cancellation waits for the end of the threads."""
 
@@ -38,7 +42,10 @@ class DownloadBoard:
         self._records: dict[str, DownloadRecord] = {}
         self._jobs: dict[str, DownloadJob] = {}
         self._runs: dict[str, Future[None]] = {}
+        self._finished: dict[str, DownloadRecord] = {}
+        """What a download that runs again was when it had finished."""
         self._cancelled: set[str] = set()
+        self._changes = 0
         self._is_closing = False
         self._pool = ThreadPoolExecutor(parallel, "download")
 
@@ -48,7 +55,7 @@ class DownloadBoard:
             for record in self._store.read_all():
                 self._records[record.id] = record
                 if record.state not in FINAL_STATES:
-                    self._start(record, read_reference(record.pinned or record.reference))
+                    self._go_on(record)
 
     def close(self) -> None:
         """Stop all downloads, which go on after the next `open`. Blocks until their threads ended."""
@@ -72,10 +79,14 @@ class DownloadBoard:
                 id=download,
                 reference=text,
                 include_pickle=include_pickle,
-                placed=[] if old is None else old.placed,
                 created_at=self._clock(),
             )
+            if old is not None:
+                kept = ("pinned", "main", "projector", "placed", "found", "has_finished")
+                record = record.model_copy(update={name: getattr(old, name) for name in kept})
             self._save(record)
+            if old is not None and old.has_finished:
+                self._finished[download] = old
             self._start(record, reference)
             return self._view(download), True
 
@@ -115,7 +126,7 @@ class DownloadBoard:
             except TimeoutError:
                 log.warning("download %s: its threads have not ended yet", download)
         else:
-            self._end(download, None)
+            self._end(download, None, is_done=False)
         return self.find(download)
 
     def list_placed(self) -> list[tuple[DownloadRecord, PlacedFile]]:
@@ -133,8 +144,33 @@ class DownloadBoard:
                 if placed or record.id in self._jobs:
                     self._save(record.model_copy(update={"placed": placed}))
                 else:
-                    self._store.remove(record.id)
-                    del self._records[record.id]
+                    self.forget(record.id)
+
+    def forget(self, download: str) -> None:
+        """Forget a download that does not run, and remove what was fetched of it and is not in its place. Its files
+        stay. Raises OSError."""
+        with self._lock:
+            self._tools.folder.remove_partials(download)
+            self._store.remove(download)
+            self._records.pop(download, None)
+            self._changes += 1
+
+    @contextmanager
+    def hold_still(self) -> Iterator[None]:
+        """Keep all downloads from beginning, and from putting files into their places, until the block ends."""
+        with self._lock:
+            yield
+
+    def is_running(self, download: str) -> bool:
+        """Return whether a download has not ended."""
+        with self._lock:
+            return download in self._jobs
+
+    def count_changes(self) -> int | None:
+        """Return a number that is the same as before where nothing has changed; None: downloads run, and their
+        progress changes all the time."""
+        with self._lock:
+            return None if self._jobs else self._changes
 
     def is_under_way(self, path: str) -> bool:
         """Return whether a download that has not ended has the file."""
@@ -145,6 +181,12 @@ class DownloadBoard:
                 for download in self._jobs
             )
 
+    def _go_on(self, record: DownloadRecord) -> None:
+        try:
+            self._start(record, read_reference(record.pinned or record.reference))
+        except RoundhouseError as error:
+            self._save(record.model_copy(update={"state": "failed", "error": error.build_envelope().error}))
+
     def _start(self, record: DownloadRecord, reference: ModelReference) -> None:
         job = DownloadJob(
             self._tools, record, reference, self._save, lambda: [placed for _, placed in self.list_placed()]
@@ -154,8 +196,10 @@ class DownloadBoard:
 
     def _run(self, download: str, job: DownloadJob) -> None:
         error: RoundhouseError | None = None
+        is_done = False
         try:
             job.run()
+            is_done = True
         except StoppedError:
             with self._lock:
                 if download not in self._cancelled and self._is_closing:
@@ -168,18 +212,23 @@ class DownloadBoard:
         except Exception:
             log.exception("download %s failed", download)
             error = RoundhouseError("internal_error", "The download failed; the log has the reason.")
-        self._end(download, error)
+        self._end(download, error, is_done=is_done)
 
-    def _end(self, download: str, error: RoundhouseError | None) -> None:
+    def _end(self, download: str, error: RoundhouseError | None, *, is_done: bool) -> None:
+        """`is_done`: all files are in their places, also if it was cancelled just then."""
         with self._lock:
-            is_cancelled = download in self._cancelled
-            record = self._records[download].model_copy(
-                update={
-                    "state": "cancelled" if is_cancelled else "finished" if error is None else "failed",
-                    "error": None if error is None or is_cancelled else error.build_envelope().error,
-                    "ended_at": self._clock(),
-                }
-            )
+            is_cancelled = download in self._cancelled and not is_done
+            before = self._finished.pop(download, None)
+            ending: dict[str, object] = {
+                "state": "cancelled" if is_cancelled else "finished" if error is None else "failed",
+                "error": None if error is None or is_cancelled else error.build_envelope().error,
+                "ended_at": self._clock(),
+            }
+            if not is_cancelled and error is None:
+                ending["has_finished"] = True
+            elif before is not None:
+                ending |= {name: getattr(before, name) for name in ("pinned", "main", "projector")}
+            record = self._records[download].model_copy(update=ending)
             self._cancelled.discard(download)
             self._runs.pop(download, None)
             self._jobs.pop(download, None)
@@ -190,12 +239,14 @@ class DownloadBoard:
             except OSError as failure:
                 self._records[download] = record
                 log.warning("download %s: its end cannot be recorded: %s", download, failure)
-        log.info("download %s of %s: %s%s", download, record.reference, record.state, f": {error}" if error else "")
+        shown = _QUERY.sub("?…", record.reference)
+        log.info("download %s of %s: %s%s", download, shown, record.state, f": {error}" if error else "")
 
     def _save(self, record: DownloadRecord) -> None:
         with self._lock:
             self._store.write(record)
             self._records[record.id] = record
+            self._changes += 1
 
     def _view(self, download: str) -> Download:
         record = self._records.get(download)
@@ -206,7 +257,7 @@ class DownloadBoard:
             return job.progress.build_view(record)
         done = [
             DownloadFile(path=each.path, size=each.size, done_bytes=each.size, sha256=each.sha256)
-            for each in record.placed
+            for each in (*record.placed, *record.found)
         ]
         return build_view(record, done)
 

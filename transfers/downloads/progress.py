@@ -107,6 +107,7 @@ def build_view(
         bytes_per_s=bytes_per_s,
         remaining_s=remaining_s,
         waiting=waiting,
+        has_finished=record.has_finished,
         error=record.error,
         created_at=record.created_at,
         ended_at=record.ended_at,

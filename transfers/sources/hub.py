@@ -150,3 +150,6 @@ def _translate_errors(reference: HubReference) -> Iterator[None]:
         raise
     except FAILURES as error:
         raise describe_failure(error, "the hub") from None
+    except OSError as error:
+        # Of the library's own making: HF_HUB_OFFLINE, a token file of its own that cannot be read.
+        raise RoundhouseError("source_unavailable", f"The hub is not asked: {error}.") from None

@@ -57,10 +57,12 @@ def choose_files(
 def _choose_gguf(every: Sequence[str], models: Sequence[str], quantisation: str | None) -> ChosenFiles:
     first_shards = [each for each in models if (split := _SPLIT.fullmatch(each)) is None or int(split["number"]) == 1]
     for wanted in DEFAULT_QUANTISATIONS if quantisation is None else (quantisation,):
-        named = re.compile(re.escape(wanted) + r"[.-]", re.IGNORECASE)
-        for each in first_shards:
-            if named.search(each):
-                return _with_projector(every, each)
+        # As llama-server's `-hf` has it, but a whole word first: Q4_K is not IQ4_K.
+        for before in (r"(?<![A-Za-z0-9])", ""):
+            named = re.compile(rf"{before}{re.escape(wanted)}[.-]", re.IGNORECASE)
+            found = next((each for each in first_shards if named.search(each)), None)
+            if found is not None:
+                return _with_projector(every, found)
     if quantisation is None and first_shards:
         return _with_projector(every, first_shards[0])
     have = f"it has {', '.join(first_shards[:12])}" if first_shards else "it has no GGUF file"

@@ -58,7 +58,7 @@ def read_range(client: SourceClient, url: str, start: int, end: int) -> Iterator
     """
     try:
         with client.open(url, {"range": f"bytes={start}-{end - 1}"}) as (response, hops):
-            _check_status(response, hops)
+            check_status(response, hops)
             yield _read_head(response, hops, start, end)
     except httpx2.TooManyRedirects:
         raise
@@ -66,7 +66,9 @@ def read_range(client: SourceClient, url: str, start: int, end: int) -> Iterator
         raise AskAgainError(str(error) or type(error).__name__, is_answer=False) from None
 
 
-def _check_status(response: httpx2.Response, hops: Sequence[httpx2.Response]) -> None:
+def check_status(response: httpx2.Response, hops: Sequence[httpx2.Response]) -> None:
+    """Check the status of an answer after the redirects `hops`: 200, 206 and 416 pass. Raises AskAgainError or
+    RoundhouseError, as `read_range` says."""
     status, host = response.status_code, response.url.host
     if status in (200, 206, 416):
         return
