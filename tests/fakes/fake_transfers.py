@@ -84,18 +84,20 @@ class FakeTransfers:
 
     async def open(self) -> None:
         """Listen."""
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(self.socket))
-        listener.listen()
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(self.socket))
+        self._listener.listen()
         config = uvicorn.Config(self._build_app(), log_config=None, access_log=False, lifespan="off")
+        config.load()
+        # Not `serve`, which looks every 0.1 s whether it is to end.
         self._server = uvicorn.Server(config)
-        setattr(self._server, "capture_signals", contextlib.nullcontext)  # noqa: B010 - signals are the test runner's
-        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+        self._server.lifespan = config.lifespan_class(config)
+        await self._server.startup(sockets=[self._listener])
 
     async def close(self) -> None:
         """Stop listening, and break all connections."""
         self._server.should_exit = self._server.force_exit = True
-        await self._serving
+        await self._server.shutdown(sockets=[self._listener])
         self.socket.unlink(missing_ok=True)
 
     def set_state(
