@@ -45,7 +45,8 @@ def place_models(
 
 def _find_placed(models_folder: Path, records: list[DownloadRecord], source: str) -> PlacedSource | None:
     record = find_by_reference(records, source)
-    if record is not None and record.has_finished and record.main is not None and _exists(models_folder, record.main):
+    has_finished = record is not None and (record.has_finished or record.state == "finished")
+    if record is not None and has_finished and record.main is not None and _exists(models_folder, record.main):
         has_projector = record.projector is not None and _exists(models_folder, record.projector)
         return PlacedSource(record.main, record.projector if has_projector else None)
     try:
