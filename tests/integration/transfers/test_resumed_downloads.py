@@ -11,6 +11,7 @@ import pytest
 from tests.support.download_site import SEGMENT_BYTES, DownloadSite, hash_files, list_models, list_partials, open_site
 from tests.support.fake_hub import FakeHub, Fault, FaultPlan, HubRepository
 from transfers.downloads.progress import DownloadProgress
+from transfers.folder.models_folder import ModelsFolder
 
 NAME = "model-Q4_K_M.gguf"
 CONTENT = random.Random(9).randbytes(9 * SEGMENT_BYTES + 5)
@@ -174,3 +175,22 @@ def test_a_file_of_an_address_that_claims_to_be_huge_is_not_begun(tmp_path: Path
         assert len(hub.requests) == 2
     assert found.error is not None
     assert found.error.code == "models_disk_full"
+
+
+def test_the_main_file_appears_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever sees the main file sees all of the model."""
+    placed: list[str] = []
+    place = ModelsFolder.place_file
+
+    def note(self: ModelsFolder, partial: Path, target: str) -> object:
+        placed.append(target)
+        return place(self, partial, target)
+
+    monkeypatch.setattr(ModelsFolder, "place_file", note)
+    names = [f"a-Q8_0-{number:05d}-of-00003.gguf" for number in (1, 2, 3)] + ["mmproj-F16.gguf"]
+    repository = HubRepository("some/model", {name: name.encode() for name in names})
+    with FakeHub([repository]) as hub, open_site(tmp_path / "models", hub.endpoint) as site:
+        found = site.pull("some/model")
+    assert found.main == "some/model/a-Q8_0-00001-of-00003.gguf"
+    assert len(placed) == len(names)
+    assert placed[-1] == found.main
