@@ -53,7 +53,7 @@ def make_network(
     return NetworkOptions(
         allowed=allowed,
         connect_timeout_s=5,
-        read_timeout_s=0.7,
+        read_timeout_s=0.5,
         resolver=resolver,
         tokens={origin_of(httpx2.URL(endpoint)): lambda: token},
         tls=tls or trust_nobody(),

@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.download_site import SEGMENT_BYTES, DownloadSite, hash_files, list_models, list_partials, open_site
 from tests.support.fake_hub import FakeHub, Fault, FaultPlan, HubRepository
+from transfers.downloads.progress import DownloadProgress
+from transfers.folder.models_folder import ModelsFolder
 
 NAME = "model-Q4_K_M.gguf"
 CONTENT = random.Random(9).randbytes(9 * SEGMENT_BYTES + 5)
@@ -129,18 +131,14 @@ def test_a_cancelled_download_leaves_nothing(tmp_path: Path) -> None:
         assert list_models(site.models) == RIGHT
 
 
-def test_a_source_that_asks_to_wait_is_waited_for_and_that_is_said(tmp_path: Path) -> None:
-    with (
-        make_hub(Fault("status", site="resolve", status=429, retry_after="1")) as hub,
-        open_site(tmp_path / "models", hub.endpoint) as site,
-    ):
-        download = site.order(REFERENCE)
-        hub.faults.wait_hit()
-        said = set()
-        while not (found := site.board.find(download)).ended_at:
-            said.add(found.waiting)
-        assert found.state == "finished"
-        assert "127.0.0.1 answers status 429 and asks to wait 1 s" in said
+def test_why_nothing_comes_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str | None] = []
+    monkeypatch.setattr(DownloadProgress, "set_waiting", lambda _self, reason: said.append(reason))
+    busy = Fault("status", site="resolve", status=429, retry_after="0")
+    with make_hub(busy) as hub, open_site(tmp_path / "models", hub.endpoint) as site:
+        assert site.pull(REFERENCE).state == "finished"
+    assert "127.0.0.1 answers status 429 and asks to wait 0 s" in said
+    assert said[-1] is None
 
 
 def test_a_source_that_asks_to_wait_for_too_long_is_given_up(tmp_path: Path) -> None:
@@ -154,7 +152,7 @@ def test_a_source_that_asks_to_wait_for_too_long_is_given_up(tmp_path: Path) -> 
     assert "86400" in found.error.message
 
 
-@pytest.mark.parametrize("faults", [(), (Fault("ignored_range", times=0),), (Fault("no_length", times=0),)])
+@pytest.mark.parametrize("faults", [(), (Fault("ignored_range", times=0),)], ids=["range", "whole"])
 @pytest.mark.parametrize(
     "other", [CONTENT * 3, CONTENT[:-1], b"", CONTENT[::-1]], ids=["more", "less", "none", "other"]
 )
@@ -177,3 +175,22 @@ def test_a_file_of_an_address_that_claims_to_be_huge_is_not_begun(tmp_path: Path
         assert len(hub.requests) == 2
     assert found.error is not None
     assert found.error.code == "models_disk_full"
+
+
+def test_the_main_file_appears_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever sees the main file sees all of the model."""
+    placed: list[str] = []
+    place = ModelsFolder.place_file
+
+    def note(self: ModelsFolder, partial: Path, target: str) -> object:
+        placed.append(target)
+        return place(self, partial, target)
+
+    monkeypatch.setattr(ModelsFolder, "place_file", note)
+    names = [f"a-Q8_0-{number:05d}-of-00003.gguf" for number in (1, 2, 3)] + ["mmproj-F16.gguf"]
+    repository = HubRepository("some/model", {name: name.encode() for name in names})
+    with FakeHub([repository]) as hub, open_site(tmp_path / "models", hub.endpoint) as site:
+        found = site.pull("some/model")
+    assert found.main == "some/model/a-Q8_0-00001-of-00003.gguf"
+    assert len(placed) == len(names)
+    assert placed[-1] == found.main

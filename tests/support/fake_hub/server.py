@@ -108,7 +108,7 @@ class FakeHub:
     def start(self) -> Self:
         """Serve. The ports are taken since the hub was made."""
         for name, server in self._servers.items():
-            threading.Thread(target=server.serve_forever, args=(0.05,), name=f"fake-{name}", daemon=True).start()
+            threading.Thread(target=server.serve_forever, args=(0.01,), name=f"fake-{name}", daemon=True).start()
         return self
 
     def close(self) -> None:
