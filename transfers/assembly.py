@@ -38,7 +38,7 @@ class Transfers:
     """All parts of one transfers program. A context manager, entered once: it holds the lock of the models folder."""
 
     def __init__(self, settings: TransfersSettings) -> None:
-        network = NetworkOptions(
+        self._network = network = NetworkOptions(
             allowed=settings.allowed, tokens={origin_of(URL(settings.hub_endpoint)): settings.read_hub_token}
         )
         policy = RetryPolicy()
@@ -83,6 +83,8 @@ class Transfers:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.board.stop()
+        self._network.open_backends.interrupt()
         self.board.close()
         self._quick.shutdown(wait=False, cancel_futures=True)
         self._slow.shutdown(wait=False, cancel_futures=True)

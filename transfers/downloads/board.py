@@ -18,6 +18,7 @@ from transfers.downloads.job import DownloadJob, JobTools
 from transfers.downloads.progress import build_view
 from transfers.fetch.segment_fetch import StoppedError
 from transfers.folder.records import RecordStore, make_download_id
+from transfers.network.errors import InterruptedConnectionError
 from transfers.sources.source_set import read_reference
 
 log = logging.getLogger(__name__)
@@ -52,18 +53,27 @@ class DownloadBoard:
     def open(self) -> None:
         """Read the records, and go on with the downloads that were under way. Raises OSError."""
         with self._lock:
-            for record in self._store.read_all():
+            records = {record.id: record for record in self._store.read_all()}
+            for name in self._tools.folder.list_partials():
+                # A failed one goes on when it is ordered again.
+                if name not in records or records[name].state in ("finished", "cancelled"):
+                    self._tools.folder.remove_partials(name)
+            for record in records.values():
                 self._records[record.id] = record
                 if record.state not in FINAL_STATES:
                     self._go_on(record)
 
-    def close(self) -> None:
-        """Stop all downloads, which go on after the next `open`. Blocks until their threads ended."""
+    def stop(self) -> None:
+        """Stop all downloads, which go on after the next `open`."""
         with self._lock:
             self._is_closing = True
             jobs = list(self._jobs.values())
         for job in jobs:
             job.stop()
+
+    def close(self) -> None:
+        """As `stop`, and block until the threads ended."""
+        self.stop()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def order(self, reference: ModelReference, *, include_pickle: bool) -> tuple[Download, bool]:
@@ -200,10 +210,8 @@ class DownloadBoard:
         try:
             job.run()
             is_done = True
-        except StoppedError:
-            with self._lock:
-                if download not in self._cancelled and self._is_closing:
-                    return  # the record stays as it is, and the next start goes on
+        except (StoppedError, InterruptedConnectionError):
+            pass
         except RoundhouseError as failure:
             error = failure
         except OSError as failure:
@@ -212,6 +220,9 @@ class DownloadBoard:
         except Exception:
             log.exception("download %s failed", download)
             error = RoundhouseError("internal_error", "The download failed; the log has the reason.")
+        with self._lock:
+            if self._is_closing and not is_done and download not in self._cancelled:
+                return  # the record stays as it is, and the next start goes on
         self._end(download, error, is_done=is_done)
 
     def _end(self, download: str, error: RoundhouseError | None, *, is_done: bool) -> None:

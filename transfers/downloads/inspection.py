@@ -14,6 +14,7 @@ from controller.schema.errors import RoundhouseError
 from transfers.downloads.present_files import has_kept_state
 from transfers.folder.models_folder import ModelsFolder
 from transfers.network.client import NetworkOptions, SourceClient
+from transfers.network.errors import InterruptedConnectionError
 from transfers.network.failures import FAILURES, describe_failure
 from transfers.sources.base import Resolution, SourceFile
 from transfers.sources.range_request import AskAgainError, read_range
@@ -90,7 +91,10 @@ class Inspector:
 
     def _resolve(self, reference: ModelReference, *, include_pickle: bool) -> Resolution:
         wait = _Patience(LONGEST_WAIT_S).wait
-        resolution = self._sources.resolve(reference, include_pickle=include_pickle, wait=wait)
+        try:
+            resolution = self._sources.resolve(reference, include_pickle=include_pickle, wait=wait)
+        except InterruptedConnectionError:
+            raise _ending() from None
         now = self._clock()
         with self._lock:
             self._kept = {text: kept for text, kept in self._kept.items() if now - kept[0] < KEPT_S}
@@ -116,6 +120,8 @@ class Inspector:
                 return _collect(answer.chunks, start - answer.start, end - start)
         except AskAgainError as error:
             raise RoundhouseError("source_unavailable", f"{file.path}: {error}.", retry_after_s=error.asked_s) from None
+        except InterruptedConnectionError:
+            raise _ending() from None
         except FAILURES as error:
             raise describe_failure(error, "the source") from None
         finally:
@@ -136,6 +142,10 @@ class _Patience:
             )
         self._left_s -= seconds
         time.sleep(seconds)
+
+
+def _ending() -> RoundhouseError:
+    return RoundhouseError("source_unavailable", "Transfers ends; ask again when it has started anew.")
 
 
 def _collect(chunks: Iterator[bytes], skipped: int, length: int) -> bytes:

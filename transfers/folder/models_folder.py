@@ -73,6 +73,12 @@ class ModelsFolder:
         with suppress(FileNotFoundError):
             shutil.rmtree(self.own / "partial" / download)
 
+    def list_partials(self) -> list[str]:
+        """Return the ids of the downloads of which something was fetched that is not in its place. Raises OSError."""
+        with suppress(FileNotFoundError):
+            return sorted(path.name for path in (self.own / "partial").iterdir())
+        return []
+
     def find_file(self, target: str) -> os.stat_result | None:
         """Return the status of what is at a path below the models folder; None: nothing is.
 

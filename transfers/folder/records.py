@@ -33,9 +33,11 @@ class RecordStore:
         self._folder = folder
 
     def read_all(self) -> list[DownloadRecord]:
-        """Return all records, by id. One that cannot be read is left out, with a warning in the log. The folder is made
-        where it is missing. Raises OSError."""
+        """Return all records, by id. One that cannot be read is left out, with a warning in the log. What a kill left
+        of a record that was being written is removed. The folder is made where it is missing. Raises OSError."""
         self._make_folder()
+        for unfinished in self._folder.glob(".dl_*.new"):
+            unfinished.unlink(missing_ok=True)
         records = []
         for path in sorted(self._folder.glob("dl_*.json")):
             try:

@@ -13,7 +13,7 @@ import httpcore2
 import httpx2
 
 from transfers.network.address_rule import AllowedHosts, default_port, find_scheme_refusal
-from transfers.network.backend import CheckedBackend, Resolver, resolve_addresses
+from transfers.network.backend import CheckedBackend, OpenBackends, Resolver, resolve_addresses
 from transfers.network.errors import AddressRefusedError
 from transfers.network.registry_token import find_repository, parse_challenge, parse_token
 
@@ -43,7 +43,9 @@ class NetworkOptions:
     tokens: Mapping[Origin, Callable[[], str | None]] | None = None
     """Bearer token by origin, read for each request; a token that is None is left out. No other origin gets it."""
     tls: ssl.SSLContext = field(default_factory=httpx2.create_ssl_context)
-    """Certificates, shared by all clients: reading them takes 50 ms."""
+    """Certificates that are trusted. One context serves all connections, for making one takes long."""
+    open_backends: OpenBackends = field(default_factory=OpenBackends)
+    """What ends all connections made with these options."""
     longest_token_answer: int = 64 * 1024
     """Bytes of what a registry's token server may answer."""
 
@@ -55,6 +57,7 @@ class CheckedTransport(httpx2.HTTPTransport):
         super().__init__(verify=options.tls, trust_env=False)
         self._allowed = options.allowed
         self.backend = CheckedBackend(options.allowed, options.resolver)
+        options.open_backends.add(self.backend)
         self._pool = httpcore2.ConnectionPool(ssl_context=options.tls, network_backend=self.backend, max_connections=64)
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:

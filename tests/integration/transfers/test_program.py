@@ -73,7 +73,6 @@ def test_it_listens_with_a_token_and_ends_when_asked(tmp_path: Path) -> None:
 def test_what_it_cannot_start_with_is_told_in_one_line(tmp_path: Path) -> None:
     models = tmp_path / "models"
     socket = f"unix:{tmp_path}/transfers.sock"
-    assert refuse(MODELS=str(models), TRANSFERS_LISTEN="127.0.0.1:1")[0] == 2
     code, words = refuse(MODELS=str(models), TRANSFERS_LISTEN=socket, TRANSFERS_ALLOW_HOSTS="a/b")
     assert (code, "ROUNDHOUSE_TRANSFERS_ALLOW_HOSTS" in words) == (2, True)
     folder = ModelsFolder(models, 0)

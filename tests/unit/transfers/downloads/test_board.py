@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,6 +102,16 @@ def test_what_was_under_way_goes_on_after_a_restart(tmp_path: Path, server: File
         assert third.board.find(ordered.id) == done
 
 
+def test_what_nobody_goes_on_with_is_removed_at_the_start(tmp_path: Path, server: FileServer) -> None:
+    with make_transfers(tmp_path, server) as first:
+        done = fetch(first, add_file(server, "/m.gguf", CONTENT))
+        failed = fetch(first, read_reference(f"{server.url}/gone.gguf#sha256={'a' * 64}"))
+        for name in (done.id, failed.id, "dl_nobody"):
+            first.folder.partial_path(name, "file").write_bytes(b"part")
+    with make_transfers(tmp_path, server) as second:
+        assert second.folder.list_partials() == [failed.id]
+
+
 def test_a_download_that_fails_says_why_and_can_be_ordered_again(transfers: Transfers, server: FileServer) -> None:
     reference = add_file(server, "/m.gguf", CONTENT)
     server.files["/m.gguf"] = CONTENT[:-1] + b"!"
@@ -175,6 +187,36 @@ def test_no_log_has_the_query_of_an_address(
     caplog.set_level("DEBUG")
     secret = read_reference(f"{server.url}/m.gguf?signature=hunter2#sha256={'a' * 64}")
     assert fetch(transfers, secret).state == "failed"
-    lines = [record.getMessage() for record in caplog.records if record.name.startswith("transfers.")]
-    assert any("m.gguf" in line for line in lines)
-    assert not any("hunter2" in line for line in lines)
+
+    def find_lines() -> list[str]:
+        return [each.getMessage() for each in caplog.records if each.name.startswith("transfers.")]
+
+    wait_for("the end in the log", lambda: any("m.gguf" in line for line in find_lines()))
+    assert not any("hunter2" in line for line in find_lines())
+
+
+def test_a_model_of_a_registry_comes_with_its_projector(
+    tmp_path: Path, transfers: Transfers, server: FileServer
+) -> None:
+    layers = [
+        {
+            "mediaType": f"application/vnd.ollama.image.{kind}",
+            "digest": f"sha256:{sha256(content)}",
+            "size": len(content),
+        }
+        for kind, content in (("model", CONTENT), ("projector", CONTENT[:100]), ("license", b"free"))
+    ]
+    server.files["/v2/library/m/manifests/1b"] = json.dumps({"layers": layers}).encode()
+    for content in (CONTENT, CONTENT[:100]):
+        server.files[f"/v2/library/m/blobs/sha256:{sha256(content)}"] = content
+    done = fetch(transfers, read_reference("ollama:m:1b"))
+    assert (done.state, done.main) == ("finished", "ollama/library/m/m-1b.gguf")
+    assert (tmp_path / str(done.main)).read_bytes() == CONTENT
+    assert done.projector == "ollama/library/m/mmproj-m-1b.gguf"
+    assert (tmp_path / str(done.projector)).read_bytes() == CONTENT[:100]
+    assert done.pinned is not None
+    assert str(read_reference(done.pinned)) == done.pinned
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

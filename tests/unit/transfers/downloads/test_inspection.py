@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,8 @@ import pytest
 from common.model_reference import ModelReference
 from controller.schema.downloads import Inspection
 from controller.schema.errors import RoundhouseError
-from tests.support.file_server import FileServer, file_server
-from tests.support.transfers_harness import add_file, fetch, make_transfers
+from tests.support.file_server import Answer, FileServer, file_server
+from tests.support.transfers_harness import add_file, fetch, make_transfers, wait_for, wait_for_end
 from transfers.assembly import Transfers
 from transfers.sources.source_set import read_reference
 
@@ -90,6 +92,32 @@ def test_a_source_that_changed_in_between_is_told(transfers: Transfers, server: 
     with pytest.raises(RoundhouseError) as caught:
         transfers.inspector.read_range(reference, "m.gguf", 0, 10)
     assert caught.value.entry.code == "source_mismatch"
+
+
+def test_the_end_of_the_program_waits_for_no_source(tmp_path: Path, server: FileServer) -> None:
+    """Neither for an inspection nor for a download whose source says nothing."""
+    answered = threading.Event()
+
+    def hold(headers: dict[str, str]) -> Answer:
+        answered.wait(60)
+        return 200, {}, b""
+
+    server.answers = {"/m.gguf": hold, "/n.gguf": hold}
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            with make_transfers(tmp_path / "models", server) as running:
+                looking = threads.submit(inspect, running, add_file(server, "/m.gguf", CONTENT))
+                download, _ = running.board.order(add_file(server, "/n.gguf", CONTENT), include_pickle=False)
+                wait_for("both requests", lambda: len(server.requests) == 2)
+            with pytest.raises(RoundhouseError) as caught:
+                looking.result(60)
+            assert "in time" not in caught.value.message
+            assert not answered.is_set()
+    finally:
+        answered.set()
+    server.answers = {}
+    with make_transfers(tmp_path / "models", server) as again:
+        assert wait_for_end(again, download.id).state == "finished"
 
 
 def test_a_source_that_asks_to_wait_long_is_not_waited_for(transfers: Transfers, server: FileServer) -> None:

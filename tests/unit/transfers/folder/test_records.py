@@ -40,6 +40,7 @@ def test_what_is_no_record_is_left_out(tmp_path: Path, caplog: pytest.LogCapture
     (tmp_path / f"dl_{'0' * 24}.json").write_text(text)
     (tmp_path / ".dl_x.json.new").write_text("half")
     assert store.read_all() == [make_record()]
+    assert not (tmp_path / ".dl_x.json.new").exists()
     assert "dl_broken.json" in caplog.text
 
 

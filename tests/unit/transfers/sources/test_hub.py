@@ -10,6 +10,7 @@ import pytest
 from common.model_reference import HubReference, parse_reference
 from controller.schema.errors import RoundhouseError
 from tests.support.file_server import Answer, FileServer, file_server
+from transfers.network.address_rule import AllowedHosts
 from transfers.network.client import NetworkOptions
 from transfers.network.retry import RetryPolicy
 from transfers.sources.hub import HubSource
@@ -70,6 +71,18 @@ def test_the_token_is_shown_where_there_is_one(server: FileServer) -> None:
     source(server).resolve(hub_reference("u/r"), include_pickle=False)
     shown = [headers.get("authorization") for _, headers in server.requests]
     assert shown == ["Bearer hf_secret", None]
+
+
+def test_the_token_is_not_shown_behind_a_redirect_to_another_host(server: FileServer) -> None:
+    with file_server() as elsewhere:
+        elsewhere.answers["/list"] = describe(WEIGHTS)
+        server.answers["/api/models/u/r"] = lambda headers: (307, {"location": f"{elsewhere.url}/list"}, b"")
+        options = NetworkOptions(allowed=AllowedHosts(server.allowed.hosts | elsewhere.allowed.hosts))
+        source_of_both = HubSource(server.url, options, lambda: "hf_secret", RetryPolicy(attempts=1))
+        source_of_both.resolve(hub_reference("u/r"), include_pickle=False)
+        ((_, headers),) = elsewhere.requests
+        assert "authorization" not in headers
+        assert "hf_secret" not in str(headers)
 
 
 def test_a_busy_hub_is_asked_again(server: FileServer) -> None:
