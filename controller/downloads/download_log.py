@@ -53,7 +53,9 @@ class DownloadLog:
 
     def note_removal(self, name: str, removal: Removal, actor: str) -> None:
         """Record that files of downloads were removed from the models folder."""
-        message = f"{name}: {len(removal.removed)} files removed by {actor}, {removal.freed_bytes} bytes freed"
+        count = len(removal.removed)
+        files, mib = "1 file" if count == 1 else f"{count} files", removal.freed_bytes / 2**20
+        message = f"{name}: {files} removed by {actor}, {mib:.1f} MiB freed"
         details: dict[str, JsonValue] = {"step": "removed", "removed": list(removal.removed)}
         self._append(actor, message, details)
 

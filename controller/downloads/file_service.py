@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from controller.artifacts.model_roots import ModelRoots
 from controller.downloads.download_log import DownloadLog
@@ -93,12 +94,12 @@ class ModelFileService:
         """
         current_round = self._read_round()
         records = await asyncio.to_thread(read_records, self._roots.first)
-        order, paths = _plan_removal(name, records)
+        plan = _plan_removal(name, records)
         users = await asyncio.to_thread(find_users, list(current_round.desired.models.values()), self._roots)
         root = await asyncio.to_thread(self._roots.first.resolve)
-        self._check_unused(current_round, paths, await asyncio.to_thread(users_of, root, paths, users))
+        self._check_unused(current_round, plan.paths, await asyncio.to_thread(users_of, root, plan.paths, users))
         try:
-            removal = await self._transfers.remove_files(order)
+            removal = _join_removals([await self._transfers.remove_files(order) for order in plan.orders])
         except RoundhouseError as error:
             if error.entry.code == "transfers_unreachable":
                 self._check_allowed()
@@ -128,23 +129,43 @@ def _names_any(argv: Iterable[str], paths: Sequence[str]) -> bool:
     return any(argument == path or argument.endswith(f"/{path}") for argument in argv for path in paths)
 
 
-def _plan_removal(name: str, records: Sequence[DownloadRecord]) -> tuple[RemovalOrder, list[str]]:
-    """Return what to order for a path or a reference, and the paths of the files that this removes."""
+@dataclass(frozen=True, slots=True)
+class _RemovalPlan:
+    orders: tuple[RemovalOrder, ...]
+    """What to order, one after the other."""
+    paths: tuple[str, ...]
+    """Paths of the files that this removes; at least one."""
+
+
+def _plan_removal(name: str, records: Sequence[DownloadRecord]) -> _RemovalPlan:
+    """Return what a path or a reference means. Raises RoundhouseError `models_file_kept` where no download is meant."""
     path = name.rstrip("/")
     by_path = find_by_path(records, path)
-    # The main file stands for all files of its download: one part of a split set is of no use.
-    whole = next((each for each in by_path if each.main == path), None)
-    if whole is None and by_path:
+    # The main file stands for all files of its downloads: one part of a split set is of no use.
+    if whole := [record for record in by_path if record.main == path]:
+        return _plan_records(whole, records)
+    if by_path:
         placed = {each.path for record in by_path for each in record.placed if is_below(each.path, path)}
-        return RemovalOrder(path=path), sorted(placed)
-    record = whole or find_by_reference(records, name)
+        return _RemovalPlan((RemovalOrder(path=path),), tuple(sorted(placed)))
+    record = find_by_reference(records, name)
     if record is None:
-        raise RoundhouseError(
-            "models_file_kept", f"No download put {name!r:.300} into the models folder.", param="model"
-        )
-    others = {each.path for other in records if other.id != record.id for each in other.placed}
-    paths = [each.path for each in record.placed if each.path not in others]
-    return RemovalOrder(id=record.id), paths or [each.path for each in record.placed] or [record.reference]
+        message = f"No download put {name!r:.300} into the models folder."
+        raise RoundhouseError("models_file_kept", message, param="model")
+    return _plan_records([record], records)
+
+
+def _plan_records(removed: Sequence[DownloadRecord], records: Sequence[DownloadRecord]) -> _RemovalPlan:
+    ids = {record.id for record in removed}
+    others = {each.path for record in records if record.id not in ids for each in record.placed}
+    paths = {each.path for record in removed for each in record.placed} - others
+    orders = tuple(RemovalOrder(id=record.id) for record in removed)
+    return _RemovalPlan(orders, tuple(sorted(paths)) or (removed[0].reference,))
+
+
+def _join_removals(removals: Sequence[Removal]) -> Removal:
+    removed = sorted({path for each in removals for path in each.removed})
+    kept = sorted({path for each in removals for path in each.kept} - set(removed))
+    return Removal(removed=removed, kept=kept, freed_bytes=sum(each.freed_bytes for each in removals))
 
 
 def _find_record(found: FoundModel, records: Sequence[DownloadRecord]) -> DownloadRecord | None:

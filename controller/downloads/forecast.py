@@ -95,13 +95,11 @@ class _Forecaster:
         model = self._build_any()
         if not model.runs:
             return _unknown(model.backend, f"{model.backend} loads no files")
-        estimate = self._estimate(model)
-        if estimate is None or estimate.source != "predicted":
-            reason = (estimate.reason if estimate is not None else None) or "the backend has no formula for it"
-            return _unknown(model.backend, reason)
         if self._observed is None:
             return _unknown(model.backend, "the controller has not made its first observation yet")
         fits = self._list_fits(self._observed)
+        if not fits:
+            return _unknown(model.backend, self._explain_unpredicted(model, self._observed))
         why_no_gpus = "the GPUs cannot be read now" if self._observed.gpus is None else None
         return MemoryForecast(summary=summarize_fits(fits, why_no_gpus), backend=model.backend, devices=fits)
 
@@ -111,6 +109,12 @@ class _Forecaster:
             return build_model(self._paths, self._roots, 0)
         except UnknownModelError:
             return build_model(self._paths, self._roots, 1)
+
+    def _explain_unpredicted(self, model: DesiredModel, observed: ObservedState) -> str:
+        if model.gpu_count and not observed.gpus:
+            return f"{model.backend} needs a GPU, and this host has none that can be read"
+        estimate = self._estimate(model)
+        return (estimate.reason if estimate is not None else None) or "the backend has no formula for it"
 
     def _list_fits(self, observed: ObservedState) -> list[DeviceFit]:
         gpus = observed.gpus or ()

@@ -264,16 +264,28 @@ class FakeTransfers:
     async def _remove(self, request: Request) -> Response:
         self._note(request)
         order = RemovalOrder.model_validate_json(await request.body())
-        removed, freed = [], 0
-        for record_file in (self.models / RECORDS_FOLDER).glob("dl_*.json"):
-            record = DownloadRecord.model_validate_json(record_file.read_bytes())
-            for each in record.placed:
-                if order.id == record.id or (order.path is not None and f"{each.path}/".startswith(f"{order.path}/")):
-                    (self.models / each.path).unlink()
-                    removed.append(each.path)
-                    freed += each.size
-                    record_file.unlink(missing_ok=True)
-        return _json(Removal(removed=sorted(removed), kept=[], freed_bytes=freed).model_dump_json())
+        folder = self.models / RECORDS_FOLDER
+        records = [DownloadRecord.model_validate_json(each.read_bytes()) for each in folder.glob("dl_*.json")]
+        meant = {
+            each.path: each.size
+            for record in records
+            for each in record.placed
+            if order.id == record.id or (order.path is not None and f"{each.path}/".startswith(f"{order.path}/"))
+        }
+        others = {each.path for record in records if order.id not in (None, record.id) for each in record.placed}
+        removed = sorted(meant.keys() - others)
+        for path in removed:
+            (self.models / path).unlink()
+        for record in records:
+            if order.id == record.id or any(each.path in removed for each in record.placed):
+                (folder / f"{record.id}.json").unlink()
+        return _json(
+            Removal(
+                removed=removed,
+                kept=sorted(meant.keys() & others),
+                freed_bytes=sum(meant[path] for path in removed),
+            ).model_dump_json()
+        )
 
 
 def _json(text: str, status: int = 200) -> Response:

@@ -10,6 +10,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from controller.schema.downloads import Download, DownloadList, DownloadOrder, RangeOrder
 from transfers.api.requests import Worker, answer_model, read_order
@@ -82,7 +83,7 @@ class DownloadRoutes:
     async def follow_events(self, request: Request) -> Response:
         """Answer an endless stream of server-sent events `download`."""
         headers = {"cache-control": "no-cache"}
-        return StreamingResponse(self._stream_events(), media_type="text/event-stream", headers=headers)
+        return _EndlessResponse(self._stream_events(), media_type="text/event-stream", headers=headers)
 
     async def _stream_events(self) -> AsyncIterator[bytes]:
         told: dict[str, Download] = {}
@@ -104,3 +105,14 @@ class DownloadRoutes:
                 yield b": nothing new\n\n"
                 spoken_at = time.monotonic()
             await asyncio.sleep(SAMPLE_S)
+
+
+class _EndlessResponse(StreamingResponse):
+    """A stream that the end of the program ends, too, as if it were complete: it is no error for the log."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except asyncio.CancelledError:
+            # Not raised again: the task ends here, as its canceller wants.
+            await send({"type": "http.response.body", "body": b"", "more_body": False})

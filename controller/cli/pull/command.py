@@ -108,12 +108,19 @@ class _Pull:
 
     async def _check_declaration(self, client: AdminClient, name: str, found: InspectedModel) -> None:
         """Raise CommandError where the declaration cannot succeed, before gigabytes are fetched for it."""
+        from controller.cli.client_errors import RequestRefusedError  # aiohttp
+
         if found.forecast.backend is None:
             raise CommandError(f"{found.forecast.summary}: name it with --backend", ExitCode.USAGE)
         earlier = (await client.list_declarations()).models.get(name)
         if earlier is not None and earlier.fields.get("model_path") == found.inspection.main:
             return
-        if await client.declares_model(name):
+        try:
+            await client.get_model(name)
+        except RequestRefusedError as error:
+            if error.error_code != "unknown_model":
+                raise
+        else:
             raise CommandError(f"a model {name} is declared already: choose another name with --as")
 
     def _print_result(self, ended: Download, found: InspectedModel, name: str, fields: dict[str, Any]) -> None:

@@ -8,17 +8,30 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from controller.cli.app import run
 from controller.cli.exit_codes import ExitCode
+from controller.downloads.transfers_client import TransfersClient, transfers_address
+from controller.schema.downloads import DownloadOrder
+from controller.schema.errors import RoundhouseError
 from tests.campaigns.record import REPOSITORY
 from tests.support.controller_app import running
 from tests.support.gguf_files import write_llama
 from tests.support.wait import until
+
+
+async def listens(path: Path) -> bool:
+    """Whether a socket takes connections."""
+    try:
+        _, writer = await asyncio.open_unix_connection(path)
+    except OSError:
+        return False
+    writer.close()
+    return True
 
 
 @asynccontextmanager
@@ -37,14 +50,16 @@ async def transfers(folder: Path, source: Path) -> AsyncIterator[str]:
             "ROUNDHOUSE_TRANSFERS_LISTEN": address,
             "ROUNDHOUSE_TRANSFERS_LOCAL_FOLDERS": str(source),
         },
-        stderr=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
     )
     try:
-        await until("transfers listens", (folder / "t.sock").exists)
+        await until("transfers listens", lambda: listens(folder / "t.sock"))
         yield address
     finally:
         process.send_signal(signal.SIGTERM)
-        await process.wait()
+        _, words = await process.communicate()
+    assert b"Traceback" not in words
+    assert b"ERROR" not in words
 
 
 async def test_pull_list_and_remove(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,3 +90,16 @@ async def test_pull_list_and_remove(folder: Path, tmp_path: Path, capsys: pytest
         assert f"{main}: removed" in capsys.readouterr().out
         steps = [each.details["step"] for each in here.controller.journal.read_page(("download",), None, None, 10)]
         assert steps == ["removed", "finished", "started"]
+
+
+async def test_transfers_ends_without_a_complaint_while_it_is_followed(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"x")
+    async with AsyncExitStack() as stack:
+        async with transfers(folder, tmp_path) as address:
+            client = await stack.enter_async_context(TransfersClient(transfers_address(address, None)))
+            await client.order_download(DownloadOrder(reference=f"file:{tmp_path}/a.gguf"))
+            downloads = await stack.enter_async_context(aclosing(client.follow_downloads()))
+            assert (await anext(downloads)).reference == f"file:{tmp_path}/a.gguf"
+        with suppress(RoundhouseError):
+            async for _ in downloads:
+                pass

@@ -141,6 +141,29 @@ def test_a_folder_needs_a_backend_by_name() -> None:
     assert "name it with `--backend`" in found.summary
 
 
+def test_an_engine_that_needs_a_gpu_and_takes_a_share_of_it() -> None:
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 1024,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "intermediate_size": 2048,
+        "vocab_size": 1000,
+        "max_position_embeddings": 2048,
+    }
+    folder = HfFolder(2**28, config, {"bf16": 2**28})
+    observed = ObservedState(at=1.0, gpus=(gpu(0, 24_000),), host_mib=64_000)
+    found = forecast_memory(ModelPaths("u/r", backend="vllm_serve"), {"u/r": folder}, ROOTS, observed)
+    assert found.summary == "fits on GPU 0"
+    assert found.devices[0].needed_mib > 12_000, "vLLM takes a share of the whole GPU"
+    without = forecast_memory(
+        ModelPaths("u/r", backend="vllm_serve"), {"u/r": folder}, ROOTS, ObservedState(at=1.0, host_mib=64_000)
+    )
+    assert without.summary.startswith("what it takes is not known: without a GPU vLLM takes a share of main memory")
+
+
 def test_a_forecast_is_what_the_plan_does(model: Artifact) -> None:
     """The forecast is the plan's own placement: what fits there is placed there."""
     observed = ObservedState(at=10.0, gpus=(gpu(0, 24_000),), host_mib=64_000)

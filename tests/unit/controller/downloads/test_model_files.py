@@ -144,6 +144,19 @@ async def test_a_download_is_removed_as_a_whole_but_a_file_beside_it_alone(site:
     assert await site.remove(PROJECTOR) == [PROJECTOR]
 
 
+async def test_what_two_downloads_have_goes_with_the_path_and_stays_with_one_reference(site: Site) -> None:
+    other = "hf:user/tiny-GGUF"
+    site.transfers.sources[other] = site.transfers.sources[REFERENCE]
+    async with TransfersClient(transfers_address(site.transfers.url, None)) as client:
+        second, _ = await client.order_download(DownloadOrder(reference=other))
+    site.transfers.set_state(second.id, "finished")
+    removal = await site.running.controller.model_files.remove_model(other, actor="ada")
+    assert (removal.removed, removal.kept) == ([], [PROJECTOR, MAIN])
+    site.transfers.set_state(second.id, "finished")
+    removal = await site.running.controller.model_files.remove_model(MAIN, actor="ada")
+    assert (removal.removed, removal.kept) == ([PROJECTOR, MAIN], [])
+
+
 async def test_what_a_model_names_stays(site: Site) -> None:
     for field, path in (
         ("model_path", MAIN),
