@@ -70,6 +70,7 @@ ORDERED: Final[dict[str, Any]] = {
     "done_bytes": 734_003_200,
     "bytes_per_s": 104_857_600.0,
     "remaining_s": 16.7,
+    "has_finished": False,
     "waiting": None,
     "error": None,
     "created_at": 1795255585.8,
