@@ -71,6 +71,7 @@ ORDERED: Final[dict[str, Any]] = {
     "bytes_per_s": 104_857_600.0,
     "remaining_s": 16.7,
     "waiting": None,
+    "has_finished": False,
     "error": None,
     "created_at": 1795255585.8,
     "ended_at": None,
