@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from tests.campaigns.pytest_run import run_tests
-from tests.campaigns.record import Outcome
+from tests.campaigns.record import Outcome, Table
 
 ABOUT = """
 A hub of our own (`tests/support/fake_hub`) with generated faults: dropped, stalled, slow and refused answers,
@@ -22,5 +24,14 @@ TESTS = (
 
 
 def run(seed: int) -> Outcome:
-    """The tests with full counts."""
-    return run_tests(TESTS, seed)
+    """The tests with full counts. The figures of a test are added up over its seeds."""
+    outcome = run_tests(TESTS, seed)
+    tables = [_add_up(table) if table.title == "Figures" else table for table in outcome.tables]
+    return Outcome(tables, outcome.failures)
+
+
+def _add_up(figures: Table) -> Table:
+    sums: Counter[tuple[str, str]] = Counter()
+    for test, figure, value in figures.rows:
+        sums[str(test).partition("[")[0], str(figure)] += int(str(value))
+    return Table(figures.title, figures.columns, [(*names, count) for names, count in sorted(sums.items())])

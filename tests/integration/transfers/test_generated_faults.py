@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -142,8 +143,10 @@ def test_each_ends_in_the_right_bytes_or_a_clear_error(
         check_end(site, found, right)
         if is_endured:
             assert found.state == "finished", (found.error, plan.hit)
-        record_figure(record_property, "faults that happened", len(plan.hit))
-        record_figure(record_property, "ended in an error", int(found.state == "failed"))
+        for kind, count in Counter(each.kind for each in plan.hit).items():
+            record_figure(record_property, f"faults that happened: {kind}", count)
+        end = "the right bytes" if found.error is None else found.error.code
+        record_figure(record_property, f"downloads that ended with {end}", 1)
         plan.clear()
         if found.state == "failed" and chance.random() < 0.5:
             assert site.board.cancel(found.id).state == "cancelled"
