@@ -72,7 +72,6 @@ ORDERED: Final[dict[str, Any]] = {
     "remaining_s": 16.7,
     "has_finished": False,
     "waiting": None,
-    "has_finished": False,
     "error": None,
     "created_at": 1795255585.8,
     "ended_at": None,
