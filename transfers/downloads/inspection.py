@@ -12,6 +12,7 @@ from common.model_reference import ModelReference
 from controller.schema.downloads import LONGEST_RANGE, Inspection, PlacedFile, RemoteFile
 from controller.schema.errors import RoundhouseError
 from transfers.downloads.present_files import has_kept_state
+from transfers.downloads.revision_folder import choose_folder
 from transfers.folder.models_folder import ModelsFolder
 from transfers.network.client import NetworkOptions, SourceClient
 from transfers.network.errors import InterruptedConnectionError
@@ -50,8 +51,9 @@ class Inspector:
     def inspect(self, reference: ModelReference, *, include_pickle: bool) -> Inspection:
         """Ask the source what the reference is now. Blocks, a minute at most. Raises RoundhouseError `source_…`, or
         OSError where the models folder cannot be read."""
-        resolution = self._resolve(reference, include_pickle=include_pickle)
-        known = {each.path: each for each in self._list_placed()}
+        placed = self._list_placed()
+        resolution = choose_folder(self._resolve(reference, include_pickle=include_pickle), placed)
+        known = {each.path: each for each in placed}
         files = [self._describe(resolution, file, known) for file in resolution.files]
         return Inspection(
             reference=resolution.reference,

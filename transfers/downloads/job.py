@@ -15,6 +15,7 @@ from controller.schema.downloads import DownloadRecord, PlacedFile
 from controller.schema.errors import RoundhouseError
 from transfers.downloads.present_files import PresentFiles, find_present
 from transfers.downloads.progress import DownloadProgress
+from transfers.downloads.revision_folder import choose_folder
 from transfers.fetch.file_copy import copy_file
 from transfers.fetch.file_fetch import FetchOptions, FileFetch
 from transfers.fetch.file_hash import FileHash
@@ -98,9 +99,10 @@ class DownloadJob:
         try:
             self._check_stop()
             self.progress.set_state("resolving")
-            resolution = self._tools.sources.resolve(
+            resolved = self._tools.sources.resolve(
                 self._reference, include_pickle=self._record.include_pickle, wait=self._wait
             )
+            resolution = choose_folder(resolved, self._list_placed())
             # First: a removal that goes on while the record is written has looked at it, or is seen by what follows.
             self.progress.set_files(resolution)
             self._change(pinned=resolution.pinned, main=resolution.main, projector=resolution.projector_target)
