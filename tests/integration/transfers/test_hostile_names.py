@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -175,3 +176,25 @@ def test_a_hash_that_does_not_match_leaves_nothing(tmp_path: Path) -> None:
         assert list_models(site.models) == {}
         kept = [path for path in site.folder.own.glob("partial/*/*") if path.stat().st_size]
         assert kept == []
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
+def test_a_file_system_without_hard_links_is_no_obstacle(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", refuse)
+    place = tmp_path / "models" / "some" / "model" / MODEL
+    with (
+        FakeHub([HubRepository("some/model", {MODEL: CONTENT})]) as hub,
+        open_site(tmp_path / "models", hub.endpoint) as site,
+    ):
+        assert site.pull("hf:some/model:Q4_K_M").state == "finished"
+        assert list_models(site.models) == hash_files("some/model", {MODEL: CONTENT})
+        partial = site.folder.partial_path("dl_" + "0" * 24, MODEL)
+        partial.write_bytes(b"other")
+        with pytest.raises(RoundhouseError, match="is there already"):
+            site.folder.place_file(partial, f"some/model/{MODEL}")
+    assert place.read_bytes() == CONTENT

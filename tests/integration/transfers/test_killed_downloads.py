@@ -154,7 +154,12 @@ def start_program(folder: Path, hub: FakeHub) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
             [sys.executable, "-m", "transfers"], cwd=REPOSITORY, env=own | settings, stdout=log, stderr=log
         )
-    wait_for("a listener", lambda: is_listening(path))
+    try:
+        wait_for("a listener", lambda: is_listening(path))
+    except BaseException:
+        process.kill()
+        process.wait(30)
+        raise
     return process
 
 
