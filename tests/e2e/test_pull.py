@@ -132,7 +132,7 @@ async def test_pull_declares_and_it_answers(folder: Path, hub: FakeHub) -> None:
         refused = await asyncio.to_thread(run_command, stack, "rm", f"{REPO}/{FILE}")
         assert refused.returncode != 0
         assert "mine" in refused.stderr
-        dropped = await asyncio.to_thread(run_command, stack, "declarations", "rm", "models/mine")
+        dropped = await asyncio.to_thread(run_command, stack, "declarations", "rm", "mine")
         assert dropped.returncode == 0, dropped.stderr
         await stack.gone("mine")
         removed = await asyncio.to_thread(run_command, stack, "rm", f"{REPO}/{FILE}")
@@ -144,9 +144,7 @@ async def test_pull_declares_and_it_answers(folder: Path, hub: FakeHub) -> None:
     assert runtime.left(stack) == []
 
 
-async def test_without_a_network_the_rest_is_served_and_it_is_said_what_cannot(
-    folder: Path, clockwork: Path
-) -> None:
+async def test_without_a_network_the_rest_is_served_and_it_is_said_what_cannot(folder: Path, clockwork: Path) -> None:
     port = free_port()
     runtime = ProcessRuntimeFixture()
     stack = make_stack(folder, runtime, f"http://127.0.0.1:{port}")
