@@ -1,0 +1,279 @@
+"""All downloads: what is ordered twice is one, and what was under way at the last end of the program goes on."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Final
+
+from common.model_reference import ModelReference
+from controller.schema.downloads import FINAL_STATES, Download, DownloadFile, DownloadRecord, PlacedFile
+from controller.schema.errors import RoundhouseError
+from transfers.downloads.job import DownloadJob, JobTools
+from transfers.downloads.progress import build_view
+from transfers.fetch.segment_fetch import StoppedError
+from transfers.folder.records import RecordStore, make_download_id
+from transfers.network.errors import InterruptedConnectionError
+from transfers.sources.source_set import read_reference
+
+log = logging.getLogger(__name__)
+
+_QUERY: Final = re.compile(r"\?[^#]*")
+"""Query of an address, which may hold a secret: no log has it."""
+CANCEL_WAIT_S: Final = 10.0
+"""Seconds that a cancellation waits for the end of the threads."""
+
+
+class DownloadBoard:
+    """The downloads of this program, with threads of its own. Safe for threads."""
+
+    def __init__(
+        self, tools: JobTools, store: RecordStore, parallel: int, clock: Callable[[], float] = time.time
+    ) -> None:
+        """`parallel`: downloads at the same time. `clock`: Unix time in seconds."""
+        self._tools = tools
+        self._store = store
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._records: dict[str, DownloadRecord] = {}
+        self._jobs: dict[str, DownloadJob] = {}
+        self._runs: dict[str, Future[None]] = {}
+        self._finished: dict[str, DownloadRecord] = {}
+        """What a download that runs again was when it had finished."""
+        self._cancelled: set[str] = set()
+        self._changes = 0
+        self._is_closing = False
+        self._pool = ThreadPoolExecutor(parallel, "download")
+
+    def open(self) -> None:
+        """Read the records, and go on with the downloads that were under way. Raises OSError."""
+        with self._lock:
+            records = {record.id: record for record in self._store.read_all()}
+            for name in self._tools.folder.list_partials():
+                # A failed one goes on when it is ordered again.
+                if name not in records or records[name].state in ("finished", "cancelled"):
+                    self._tools.folder.remove_partials(name)
+            for record in records.values():
+                self._records[record.id] = record
+                if record.state not in FINAL_STATES:
+                    self._go_on(record)
+
+    def stop(self) -> None:
+        """Stop all downloads, which go on after the next `open`."""
+        with self._lock:
+            self._is_closing = True
+            jobs = list(self._jobs.values())
+        for job in jobs:
+            job.stop()
+
+    def close(self) -> None:
+        """As `stop`, and block until the threads ended."""
+        self.stop()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def order(self, reference: ModelReference, *, include_pickle: bool) -> tuple[Download, bool]:
+        """Begin a download. Return it, and whether it is a new run; if one of the same reference is under way, return
+        that. Raises OSError where it cannot be recorded."""
+        text = str(reference)
+        download = make_download_id(text, include_pickle=include_pickle)
+        with self._lock:
+            old = self._records.get(download)
+            if download in self._jobs:
+                return self._view(download), False
+            record = DownloadRecord(
+                id=download,
+                reference=text,
+                include_pickle=include_pickle,
+                created_at=self._clock(),
+            )
+            if old is not None:
+                kept = ("pinned", "main", "projector", "placed", "found", "has_finished")
+                record = record.model_copy(update={name: getattr(old, name) for name in kept})
+            self._save(record)
+            if old is not None and old.has_finished:
+                self._finished[download] = old
+            self._start(record, reference)
+            return self._view(download), True
+
+    def find(self, download: str) -> Download:
+        """Return a download as it is now. Raises RoundhouseError `download_not_found`."""
+        with self._lock:
+            return self._view(download)
+
+    def list_downloads(self) -> list[Download]:
+        """Return all downloads as they are now, newest first."""
+        with self._lock:
+            newest = sorted(self._records.values(), key=lambda each: (-each.created_at, each.id))
+            return [self._view(record.id) for record in newest]
+
+    def cancel(self, download: str) -> Download:
+        """End a download, and remove what was fetched of it and is not in its place. One that has finished stays as it
+        is. Blocks for `CANCEL_WAIT_S` at most; the state may not be final then.
+
+        Raises:
+            RoundhouseError: `download_not_found`.
+            OSError: the models folder cannot be written.
+        """
+        with self._lock:
+            job, run, record = self._jobs.get(download), self._runs.get(download), self._records.get(download)
+            if record is None:
+                raise _not_found(download)
+            if job is None:
+                if record.state == "failed":
+                    self._tools.folder.remove_partials(download)
+                    self._save(record.model_copy(update={"state": "cancelled", "error": None}))
+                return self._view(download)
+            self._cancelled.add(download)
+        job.stop()
+        if run is not None and not run.cancel():
+            try:
+                run.result(CANCEL_WAIT_S)
+            except TimeoutError:
+                log.warning("download %s: its threads have not ended yet", download)
+        else:
+            self._end(download, None, is_done=False)
+        return self.find(download)
+
+    def list_placed(self) -> list[tuple[DownloadRecord, PlacedFile]]:
+        """Return the files that downloads have put into the models folder, with their downloads."""
+        with self._lock:
+            return [(record, placed) for record in self._records.values() for placed in record.placed]
+
+    def forget_files(self, paths: set[str]) -> None:
+        """Take files out of all records; a download without files and without a run is forgotten. Raises OSError."""
+        with self._lock:
+            for record in list(self._records.values()):
+                placed = [each for each in record.placed if each.path not in paths]
+                if len(placed) == len(record.placed):
+                    continue
+                if placed or record.id in self._jobs:
+                    self._save(record.model_copy(update={"placed": placed}))
+                else:
+                    self.forget(record.id)
+
+    def forget(self, download: str) -> None:
+        """Forget a download that does not run, and remove what was fetched of it and is not in its place. Its files
+        stay. Raises OSError."""
+        with self._lock:
+            self._tools.folder.remove_partials(download)
+            self._store.remove(download)
+            self._records.pop(download, None)
+            self._changes += 1
+
+    @contextmanager
+    def hold_still(self) -> Iterator[None]:
+        """Keep all downloads from beginning, and from putting files into their places, until the block ends."""
+        with self._lock:
+            yield
+
+    def is_running(self, download: str) -> bool:
+        """Return whether a download has not ended."""
+        with self._lock:
+            return download in self._jobs
+
+    def count_changes(self) -> int | None:
+        """Return a number that is the same as before where nothing has changed; None: downloads run, and their
+        progress changes all the time."""
+        with self._lock:
+            return None if self._jobs else self._changes
+
+    def is_under_way(self, path: str) -> bool:
+        """Return whether a download that has not ended has the file."""
+        with self._lock:
+            return any(
+                path in {each.path for each in self._view(download).files}
+                or path in {each.path for each in self._records[download].placed}
+                for download in self._jobs
+            )
+
+    def _go_on(self, record: DownloadRecord) -> None:
+        try:
+            self._start(record, read_reference(record.pinned or record.reference))
+        except RoundhouseError as error:
+            self._save(record.model_copy(update={"state": "failed", "error": error.build_envelope().error}))
+
+    def _start(self, record: DownloadRecord, reference: ModelReference) -> None:
+        job = DownloadJob(
+            self._tools, record, reference, self._save, lambda: [placed for _, placed in self.list_placed()]
+        )
+        self._jobs[record.id] = job
+        self._runs[record.id] = self._pool.submit(self._run, record.id, job)
+
+    def _run(self, download: str, job: DownloadJob) -> None:
+        error: RoundhouseError | None = None
+        is_done = False
+        try:
+            job.run()
+            is_done = True
+        except (StoppedError, InterruptedConnectionError):
+            pass
+        except RoundhouseError as failure:
+            error = failure
+        except OSError as failure:
+            log.exception("download %s: the models folder fails", download)
+            code = "models_disk_full" if failure.errno in (errno.ENOSPC, errno.EDQUOT) else "models_folder_failed"
+            error = RoundhouseError(code, f"{failure.strerror or failure}: {failure.filename}.")
+        except Exception:
+            log.exception("download %s failed", download)
+            error = RoundhouseError("internal_error", "The download failed; the log has the reason.")
+        with self._lock:
+            if self._is_closing and not is_done and download not in self._cancelled:
+                return  # the record stays as it is, and the next start goes on
+        self._end(download, error, is_done=is_done)
+
+    def _end(self, download: str, error: RoundhouseError | None, *, is_done: bool) -> None:
+        """`is_done`: all files are in their places, also if it was cancelled just then."""
+        with self._lock:
+            is_cancelled = download in self._cancelled and not is_done
+            before = self._finished.pop(download, None)
+            ending: dict[str, object] = {
+                "state": "cancelled" if is_cancelled else "finished" if error is None else "failed",
+                "error": None if error is None or is_cancelled else error.build_envelope().error,
+                "ended_at": self._clock(),
+            }
+            if not is_cancelled and error is None:
+                ending["has_finished"] = True
+            elif before is not None:
+                ending |= {name: getattr(before, name) for name in ("pinned", "main", "projector")}
+            record = self._records[download].model_copy(update=ending)
+            self._cancelled.discard(download)
+            self._runs.pop(download, None)
+            self._jobs.pop(download, None)
+            try:
+                if is_cancelled:
+                    self._tools.folder.remove_partials(download)
+                self._save(record)
+            except OSError as failure:
+                self._records[download] = record
+                log.warning("download %s: its end cannot be recorded: %s", download, failure)
+        shown = _QUERY.sub("?…", record.reference)
+        log.info("download %s of %s: %s%s", download, shown, record.state, f": {error}" if error else "")
+
+    def _save(self, record: DownloadRecord) -> None:
+        with self._lock:
+            self._store.write(record)
+            self._records[record.id] = record
+            self._changes += 1
+
+    def _view(self, download: str) -> Download:
+        record = self._records.get(download)
+        if record is None:
+            raise _not_found(download)
+        job = self._jobs.get(download)
+        if job is not None:
+            return job.progress.build_view(record)
+        done = [
+            DownloadFile(path=each.path, size=each.size, done_bytes=each.size, sha256=each.sha256)
+            for each in (*record.placed, *record.found)
+        ]
+        return build_view(record, done)
+
+
+def _not_found(download: str) -> RoundhouseError:
+    return RoundhouseError("download_not_found", f"There is no download {download!r:.60}.")
