@@ -16,7 +16,7 @@ PASSAGE = Passage("d1", "a.md", chunk=0, start=0, end=4, page=None, score=1.0, t
     ("content", "behind"), [("What burns?", "\n\nWhat burns?"), (None, ""), ([], [])], ids=["text", "null", "parts"]
 )
 def test_passages_stand_before_what_the_message_has(content: Any, behind: Any) -> None:
-    fields = {"messages": [{"role": "user", "content": content}], "rag": True}
+    fields: dict[str, Any] = {"messages": [{"role": "user", "content": content}], "rag": True}
     grounded = add_passages(fields, [PASSAGE])
     assert "rag" not in grounded
     [message] = grounded["messages"]
