@@ -93,7 +93,7 @@ async def test_load_and_unload_are_asked_of_the_controller() -> None:
             async with here.post(f"/models/{step}", model="short") as answer:
                 assert (answer.status, await answer.json()) == (200, {"success": True})
             asked = here.controller.admin.asked[-1]
-            assert (asked.method, asked.path) == ("POST", f"/v1/admin/models/org/m%3AQ4/{step}?wait=false")
+            assert (asked.method, asked.target) == ("POST", f"/v1/admin/models/org/m%3AQ4/{step}?wait=false")
             assert asked.headers["x-roundhouse-actor"] == "api 127.0.0.1"
             assert json.loads(asked.body) == expected
         async with here.post("/models/load", model="nobody") as answer:
