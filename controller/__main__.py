@@ -34,8 +34,8 @@ log = logging.getLogger("controller")
 
 def main() -> int:
     """Run one controller in this thread until SIGTERM, SIGINT, a shutdown request or a failure. Returns the program's
-    exit code (see the module). Wrong settings and a start that fails are told by one line on stderr, and raise
-    nothing."""
+    exit code: 0 ended as asked, 1 failed, 2 a setting is wrong, 3 the address is taken, 4 the state folder is in use, 5
+    the runtime does not answer. Codes 2 to 5 come with one line on stderr. Blocks; call it in the main thread."""
     try:
         settings = load_settings()
     except SettingsError as error:

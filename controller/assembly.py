@@ -68,8 +68,8 @@ class Controller:
     """One controller: all parts and tasks of it except the HTTP server, and the methods that its API calls.
 
     An async context manager, to be entered once. Entering reads the desired-state files and starts the tasks; leaving
-    ends the tasks, stops the engines if `shut_down` asked for that, and waits for running operations. Does not close
-    `store` and `session`.
+    ends the tasks, stops the engines if `shut_down` asked for that, waits for running operations, and closes `runtime`
+    and the journal. Does not close `store` and `session`. To be used in one event loop; not thread-safe.
     """
 
     def __init__(
@@ -334,7 +334,8 @@ class Controller:
         return self._reconciler.error if silence is not None and silence.is_unhealthy(time.time()) else None
 
     def get_plan(self) -> PlanView | None:
-        """Return the plan of the last complete round, as the API shows it. None means that no round is complete yet."""
+        """Return the plan of the last complete round, as the API shows it: plans nothing anew. None means that no round
+        is complete yet."""
         last_round = self._reconciler.round
         return None if last_round is None else plan_view(last_round, time.time())
 
@@ -374,8 +375,9 @@ class Controller:
         return await self._drift_detector.check_drift(current_round)
 
     def set_paused(self, paused: bool, *, actor: str) -> None:
-        """Pause or resume the controller, and record that as done by `actor`, also where nothing changes. A paused
-        controller observes and plans, and does not act; the pause survives a restart."""
+        """Pause or resume the controller, and record that in the journal as done by `actor`, also where nothing
+        changes. A paused controller observes and plans, and begins no action; operations that run already go on. The
+        pause survives a restart."""
         word = "paused" if paused else "resumed"
         log.info("%s by %s", word, actor)
         self._files.set_paused(paused)
@@ -390,8 +392,9 @@ class Controller:
         self._end_event.set()
 
     def take_report(self, report: GatewayReport) -> None:
-        """Take a gateway's report: request counts, demand, health of remote models, and replicas that the gateway could
-        not reach. Wakes the reconciler where the report changes what is decided."""
+        """Store a gateway's report in place of its previous one: request counts, demand, health of remote models.
+        Begins to probe the replicas that the gateway could not reach, and wakes the reconciler where the report changes
+        what is decided. Returns at once."""
         self.hub.take_report(report)
         self._remote_health.take_report(report)
         for name in report.failed:

@@ -271,7 +271,8 @@ def url_of(host: str, port: int, *, is_tls: bool = False) -> str:
 
 
 def load_settings(**values: Any) -> ControllerSettings:
-    """Load the settings. `values` override the environment, which overrides the defaults; None means not given.
+    """Load the settings, from the environment as it is now. `values` (by field name) override the environment, which
+    overrides the defaults; a value of None means not given, and an unknown name is ignored.
 
     Raises SettingsError if a value is wrong, or if settings contradict each other.
     """

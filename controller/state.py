@@ -26,7 +26,11 @@ HOST: Final = "host"
 
 @dataclass(frozen=True, slots=True, order=True)
 class ReplicaId:
-    """Identity of one attempt to run one replica. Each new start of the replica is a new attempt with a new name."""
+    """Identity of one attempt to run one replica. Each new start of the replica is a new attempt with a new name.
+
+    `index` counts the model's replicas from 0, `attempt` the starts of this replica with this spec hash from 1.
+    `spec_hash` is a hash of everything in the definition that affects the engine.
+    """
 
     model: str
     index: int
@@ -130,9 +134,11 @@ class DesiredModel:
 
 @dataclass(frozen=True, slots=True)
 class DesiredState:
-    """All models that are wanted, by name, with the settings that the plan needs."""
+    """All declared models, by name, each as it is wanted now (also with 0 replicas), with the settings that the plan
+    needs."""
 
     generation: int
+    """Counter of changes to what the files declare."""
     models: Mapping[str, DesiredModel]
     paused: bool = False
     """Whether an operator paused the controller: the plan is made, and nothing of it is done."""
@@ -147,7 +153,8 @@ class DesiredState:
 
 
 class Phase(StrEnum):
-    """State of a replica's container or process, as the runtime reports it."""
+    """State of a replica's container or process, as the runtime reports it: made and not started, running, or ended.
+    Whether the engine in it serves is its `Health`."""
 
     CREATED = "created"
     RUNNING = "running"
@@ -155,7 +162,8 @@ class Phase(StrEnum):
 
 
 class Health(StrEnum):
-    """State of a running replica, as its probes report it."""
+    """State of a running replica, as its probes report it. `STARTING` until it is first ready, `READY` while it
+    serves."""
 
     STARTING = "starting"
     READY = "ready"
@@ -169,8 +177,8 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a replica ended: its exit code, whether it was killed for memory, and its last log lines. `code` is None
-    where the exit code is unknown, because the process was not a child of this controller."""
+    """How a replica ended: its exit code, whether it was killed for lack of memory (`oom`), and its last log lines.
+    `code` is None where the exit code is unknown, because the process was not a child of this controller."""
 
     code: int | None
     oom: bool = False
@@ -179,8 +187,9 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """A drain in progress. Its deadline is not stored: it follows from the reason why the replica must leave, which may
-    change."""
+    """A drain in progress: the replica gets no new requests, and is stopped when its running ones have ended, or at the
+    drain's deadline where one applies. `since` is Unix time. The deadline is not stored: it follows from the reason why
+    the replica must leave, which may change."""
 
     since: float
     idle: bool | None
@@ -200,7 +209,8 @@ class IdleSpan:
 
 @dataclass(frozen=True, slots=True)
 class ObservedReplica:
-    """One engine of this installation, running or ended, as the last observation saw it."""
+    """One engine of this installation, running or ended, as the last observation saw it. Times are Unix seconds; `exit`
+    is None until the engine has ended, `draining` None while it is not drained."""
 
     id: ReplicaId
     name: str
@@ -237,7 +247,7 @@ class ObservedReplica:
 
 @dataclass(frozen=True, slots=True)
 class ModelTraffic:
-    """Requests for one model, summed over all gateways."""
+    """Requests for one model, over all gateways: how many wait, since when, and when the model was last used."""
 
     waiting: int | None = 0
     """Number of requests that wait for a load or a slot. None means unknown: a gateway that may hold some is lost."""
@@ -273,7 +283,8 @@ class Requirement:
 
 
 class OpKind(StrEnum):
-    """Kind of an operation that the executor runs on a replica."""
+    """Kind of an operation that the executor runs on a replica. `STOP` ends a running replica and removes it; `REMOVE`
+    removes one that does not run."""
 
     START = "start"
     STOP = "stop"
@@ -282,8 +293,9 @@ class OpKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PendingOp:
-    """An operation on a replica that was started. A finished one stays until an observation that began after its
-    end."""
+    """A start, stop or removal of a replica that the executor began: under way while `finished_at` is None, else
+    finished. A finished one stays in `ObservedState.pending` until an observation that began after its end. Times are
+    Unix seconds."""
 
     kind: OpKind
     id: ReplicaId
@@ -295,7 +307,8 @@ class PendingOp:
 
 @dataclass(frozen=True, slots=True)
 class PreflightResult:
-    """Result of the check whether a replica of a definition can be started: files, image, arguments."""
+    """Result of the check whether a replica of a definition can be started: files, image, arguments. Made at Unix time
+    `at`; `error` says what stands in the way, and is None where `ok` is true."""
 
     ok: bool
     at: float
@@ -306,8 +319,8 @@ class PreflightResult:
     def is_fresh(self, now: float, recheck_s: float) -> bool:
         """Return whether the result may still be relied on at Unix time `now`. False for a result from the future.
 
-        A success is fresh for PREFLIGHT_FRESH_S, a failure for `recheck_s` seconds: a missing file may have arrived,
-        and a present one may be gone.
+        A success is fresh for 60 s (`PREFLIGHT_FRESH_S`), a failure for `recheck_s` seconds: a missing file may have
+        arrived, and a present one may be gone.
         """
         # A negative age means that the clock was set back.
         return 0 <= now - self.at < (PREFLIGHT_FRESH_S if self.ok else recheck_s)
@@ -315,7 +328,7 @@ class PreflightResult:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Consecutive failures of one replica key, or of one image's pull."""
+    """Consecutive failures of one replica key, or of one image's pull: `count` of them, with the last one's `error`."""
 
     count: int
     at: float
@@ -357,7 +370,7 @@ class GpuDriver:
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that uses memory of a GPU."""
+    """A process that uses memory of a GPU, an engine or not."""
 
     pid: int
     """Process id in the host's pid namespace, not in a container's."""
@@ -371,7 +384,7 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU, or one MIG instance of a GPU."""
+    """One GPU that can be read, or one MIG instance of a GPU. Sizes are in MiB."""
 
     uuid: str
     """NVML's uuid; that of a MIG instance begins with `MIG-`."""
@@ -429,7 +442,8 @@ class UnreadGpu:
 
 @dataclass(frozen=True, slots=True)
 class ObservedState:
-    """Everything that one complete observation saw."""
+    """Everything that one complete observation saw: what the runtime, probes, GPUs and gateways report, and what the
+    controller itself has under way or remembers. Times are Unix seconds, memory is in MiB, None means unknown."""
 
     at: float
     """Unix time at which the observation was complete. The plan takes it as its `now`."""

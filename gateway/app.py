@@ -91,7 +91,8 @@ CONTROLLER_CONNECT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """An assembled gateway, made by `create_gateway`: `app` and `inference` are the two entries for requests.
+    """An assembled gateway, made by `create_gateway`. A server passes requests to `direct`, and those that it does not
+    serve to `app`.
 
     The lifespan of `app` opens and closes what both use, so a server must run it (ASGI `lifespan`).
     """
@@ -114,7 +115,8 @@ class Gateway:
     """What clients of llama-server's router follow."""
 
     def begin_stop(self) -> None:
-        """End admin answers that would never end by themselves, such as event streams; inference requests go on.
+        """End answers of admin routes and of retrieval that would never end by themselves, such as event streams;
+        inference requests go on.
 
         `/health/ready` answers 503 from now on. Call when the server begins to stop.
         """
@@ -182,7 +184,8 @@ class AdminHostError(Exception):
 
 
 def find_admin_addresses(settings: GatewaySettings) -> frozenset[str] | None:
-    """Resolve `admin_host` to the local IP addresses at which admin requests are accepted; None: at any.
+    """Resolve `admin_host` to the local IP addresses at which admin requests are accepted; None: at any. Blocks while
+    names are looked up.
 
     Raises:
         AdminHostError: a name has no address, or an address is a wildcard (0.0.0.0, ::).
@@ -202,13 +205,14 @@ def find_admin_addresses(settings: GatewaySettings) -> frozenset[str] | None:
 def create_gateway(
     settings: GatewaySettings, store: StateStore | None, certificate: TlsCertificate | None = None
 ) -> Gateway:
-    """Assemble a gateway with these settings. Connects to nothing and serves nothing before its lifespan begins.
+    """Assemble a gateway with these settings. Connects to nothing and serves nothing before its lifespan begins, but
+    reads the streams in the state folder (`open_streams`).
 
-    `store` None: responses are not stored. The gateway closes `store` when it ends, and loads `certificate` again when
-    its files change.
+    `store` None: responses are not stored. `certificate` None: it serves HTTP. The gateway closes `store` when it ends,
+    and loads `certificate` again when its files change.
 
     Raises:
-        AdminHostError: see `find_admin_addresses`.
+        AdminHostError: `admin_host` has an entry that is no usable address; see `find_admin_addresses`.
     """
     live, link_state, metrics, limits = LiveRoutes(), LinkState(), Metrics(), RateLimits()
     admission = Admission(settings.queue_limit)

@@ -299,7 +299,7 @@ class GatewaySettings(BaseSettings):
 
     @property
     def body_memory_bytes(self) -> int:
-        """`body_memory_mib` in bytes."""
+        """Maximum bytes of large request bodies (above 256 KiB) in memory at a time: `body_memory_mib` in bytes."""
         return self.body_memory_mib * MIB
 
     @property
@@ -309,7 +309,10 @@ class GatewaySettings(BaseSettings):
 
     @property
     def retrieval_token_path(self) -> Path:
-        """The file with the token of retrieval, named by the setting or by default."""
+        """The file with the token of retrieval: `retrieval_token_file`, else `retrieval-token` in the state folder.
+
+        It need not exist. Relative to the working directory if the setting is.
+        """
         return self.retrieval_token_file or self.state / "retrieval-token"
 
     @property
@@ -319,7 +322,7 @@ class GatewaySettings(BaseSettings):
 
     @property
     def stream_ring_bytes(self) -> int:
-        """`stream_ring_kib` in bytes."""
+        """Maximum size of the buffer of one resumable stream: `stream_ring_kib` in bytes."""
         return self.stream_ring_kib * 1024
 
     @property

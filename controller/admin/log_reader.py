@@ -55,12 +55,13 @@ class LogReader:
 
     async def open_logs(self, model: str, replica: str | None, *, lines: int, follow: bool) -> AsyncIterator[str]:
         """Open the logs of a model, or of one of its replicas, and return an iterator over text: whole lines, each with
-        its newline. `model` is the model's own name; one that is not known has no logs.
+        its newline. With several engines, each line begins with its engine's name and ` | `. Secrets are masked.
+        `model` is the model's own name; one that is not known has no logs.
 
         Reads the last `lines` lines of each engine before it returns. Where no engine is present, reads the newest
-        ended one that wrote anything. Without `follow`, the iterator ends after these. With it, the iterator goes on
-        with new lines, of new engines too, until the caller closes it; a runtime that stops answering then shows as one
-        line, and raises nothing.
+        ended one that wrote anything, among the last 5. Without `follow`, the iterator ends after these. With it, the
+        iterator goes on with new lines, of new engines too, until the caller closes it; a runtime that stops answering
+        then shows as one line, and raises nothing.
 
         Raises:
             RoundhouseError: `unknown_replica` where the model has no such replica, present or ended.

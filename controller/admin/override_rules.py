@@ -38,8 +38,8 @@ class ModelStanding:
     """The override in force. None means that no operator's statement is in force."""
 
     def statement_time(self, now: float) -> float:
-        """Return the Unix time for a new statement made at Unix time `now`: `now`, or LEAST_STEP_S after the override
-        in force if that is later."""
+        """Return the Unix time for a new statement made at Unix time `now`: `now`, or 1 µs (`LEAST_STEP_S`) after the
+        override in force if that is later, so that statements sort by time."""
         return now if self.override is None else max(now, self.override.at + LEAST_STEP_S)
 
 
@@ -53,7 +53,7 @@ def decide_load(
     now: float,
 ) -> Override | None:
     """Return the override of a load, for the caller to put into force. None means that nothing changes, because the
-    model is loaded or loading already, and the request gives no other values. Changes nothing itself.
+    model is loaded or loading already, and the request gives no values. Changes nothing itself.
 
     `params` are the backend's load fields from the request; `replicas` None means as declared. `restart` allows new
     values for a model that is loaded or loading, and always returns an override. A load of a model that autoload
@@ -93,7 +93,7 @@ def decide_load(
 def decide_unload(standing: ModelStanding, *, hold: bool, actor: str, now: float) -> Override | None:
     """Return the override of an unload, for the caller to put into force. None means that nothing changes: the same
     unload is in force, or the model is unloaded or unloading already and no request would load it again. `hold`:
-    requests do not load an autoload model again. `now` is Unix time. Never raises."""
+    whether the unload also keeps requests from loading an autoload model again. `now` is Unix time. Never raises."""
     want, override = standing.want, standing.override
     if override is not None and override.action == "unload" and override.hold == hold and want.replicas == 0:
         return None

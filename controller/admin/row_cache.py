@@ -23,7 +23,8 @@ class _CachedRow:
 
 
 class RowCache:
-    """Cached JSON of each model's `ModelConfigured` part, by model name. Part of the admin service; not thread-safe."""
+    """Cached JSON of the part of each model's row that only an edit or a load changes (`ModelConfigured`), by model
+    name. The admin service has one. Models that are gone stay cached until `keep_only`. Not thread-safe."""
 
     def __init__(self) -> None:
         self._rows: dict[str, _CachedRow] = {}

@@ -40,8 +40,8 @@ class Traffic:
     def count_inside(self, replicas: Iterable[str]) -> int | None:
         """Return the number of running requests of these replicas, named by `replicas`; 0 for none.
 
-        None means unknown: a gateway is lost or there is none, and a replica's engine has not been idle for long enough
-        since (`proves_idle`).
+        None means unknown: a gateway is lost or there is none, and the probes of at least one of these replicas do not
+        prove that it has been idle since (`planning.draining.proves_idle`).
         """
         counts = [count_inflight(name, self.gateways, self.now, self.idle_spans.get(name)) for name in replicas]
         return sum(count for count in counts if count is not None) if None not in counts else None
@@ -49,8 +49,8 @@ class Traffic:
     def count_queued(self, model: str, replicas: Sequence[str]) -> int | None:
         """Return the number of requests that wait for a model. `replicas` names all replicas of the model.
 
-        None means unknown: a gateway is lost, and not every one of the replicas has been idle for long enough since
-        (`proves_idle`).
+        None means unknown: a gateway is lost or there is none, and probes do not prove that every one of the replicas
+        has been idle since (`planning.draining.proves_idle`).
         """
         unknown_since = counts_unknown_since(self.gateways, self.now)
         idle_span = joint_idle_span(map(self.idle_spans.get, replicas))
@@ -60,8 +60,9 @@ class Traffic:
         return sum(view.report.queued.get(model, 0) for view in views if view.lost_at is None)
 
     def sum_prefill(self, model: str) -> PrefillTokens:
-        """Return the prompts of a model that are being read, of requests whose clients follow that. Those inside a lost
-        gateway are left out."""
+        """Return how far engines are in reading prompts of a model: requests, tokens processed and tokens in total,
+        summed over the requests whose clients asked for that progress. All are 0 where there is none. Requests at lost
+        gateways are left out."""
         views = present_gateways(self.gateways, self.now)
         prefills = [view.report.prefill.get(model) for view in views if view.lost_at is None]
         total = PrefillTokens()
@@ -113,8 +114,8 @@ def live_row(
     """Return the part of a model's row that changes while the model runs, with secrets masked.
 
     `replica_estimate` is the estimated memory of one replica, `observed_mib` the most MiB of GPU memory that one
-    replica was seen to use, `gpu_mib` the MiB of the GPUs that a replica would get. None means unknown. The figures of
-    the row are for all replicas that are wanted, or declared while none is wanted.
+    replica was seen to use, `gpu_mib` the total MiB of the largest GPU that a replica may use. None means unknown. The
+    figures of the row are for all replicas that are wanted, or declared while none is wanted.
     """
     replicas = want.replicas or want.declared_definition.replicas
     replica_names = [each.name for each in status.replicas] if want.runs else [want.name]

@@ -42,7 +42,8 @@ NOT_YET = "the controller has not made its first observation yet"
 
 @dataclass(frozen=True, slots=True)
 class StatementResult:
-    """Outcome of an operator's load or unload. Pass it to `wait_for_load` or `wait_for_unload`."""
+    """Outcome of an operator's load or unload, which is not its end: whether the request changed anything (`is_new`),
+    and the revision of the desired state that contains it. Pass it to `wait_for_load` or `wait_for_unload`."""
 
     revision: int
     """Revision of the desired state that contains the statement."""
@@ -90,7 +91,8 @@ class AdminService:
 
     def read_current_state(self) -> Round:
         """Return the desired state of this moment, including changes that no round has seen yet, with the last
-        observation.
+        observation and what would be planned from both. That is the last round itself where nothing has changed since,
+        else a preview, of which nothing is carried out.
 
         Raises RoundhouseError `controller_unavailable` before the first observation.
         """
@@ -105,7 +107,7 @@ class AdminService:
         return preview
 
     async def list_models_json(self) -> bytes:
-        """Return the rows of all declared models, as the JSON of an `AdminModels`. Raises RoundhouseError
+        """Return the rows of all declared models in name order, as the JSON of an `AdminModels`. Raises RoundhouseError
         `controller_unavailable` before the first observation."""
         newest_id, current_round = self._journal.newest_id, self.read_current_state()
         rows = b",".join(
@@ -211,13 +213,16 @@ class AdminService:
         self, name: str, params: Mapping[str, LoadValue], replicas: int | None, *, restart: bool = False, actor: str
     ) -> StatementResult:
         """Load a model: put the statement into force, record it, and wake the reconcile loop. Returns at once; call
-        `wait_for_load` to wait for the result. `name` may be an alias.
+        `wait_for_load` to wait for the result. `name` may be an alias. Earlier failures no longer delay the load. A
+        model that is loaded or loading already is left as it is (`is_new` of the result is False), unless autoload
+        brought it or `restart` is set.
 
         `params` are the backend's load fields, `replicas` is the number of engines (None means as declared). `restart`
         allows new values for a model that is loaded or loading.
 
         Raises:
-            RoundhouseError: `unknown_model`, `invalid_load_request`, `state_conflict` (see `decide_load`);
+            RoundhouseError: `unknown_model`; `invalid_load_request` for wrong fields, too many replicas, or values for
+                a loaded or loading model without `restart`; `state_conflict` while the model is being unloaded;
                 `controller_unavailable` before the first observation.
         """
         standing = self._read_standing(name)
@@ -235,8 +240,9 @@ class AdminService:
         """Unload a model: put the statement into force, record it, and wake the reconcile loop. Returns at once; call
         `wait_for_unload` to wait for the result. `name` may be an alias.
 
-        With `hold`, requests do not load an autoload model again. Raises RoundhouseError `unknown_model`, or
-        `controller_unavailable` before the first observation.
+        With `hold`, requests do not load an autoload model again. Nothing changes, and `is_new` of the result is False,
+        where the same unload is in force, or where the model is unloaded or unloading and no request would load it.
+        Raises RoundhouseError `unknown_model`, or `controller_unavailable` before the first observation.
         """
         override = decide_unload(self._read_standing(name), hold=hold, actor=actor, now=self._clock())
         if override is not None:
@@ -244,9 +250,10 @@ class AdminService:
         return StatementResult(self._files.revision, override is not None)
 
     def reset_model(self, name: str, *, actor: str) -> None:
-        """Drop the override of a model, so that the files alone decide again, and wake the reconcile loop. Does nothing
-        if there is no override. `name` may be an alias. Raises RoundhouseError `unknown_model`, or
-        `controller_unavailable` before the first observation."""
+        """Drop the override of a model (an operator's load or unload), so that the files and the demand of requests
+        decide again, record that, and wake the reconcile loop. Returns at once. Does nothing if there is no override.
+        `name` may be an alias. Raises RoundhouseError `unknown_model`, or `controller_unavailable` before the first
+        observation."""
         model_name = self.resolve_name(name)
         if self._files.drop_override(model_name):
             self._record(model_name, actor, "back to what the files say", {"action": "reset"})
@@ -284,11 +291,12 @@ class AdminService:
         the load is done. `name` is the model's own name, not an alias. While the controller is paused, a load is not
         waited for.
 
-        With `restart`, the load is done once every wanted replica has the new values. Up to TAKEN_WITHIN_S more are
-        waited for a round that knows the statement, and as long for the gateways to apply it.
+        With `restart`, the load is done once every wanted replica has the new values. Also with a short `timeout_s`, up
+        to 2 s are waited for a round that knows the statement; and up to 2 s more for the gateways to apply it.
 
         Raises:
-            RoundhouseError: `model_failed`, or `state_conflict` where the model was unloaded or removed from the files.
+            RoundhouseError: `model_failed` where the load failed (with `restart`, also where the old engines still
+                serve), or `state_conflict` where the model was unloaded or removed from the files.
         """
         is_done = await self._wait_for_round(
             lambda current_round: _load_is_done(current_round, name, restart), result.revision, timeout_s
@@ -297,7 +305,8 @@ class AdminService:
 
     async def wait_for_unload(self, name: str, result: StatementResult, timeout_s: float) -> tuple[AdminModel, bool]:
         """Wait for an unload, until it is done or `timeout_s` seconds have passed. Returns the model's row, and whether
-        the unload is done. See `wait_for_load` for `name`, the time, and a paused controller.
+        the unload is done. `name` is the model's own name, not an alias. While the controller is paused, an unload is
+        not waited for. Waits up to 2 s longer for a round that knows the statement, and for the gateways to apply it.
 
         Raises:
             RoundhouseError: `state_conflict` where the model was loaded again by an operator, or was removed from the

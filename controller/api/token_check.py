@@ -17,8 +17,8 @@ OPEN_PATHS: Final = frozenset({"/internal/health", "/metrics"})
 
 
 class TokenCheck:
-    """ASGI middleware that refuses every request and every WebSocket without the gateway token, except for
-    OPEN_PATHS."""
+    """ASGI middleware that refuses every request and every WebSocket without the gateway token in its header, except
+    for HTTP requests of `/internal/health` and `/metrics`."""
 
     def __init__(self, app: AsgiApp, token: SharedToken) -> None:
         self._app = app

@@ -48,11 +48,11 @@ def write_archive(
 ) -> None:
     """Write the archive to `path`, which must not exist, readable by its owner alone, and sync it to disk. `files` maps
     the member names of `manifest` to source files, which must not change meanwhile; nothing compares them with the
-    manifest. `originals` are hash and file of the originals that the manifest counts, ascending. `on_original`: called
-    after each of them.
+    manifest. `originals` are SHA-256 (hex) and file of each original (the file of a document) that the manifest counts,
+    ascending by hash. `on_original`: called after each of them.
 
-    Raises BackupError for an original that is not what its name says, OSError, and FileExistsError where `path` exists.
-    The caller must then remove the partial archive.
+    Raises FileExistsError where `path` exists. Raises BackupError for an original whose content has another hash, and
+    OSError; the caller must then remove the partial archive.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -99,8 +99,8 @@ def verify_archive(file: IO[bytes]) -> Manifest:
 
 
 def read_archive(file: IO[bytes], take: Callable[[str, int, Iterator[bytes]], None]) -> Manifest:
-    """Read a whole archive from its beginning, call `take` with each member's name, permissions and chunks of content,
-    and return the manifest. `file` must be seekable.
+    """Read a whole archive from its beginning, call `take` with the name, the permissions and the chunks of content of
+    each member after the manifest, and return the manifest. `file` must be seekable.
 
     Keep what `take` received only once this returns: a member's digest is checked at the member's end, and the
     archive's checksum at the end of the file. `take` may leave content unread.

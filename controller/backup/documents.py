@@ -34,7 +34,7 @@ _HASH: Final = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class DocumentsCopy:
-    """What a backup takes of one retrieval program."""
+    """What a backup takes of one retrieval program. Made by `open_documents`, and valid only inside its block."""
 
     catalog: Path
     """Copy of the catalog."""
@@ -44,7 +44,8 @@ class DocumentsCopy:
     originals_folder: Path
 
     def list_originals(self) -> Iterator[tuple[str, Path]]:
-        """Yield hash and file of each original, by hash. Raises OSError."""
+        """Yield the SHA-256 (hex) and the path of each original, the file that a document was made of, ascending by
+        hash. Raises OSError where the list cannot be read."""
         with self.list_path.open() as lines:
             for line in lines:
                 sha256 = line.strip()
@@ -53,11 +54,12 @@ class DocumentsCopy:
 
 @contextmanager
 def open_documents(folder: Path, work_folder: Path) -> Iterator[DocumentsCopy | None]:
-    """Copy the catalog to the work folder, list the originals, and keep retrieval from removing any of them within the
-    block. None: there is no catalog. Retrieval may run.
+    """Context manager that copies the catalog to the work folder, lists the originals, and keeps retrieval from
+    removing any of them within the block. None: there is no catalog. Retrieval may run.
 
-    `folder`: retrieval's state folder. All originals that the copied catalog needs are in the list, for it is made
-    later. Raises BackupError, or OSError where the work folder cannot be written.
+    `folder`: retrieval's state folder. `work_folder` must exist; the caller removes it. The list is made after the copy
+    of the catalog, so it has every original that this copy names. Raises BackupError where the catalog or the folder of
+    originals cannot be read, or OSError where the work folder cannot be written.
     """
     source = folder / RETRIEVAL_FOLDER
     originals_folder = source / ORIGINALS_FOLDER
@@ -79,13 +81,15 @@ def open_documents(folder: Path, work_folder: Path) -> Iterator[DocumentsCopy | 
 
 
 def has_documents(folder: Path) -> bool:
-    """Whether a state folder of retrieval has documents or files. Raises OSError."""
+    """Return whether a state folder of retrieval has at least one original, the file of a document. False where the
+    folder is missing. Raises OSError."""
     return next(_scan_originals(folder / RETRIEVAL_FOLDER / ORIGINALS_FOLDER), None) is not None
 
 
 class StagedDocuments:
-    """Documents of an archive, on their way into a state folder of retrieval. Nothing there changes before
-    `move_into_place`."""
+    """Documents of one archive that are being restored to a state folder of retrieval: collected in a hidden staging
+    folder inside it, and put in the place of its documents by `move_into_place`. Before that, its documents stay as
+    they are. The maker calls `remove` in the end, also after an error."""
 
     def __init__(self, folder: Path) -> None:
         """`folder`: retrieval's state folder, which exists when something is taken."""
@@ -93,7 +97,8 @@ class StagedDocuments:
         self._staged = folder / f".{RETRIEVAL_FOLDER}.{os.getpid()}.new"
 
     def take_member(self, member: str, chunks: Iterator[bytes]) -> None:
-        """Write a member of the archive to the staging folder. Raises OSError."""
+        """Write one member of the archive, the catalog or an original, to the staging folder. `member` is its name in
+        the archive, and must be one of these. Raises OSError."""
         if member == CATALOG_MEMBER:
             path = self._staged / CATALOG_NAME
         else:
@@ -104,7 +109,8 @@ class StagedDocuments:
         write_new(path, 0o600, chunks, is_synced=False)
 
     def check_catalog(self) -> None:
-        """Check the catalog's file. Raises DamagedArchiveError."""
+        """Check that the staged catalog, which must have been taken, is a sound SQLite database. Raises
+        DamagedArchiveError where it is not."""
         try:
             with closing(sqlite3.connect(self._staged / CATALOG_NAME)) as db:
                 check_content(db)
@@ -112,8 +118,9 @@ class StagedDocuments:
             raise DamagedArchiveError(f"{CATALOG_MEMBER} is damaged: {error}") from None
 
     def move_into_place(self) -> Path | None:
-        """Make everything durable, and give the staging folder its name. Return where the folder is now that was there,
-        over one that an earlier restore moved aside; None: there was none. Raises OSError."""
+        """Sync the disks, and rename the staging folder to the folder of documents. An existing folder of documents is
+        renamed first, to a name that ends in `.before-restore`; what an earlier restore left there is deleted. Return
+        the new path of that existing folder; None: there was none. Blocks. Raises OSError."""
         self._make_folder(self._staged / ORIGINALS_FOLDER)
         write_new(self._staged / RESTORED_NAME, 0o600, iter(()), is_synced=False)
         os.sync()  # a sync of each of many thousand files takes minutes
@@ -127,7 +134,7 @@ class StagedDocuments:
         return aside
 
     def remove(self) -> None:
-        """Remove what was staged and not moved into place."""
+        """Remove what was staged and not moved into place. Nothing staged is no error; raises nothing."""
         shutil.rmtree(self._staged, ignore_errors=True)
 
     def _make_folder(self, folder: Path) -> None:

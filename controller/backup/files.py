@@ -29,8 +29,8 @@ def copy_database(source: Path, copy: Path) -> list[Path]:
     """Copy an SQLite database to the file `copy` as of its last committed transaction, while others write to it.
     Returns the copy in a list, empty where there is no database. The copy is readable by its owner alone.
 
-    Raises BackupError where the database cannot be read, is damaged, or is locked by another program for BUSY_S
-    seconds, and where the copy cannot be written.
+    Raises BackupError where the database cannot be read, is damaged, or is locked by another program for 5 s
+    (`BUSY_S`), and where the copy cannot be written.
     """
     if not source.exists():
         return []
@@ -59,8 +59,10 @@ def copy_database(source: Path, copy: Path) -> list[Path]:
 
 
 def write_new(path: Path, mode: int, chunks: Iterator[bytes], *, is_synced: bool = True) -> None:
-    """Write a file anew, and sync it unless the caller does that. Run by root, the file gets the owner of its folder.
-    Raises OSError."""
+    """Write `chunks` to a new file at `path`; an existing one is removed first. Syncs the file to disk, unless
+    `is_synced` is False because the caller does that. Of `mode` only the read and write permissions count, and the
+    owner always has both. Run by root, the file gets the owner of its folder. Raises OSError, and then may leave a
+    partial file."""
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -74,7 +76,8 @@ def write_new(path: Path, mode: int, chunks: Iterator[bytes], *, is_synced: bool
 
 
 def give_to_owner(path: Path) -> None:
-    """Run by root, give a file or folder to the owner of the folder that it is in. Raises OSError."""
+    """Give a file or folder to the owner (user and group) of the folder that it is in, if this program runs as root;
+    otherwise do nothing. Raises OSError."""
     owner = path.parent.stat()
     if os.geteuid() == 0 and (owner.st_uid, owner.st_gid) != (0, 0):
         os.chown(path, owner.st_uid, owner.st_gid)

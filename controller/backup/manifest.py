@@ -65,8 +65,9 @@ class Member(BaseModel):
 
 
 class DocumentsSummary(BaseModel):
-    """What follows the members of the manifest in an archive with documents: originals, named by their SHA-256,
-    ascending. A manifest with all of them would be too large."""
+    """Number and total size in bytes of the originals (the files of documents) in an archive. They follow the members
+    of the manifest, ascending by the SHA-256 that names them; the manifest does not list them, because it would be too
+    large."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -76,7 +77,8 @@ class DocumentsSummary(BaseModel):
 
 
 class Manifest(BaseModel):
-    """Content of `manifest.json`, the first file of an archive: who wrote the archive, when, and which files follow."""
+    """Content of `manifest.json`, the first file of an archive: who wrote the archive, when, and which files follow
+    (`members`; originals of documents are only counted, in `documents`)."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -101,7 +103,7 @@ class Manifest(BaseModel):
 
     @property
     def has_installation(self) -> bool:
-        """Whether it is more than a backup of documents alone."""
+        """Whether the archive holds an installation (its state, perhaps with documents), not documents alone."""
         return f"{STATE_FOLDER}/{IDENTITY}" in self.members
 
 
@@ -121,13 +123,15 @@ class MemberPlace:
 
     @property
     def is_database(self) -> bool:
-        """Whether the file is an SQLite database: the journal or `responses.db`."""
+        """Whether the file is the journal or `responses.db`, which are SQLite databases. False for the catalog of
+        documents, which is one too and is checked apart."""
         return self.name in (JOURNAL, RESPONSES) and self.folder != DESIRED_FOLDER
 
 
 def parse_member(member: str) -> MemberPlace:
-    """Return the place in an installation of an archive member. Raises ForeignArchiveError where no backup contains
-    such a member, for example one with a path out of its folder."""
+    """Return the place in an installation of an archive member that a manifest lists. Raises ForeignArchiveError where
+    no manifest of a backup lists such a member: one with a path out of its folder, for example, or an original of a
+    document (see `hash_of_original`)."""
     folder, _, name = member.partition("/")
     is_known = (
         (folder == STATE_FOLDER and name in (*STATE_FILES, JOURNAL))

@@ -57,11 +57,13 @@ class RestoreFolders:
     """State folder of retrieval; None: documents are left out."""
 
     def folder_of(self, place: MemberPlace) -> Path:
-        """Return the destination folder of a member, which need not exist."""
+        """Return the destination folder of a member, which need not exist. Raises KeyError for the catalog of
+        documents."""
         return {STATE_FOLDER: self.state, RESPONSES_FOLDER: self.responses, DESIRED_FOLDER: self.desired}[place.folder]
 
     def path_of(self, place: MemberPlace) -> Path:
-        """Return the destination file of a member, which need not exist."""
+        """Return the destination file of a member, which need not exist. Raises KeyError for the catalog of
+        documents."""
         return self.folder_of(place) / place.name
 
 
@@ -78,8 +80,8 @@ class Restored:
 
 
 def check_vacant(manifest: Manifest, folders: RestoreFolders) -> None:
-    """Check that the destination has no state, no `responses.db`, and no desired-state files but equal ones of the
-    backup. Missing folders are vacant.
+    """Check that the destination has no state, no `responses.db`, no desired-state files but equal ones of the backup,
+    and no documents where the restore brings some. Missing folders are vacant.
 
     Raises OccupiedError where it has some, OSError where a folder or file cannot be read.
     """
@@ -108,12 +110,13 @@ def check_no_documents(folder: Path) -> None:
 
 def restore_documents(file: IO[bytes], manifest: Manifest, folder: Path, *, force: bool) -> Path | None:
     """Restore the documents of an archive that `verify_archive` accepted with this `manifest`, and nothing else, to
-    retrieval's state folder. Return where the folder is now that was there; None: there was none. No retrieval program
-    may run there.
+    retrieval's state folder `folder`, which is made if it is missing. Return the new path of the folder of documents
+    that was moved aside; None: there was none. `file` must be seekable. No retrieval program may run there.
 
-    With `force`, existing documents are moved aside, over those of an earlier restore. Raises BackupError, also where
-    the archive has no documents (OccupiedError: there are some, without `force`), or OSError; the previous documents
-    are then still in place, unless the disk failed between two renames.
+    With `force`, existing documents are moved aside, to a name that ends in `.before-restore`; those that an earlier
+    restore left there are deleted. Raises BackupError, also where the archive has no documents (OccupiedError: there
+    are some, without `force`), or OSError; the previous documents are then still in place, unless the disk failed
+    between two renames.
     """
     if manifest.documents is None:
         raise BackupError("it has no documents")
@@ -127,11 +130,12 @@ def restore_archive(
     file: IO[bytes], manifest: Manifest, folders: RestoreFolders, *, force: bool, new_identity: bool
 ) -> Restored:
     """Restore an archive that `verify_archive` accepted with this `manifest`. The caller holds the lock of the state
-    folder, and no gateway runs. Missing folders are made.
+    folder, and neither a gateway nor retrieval runs. `file` must be seekable. Missing folders are made.
 
-    With `force`, existing files are moved aside, to names that end in ASIDE_SUFFIX, over those of an earlier restore;
-    without it, `check_vacant` must pass. An existing identity stays, because running engines are known by it. With
-    `new_identity` (never with `force`), the archive's identity is left out, so that the controller creates a new one.
+    With `force`, existing files are moved aside, to names that end in `.before-restore`, over those of an earlier
+    restore; without it, `check_vacant` must pass. An existing identity stays, because running engines are known by it.
+    With `new_identity` (never with `force`), the archive's identity is left out, so that the controller creates a new
+    one.
 
     Raises BackupError (OccupiedError without `force`) or OSError. The previous files are then still in place, unless
     the disk failed between two renames.

@@ -37,7 +37,7 @@ from controller.storage.state_dir import Identity
 
 @dataclass(frozen=True, slots=True)
 class BackupFolders:
-    """Folders of an installation."""
+    """Folders of an installation that a backup reads."""
 
     desired: Path
     """Folder of the desired-state files."""
@@ -60,8 +60,10 @@ def write_backup(path: Path, folders: BackupFolders, now: float, on_original: Ca
 
 
 def write_documents_backup(path: Path, documents: Path, now: float, on_original: Callable[[], None]) -> Manifest:
-    """Back up the documents alone, as `write_backup` does. `documents`: state folder of retrieval. Raises BackupError,
-    also where there are none."""
+    """Back up the documents alone to the file `path`, which is replaced only by a complete archive, and return the
+    manifest. `documents`: state folder of retrieval, which may run. `now` is Unix time. `on_original`: called when an
+    original of a document is in the archive. Raises BackupError, also where there is no catalog of documents, and then
+    leaves no partial file."""
     if not (documents / RETRIEVAL_FOLDER / CATALOG_NAME).exists():
         raise BackupError(f"{documents} is no state folder of retrieval: it has no {RETRIEVAL_FOLDER}/{CATALOG_NAME}")
     return _write(path, documents, lambda _: {}, now, on_original)

@@ -239,9 +239,10 @@ class AdminClient:
     ) -> AsyncGenerator[SseEvent, None]:
         """Yield events after the entry `after` as they happen, heartbeats left out.
 
-        `after`: id of an entry. Empty `kinds`: all. It ends when the server ends the stream, and raises
-        LostControllerError when the connection breaks or nothing comes for `SILENCE_S`. It does not connect again: see
-        `EventFollower`. Close the generator (`aclosing`). Errors: see `AdminClient`.
+        `after`: id of an entry; 0: every entry that is kept. Empty `kinds`: all; `model` None: all. An event of kind
+        `gap` says that entries after `after` are no longer kept. It ends when the server ends the stream, and raises
+        LostControllerError when the connection breaks or nothing comes for 60 s (`SILENCE_S`). It does not connect
+        again; `controller.cli.follow.EventFollower` does. Close the generator (`aclosing`). Errors: see `AdminClient`.
         """
         reader = SseReader()
         query, headers = _query(model=model, kind=kinds), {"Last-Event-ID": str(after)}

@@ -31,7 +31,8 @@ def backup(
 
     The file contains declarations and keys, operators' loads and unloads, history, stored responses, documents,
     observed memory, and the identity of this installation. It contains no models, no vectors and no logs of engines.
-    Protect the file like the state folder: it contains secrets.
+    Protect the file like the state folder: it contains secrets. An existing FILE stays as it is until the new one is
+    complete. Exit code 1: something cannot be read or written.
     """
     from controller.backup.manifest import BackupError
     from controller.backup.snapshot import BackupFolders, write_backup

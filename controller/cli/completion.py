@@ -19,7 +19,7 @@ PATIENCE_S = 1.0
 
 def model_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the names of declared models that begin with `incomplete`, as the controller that the command line names
-    so far reports them. Empty where none answers within `PATIENCE_S`. Aliases are not offered."""
+    so far reports them. Empty where none answers within 1 s. Aliases are not offered."""
     return [row.name for row in _rows(ctx) if row.name.startswith(incomplete)]
 
 

@@ -46,7 +46,8 @@ class EventFollower:
         returns.
 
         A lost connection is reported once on stderr and made again, without a limit. Raises NoControllerError only
-        where no controller answers at the start, and RequestRefusedError where one refuses with a status below 500.
+        where no controller answers at the start, and RequestRefusedError where it refuses at the start, or later with a
+        status below 500.
         """
         newest_id = (await self._client.list_models()).last_event_id
         self._last_id = str(newest_id if after is None else after)

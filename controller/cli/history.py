@@ -55,8 +55,8 @@ def history(
 
 
 def entry_words(entry: JournalEntry) -> str:
-    """Return the message of an entry in one line. For an operator's load, the values that the message does not name are
-    added as `, with field=value`."""
+    """Return the message of an entry in one line. For an operator's load, the fields that the message does not name are
+    added with their values, as `, with field=value`."""
     message, params, replicas = one_line(entry.message), entry.details.get("params"), entry.details.get("replicas")
     if entry.kind != "statement" or entry.details.get("action") != "load":
         return message

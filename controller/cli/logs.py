@@ -28,7 +28,7 @@ def logs(
     state: State = None,
     as_json: Json = False,
 ) -> int:
-    """Show the last log lines of a model's engines.
+    """Show the last log lines of a model's engines: of the running ones, or of the last one that ended where none runs.
 
     With --follow, also new lines, until Ctrl-C. With --json, one JSON object per line.
     """

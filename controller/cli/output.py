@@ -63,7 +63,7 @@ def print_piece(text: str) -> None:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], styles: dict[str, str] | None = None) -> None:
     """Print a table to stdout. `styles` maps the text of a cell to its rich style, which only a terminal shows. Where
-    stdout is no terminal, lines have up to `PIPE_WIDTH` columns; longer cells are folded to further lines."""
+    stdout is no terminal, lines have up to 400 columns (`PIPE_WIDTH`); longer cells are folded to further lines."""
     from rich.console import Console  # 50 ms that most commands do not need
 
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
@@ -120,7 +120,8 @@ def plain_words(value: object) -> str:
 
 def first_line(text: str, width: int) -> str:
     """Return the first line of a text, stripped. ` ...` after it marks that further lines are left out. If that is
-    longer than `width` characters, it is cut to `width`, with `...` at the end."""
+    longer than `width` characters, it is cut to `width`, with `...` at the end. Where further lines are left out, the
+    words that announce an engine's log (`LOG_FOLLOWS`) are removed, too."""
     first, _, other_lines = text.strip().partition("\n")
     line = f"{first.strip().removesuffix(LOG_FOLLOWS)} ..." if other_lines.strip() else first.strip()
     return line if len(line) <= width else f"{line[: width - 3]}..."

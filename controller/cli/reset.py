@@ -11,7 +11,8 @@ from controller.cli.settings import controller_url
 def reset(name: ModelArgument, controller: ControllerUrl = None, state: State = None, as_json: Json = False) -> int:
     """Take back what load and unload said of a model.
 
-    From then on only the files say what it should be.
+    From then on only the files say what it should be, and, with `autoload`, the requests. A model of which neither was
+    said stays as it is.
     """
     from controller.cli.admin_client import ask_admin  # aiohttp takes 150 ms
 

@@ -45,7 +45,8 @@ def restore(
     """Restore a backup. Nothing of Roundhouse may run on these folders.
 
     The whole backup is read and verified first: one that is damaged, or that another program or a newer version wrote,
-    changes nothing. Exit code 4: a controller, a gateway or `up` runs on the state folder.
+    changes nothing. Exit code 1: the backup cannot be restored, or the folders hold files already and --force is not
+    given. 4: a controller, a gateway, retrieval or `up` runs on the folders.
     """
     from controller.backup.archive import verify_archive
     from controller.backup.manifest import BackupError, NewerArchiveError
@@ -76,8 +77,9 @@ def restore(
 
 
 def hold_catalog(documents: Path) -> list[int]:
-    """Lock the catalog of a state folder of retrieval against a retrieval program. Return the descriptors that hold it,
-    none where there is no catalog. Raises CommandError (LOCKED) where a program uses it."""
+    """Lock the catalog of a state folder of retrieval against a retrieval program. Return a list of the file descriptor
+    that holds the lock, which the caller closes to release it; empty where there is no catalog. Raises CommandError
+    (LOCKED) where a program uses it."""
     from common.sqlite_files import hold_file
     from common.state_files import CATALOG_NAME, RETRIEVAL_FOLDER
 

@@ -242,7 +242,7 @@ def _way_out(model: ModelStatus) -> str:
 
 def status_as_json(snapshot: ControllerStatus) -> dict[str, Any]:
     """Return the status as JSON for scripts. Fields of models that the admin API names differently (`ROW_NAMES`) are
-    there under both names, the deprecated and the new one."""
+    there under both names, the deprecated and the new one; `is_loaded` is added to each model."""
     fields = snapshot.model_dump(mode="json")
     for model in fields["models"]:
         model |= {row_name: model[name] for name, row_name in ROW_NAMES.items()}

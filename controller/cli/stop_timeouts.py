@@ -20,11 +20,11 @@ KILLED_S: Final = 10.0
 
 
 def gateway_stop_timeout_s() -> float:
-    """Return the seconds from SIGTERM until the gateway is killed: its grace period for running requests, plus
-    `MARGIN_S`.
+    """Return the seconds from SIGTERM until the gateway is killed: its grace period for running requests, plus 30 s
+    (`MARGIN_S`).
 
     Reads `ROUNDHOUSE_SHUTDOWN_GRACE_S` itself, because the command line must not import the gateway's settings. A value
-    that is no number of seconds counts as the default; the gateway refuses it at its start.
+    that is no number of seconds counts as the default, 30 s; the gateway refuses it at its start.
     """
     try:
         grace_s = float(os.environ.get("ROUNDHOUSE_SHUTDOWN_GRACE_S") or GATEWAY_S)
@@ -34,8 +34,8 @@ def gateway_stop_timeout_s() -> float:
 
 
 def controller_stop_timeout_s(settings: ControllerSettings) -> float:
-    """Return the seconds until the controller is killed: the grace period of engines, which end in parallel, plus
-    `MARGIN_S`."""
+    """Return the seconds until the controller is killed: the grace period of engines, which end in parallel, plus 30 s
+    (`MARGIN_S`)."""
     return settings.stop_timeout_s + MARGIN_S
 
 

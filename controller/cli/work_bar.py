@@ -12,14 +12,16 @@ if TYPE_CHECKING:
 
 
 class WorkBar:
-    """Counts what is done. Shows nothing where stderr is no terminal."""
+    """Shows how much of some work is done, while the block of `open_work_bar`, which makes it, runs. Shows nothing
+    where stderr is no terminal."""
 
     def __init__(self, progress: Progress | None, task: TaskID | None) -> None:
         self._progress = progress
         self._task = task
 
     def advance(self, amount: float, words: str | None = None) -> None:
-        """Note that `amount` more is done. `words`: what is under way; None: as before."""
+        """Note that `amount` more is done, in the unit of the total. `words`: what is under way, shown beside the bar;
+        None: as before."""
         if self._progress is not None and self._task is not None:
             self._progress.advance(self._task, amount)
             if words is not None:

@@ -139,8 +139,8 @@ class Admission:
         """Take back the slot and KV cache tokens of a ticket that is inside, and admit it again with a larger claim.
 
         Call only while no part of the answer has been sent to the client. Returns what `retry_ticket` returns: the next
-        endpoint (None: the ticket waits), and grants for other tickets. `by_engine`: the engine reported that its KV
-        cache is full; False: another request needs the tokens.
+        endpoint (None: the ticket waits, or the grants hold its error), and grants for other tickets. `by_engine`: the
+        engine reported that its KV cache is full; False: another request needs the tokens.
 
         Raises:
             RoundhouseError: `kv_cache_exhausted` if the engine reported it and its number of tokens is unknown or the
@@ -156,10 +156,11 @@ class Admission:
         return self._requeue(ticket, now)
 
     def begin_answer(self, ticket: Ticket, *, is_counted: bool) -> int:
-        """Return after how many events of the answer, from its start, to call `extend_answer`.
+        """Return after how many events of the answer, from its start, to call `extend_answer`; `NEVER`: not at all.
 
-        `NEVER` if the replica's tokens are not counted, or if the tokens reserved for the ticket are final. Call when
-        the request is sent to the replica that the ticket is inside. `is_counted`: see `TokenPool.begin_answer`.
+        That is so if the replica's tokens are not counted, or if the tokens reserved for the ticket are final. Call
+        when the request is sent to the replica that the ticket is inside. `is_counted`: the caller counts the answer's
+        events, about one per token; False: all reserved tokens are granted at once and are final.
         """
         pool = ticket.replica.token_pool
         return NEVER if pool is None else pool.begin_answer(ticket, is_counted=is_counted)
@@ -167,10 +168,12 @@ class Admission:
     def extend_answer(
         self, ticket: Ticket, answered: int, can_resend: Callable[[Ticket], bool]
     ) -> tuple[int, list[Ticket]]:
-        """Grant more tokens to an answer that has `answered` events so far; see `TokenPool.extend`.
+        """Grant more tokens to an answer that has `answered` events so far and goes on; see `TokenPool.extend`.
 
-        Returns after how many events of the answer, from its start, to call again, and the tickets, possibly `ticket`
-        itself, that the caller must preempt (`preempt_ticket`) or end (`release_ticket`) because the cache is full.
+        Returns after how many events of the answer, from its start, to call again (`NEVER`: not at all), and the
+        tickets, possibly `ticket` itself, that the caller must preempt (`preempt_ticket`) or end (`release_ticket`)
+        because the cache is full. `can_resend`: returns whether a ticket's request can be sent again without its client
+        noticing.
         """
         pool = ticket.replica.token_pool
         return (NEVER, []) if pool is None else pool.extend(ticket, answered, can_resend)
@@ -185,8 +188,12 @@ class Admission:
             ticket.queue.token_estimator.record_usage(ticket.claim.demand, prompt_tokens, answer_tokens)
 
     def record_prompt(self, ticket: Ticket, tokens: int, seconds: float) -> None:
-        """Record that the engine took `seconds` to the first token of a session's turn, which is inside. `tokens`: of
-        its prompt, without those that were cached."""
+        """Record that the engine took `seconds` from the request to the first token of a session's turn, to learn its
+        pace.
+
+        `ticket`: the turn's, which is inside. `tokens`: of its prompt, without those that were cached; samples of fewer
+        than 128 are ignored.
+        """
         ticket.queue.sessions.prefill_pace.record_prompt(tokens, seconds)
 
     def record_overrun(self, ticket: Ticket, now: float) -> None:

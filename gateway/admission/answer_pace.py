@@ -37,7 +37,9 @@ class AnswerPace:
         """Return the seconds that an answer is expected to take at most; None if the recorded answers do not tell.
 
         That is so when there are none, when the prompt is much longer than theirs, and for an answer without any end.
-        `most_tokens`: the request's limit; None: it sets none. `runs_to_bound`: the model's end of text is ignored.
+        `most_tokens`: the request's limit; None: it sets none. An answer is expected to have at most four times the
+        mean number of tokens, unless `runs_to_bound`, the model's end of text is ignored: then it has as many as the
+        limit allows.
         """
         if not self._completion_tokens or (runs_to_bound and most_tokens is None):
             return None

@@ -29,13 +29,15 @@ class CircuitBreaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether the replica takes no requests, or only a trial."""
+        """Whether failures have opened the breaker, so that the replica takes no requests, or one trial at a time. Time
+        alone does not change it."""
         return self._pause_s > 0
 
     def record_failure(self, now: float) -> None:
-        """Count a failed connection. The third opens the breaker; later ones double its pause.
+        """Count a failed connection. The third opens the breaker, with a pause of `FIRST_PAUSE_S` from `now`.
 
-        Failures during the pause are ignored: those connections began before it.
+        A later one, after the pause, begins another pause of twice the length, up to `LONGEST_PAUSE_S`. Failures during
+        a pause are ignored: those connections began before it.
         """
         if not self.is_open:
             self._failures += 1
@@ -74,6 +76,6 @@ class CircuitBreaker:
             self._trial = None
 
     def retry_in_s(self, now: float) -> float:
-        """Return the seconds until the next trial may begin; 0 if it may begin now, one is running, or nothing is
-        open."""
+        """Return the seconds until the next trial may begin; 0 if the pause is over, even if a trial runs, or the
+        breaker is closed."""
         return max(0.0, self._until - now)

@@ -20,7 +20,7 @@ _NEVER: Final = float("-inf")
 
 
 class Placement(NamedTuple):
-    """The slot of a request."""
+    """The engine's slot that `EngineSlots` chose for a request, counted from 0."""
 
     slot: int
     evicted_session: bytes | None
@@ -28,7 +28,10 @@ class Placement(NamedTuple):
 
 
 class EngineSlots:
-    """The slots of one replica. A slot is busy, or idle with the cache of the request that used it last."""
+    """The slots of one replica whose requests name their slot; one per `SessionPlacement`.
+
+    A slot is busy, or idle with the cache of the request that used it last.
+    """
 
     __slots__ = ("_affinity", "_busy", "_holders", "_used_at", "unplaced_count")
 
@@ -41,13 +44,15 @@ class EngineSlots:
         self._affinity: PrefixAffinity[int] = PrefixAffinity(_PREFIXES_PER_SLOT * count)
         """Maps beginnings of requests without a session to the slots that served them."""
         self.unplaced_count = unplaced_count
-        """Requests inside whose slots are not known. While there are any, no slot is known to be idle."""
+        """Requests inside whose slots are not known; counted by `SessionPlacement`. While there are any, no slot is
+        known to be idle."""
 
     def place_session(self, key: bytes, held_slot: int | None, now: float) -> Placement | None:
         """Choose and occupy a slot for a turn of the session `key`, which holds the slot from now on. None: no slot is
         known to be idle, and nothing changes. Call `release` when the request is out.
 
-        `held_slot`: the slot that the session holds so far, taken again if it is idle; None: the session holds none.
+        `held_slot`: the slot that the session holds so far, taken again if it is idle; None: the session holds none. A
+        session that gets another slot goes on holding that one, too, until the caller calls `give_up` for it.
         """
         if self.unplaced_count:
             return None

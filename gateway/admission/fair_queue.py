@@ -162,7 +162,8 @@ class FairQueue:
     def queue_position(self, ticket: Ticket, cost: float) -> int:
         """Return the position, from 1, in `queue_order(cost)` of a ticket that `add_ticket` has just added.
 
-        AssertionError for a ticket that does not wait, but not where only one tenant has waiting tickets.
+        Raises:
+            AssertionError: the ticket does not wait. Not checked where only one tenant has waiting tickets.
         """
         account = ticket.account
         number = sum(len(rank) for rank in account.ranks[: ticket.rank + 1])

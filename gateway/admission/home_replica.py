@@ -40,13 +40,14 @@ def leaves_home(
 ) -> bool:
     """Return whether a session's turn goes to `other` instead of `home`, because its answer is expected sooner there.
 
-    The caller has checked that `other` has room. The expected delay at a replica is `mean_s`, the mean seconds of an
-    answer, times the share of its `slots` that is taken. At the home, `waited_s` is added, the seconds since the turn
-    began to wait for it. A replica with fewer cached tokens of the prompt gets `token_s` seconds more per missing
-    token. On equal delays the turn stays.
+    The caller has checked that `other` has room. `slots`: slots of each replica, above 0. The expected delay at a
+    replica is `mean_s`, the mean seconds of an answer, times the share of its slots that is taken. At the home,
+    `waited_s` is added, the seconds since the turn began to wait for it. A replica with fewer cached tokens of the
+    prompt gets `token_s` seconds more per missing token. On equal delays the turn stays.
 
     `mean_s` None: no answer has come yet; a home with room is never left, and a full one always. `token_s` None: not
-    known; a home that has more cached tokens is left only when it is full, and one that has fewer is left at once.
+    known; a home that has more cached tokens is left if it is full and not otherwise, one that has fewer is left at
+    once, and where both have the same number the delays decide.
     """
     if mean_s is None:
         return not home.has_room
@@ -68,7 +69,7 @@ class PrefillPace:
 
     @property
     def token_s(self) -> float | None:
-        """Mean seconds per computed token; None: no sample yet."""
+        """Mean seconds per token of a prompt that an engine computes; None: no sample yet."""
         return self._seconds / self._tokens if self._tokens else None
 
     def record_prompt(self, tokens: int, seconds: float) -> None:

@@ -101,8 +101,8 @@ class ModelQueue:
     def apply_route(self, route: ModelRoute | None, replicas: Sequence[ReplicaSlots], queue_limit: int | None) -> None:
         """Adopt the model's route of a new table. `route` None: the model is not in the table.
 
-        `replicas`: those of the route. `queue_limit`: see `Admission`. Nothing is admitted here: call `serve_queue`
-        afterwards.
+        `replicas`: those of the route. `queue_limit`: requests that may wait per replica if the route declares no
+        limit; None: `QUEUE_LIMIT_PER_SLOT` per slot. Nothing is admitted here: call `serve_queue` afterwards.
         """
         self.is_routed = route is not None
         self.sessions.apply_route(route, self.replicas, replicas)
@@ -124,10 +124,14 @@ class ModelQueue:
         self.broken_count = sum(replica.breaker is not None and replica.breaker.is_open for replica in self.replicas)
 
     def admit_ticket(self, ticket: Ticket, now: float) -> Endpoint | None:
-        """Admit or queue a new ticket; see `Admission.admit_ticket` for what is returned.
+        """Admit or queue a new ticket, and set its `place`.
+
+        Returns the endpoint whose slot the ticket now holds; None: it waits, and a later grant has the endpoint or an
+        error.
 
         Raises:
-            RoundhouseError: `queue_full` or `engine_unreachable`. The ticket stays new.
+            RoundhouseError: `queue_full`; or `engine_unreachable` if the model is loaded and no replica accepts
+                requests. The ticket stays new.
         """
         fair_queue = self.fair_queue
         if fair_queue.waiting_count == self.retrying_count:
@@ -229,11 +233,16 @@ class ModelQueue:
         return list(zip(self.waiting_tickets(), places, strict=True))
 
     def has_other_replica(self, name: str, now: float) -> bool:
-        """Return whether a replica other than `name` admits requests; see `Admission.has_other_replica`."""
+        """Return whether the table in force has a replica other than `name` whose circuit breaker admits requests now;
+        it may be full."""
         return any(replica.endpoint.replica != name and replica.admits_request(now) for replica in self.replicas)
 
     def choose_replica(self, now: float, retries: RetryState) -> Endpoint:
-        """Return the endpoint of the least busy replica, without taking a slot; see `Admission.choose_replica`.
+        """Return the endpoint of the replica with the fewest requests inside, for a request that takes no slot. Nothing
+        is reserved.
+
+        A replica is never chosen during its circuit breaker's pause or if it refused the request before (`retries`);
+        one whose trial runs, or that broke the request's connection, only if there is no other.
 
         Raises:
             RoundhouseError: `engine_unreachable` if no replica is left to try.

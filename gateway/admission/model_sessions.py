@@ -38,9 +38,13 @@ class ModelSessions:
     def apply_route(
         self, route: ModelRoute | None, earlier: Iterable[ReplicaSlots], replicas: Sequence[ReplicaSlots]
     ) -> None:
-        """Apply a new routing table. `route` None: the model is gone. `earlier`, `replicas`: the model's replicas in
-        the table before and in this one. Drops the sessions of replicas that are gone, and all of them when the model
-        was unloaded or its `session_cache` changed."""
+        """Apply the model's part of a new routing table, `route`; None: the model is gone.
+
+        `earlier`, `replicas`: the model's replicas in the table before and in this one. Drops the sessions of replicas
+        that are gone, and all of them when the model was unloaded or the terms of its sessions changed
+        (`session_cache`, `session_binding`, and the number of slots where requests name their slot). The next turn of a
+        session that was dropped while the model stays loaded is `rebuilt`, not `new`.
+        """
         terms = None if route is None else SessionTerms.of(route)
         is_unloaded = route is None or route.state in _UNLOADED
         for replica in earlier:

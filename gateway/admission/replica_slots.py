@@ -72,7 +72,11 @@ class ReplicaSlots:
         return self.breaker is None or self.breaker.may_admit_soon(now)
 
     def has_tokens(self, ticket: Ticket) -> bool:
-        """Return whether the KV cache has room for the ticket's claim; True where tokens are not counted."""
+        """Return whether the KV cache has room for the ticket's claim; True where tokens are not counted. Reserves
+        nothing.
+
+        Call `TokenClaim.estimate_tokens` of the claim before.
+        """
         return self.token_pool is None or ticket.claim is None or self.token_pool.has_room(ticket.claim)
 
     def usage_share(self, target: int) -> float:

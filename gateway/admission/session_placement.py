@@ -18,7 +18,7 @@ class SessionTerms(NamedTuple):
     slot_count: int | None
     """Number of slots of the engine, if requests name their slot; None: they do not."""
     binds_sampling: bool
-    """See `ReplicaSessions`."""
+    """Whether a turn with other sampling fields than the turn before finds no cache and is `rebuilt`."""
 
     @classmethod
     def of(cls, route: ModelRoute) -> SessionTerms | None:
@@ -46,10 +46,12 @@ class SessionPlacement:
         self._slots_by_ticket: dict[Ticket, int] = {}
 
     def admit(self, ticket: Ticket, now: float, *, is_known_elsewhere: bool) -> None:
-        """Place a request that enters the replica: set `ticket.engine_slot`, and `decision` and `cached_tokens` of a
-        session's claim. Call `release` once when the request is out.
+        """Place a request that enters the replica. Call `release` once when the request is out.
 
-        `is_known_elsewhere`: see `ReplicaSessions.decide`.
+        Sets `ticket.engine_slot` (None: the engine chooses), and for a turn of a session its claim's `decision` and
+        `cached_tokens`. May drop other sessions: those beyond the capacity, and one whose slot is taken.
+        `is_known_elsewhere`: another replica keeps the session, or a replica that is gone kept it, so that the turn is
+        no `new` one.
         """
         claim = ticket.session
         if claim is None:
@@ -63,7 +65,11 @@ class SessionPlacement:
         claim.cached_tokens = session.tokens if claim.decision == "reused" else 0
 
     def release(self, ticket: Ticket, now: float) -> None:
-        """Free the slot of a request that is out of the replica, and end its turn. Call once for each `admit`."""
+        """Free the slot of a request that is out of the replica, and end its turn. Call once for each `admit`.
+
+        If the turn was answered, set its claim's `held_tokens` before. A session of which no turn was ever answered is
+        dropped.
+        """
         if self.slots is not None:
             slot = self._slots_by_ticket.pop(ticket, None)
             if slot is None:

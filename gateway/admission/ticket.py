@@ -110,8 +110,8 @@ class QueuePlace(NamedTuple):
 
     `position` counts from 1, and 1 means that the request entered a replica at once: the first waiting request has 2.
     `depth` is the number of waiting requests plus 1, this request included if it waits or was refused with
-    `queue_full`. `wait_ms` is the estimated wait in milliseconds, 0 at position 1; None: no request of the model has
-    ended yet, or the model has no replica.
+    `queue_full`. `wait_ms` is the estimated wait in milliseconds, 0 at position 1; None: unknown, because no request of
+    the model has been answered yet or the model has no replica.
     """
 
     position: int
@@ -126,7 +126,8 @@ class Ticket:
     """One request's claim to slots of a replica. Created by the caller of `Admission`, and used for one request only.
 
     Its state goes from `new` to `waiting` or `inside`, possibly between these two several times, and ends as `gone`.
-    Except for `is_refused`, attributes that the constructor does not take are set by admission.
+    Except for `is_refused`, attributes that the constructor does not take are set by admission, which also sets `rank`
+    to 0 when it queues the ticket again after an attempt.
     """
 
     __slots__ = (
@@ -210,7 +211,8 @@ class Ticket:
 
     @property
     def was_preempted(self) -> bool:
-        """Whether the ticket's tokens were taken back at least once, so that it was admitted again."""
+        """Whether the ticket's KV cache tokens were taken back at least once, so that it was admitted again. False
+        without a `claim`."""
         return self.claim is not None and self.claim.preemptions > 0
 
     def __repr__(self) -> str:
@@ -218,7 +220,11 @@ class Ticket:
 
 
 class TenantAccount:
-    """One tenant's tickets at one model, and the tenant's counter for fair queueing; see `fair_queue`."""
+    """One tenant's waiting tickets at one model, and its counter for fair queueing.
+
+    `counter`: slot-seconds that the tenant received, divided by `weight`; the tenant with the lowest goes next.
+    `inflight`: its tickets that are inside a replica. Made and changed by `fair_queue.FairQueue` only.
+    """
 
     __slots__ = ("counter", "entry", "inflight", "name", "ranks", "turn", "waiting_count", "weight")
 

@@ -66,7 +66,8 @@ class TokenEstimator:
     def record_usage(self, demand: TokenDemand, prompt_tokens: int, answer_tokens: int) -> None:
         """Learn from an engine's counts of one request, and lower the factor that `record_overrun` raised a little.
 
-        `answer_tokens`: of all its answers together. Counts of 0 teach nothing.
+        `answer_tokens`: of all its answers together. Counts of 0 teach nothing about tokens, and neither does the
+        length of an answer that its limit cut.
         """
         self._overrun_factor = max(1.0, self._overrun_factor * _RECOVERY)
         if prompt_tokens > 0 and demand.has_media:

@@ -56,12 +56,13 @@ class TokenClaim:
         """While inside: tokens that the request may have used by now; grows with an answer that has no limit."""
 
     def estimate_tokens(self, estimator: TokenEstimator, context_length: int, share: int) -> None:
-        """Set `prompt_tokens`, `is_bounded` and `needed`.
+        """Set `prompt_tokens`, `is_bounded` and `needed`, the tokens of the prompt and of all answers.
 
         `context_length`: tokens that one request may take. `share`: tokens of the cache per slot. A limit of the answer
         (`max_tokens`) is reserved if it is at most half of `context_length`; a greater one says little, and would turn
         several slots into one. Otherwise the answer is expected to be as long as the model's recent answers, and before
-        any, to fill `share`.
+        any, to fill `share`: at least `LEAST_ANSWER` tokens, and at most the limit. `needed` is never below
+        `least_tokens`.
         """
         demand = self.demand
         self.prompt_tokens = prompt_tokens = estimator.estimate_prompt(demand)
@@ -77,9 +78,10 @@ class TokenClaim:
         self.needed = max(self.least_tokens, prompt_tokens + answer_tokens * demand.sequences)
 
     def raise_claim(self) -> None:
-        """Double the tokens that a preempted request claims; from the third preemption, claim a whole replica.
+        """Count a preemption of the request, and double the tokens that it claims; from the third preemption on, claim
+        a whole replica.
 
-        Sets `least_tokens`; `needed` follows at the next `estimate_tokens`.
+        Sets `preemptions` and `least_tokens`; `needed` follows at the next `estimate_tokens`.
         """
         self.preemptions += 1
         most = max(self.reserved, self.granted)
@@ -87,11 +89,11 @@ class TokenClaim:
 
 
 class TokenPool:
-    """The KV cache tokens of one replica, and the claims of the requests inside.
+    """The KV cache tokens of one replica, and the claims of the requests inside. Belongs to its `ReplicaSlots`.
 
-    Reserved tokens decide who may enter; granted tokens are what answers may have used. Invariant, unless the engine
-    makes room by itself: `granted` is at most `usable`, except for a request that is alone inside, whose length the
-    engine limits.
+    Reserved tokens decide who may enter; granted tokens are what answers may have used. Invariant, once the tickets
+    that `extend` named have left, unless the engine makes room by itself: `granted` is at most `usable`, except for a
+    request that is alone inside, whose length the engine limits.
     """
 
     __slots__ = ("_makes_room", "_step", "capacity", "granted", "reserved", "tickets", "usable")
@@ -109,10 +111,11 @@ class TokenPool:
         self.resize(capacity)
 
     def resize(self, capacity: int) -> None:
-        """Set the number of tokens that the cache holds to `capacity`.
+        """Set the number of tokens that the cache holds to `capacity`, and set `usable`, the number that requests may
+        reserve.
 
-        Sets `usable`, the number that requests may reserve: at least 32 tokens and 1/32 of the cache less. Claims of
-        requests inside are not changed, so they may exceed `usable` afterwards.
+        `usable` is `capacity` less 1/32 of it, or less 32 tokens where that is more, but at least 1. Claims of requests
+        inside are not changed, so they may exceed `usable` afterwards.
         """
         self.capacity = capacity
         self.usable = max(1, capacity - max(_HEADROOM, capacity // _HEADROOM))
@@ -149,10 +152,11 @@ class TokenPool:
             self.granted -= claim.granted
 
     def begin_answer(self, ticket: Ticket, *, is_counted: bool) -> int:
-        """Return after how many events of the answer `extend` must be called, at least 1.
+        """Return after how many events of the answer, from its start, to call `extend`: at least 1, or `NEVER`.
 
-        `NEVER` if the reservation is final or the ticket holds no tokens here. `is_counted`: the caller counts the
-        answer's events (about one per token). False: all that is reserved is granted at once, and is final.
+        `NEVER`: the reservation is final, or the ticket holds no tokens here. `is_counted`: the caller counts the
+        answer's events (about one per token); False: all reserved tokens are granted at once and are final, so `NEVER`
+        is returned.
         """
         claim = self.tickets.get(ticket)
         if claim is None or claim.is_bounded:
@@ -171,8 +175,8 @@ class TokenPool:
         to call again (`NEVER` if the ticket holds no tokens here), and the tickets that must leave because the cache is
         full, possibly `ticket` itself: first the latest to enter that were preempted less than `MOST_PREEMPTIONS` times
         and for which `can_resend` returns True (no client would notice that the request is sent again), then the latest
-        to enter whose answers have no limit. The caller removes them; the last ticket inside never has to leave, and
-        none where the engine makes room by itself.
+        to enter whose answers have no limit. The caller must remove them. One ticket always stays, and none must leave
+        where the engine makes room by itself.
         """
         claim = self.tickets.get(ticket)
         if claim is None:

@@ -26,7 +26,7 @@ _STATES: Final = {ModelState.LOADED: 3, ModelState.LOADING: 1}
 
 
 class AicoreStatus(NamedTuple):
-    """Whether AICore can be used."""
+    """Whether Android's AICore can be used at the server of the model `model_id`."""
 
     model_id: str
     code: int | None
@@ -43,13 +43,16 @@ class AicoreStatus(NamedTuple):
 
 
 def find_aicore(routes: Routes) -> ModelRoute | None:
-    """Return the model with the role `aicore`; None: none is declared."""
+    """Return the first model with the role `aicore` in the table; None: none is declared."""
     return next((route for route in routes.models.values() if route.role == "aicore"), None)
 
 
 def read_status(model: str, status: int, body: bytes) -> AicoreStatus:
-    """Return what a server's answer at `/v1/aicore/status` says. A server that does not know the path is an ordinary
-    one, and available."""
+    """Return what a server's answer at `/v1/aicore/status` says, in which `status` is the HTTP status.
+
+    A server that does not know the path (404, 405) is an ordinary one, and counts as available. Any other answer
+    without a known `status_code` gives the code None and an error; nothing is raised. `model`: name for the result.
+    """
     if status in (404, 405):
         return AicoreStatus(model, 3)
     try:
@@ -63,7 +66,10 @@ def read_status(model: str, status: int, body: bytes) -> AicoreStatus:
 
 
 class AicoreProbe:
-    """The state of AICore as it was told last. Use it as `async with`, and run `run` as a task."""
+    """Asks the server of the model with the role `aicore` for the state of AICore, again and again: read `latest`.
+
+    Use it as `async with`, and run `run` as a task within the context.
+    """
 
     def __init__(self, live: LiveRoutes, interval_s: float = INTERVAL_S) -> None:
         self._live = live
@@ -87,7 +93,11 @@ class AicoreProbe:
         await self._session.close()
 
     async def run(self) -> None:
-        """Ask every `interval_s` seconds, until cancelled. Never returns, and raises nothing of the server's."""
+        """Find the model in the routing table, ask for its state and set `latest`, then wait `interval_s` seconds;
+        until cancelled.
+
+        Never returns. Failures of the server are part of `latest`; nothing of them is raised.
+        """
         while True:
             routes = self._live.current_or_none
             route = None if routes is None else find_aicore(routes)
@@ -95,8 +105,13 @@ class AicoreProbe:
             await asyncio.sleep(self._interval_s)
 
     async def ask(self, route: ModelRoute, *, probes_all: bool = False) -> AicoreStatus:
-        """Return the state of AICore now. `probes_all`: ask for each of its configurations, too. A model that is no
-        remote, or is not loaded, is not asked: its own state counts. Failures are part of the result."""
+        """Ask the server of the model `route` for the state of AICore now, for `TIMEOUT_S` seconds at most, and return
+        it. Does not set `latest`; call it within the context.
+
+        `probes_all`: have the server check each of its configurations, too. A remote model that has no endpoint now is
+        not asked: its code is None. A model that is no remote is not asked either: its own state counts (loaded 3,
+        loading 1, else 2 if it is `autoload` and 0 if not). Failures are part of the result.
+        """
         remote = next((endpoint for endpoint in route.endpoints if endpoint.remote), None)
         if remote is None:
             if route.remote_probe is not None:

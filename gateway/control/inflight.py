@@ -108,12 +108,14 @@ class InflightCounts:
         _drop_absent(self._demand, autoload_models - loaded_models)
 
     def record_prefill(self, request_id: str, model: str, processed: int, total: int) -> None:
-        """Note how many of the `total` tokens of a request's prompt its engine has processed."""
+        """Note how many of the `total` tokens of a request's prompt its engine has processed, for the reports. Replaces
+        what was noted of the request before; call `end_prefill` when the prompt is processed or the attempt ends."""
         self._prefills[request_id] = (model, processed, total)
         self.on_change()
 
     def end_prefill(self, request_id: str) -> None:
-        """Note that a request's prompt is read, or is read no more. Does nothing for a request that told none."""
+        """Forget what `record_prefill` noted of a request: its prompt is processed, or the attempt has ended. Does
+        nothing if nothing is noted."""
         if self._prefills.pop(request_id, None) is not None:
             self.on_change()
 

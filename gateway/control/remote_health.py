@@ -88,7 +88,8 @@ def apply_probe(health: RemoteHealth, outcome: ProbeOutcome, now: float, interva
     """Return the health after one more probe, which ended at `now` (monotonic seconds), with its next probe planned.
 
     A refused connection, or the third failed probe in a row, makes the remote not well; any success makes it well at
-    once. `interval_s`: least seconds between two probes.
+    once. Status 429 counts as a success, unless the remote has refused its key, and puts the next probe off for its
+    `Retry-After`, up to `LONGEST_PATIENCE_S`. `interval_s`: least seconds between two probes.
     """
     if outcome.verdict is ProbeVerdict.WELL:
         is_steady = health.is_well and not health.failure_count
@@ -119,9 +120,9 @@ def apply_probe(health: RemoteHealth, outcome: ProbeOutcome, now: float, interva
 def apply_answer(health: RemoteHealth, status: int, now: float, interval_s: float) -> RemoteHealth:
     """Return the health after a client's request was answered with `status`.
 
-    401, 403 and 5xx bring the next probe forward, 429 changes nothing, and any other status shows that the remote is
-    well and replaces a probe. Returns `health` itself if nothing changes. `now`: monotonic seconds. `interval_s`: least
-    seconds between two probes.
+    401, 403 and 5xx bring the next probe forward (`apply_doubt`), and 429 changes nothing. Any other status shows that
+    the remote is well, and puts the next probe off until at least `LONGEST_GAP_S` after the last one. Returns `health`
+    itself if nothing changes. `now`: monotonic seconds. `interval_s`: least seconds between two probes.
     """
     if status == _TOO_MANY:
         return health
@@ -144,8 +145,8 @@ def apply_answer(health: RemoteHealth, status: int, now: float, interval_s: floa
 def apply_doubt(health: RemoteHealth, now: float, interval_s: float) -> RemoteHealth:
     """Return the health after a sign of failure, such as a broken connection: the next probe is due now.
 
-    It is due no sooner than `interval_s` seconds after the last one, and never later than it was. Whether the remote is
-    well stays undecided until that probe. `now`: monotonic seconds.
+    It is due no sooner than `interval_s` seconds after the last one, and never later than it was. `is_well` stays as it
+    is until that probe. `now`: monotonic seconds.
     """
     next_probe_at = min(health.next_probe_at, max(now, health.probed_at + interval_s))
     return replace(health, next_probe_at=next_probe_at)

@@ -93,8 +93,9 @@ class RemoteProber:
     def follow_table(self, routes: Routes) -> None:
         """Probe exactly the remote models of this table from now on.
 
-        A remote whose probe changed is probed at once. The result of a remote stays until its definition changes or the
-        remote leaves the table. Does nothing outside the context. Call in the event loop; returns without waiting.
+        A new remote, and one whose probe changed, is probed at once. The result of a remote stays until its definition
+        changes or the remote leaves the table. Does nothing outside the context. Call in the event loop; returns
+        without waiting.
         """
         session = self._session
         if session is None:
@@ -113,9 +114,10 @@ class RemoteProber:
                 watch.task = asyncio.create_task(self._probe_for_ever(session, name, watch), name=f"remote {name}")
 
     def record_answer(self, name: str, status: int) -> None:
-        """Count the answer of the remote model `name` to a client's request; see `remote_health.apply_answer`.
+        """Count the answer of the remote model `name` to a client's request: it may show that the remote is well, or
+        bring the next probe forward; see `remote_health.apply_answer`.
 
-        `status`: HTTP status. Does nothing for a model that is not probed.
+        `status`: HTTP status. Does nothing for a model that is not probed. Call in the event loop.
         """
         if watch := self._watches.get(name):
             now = asyncio.get_running_loop().time()
@@ -124,7 +126,7 @@ class RemoteProber:
     def record_failure(self, name: str) -> None:
         """Count a refused or broken connection of a client's request to the remote model `name`: probe it soon.
 
-        Does nothing for a model that is not probed.
+        Does nothing for a model that is not probed. Call in the event loop.
         """
         if watch := self._watches.get(name):
             now = asyncio.get_running_loop().time()

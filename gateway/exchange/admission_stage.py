@@ -53,14 +53,14 @@ class AdmissionStage:
     def admit_request(self, route: ModelRoute) -> None:
         """Check and count the request, and send it or put it into the queue of its model. Call once.
 
-        `route`: the model in the routing table in force. If the model is not loaded, the request waits for the load,
-        and causes it where the model is `autoload`. A hook of `before_admission` may answer the request instead; then
-        nothing is sent or queued.
+        `route`: the model in the routing table in force. A model that is `autoload`, not loaded and not failed is
+        demanded from the controller, and the request waits for the load in the queue. A hook of `before_admission` may
+        answer the request instead; then nothing is sent or queued.
 
         Raises:
-            RoundhouseError: `not_supported`, or what `Dialect.check_request` or `check_length` refuses;
-                `rate_limit_exceeded`; the model is not loaded and will not be (see `refusal_of`); `queue_full`;
-                `engine_unreachable`.
+            RoundhouseError: `not_supported`, or what `Dialect.check_request`, `check_length` or the translation for the
+                engine refuses; `rate_limit_exceeded`; the model is not loaded and not waited for (see
+                `availability.refusal_of`); `queue_full`; `engine_unreachable`.
             Exception: what a hook raises. After any exception, the caller must end the request.
         """
         self._check_request(route)
@@ -92,7 +92,9 @@ class AdmissionStage:
         """Return the model as the table in force has it, and check the request again if the model has changed.
 
         Raises:
-            RoundhouseError: see `Exchange.renew_route`; or the model does not take the request any more.
+            RoundhouseError: `unknown_model` if the model is gone; `invalid_api_key`, `scope_required` or
+                `model_not_allowed` if the caller's key does not allow the request any more; or the changed model does
+                not take the request.
         """
         route = self._exchange.renew_route()
         if route is not self._checked_route:
@@ -167,7 +169,10 @@ class AdmissionStage:
         self._enter_replica(self.renew_route(), endpoint)
 
     def fail_request(self, error: RoundhouseError) -> None:
-        """End the request with `error`; see Exchange. Called by `GrantDispatcher` for a grant that holds an error."""
+        """End the request with `error`, which the client gets. Does nothing after its end.
+
+        Called by `GrantDispatcher` for a grant that holds an error.
+        """
         self._exchange.fail_request(error)
 
     def follow_table(self) -> None:
@@ -225,8 +230,9 @@ class AdmissionStage:
 
         Raises:
             RoundhouseError: `engine_unreachable` if no replica is left to try, or after two broken connections, or, for
-                an API that takes no slot, after two attempts; the model's refusal if it is not loaded and will not be;
-                or see `renew_route`. The caller must end the request.
+                an API that takes no slot, after two attempts; the model's refusal if it is not loaded and not waited
+                for; what `renew_route` raises because the model or the key has changed; or the request cannot be
+                translated for the engine. The caller must end the request.
         """
         admission, exchange = self._exchange.services.admission, self._exchange
         if self.ticket is not None:
@@ -246,7 +252,8 @@ class AdmissionStage:
 
         Raises:
             RoundhouseError: `kv_cache_exhausted`: there are no more tokens to claim; the model's refusal if it is not
-                loaded and will not be; or see `renew_route`.
+                loaded and not waited for; or what `renew_route` raises because the model or the key has changed. The
+                caller must end the request.
         """
         self._readmit(partial(self._exchange.services.admission.preempt_ticket, by_engine=by_engine))
 
@@ -270,7 +277,8 @@ class AdmissionStage:
 
     @property
     def may_be_resent(self) -> bool:
-        """Whether the request can leave its engine and be sent again; see `EngineStage.may_be_resent`."""
+        """Whether the request can leave its engine and be sent again: a streaming attempt is under way, the client has
+        no part of an answer, and the body is still there."""
         engine = self._exchange.engine
         return engine is not None and engine.may_be_resent
 

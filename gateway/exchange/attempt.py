@@ -180,13 +180,17 @@ class Attempt:
         return self._relay.events_passed if self._relay is not None else 0
 
     def count_tokens(self) -> int:
-        """Return the tokens of a stream that the engine has generated so far, without its own report (`usage`)."""
+        """Return the tokens of a stream that the engine has generated so far, without its own report (`usage`).
+
+        0 for a blocking answer, and before an answer begins.
+        """
         return self._relay.count_tokens() if self._relay is not None else 0
 
     def engine_head(self, status: int, headers: list[Header]) -> None:
         """Handle the status and headers of an answer: choose how its body is passed on. Called before `engine_data`.
 
-        An answer 401 of a replica that has a token counts as a refused connection: another engine has its address.
+        An answer 401 of a replica that has a token and is no remote counts as a refused connection: another engine has
+        its address.
         """
         services, replica = self._services, self._endpoint.replica
         if status == _TOKEN_REFUSED and self._endpoint.token is not None and not self._endpoint.remote:
@@ -254,6 +258,8 @@ class Attempt:
         """Handle a failed connection: try once more on a new one, or report to the owner.
 
         Only a kept connection that broke before an answer is tried again, and only if the model has no other replica.
+        Any failure but that of a kept connection before an answer counts against the replica (circuit breaker, report
+        to the controller).
         """
         services, replica = self._services, self._endpoint.replica
         if self._is_kept_connection and isinstance(failure, EngineBrokenError) and self._request is not None:

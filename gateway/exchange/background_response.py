@@ -65,7 +65,8 @@ class BackgroundResponse:
 
     @property
     def response(self) -> Fields:
-        """The response object until the engine's answer begins: `queued`, or `in_progress` once an engine is asked."""
+        """The response object as long as the engine's answer has not brought another: `queued`, or `in_progress` once
+        an engine is asked."""
         if self._exchange.state in _AT_WORK:
             return {**self.queued_response, "status": "in_progress"}
         return self.queued_response
@@ -136,21 +137,22 @@ class BackgroundAck:
             client.send_whole(200, self._lines + JSON_LINE, encode_json(self._queued_response))
 
     def take_body(self, body: bytes | LargeBody) -> None:
-        """See Handler. Never called: the request was complete before."""
+        """Do nothing. Never called: the request was complete before this handler was made."""
 
     def fail_request(self, error: RoundhouseError) -> None:
-        """See Handler. Never called, for the same reason."""
+        """Do nothing. Never called: the request was complete before this handler was made."""
 
     def client_gone(self) -> None:
-        """See Handler. Cancels the response if its id was not sent to the client yet."""
+        """Cancel the response, because its id was not sent to the client yet. Called when the client leaves before it
+        is answered."""
         self._cancel()
         self._release_client()
 
     def client_full(self) -> None:
-        """See Handler. Nothing to do: the one answer is short."""
+        """Do nothing, as the one answer is short. Called when the client reads slower than it is sent."""
 
     def client_ready(self) -> None:
-        """See Handler. Nothing to do."""
+        """Do nothing, as the one answer is short. Called when the client reads again."""
 
     def _release_client(self) -> ClientCall | None:
         client, self._client = self._client, None

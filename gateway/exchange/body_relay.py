@@ -82,7 +82,12 @@ class EventRelay:
         self.events_passed = 0
 
     def feed_data(self, data: bytes) -> None:
-        """See BodyRelay. Sends the events that `data` completes."""
+        """Take a part of the engine's stream, cut anywhere, and send the events that it completes, translated.
+
+        Raises:
+            RoundhouseError: `engine_disconnected` if an event is too long. The client is not answered: the caller must
+                do that.
+        """
         self.events_passed = self._counter.take_data(data)
         try:
             whole_events = self._events.feed_data(data)
@@ -92,7 +97,14 @@ class EventRelay:
             self._answer.send_events(whole_events)
 
     def finish_answer(self) -> None:
-        """See BodyRelay. Ends the stream as its API family ends streams."""
+        """End the client's stream as its API family ends streams. Call once, after the last part.
+
+        Raises:
+            RoundhouseError: `engine_disconnected` if the engine's stream ended without its last event; the client's
+                answer is not complete then.
+            CacheExhaustedError: the stream ended with the engine's error of a full KV cache, which the client got;
+                `may_resend` is False.
+        """
         last_events = self._events.finish_stream()
         if not self._events.is_complete:
             if last_events:
@@ -107,11 +119,11 @@ class EventRelay:
 
     @property
     def usage(self) -> Usage | None:
-        """See BodyRelay."""
+        """Tokens as counted by the engine; None: it has sent no count yet."""
         return self._events.usage
 
     def count_tokens(self) -> int:
-        """See BodyRelay."""
+        """Return the tokens of the stream received so far, as counted by its events and not by the engine's report."""
         return self._counter.count_tokens()
 
     def _has_exhausted(self) -> bool:
@@ -138,7 +150,11 @@ class CollectingRelay:
         self.events_passed = 0
 
     def feed_data(self, data: bytes) -> None:
-        """See BodyRelay. Sends nothing."""
+        """Add a part of the engine's stream, cut anywhere, to the answer. Sends nothing.
+
+        Raises:
+            RoundhouseError: `engine_disconnected` if the stream or one of its events is too long.
+        """
         self.events_passed = self._counter.take_data(data)
         self._bytes_left -= len(data)
         if self._bytes_left < 0:
@@ -149,7 +165,13 @@ class CollectingRelay:
             raise _disconnected_error(f"it sent {error}") from error
 
     def finish_answer(self) -> None:
-        """See BodyRelay. Sends the whole answer."""
+        """Send the answer that was gathered, or the engine's error, as a whole answer. Call once, after the last part.
+
+        Raises:
+            RoundhouseError: `engine_disconnected` if the stream ended without its last event, or an error of the
+                translation; the client is not answered then.
+            CacheExhaustedError: the engine ended the stream because its KV cache is full; the client got nothing.
+        """
         result = self._collector.build_result()
         if result is None:
             raise _disconnected_error("its stream ended without its last event")
@@ -163,11 +185,11 @@ class CollectingRelay:
 
     @property
     def usage(self) -> Usage | None:
-        """See BodyRelay."""
+        """Tokens as counted by the engine; None: it has sent no count yet."""
         return self._collector.usage
 
     def count_tokens(self) -> int:
-        """See BodyRelay."""
+        """Return the tokens of the stream received so far, as counted by its events and not by the engine's report."""
         return self._counter.count_tokens()
 
 
@@ -225,7 +247,13 @@ class WholeRelay:
         self.usage: Usage | None = None
 
     def feed_data(self, data: bytes) -> None:
-        """See BodyRelay. Holds the part, or sends it."""
+        """Hold a part of the body, or send it once the body is passed on in parts. Of an error, parts beyond
+        `hold_bytes` are dropped.
+
+        Raises:
+            RoundhouseError: `engine_disconnected` if the body is too long to be held and must not be passed on in
+                parts, or if a stream has begun, so that no other answer is possible.
+        """
         if self._is_flowing:
             self._answer.send_part(self._status, b"", data)
             return
@@ -243,7 +271,14 @@ class WholeRelay:
             self._answer.send_part(self._status, self._lines, held_body)
 
     def finish_answer(self) -> None:
-        """See BodyRelay. Sends what was held."""
+        """Send what was held, translated, or the engine's error in the form of the client's API family; or end the
+        answer that was sent in parts. Call once, after the last part.
+
+        Raises:
+            CacheExhaustedError: the engine's error says that its KV cache is full; the client is not answered.
+            RoundhouseError: `engine_disconnected` if a stream has begun, or what the translation raises; the client's
+                answer is not complete then.
+        """
         answer = self._answer
         if self._is_flowing:
             answer.end_response()
@@ -266,7 +301,7 @@ class WholeRelay:
         answer.send_whole(self._status, self._lines, body)
 
     def count_tokens(self) -> int:
-        """See BodyRelay."""
+        """Return 0: the tokens of a blocking answer cannot be counted as they come."""
         return 0
 
     def _find_usage(self, body: bytes) -> Usage | None:

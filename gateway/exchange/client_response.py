@@ -23,11 +23,14 @@ EVENT_STREAM_LINES: Final = (
 class AnsweredCall(Protocol):
     """Where a `ClientResponse` writes an answer: a client's `ClientCall`, or an object in its place.
 
-    Each method is described at `ClientCall`.
+    The methods have the contracts of those of `gateway.server.call.ClientCall`.
     """
 
     def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
-        """See ClientCall, as for the others."""
+        """Send a complete answer. `lines`: header lines, each with CRLF, without Content-Length, which is added.
+
+        Call once, and not after `start_response`.
+        """
 
     def start_response(self, status: int, lines: bytes, first_part: bytes) -> None: ...
 
@@ -42,7 +45,7 @@ class DiscardingCall:
     """An `AnsweredCall` that discards the answer: the client is gone, or gets the answer in another way."""
 
     def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
-        """See ClientCall, as for the others."""
+        """Discard a complete answer, as the other methods discard the parts of one."""
 
     def start_response(self, status: int, lines: bytes, first_part: bytes) -> None: ...
 
@@ -65,7 +68,7 @@ class RecordingCall:
         self.recorders: list[Callable[[bytes], None]] = []
 
     def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
-        """See ClientCall, as for the others."""
+        """Pass a complete answer on to `call`, without recording it."""
         self.call.send_whole(status, lines, body)
 
     def start_response(self, status: int, lines: bytes, first_part: bytes) -> None:
@@ -188,7 +191,11 @@ class ClientResponse:
             self._commit_stream(events)
 
     def send_heartbeat(self, now: float) -> None:
-        """Send the dialect's comment that keeps the connection alive; see `send_comment`. `now`: monotonic seconds."""
+        """Send the comment by which the dialect keeps the connection alive. If nothing is sent yet, this begins a
+        stream.
+
+        Does nothing if the answer is no stream. `now`: monotonic seconds.
+        """
         self.send_comment(self.dialect.heartbeat, now)
 
     def send_comment(self, comment: bytes, now: float) -> None:
@@ -235,7 +242,8 @@ class ClientResponse:
         """Send a complete answer, and end it. `lines`: header lines beside those of `self.lines`, each with CRLF.
 
         If a stream has begun, `body` must be an error, which becomes the last events. An error to a request for a
-        stream is sent as a stream with status 200 where the API family reports that error by events.
+        stream is sent as a stream with status 200 where the API family reports that error by events. Not possible after
+        `send_part`.
         """
         self.is_ended = True
         if status >= 400:

@@ -65,15 +65,20 @@ class ConvertedCollector:
 
     @property
     def usage(self) -> Usage | None:
-        """See StreamCollector, as for the others."""
+        """Token counts that the engine's stream has reported so far; None: none yet."""
         return self._collector.usage
 
     def feed_data(self, chunk: bytes) -> None:
-        """See StreamCollector."""
+        """Add bytes of the engine's stream, cut anywhere. Raises EventTooLongError for an event that is too long to be
+        held."""
         self._collector.feed_data(chunk)
 
     def build_result(self) -> tuple[int, bytes] | None:
-        """See StreamCollector."""
+        """Return status and body of the answer, the body converted unless the status is an error's (400 or more).
+
+        None if the stream broke off before its end. Raises RoundhouseError if the answer cannot be translated. Call
+        once, at the end of the stream.
+        """
         result = self._collector.build_result()
         if result is None or result[0] >= 400:
             return result

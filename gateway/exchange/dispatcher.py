@@ -71,7 +71,7 @@ class InferenceDispatcher:
         self._next_id = next_id
         self._is_stopping = False
         self.body_budget = BodyBudget(services.settings.body_memory_bytes)
-        """See InferenceRoutes."""
+        """Memory for large request bodies, shared by all connections."""
         self._apis = named_apis = {(api.method.encode(), api.path.encode()): api for api in apis}
         self._openers = {name: partial(self._open_exchange, api, _hooks_of(api)) for name, api in named_apis.items()}
         self._responses_api = named_apis[b"POST", RESPONSES_PATH]
@@ -83,8 +83,9 @@ class InferenceDispatcher:
     def open_request(self, method: bytes, path: bytes) -> Callable[[ClientCall], Handler] | None:
         """Return the function that opens an exchange for a request with this method and path; None: FastAPI serves it.
 
-        See InferenceRoutes. The function authenticates the caller; a request that may not come in is answered with its
-        error, and nothing is raised.
+        `path`: without its query, perhaps percent-encoded. Call the function once per request, with its `ClientCall`:
+        it authenticates the caller and returns the handler. A request that may not come in is answered with its error,
+        and nothing is raised.
         """
         if b"%" in path:
             path = unquote_to_bytes(path)
@@ -94,7 +95,12 @@ class InferenceDispatcher:
         return opener
 
     def open_inner(self, call: ClientCall, caller: Caller) -> Handler:
-        """See InnerOpener. Raises KeyError for a path without an inference API."""
+        """Open an exchange for a request of the gateway's own, and return its handler. It does not count for the limits
+        of `caller`, who must have been authenticated.
+
+        While the gateway stops, the call is answered with `gateway_stopping`. Raises KeyError if no inference API has
+        the call's method and path.
+        """
         exchange = Exchange(self._apis[call.method, call.path], call, self._services, self._next_id())
         exchange.authorize_caller(replace(caller, is_limited=False))
         try:
@@ -106,7 +112,8 @@ class InferenceDispatcher:
     def find_websocket(self, path: bytes) -> WebSocketOpener | None:
         """Return the function that opens a WebSocket at `/v1/responses` or `/responses`; None: another path.
 
-        See InferenceRoutes. The function authenticates the caller, and raises RoundhouseError where that fails.
+        `path`: without its query, perhaps percent-encoded. The function authenticates the caller by the headers of the
+        handshake, and raises RoundhouseError where that fails or the gateway stops.
         """
         if b"%" in path:
             path = unquote_to_bytes(path)

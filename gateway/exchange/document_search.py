@@ -63,11 +63,14 @@ class DocumentSearch:
     async def search_files(
         self, tenant: str, store_id: str, request: VectorStoreSearch, request_id: str, place: str
     ) -> VectorStoreResults:
-        """Return the hits in one of a tenant's vector stores, best first. `place`: path of the search in the client's
-        request.
+        """Return the hits in one of a tenant's vector stores, best first; there may be none.
+
+        `request_id`: sent along, for the logs of retrieval. `place`: path of the search in the client's request, such
+        as `tools[0]`, the prefix of an error's `param`.
 
         Raises:
-            RoundhouseError: as `search`, with fields named as those of `place`; `vector_store_not_found`.
+            RoundhouseError: `vector_store_not_found`; and as `search`: `retrieval_disabled`, `retrieval_unavailable`,
+                or another error that retrieval answers.
         """
         path = f"/v1/vector_stores/{quote(store_id, safe='')}/search"
         return await self._ask(_Question(tenant, path, request, request_id, place), VectorStoreResults)

@@ -97,26 +97,35 @@ class EngineStage:
     # From the attempt: AttemptOwner
 
     def has_other_replica(self, replica: str) -> bool:
-        """See AttemptOwner."""
+        """Return whether the request's model has a replica other than `replica` that takes requests; it may be full."""
         services = self._exchange.services
         return services.admission.has_other_replica(self._exchange.account.model, replica, services.now())
 
     def answer_begun(self) -> None:
-        """See AttemptOwner."""
+        """Note that the engine has begun to answer, with whatever status. A large body of the request is freed: it
+        cannot be sent again. Called by the attempt."""
         exchange = self._exchange
         exchange.move_to(_ANSWERING)
         if exchange.large_body is not None:
             exchange.free_body()
 
     def attempt_done(self) -> None:
-        """See AttemptOwner."""
+        """End the exchange: the client's answer is complete. Called by the attempt.
+
+        Records how long a successful answer took, where the engine does not notice when a client leaves (`gathering`).
+        """
         exchange, attempt = self._exchange, self._attempt
         if not self._route.notices_leaving and attempt is not None and exchange.answer.status == 200:
             learn_pace(exchange.services, self._route, attempt)
         exchange.close()
 
     def attempt_failed(self, failure: EngineFailureError, replica: str, *, resent: bool) -> None:
-        """See AttemptOwner. Tries another replica if this one refused the connection or closed it without an answer."""
+        """Send or queue the request again if `replica` refused the connection or closed it without an answer; else end
+        it with `engine_disconnected`. It ends with `engine_unreachable` if no replica is left to try.
+
+        `resent`: the attempt had sent the request twice, the second time on a new connection. Called by the attempt;
+        does nothing after the end of the request.
+        """
         self._attempt = None
         exchange, ticket = self._exchange, self._admission.ticket
         if exchange.is_ended:
@@ -131,9 +140,10 @@ class EngineStage:
             exchange.fail_request(RoundhouseError("engine_disconnected", f"The engine failed: {failure}."))
 
     def attempt_overrun(self, *, may_resend: bool) -> None:
-        """See AttemptOwner. Admits the request again with a larger claim on the KV cache, if it may be sent again.
+        """Admit the request again with a larger claim on the KV cache, because the engine ended it for lack of room.
 
-        Otherwise it ends with `kv_cache_exhausted`.
+        `may_resend`: the client has no part of an answer. Otherwise, or if the body is not there any more, the request
+        ends with `kv_cache_exhausted`. Called by the attempt; does nothing after the end of the request.
         """
         attempt, self._attempt = self._attempt, None
         exchange, ticket = self._exchange, self._admission.ticket
@@ -152,9 +162,11 @@ class EngineStage:
             exchange.run_guarded(partial(self._admission.preempt_request, by_engine=True))
 
     def extend_answer(self, answered: int) -> None:
-        """See AttemptOwner. Requests that must leave the engine to make room are preempted or ended now.
+        """Have more KV cache tokens granted to the answer, which has `answered` events, and set the attempt's next
+        `mark`.
 
-        This request may be among them.
+        Requests that must leave the engine to make room are preempted or ended now; this one may be among them. Called
+        by the attempt.
         """
         attempt, ticket = self._attempt, self._admission.ticket
         if attempt is None or ticket is None:
@@ -165,7 +177,8 @@ class EngineStage:
             victim.owner.give_up_tokens()
 
     def fail_request(self, error: RoundhouseError) -> None:
-        """See AttemptOwner."""
+        """End the request with `error`, in the form that the answer still allows. Called by the attempt; does nothing
+        after the end."""
         self._exchange.fail_request(error)
 
     @property

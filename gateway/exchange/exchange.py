@@ -152,7 +152,12 @@ class Exchange:
         self.services.exchanges.add(self)
 
     def take_body(self, body: bytes | LargeBody) -> None:
-        """See Handler."""
+        """Read the request from its complete body, have hooks complete it, and take it to admission; free the body
+        after the end of the request.
+
+        Called once by the client's connection. Raises nothing: whatever is wrong with the request ends it with an
+        error.
+        """
         if isinstance(body, LargeBody):
             self.large_body = body
         if self.state is _ENDED:
@@ -161,7 +166,11 @@ class Exchange:
             self.run_guarded(self._read_request, body)
 
     def client_gone(self) -> None:
-        """See Handler. Ends the request, and so stops its engine, unless the request outlives its client."""
+        """Note that the client has left: end the request, and so stop its engine, unless the request outlives its
+        client.
+
+        Called by the client's connection. Does nothing after the end.
+        """
         if self.is_ended:
             return
         self.answer.client_gone = True
@@ -173,12 +182,13 @@ class Exchange:
             self.close()
 
     def client_full(self) -> None:
-        """See Handler. Stops reading from the engine."""
+        """Stop reading from the engine, because the client reads slower than it is sent. Called by the client's
+        connection."""
         if self.engine is not None:
             self.engine.pause()
 
     def client_ready(self) -> None:
-        """See Handler. Reads from the engine again."""
+        """Read from the engine again after `client_full`. Called by the client's connection."""
         if self.engine is not None:
             self.engine.resume()
 
@@ -243,8 +253,8 @@ class Exchange:
         The model is looked up by its own name, because the alias that the client used may have moved.
 
         Raises:
-            RoundhouseError: `unknown_model` if the model is gone; or the key is gone, has expired, or is not for the
-                model or the API any more.
+            RoundhouseError: `unknown_model` if the model is gone; `invalid_api_key` if the key is gone or has expired;
+                `scope_required` or `model_not_allowed` if it is not for the API or the model any more.
         """
         routes = self.services.live.current
         self.caller = caller = routes.keys.renew_caller(self.caller, self.services.clock())
@@ -414,7 +424,10 @@ class Exchange:
                 logger.exception("request %s: a hook failed at its end", request_id, extra=tag_request(request_id))
 
     def free_body(self) -> None:
-        """Free a large body, if there is one. Call when no engine can need it any more: `has_body` is False then."""
+        """Free a large body, if there is one; do nothing for a small one. Call when no engine can need it any more.
+
+        After a large body was freed, `has_body` is False.
+        """
         if self.large_body is not None:
             self.large_body.free()
             self.large_body = None

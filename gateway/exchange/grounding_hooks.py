@@ -24,7 +24,11 @@ from retrieval.schema.search import SearchResult
 
 
 class AnswerAnnotator(NamedTuple):
-    """How the answers of an API family say what they cite."""
+    """Grounds answers in documents: searches them for a request, and has the answer say what it cites, in the form of
+    its API family.
+
+    One for each family; it holds no state of requests.
+    """
 
     annotate_body: Callable[[bytes, Sequence[Passage]], bytes]
     """Returns the body of a blocking answer with its citations and sources; one that is no answer unchanged."""
@@ -32,7 +36,11 @@ class AnswerAnnotator(NamedTuple):
     """Returns a stream with the events of another one, and its citations and sources."""
 
     def search_documents(self, exchange: Exchange, route: ModelRoute) -> Pause | None:
-        """Search for the passages that the request asks for, and have its answer annotated. A hook of `on_request`.
+        """Search for the passages that the request's `rag` asks for, add them to the request, and have its answer
+        annotated. A hook of `on_request`.
+
+        Returns a pause that ends when the search does; None: the request has no `rag`, or one that is null or false,
+        which is removed.
 
         Raises:
             RoundhouseError: `invalid_request`: `rag` is wrong, or there is no question. `rate_limit_exceeded`: the

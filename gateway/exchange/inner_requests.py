@@ -24,7 +24,8 @@ _EMPTY: Final = b""
 
 @dataclass(slots=True)
 class InnerAnswer:
-    """The answer to a request of the gateway's own."""
+    """The answer to a request of the gateway's own, whole or as the parts of a stream. Complete when
+    `InnerRequests.send_request` returns it."""
 
     began_at: float
     """When the request was made, in monotonic seconds, like all times here."""
@@ -47,8 +48,11 @@ class InnerAnswer:
 
     @property
     def error(self) -> Fields | None:
-        """The error envelope's `error` that the request was answered with, or with which a stream of OpenAI's form
-        ended; None: it succeeded."""
+        """The field `error` of the error that the request was answered with, or with which a stream of OpenAI's form
+        ended, as a dict that may lack any field; None: the request succeeded.
+
+        A stream that ended without its last event has the code `engine_disconnected`.
+        """
         if self.body:
             return _error_in(self.body) if self.status >= 400 else None
         for _, fields in self.read_events():
@@ -65,7 +69,8 @@ def _error_in(body: bytes) -> Fields:
 
 
 class InnerCall(ClientCall):
-    """A `ClientCall` without a client: what it is answered is gathered."""
+    """A `ClientCall` that has no client's connection: it gathers the answer to a request of the gateway's own. Await
+    `answered`."""
 
     __slots__ = ("_answer", "_now", "answered")
 
@@ -79,27 +84,27 @@ class InnerCall(ClientCall):
         """The answer, when it is complete; it never has an exception."""
 
     def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
-        """See ClientCall."""
+        """Keep a complete answer, and end the call: `answered` is done. The header lines are dropped."""
         self._answer.status, self._answer.body = status, body
         self._finish()
 
     def start_response(self, status: int, lines: bytes, first_part: bytes) -> None:
-        """See ClientCall."""
+        """Keep the status and the first part of an answer that comes in parts. The header lines are dropped."""
         self._answer.status = status
         self.send_part(first_part)
 
     def send_part(self, part: bytes) -> None:
-        """See ClientCall."""
+        """Keep a part of the answer, with the time of its coming."""
         self._answer.parts.append((self._now(), part))
 
     def end_response(self, last_part: bytes = b"") -> None:
-        """See ClientCall."""
+        """Keep `last_part`, unless it is empty, and end the call: `answered` is done."""
         if last_part:
             self.send_part(last_part)
         self._finish()
 
     def break_off(self) -> None:
-        """See ClientCall."""
+        """End the call with an incomplete answer (`InnerAnswer.is_broken`): `answered` is done."""
         self._answer.is_broken = True
         self._finish()
 
@@ -135,9 +140,10 @@ class InnerOpener(Protocol):
     """Opens inner requests. Implemented by `InferenceDispatcher`."""
 
     def open_inner(self, call: ClientCall, caller: Caller) -> Handler:
-        """Return the handler of a request of the gateway's own, at the path of `call`, which must be an inference API.
+        """Return the handler of a request of the gateway's own, at the path of `call`. Raises KeyError if that is no
+        inference API.
 
-        The caller must have been authenticated. A request that may not come in is answered with its error.
+        `caller` must have been authenticated. A request that may not come in is answered with its error.
         """
 
 

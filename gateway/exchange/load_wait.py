@@ -38,8 +38,8 @@ def begin_load_wait(ledger: InflightCounts, route: ModelRoute, refusal: Roundhou
     `refusal`: why the model takes no request now. `deadline`: monotonic seconds.
 
     Raises:
-        RoundhouseError: `refusal`, if nothing is going to load the model or its load failed. The demand of an
-            `autoload` model is recorded all the same.
+        RoundhouseError: `refusal`, if the model is not `autoload`, so that nothing is recorded, or if its load failed;
+            the demand of an `autoload` model is recorded all the same.
     """
     if route.autoload:
         ledger.record_demand(route.name)
@@ -49,10 +49,14 @@ def begin_load_wait(ledger: InflightCounts, route: ModelRoute, refusal: Roundhou
 
 
 def check_worth_waiting(route: ModelRoute, refusal: RoundhouseError) -> None:
-    """Check that a model for which a request waits may still get loaded. `refusal`: why it takes no request now.
+    """Check that a request may go on waiting for the load of its model: the model is `autoload` and its load has not
+    failed.
+
+    `refusal`: why the model takes no request now.
 
     Raises:
-        RoundhouseError: `refusal`, or `model_unloading` where the model was unloaded in the meantime.
+        RoundhouseError: `refusal`, or `model_unloading` in the place of a refusal `model_not_loaded`, since the model
+            was unloaded meanwhile.
     """
     if not is_worth_waiting(route):
         raise no_longer_loading(route) if refusal.entry.code == "model_not_loaded" else refusal

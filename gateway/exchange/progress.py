@@ -113,7 +113,11 @@ class ProgressPace:
         """The newest progress, if it is not sent yet; None: there is none."""
 
     def change(self, progress: Progress, now: float) -> bytes | None:
-        """Record the progress at `now`. Return the comment to send at once; None: none is due yet."""
+        """Record the progress at `now`, and return the comment to send at once, which counts as sent; None: none.
+
+        A change that comes too soon after a comment is held back for `next_comment`. Progress that equals what was sent
+        last drops a change that is held back.
+        """
         self._untold = progress if progress != self._told else None
         return self.next_comment(now)
 

@@ -107,13 +107,19 @@ class ProgressRun:
     # ProgressTeller
 
     def take_place(self, place: QueuePlace) -> None:
-        """See ProgressTeller."""
+        """Take the request's place in the queue as it is now, and send the client a comment if the change is due.
+
+        Does nothing if the place is unchanged. Called by `ProgressBoard` while the request waits in the queue.
+        """
         if place != self._place:
             self._place = place
             self._tell_wait()
 
     def tell_due(self, now: float) -> None:
-        """See ProgressTeller."""
+        """Send the comment that was held back and is due at `now` (monotonic seconds); do nothing if none is.
+
+        Once the answer has begun, a comment that was held back is dropped instead.
+        """
         if self._exchange.answer.first_byte_at is None:
             self._send(self._pace.next_comment(now), now)
         else:

@@ -72,47 +72,49 @@ class ExchangeRun:
 
     @property
     def context(self) -> ResponseContext:
-        """See ResponseRun."""
+        """The response's context: its id, input and history, and the response object once the answer has begun."""
         return self._context
 
     @property
     def response_id(self) -> str:
-        """See ResponseRun."""
+        """The response's id, set when the request is read. The client may not know it yet."""
         return self._context.id
 
     @property
     def tenant(self) -> str:
-        """See ResponseRun."""
+        """The tenant that the response belongs to: that of the request's caller."""
         return self._exchange.caller.tenant
 
     @property
     def model(self) -> str:
-        """See ResponseRun."""
+        """The model's own name, not the alias that the client may have used."""
         return self._exchange.account.model
 
     @property
     def response(self) -> Fields | None:
-        """See ResponseRun."""
+        """The response object at present; None: no client knows the response's id yet."""
         if self._context.response is not None or self._background is None:
             return self._context.response
         return self._background.response
 
     @property
     def events(self) -> ResponseEvents | None:
-        """See ResponseRun. None unless the response is made in the background and admission has accepted it."""
+        """The events so far. None unless the response is made in the background and admission has accepted it."""
         return self._background.events if self._background is not None else None
 
     # The way in
 
     def load_history(self) -> Pause | None:
-        """Lock the request's conversation, and begin to load the items that the request continues and refers to.
+        """Lock the conversation of a request that makes a response, and begin to load the items that the request
+        continues and refers to.
 
         Returns a pause that ends when they are loaded; None: there is nothing to load. The end of the exchange unlocks
         the conversation.
 
         Raises:
-            RoundhouseError: `conversation_locked`; the error for a response that the caller may not continue; or
-                `rate_limit_exceeded`, since a request that needs loading is counted first.
+            RoundhouseError: `conversation_locked`; `rate_limit_exceeded`, since a request that needs loading is counted
+                first; or the error for a response or conversation that the caller may not continue, such as
+                `previous_response_not_found`, which the pause may raise, too.
         """
         exchange, options = self._exchange, self._options
         responses = exchange.services.responses
@@ -173,9 +175,10 @@ class ExchangeRun:
     # What becomes of it
 
     def cancel(self) -> None:
-        """See ResponseRun.
+        """Cancel the response: answer the client with the cancelled response or the error `state_conflict`, and close
+        the exchange.
 
-        The client is answered with the cancelled response or an error, and the exchange is closed.
+        Does nothing if the response has ended; an outcome that is complete is stored.
         """
         self.store_outcome()
         exchange = self._exchange
@@ -189,9 +192,11 @@ class ExchangeRun:
         exchange.close()
 
     def store_outcome(self) -> None:
-        """See ResponseRun.
+        """If the response has ended, begin to store its final object, unregister it and unlock its conversation;
+        otherwise do nothing.
 
-        Stores once; does nothing for a response that is neither to be stored nor in a conversation.
+        Stores once, and returns without waiting for the disk. Does nothing for a response that is neither to be stored
+        nor in a conversation.
         """
         if self._is_outcome_stored or not (self._options.is_stored or self._options.conversation_id):
             return

@@ -64,26 +64,30 @@ class TurnCall(ClientCall):
         self.body_complete = True
 
     def send_whole(self, status: int, lines: bytes, body: bytes) -> None:
-        """See ClientCall. A whole answer is always an error here, since the requests ask for streams."""
+        """Send an error as one message of the type `error`, and end the request. A whole answer is always an error
+        here, since the requests ask for streams.
+
+        `lines`: header lines; `retry-after`, `x-should-retry` and `x-request-id` become fields of the message.
+        """
         headers = [line.split(": ", 1) for line in lines.decode("latin-1").splitlines()]
         self._session.send_error(status, body, {name: value for name, value in headers if name in _TOLD_HEADERS})
         self._end_turn()
 
     def start_response(self, status: int, lines: bytes, first_part: bytes) -> None:
-        """See ClientCall. Status and header lines are dropped: a message has none."""
+        """Send the first events as messages. Status and header lines are dropped: a message has none."""
         self._session.send_events(first_part)
 
     def send_part(self, part: bytes) -> None:
-        """See ClientCall."""
+        """Send whole server-sent events as messages."""
         self._session.send_events(part)
 
     def end_response(self, last_part: bytes = b"") -> None:
-        """See ClientCall."""
+        """Send the last events as messages, and end the request; the connection goes on with the next one."""
         self._session.send_events(last_part)
         self._end_turn()
 
     def break_off(self) -> None:
-        """See ClientCall. Ends the answer without a last event; the connection stays open."""
+        """End the request without a last event; the connection stays open and goes on with the next one."""
         self._end_turn()
 
     def _end_turn(self) -> None:
@@ -120,7 +124,12 @@ class ResponseSession:
     # From the connection
 
     def take_message(self, message: bytes) -> None:
-        """See MessageSession."""
+        """Serve a message, or keep it until those before it are served. One that is no valid request is answered with
+        an error.
+
+        `message`: the bytes of the text. With more than `MOST_WAITING` messages or too many bytes waiting, reading from
+        the client is paused. Does nothing once the connection is to be closed.
+        """
         if self._close_code is not None:
             return
         self._waiting.append(message)
@@ -130,7 +139,10 @@ class ResponseSession:
         self._serve_messages()
 
     def client_gone(self) -> None:
-        """See MessageSession."""
+        """Drop the messages that wait, and tell the request that is being served that its client has left.
+
+        Called once, when the connection is closed.
+        """
         self._waiting.clear()
         self._close_code = CloseCode.GOING_AWAY
         if self._call is not None:
@@ -138,24 +150,26 @@ class ResponseSession:
             self._call = None
 
     def client_full(self) -> None:
-        """See MessageSession."""
+        """Tell the request that is being served, if there is one, that the client reads slower than it is sent."""
         if self._call is not None and self._call.handler is not None:
             self._call.handler.client_full()
 
     def client_ready(self) -> None:
-        """See MessageSession."""
+        """Tell the request that is being served, if there is one, that the client has read enough of what was sent."""
         if self._call is not None and self._call.handler is not None:
             self._call.handler.client_ready()
 
     def check_age(self, age_s: float) -> None:
-        """See MessageSession."""
+        """At an age of `LONGEST_S`, send the error `websocket_connection_limit_reached`, drop the messages that wait,
+        and close the connection as soon as no request is being served. `age_s`: seconds since it was opened."""
         if age_s >= LONGEST_S and self._close_code is None:
             message = f"The connection was open for {LONGEST_S:g} s, the most that there is: open another."
             self._send_refusal(RoundhouseError("websocket_connection_limit_reached", message))
             self._close_when_idle(CloseCode.NORMAL_CLOSURE)
 
     def begin_stop(self) -> None:
-        """See MessageSession."""
+        """Drop the messages that wait, and close the connection as soon as no request is being served: the gateway
+        stops."""
         self._close_when_idle(CloseCode.GOING_AWAY)
 
     def _close_when_idle(self, code: int) -> None:
@@ -174,9 +188,11 @@ class ResponseSession:
         self._connection.send_messages(list(messages_of(events)))
 
     def send_error(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        """Send one message of the type `error` in the place of events. `body`: the JSON that a POST is answered with.
+        """Send one message of the type `error`, with the fields `status`, `error` and `headers`, in the place of
+        events.
 
-        `headers`: response headers to put into the message; none if empty.
+        `body`: the JSON that a POST is answered with, whose `error` is taken; null if it has none. `headers`: response
+        headers to put into the message; the field is left out if empty.
         """
         fields = errors.decode_json(body)
         error = fields.get("error") if isinstance(fields, dict) else None

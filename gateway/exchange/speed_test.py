@@ -24,25 +24,26 @@ class Measurement(NamedTuple):
     prompt: str
     output_tokens: int
     ttft_s: float
-    """Until the first text of the answer."""
+    """Until the first text of the answer; equals `total_s` if the answer has no text."""
     total_s: float
 
     @property
     def tokens_per_sec(self) -> float:
-        """Output tokens over the whole time; 0 for an answer without tokens."""
+        """Output tokens per second of the whole time, wait and prompt included; 0 for an answer without tokens."""
         return self.output_tokens / self.total_s if self.total_s > 0 else 0.0
 
 
 def generation_path(route: ModelRoute) -> str | None:
-    """Return the API by which the model is asked for text; None: it makes none. An engine that lists no APIs is taken
-    to answer chats."""
+    """Return the path of the API by which the model is asked for text: `CHAT` if it has it, else `COMPLETIONS`; None:
+    it makes no text. A model that lists no APIs is taken to answer chats."""
     if not route.apis or offers_path(CHAT, route):
         return CHAT
     return COMPLETIONS if offers_path(COMPLETIONS, route) else None
 
 
 def probe_request(route: ModelRoute) -> tuple[str, Fields]:
-    """Return path and body of the smallest request that proves that the model works."""
+    """Return path and JSON body of the smallest request that proves that the model works: one token of text, else one
+    embedding, else one ranking. Whether the model offers rankings is not checked."""
     path = generation_path(route)
     if path is not None:
         return path, generation_body(route, path, "Hi", 1)
@@ -52,17 +53,21 @@ def probe_request(route: ModelRoute) -> tuple[str, Fields]:
 
 
 def generation_body(route: ModelRoute, path: str, prompt: str, max_tokens: int) -> Fields:
-    """Return the body of a request at `path` (see `generation_path`) for a streamed answer to the prompt."""
+    """Return the JSON body of a request at `path`, `CHAT` or `COMPLETIONS`, for a streamed answer to the prompt with
+    usage."""
     question: Fields = {"messages": [{"role": "user", "content": prompt}]} if path == CHAT else {"prompt": prompt}
     options = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": max_tokens}
     return {"model": route.name, **question, **options}
 
 
 def read_measurement(prompt: str, answer: InnerAnswer) -> Measurement:
-    """Return what a streamed answer tells. Tokens are the engine's count, or else the events with a text.
+    """Return what a complete answer of `generation_body`'s form tells of the model's speed. `prompt`: only copied into
+    the result.
+
+    Tokens are the engine's count, or, if it sent none, the number of events with a text.
 
     Raises:
-        RoundhouseError: the answer is an error, or broke off.
+        RoundhouseError: the answer is an error, or broke off; see `raise_error`.
     """
     raise_error(answer)
     first_text_at: float | None = None
@@ -80,7 +85,10 @@ def read_measurement(prompt: str, answer: InnerAnswer) -> Measurement:
 
 
 def raise_error(answer: InnerAnswer) -> None:
-    """Raise the RoundhouseError that the answer is; do nothing for one that succeeded."""
+    """Raise the error that the answer holds as a RoundhouseError; do nothing if the answer succeeded.
+
+    A code that is not in `ERROR_CODES` becomes `engine_error`; an answer that broke off is `engine_disconnected`.
+    """
     error = answer.error
     if error is not None:
         code = error.get("code")
@@ -100,10 +108,13 @@ class SpeedTest:
     async def measure(
         self, route: ModelRoute, prompts: Sequence[str], warmup: int, max_tokens: int
     ) -> list[Measurement]:
-        """Ask the first prompt `warmup` times without counting, then each prompt once.
+        """Ask the first prompt `warmup` times without counting, then each prompt once, one after the other.
+
+        Returns one measurement per prompt, in their order. `max_tokens`: limit of each answer.
 
         Raises:
-            RoundhouseError: what an answer was, such as `model_not_loaded`; `not_supported`: the model makes no text.
+            RoundhouseError: what an answer was, such as `model_not_loaded`, which ends the test; `not_supported`: the
+                model makes no text.
         """
         path = generation_path(route)
         if path is None:

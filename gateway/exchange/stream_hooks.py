@@ -136,16 +136,18 @@ class StreamRun:
 
     @property
     def client_id(self) -> bytes:
-        """See StreamProducer."""
+        """`Caller.client_id` of the caller whose limits the request counts against."""
         return self._exchange.caller.client_id
 
     @property
     def is_loading(self) -> bool:
-        """See StreamProducer."""
+        """Whether the request waits for its model's load and no response head was sent, so that it may still be
+        refused."""
         return self._exchange.load_wait is not None and not self._exchange.answer.status
 
     def stop(self, error: RoundhouseError) -> None:
-        """See StreamProducer. A response that others can ask for is cancelled, as it would be by its id."""
+        """Cancel the request, in its engine too. `error` becomes the stream's last event, unless the request makes a
+        response that can be fetched by its id, which ends as cancelled. Does nothing after the end of the request."""
         if self._run is not None:
             self._run.cancel()
         if not self._exchange.is_ended:

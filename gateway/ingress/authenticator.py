@@ -47,12 +47,16 @@ class Authenticator:
         self._internal = internal
 
     def authenticate_request(self, headers: Sequence[Header], *, is_http_1_1: bool) -> Caller:
-        """Return the caller that a request's headers identify. `is_http_1_1`: that version requires a Host header.
+        """Return the caller that a request's headers identify: another program of Roundhouse by its token, a key, or,
+        while no keys are declared, a caller without a name.
+
+        `headers`: with names in lower case. `is_http_1_1`: that version requires a Host header.
 
         Raises:
-            RoundhouseError: `invalid_api_key` for a missing, unknown or expired key; `invalid_request` for a malformed
-                Host header; without declared keys `keys_required`, `forbidden_host` or `forbidden_origin`;
-                `controller_unavailable` if no table has arrived yet, so that the keys are unknown.
+            RoundhouseError: `invalid_api_key` for a missing, unknown or expired key, or a wrong token;
+                `invalid_request` for a malformed Host header; without declared keys `keys_required`, `forbidden_host`
+                or `forbidden_origin`; `controller_unavailable` if no table has arrived yet, so that the keys are
+                unknown.
         """
         keys = self._live.current.keys
         if self._internal is not None and (internal_caller := self._internal.find_caller(headers)) is not None:

@@ -45,7 +45,8 @@ class HostCheck:
         """Check the Host and Origin headers of a request. Returns nothing if they are accepted.
 
         An Origin is accepted if `cors` allows it, if it is http(s) and names the same host and port as the Host header,
-        or if it names an accepted name. Requests without Origin are accepted.
+        or if it is http(s) and names this machine, a name listened on or an allowed name, at any port. Requests without
+        Origin are accepted. `headers`: with names in lower case.
 
         Raises:
             RoundhouseError: `forbidden_host` if the Host header is not accepted, is missing or comes twice;

@@ -25,7 +25,7 @@ _ORIGIN: Final = b"origin"
 
 
 class InternalCallers:
-    """Recognises requests of the retrieval program. Made once."""
+    """Recognises requests of the retrieval program by the token that it shares with the gateway. Made once."""
 
     def __init__(self, read_token: Callable[[], str | None]) -> None:
         """`read_token`: returns the token that retrieval shares with the gateway; None: there is none now."""
@@ -35,10 +35,15 @@ class InternalCallers:
         self._background = replace(self._interactive, tenant=f"{NAME} background", weight=BACKGROUND_WEIGHT)
 
     def find_caller(self, headers: Sequence[Header]) -> Caller | None:
-        """Return the caller of a request with a token; None: the request has none, and shows a key if anything.
+        """Return the retrieval program as the caller of a request that carries its token; None: the request carries no
+        token, and must be authenticated in another way.
+
+        `headers`: with names in lower case. A request marked as background work gets a caller of its own tenant with
+        the weight `BACKGROUND_WEIGHT`.
 
         Raises:
-            RoundhouseError: `invalid_api_key` for a wrong token, and for one that a web page sends.
+            RoundhouseError: `invalid_api_key` if the token is wrong, if the gateway has none now, or if the request has
+                an Origin header, as those of web pages have.
         """
         shown: bytes | None = None
         for name, value in headers:

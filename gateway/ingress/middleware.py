@@ -54,8 +54,9 @@ def request_id_source() -> Callable[[], str]:
 class IngressMiddleware:
     """The outermost ASGI application: authenticates, authorizes and counts each request before FastAPI serves it.
 
-    Inference requests bypass it: see `gateway.server.connection`. It sets `request_id` and `caller` in the state of the
-    scope.
+    Routes with the access `open` and CORS preflights need no key and are not counted. Inference requests bypass it: see
+    `gateway.server.connection`. It sets `request_id` in the state of the scope, and `caller` for authenticated
+    requests.
     """
 
     def __init__(

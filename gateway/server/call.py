@@ -124,9 +124,13 @@ class ClientCall:
         self._opener = opener
         self.method = method
         self.path = path
+        """Without the query, perhaps percent-encoded."""
         self.query = query
+        """Without `?`, perhaps percent-encoded; empty: none."""
         self.headers = headers
+        """The request's, with names in lower case."""
         self.keep_alive = keep_alive
+        """Whether the connection stays open after the answer."""
         self.is_http_1_1 = is_http_1_1
         """Whether the request is HTTP/1.1, which requires a Host header and allows chunked answers."""
         self.expects_continue = False
@@ -184,9 +188,9 @@ class ClientCall:
     def serve_request(self) -> None:
         """Open the handler, and pass it the body once it is complete. Call after each read, in this call's turn only.
 
-        Requests on a connection are served in order, so a call's turn begins when those before it are answered. A body
-        that is too large is refused with `body_too_large`, as soon as its Content-Length says so. Does nothing once the
-        request is answered.
+        Requests on a connection are served in order, so a call's turn begins when those before it are answered. The
+        first call sends `100 Continue` to a client that waits for it. A body that is too large is refused with
+        `body_too_large`, as soon as its Content-Length says so. Does nothing once the request is answered.
         """
         if self.response_complete:
             return

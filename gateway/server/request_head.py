@@ -39,8 +39,8 @@ def in_origin_form(target: bytes, headers: Sequence[Header]) -> tuple[bytes, lis
     """Change a target in absolute form (`http://host/path`) to origin form (`/path`). Returns target and headers.
 
     The target's host replaces the Host header (RFC 9112, 3.2.2), unless there are several of them, so that these are
-    still refused. Other targets are returned unchanged. Raises nothing: a malformed host is left to the check of the
-    Host header.
+    still refused. Other targets are returned unchanged. `headers`: with names in lower case. Raises nothing: a
+    malformed host is left to the check of the Host header.
     """
     for scheme in _SCHEMES:
         if target[: len(scheme)].lower() == scheme:
@@ -99,7 +99,8 @@ def wants_websocket(method: bytes, version: str, headers: Iterable[Header]) -> b
 
 
 def check_transfer_coding(headers: Iterable[Header]) -> None:
-    """Check that a body has no transfer coding but `chunked`, the only one that the parser decodes.
+    """Check that a body has no transfer coding but `chunked`, the only one that the parser decodes. `headers`: with
+    names in lower case.
 
     Raises:
         RoundhouseError: `invalid_request` for any other coding or several headers. Read nothing after it: a server in
@@ -114,7 +115,8 @@ def check_transfer_coding(headers: Iterable[Header]) -> None:
 def explain_unread_body(error: RoundhouseError, headers: Iterable[Header]) -> RoundhouseError:
     """Return an `invalid_json` error that names the body's content coding, if `error` is one and there is a coding.
 
-    Otherwise return `error` itself. `error`: why a body could not be read. The caller raises the result.
+    Otherwise return `error` itself. `error`: why a body could not be read. `headers`: with names in lower case. The
+    caller raises the result.
     """
     codings = [value.decode("latin-1") for name, value in headers if name == b"content-encoding"]
     if error.entry.code != "invalid_json" or not codings or codings == ["identity"]:

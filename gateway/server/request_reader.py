@@ -52,7 +52,7 @@ class ClientLimits:
 
     @property
     def shortest_s(self) -> float:
-        """The shorter of the two times, in seconds."""
+        """The shorter of `client_timeout_s` and `keep_alive_s`."""
         return min(self.client_timeout_s, self.keep_alive_s)
 
 
@@ -79,8 +79,9 @@ class InferenceRoutes(Protocol):
     def open_request(self, method: bytes, path: bytes) -> Callable[[ClientCall], Handler] | None:
         """Return a function that makes the handler of the request; None: FastAPI serves the request.
 
-        None also for a known path with another method. `path`: as sent, perhaps percent-encoded, without its query.
-        Call the function once per request; it refuses a caller without access by answering the call.
+        None also for a known path with another method. `path`: without its query, perhaps percent-encoded; another name
+        of a route (`/chat/completions`) was replaced by the declared one already. Call the function once per request;
+        it refuses a caller without access by answering the call.
         """
 
     def find_websocket(self, path: bytes) -> WebSocketOpener | None:
@@ -212,7 +213,8 @@ class RequestReader(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Check the head of a request, and decide whether FastAPI or a `ClientCall` serves it. Called by the parser.
 
-        A head that is refused stops the parser, so that `read_requests` returns the error.
+        A head that is refused stops the parser, so that `read_requests` returns the error. A request with an Upgrade
+        header is only checked here: `read_requests` goes on with it.
         """
         limit = self._limits.max_header_bytes
         if self._idle_bytes + self._head_slack_bytes > limit and head_size(self.url, self.headers) > limit:
@@ -276,9 +278,9 @@ class RequestReader(HttpToolsProtocol):
                 self._stop_reading(RoundhouseError("body_too_large", "The request was answered long ago."))
 
     def on_message_complete(self) -> None:
-        """Mark the request's body as complete. Called by the parser.
+        """Mark the request's body as complete. Called by the parser. A request with an Upgrade header is left as it is.
 
-        A `ClientCall` is served by the caller afterwards.
+        A `ClientCall` is not served here: `ClientConnection.data_received` does so after the read.
         """
         if self._wants_upgrade:
             return  # the request is read again

@@ -85,7 +85,8 @@ class WebSocketConnection(asyncio.Protocol):
         max_message_bytes: int,
         client_timeout_s: float,
     ) -> None:
-        """`state`: uvicorn's, which the connection joins, so that a stop reaches it. `local_address`: see `ClientCall`.
+        """`state`: uvicorn's, which the connection joins, so that a stop reaches it. `local_address`: the gateway's IP
+        address on the connection; None: the socket has none.
         `client_timeout_s`: seconds to read what was sent, and to answer a ping."""
         self.transport = transport
         self.local_address = local_address

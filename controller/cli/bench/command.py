@@ -72,7 +72,8 @@ def bench(
 
     Sends streaming chat completions, a level per number of requests at a time, and measures the time to first token,
     the time between tokens and tokens per second. Each level ends after its requests or its time. Ctrl-C ends the test
-    and saves what it has. Exit code 0: every request was answered. 1: some failed.
+    and saves what it has. Exit code 0: no request failed; those cut off at the end of a level's time do not count. 1:
+    some failed. 3: no gateway answers. 130: Ctrl-C ended the test.
     """
     if compare is not None:
         return _compare(*compare, output, as_json=as_json)
@@ -110,7 +111,7 @@ def bench(
 
 def parse_levels(text: str) -> list[int]:
     """Return the numbers of a comma-separated list, ascending and without duplicates. Raises CommandError (USAGE) for
-    anything else than whole numbers from 1 to `MAX_CONCURRENCY`."""
+    anything else than whole numbers from 1 to `MAX_CONCURRENCY` (1024), and for an empty list."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or not all(part.isascii() and part.isdigit() and 1 <= int(part) <= MAX_CONCURRENCY for part in parts):
         raise CommandError(

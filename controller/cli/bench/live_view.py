@@ -23,7 +23,8 @@ BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 
 
 class LiveView:
-    """What is shown: finished levels, the one under way, and a graph of its text."""
+    """The picture of a load test: a table of the finished levels and the one under way, and a graph of the text that
+    came in its last 40 seconds. It prints nothing itself: `show_live` draws it."""
 
     def __init__(self, model: str, requests: int, clock: Callable[[], float]) -> None:
         """`requests`: of each level. `clock` is the load's."""
@@ -34,15 +35,16 @@ class LiveView:
         self._progress: LevelProgress | None = None
 
     def begin_level(self, progress: LevelProgress) -> None:
-        """Show this level from now on."""
+        """Show this level as the one under way from now on; `render` reads its progress each time."""
         self._progress = progress
 
     def show_finished(self, rows: Sequence[tuple[str, ...]]) -> None:
-        """Show these rows of finished levels (`report.COLUMNS`)."""
+        """Show these rows (cells of `report.COLUMNS`) of all finished levels, in place of earlier ones, and no level
+        under way until the next `begin_level`."""
         self._finished_rows, self._progress = rows, None
 
     def render(self) -> Group:
-        """Return the picture as it is now."""
+        """Return the picture as it is now, for rich to print."""
         from rich.console import Group
         from rich.text import Text
 
@@ -78,7 +80,8 @@ class LiveView:
 
 
 def draw_sparkline(counts: Sequence[int]) -> str:
-    """Return a graph of one line of text, a block per count, the largest of them full."""
+    """Return a graph of one line of text, a character per count: a space for 0, else a block whose height is the
+    count's share of the largest, which is a full block."""
     largest = max(counts, default=0)
     if largest <= 0:
         return BLOCKS[0] * len(counts)
@@ -88,7 +91,8 @@ def draw_sparkline(counts: Sequence[int]) -> str:
 
 @asynccontextmanager
 async def show_live(view: LiveView) -> AsyncIterator[None]:
-    """Keep the picture on stderr within the block, if that is a terminal, and remove it at the end."""
+    """Async context manager that keeps the picture on stderr, drawn four times a second, and removes it at the end. It
+    draws nothing where stderr is no terminal."""
     if not sys.stderr.isatty():
         yield
         return

@@ -31,7 +31,8 @@ INCOMPLETE: Final = "incomplete_stream"
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What to send. Each level ends with its last request or after `seconds`, whichever is first."""
+    """What a load test sends to a model: `requests` chat completions per level, each with a prompt and a limit of
+    answer tokens. Each level ends with its last request or after `seconds`, whichever is first."""
 
     model: str
     prompt: str
@@ -45,7 +46,7 @@ class LoadPlan:
 
 @dataclass(slots=True)
 class RunningRequest:
-    """A request under way. Times are those of the clock."""
+    """A request under way, as it is measured. Times are in seconds of the `LoadGenerator`'s clock."""
 
     began: float
     first_piece: float | None = None
@@ -58,7 +59,7 @@ class RunningRequest:
     has_ended: bool = False
 
     def note_piece(self, now: float) -> None:
-        """Count a piece of text that came now."""
+        """Count a piece of text that came at `now`, by the load's clock, and the gap since the piece before."""
         if self.last_piece is None:
             self.first_piece = now
         else:
@@ -67,7 +68,8 @@ class RunningRequest:
         self.pieces += 1
 
     def to_sample(self, level_began: float, now: float) -> RequestSample:
-        """Return what was measured until now. Without an end and an error, it is cut."""
+        """Return what was measured until `now`. `level_began` and `now` are times of the load's clock. A request that
+        has neither ended nor failed counts as cut."""
         return RequestSample(
             started_s=self.began - level_began,
             duration_s=now - self.began,
@@ -81,7 +83,8 @@ class RunningRequest:
 
 @dataclass(slots=True)
 class LevelProgress:
-    """One level under way, for the live picture."""
+    """One level under way, for the live picture; it changes until the level ends. `began` is a time of the load's clock
+    in seconds, `samples` are the requests that have ended, `running` is the number of those that have not."""
 
     concurrency: int
     began: float
@@ -92,7 +95,8 @@ class LevelProgress:
 
 
 class LoadGenerator:
-    """Sends streaming chat completions to one gateway. Use it in `async with`.
+    """Sends streaming chat completions to one gateway, with the API key of `ROUNDHOUSE_KEY` if that is set. Use it in
+    `async with`, and run one level at a time.
 
     `clock` returns seconds that never go back. `stop_event`, once set, ends every level; what was measured is kept.
     """
@@ -124,8 +128,8 @@ class LoadGenerator:
     async def check_model(self) -> None:
         """Ask for one token, which loads an `autoload` model and warms the engine up.
 
-        Ends early where the test is stopped. Raises CommandError: NO_CONTROLLER where no gateway answers, FAILED with
-        the gateway's own message where it refuses.
+        Returns early where the test is stopped. Raises CommandError: NO_CONTROLLER where no gateway answers, FAILED
+        with the gateway's own message where it refuses, or where no answer comes within the seconds of a level.
         """
         body = {"model": self._plan.model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
         ask_task = asyncio.create_task(self._ask_once(body))
@@ -150,8 +154,10 @@ class LoadGenerator:
             raise CommandError(_explain_refusal(answer.status, content))
 
     async def run_level(self, concurrency: int, on_begin: Callable[[LevelProgress], None]) -> LevelResult:
-        """Keep `concurrency` requests under way until the level ends. `on_begin` gets its progress, which changes until
-        this returns. Requests that run at the end are cut."""
+        """Keep `concurrency` requests under way until the plan's requests are done, its seconds have passed, or the
+        test is stopped, and return what was measured, with the requests in the order of their start. Requests that run
+        at the end are cancelled and counted as cut; failed ones raise nothing. `on_begin` is called once, with the
+        level's progress, which changes until this returns."""
         progress = LevelProgress(concurrency, self._clock())
         on_begin(progress)
         numbers = iter(range(self._plan.requests))

@@ -25,7 +25,8 @@ class Series:
 
 def draw_lines(title: str, x_title: str, x_labels: Sequence[str], series: Sequence[Series]) -> str:
     """Return an SVG element: a line per series over equally spaced places, from zero up. `title` names the unit, too.
-    Every point says its value when it is pointed at. All texts are escaped."""
+    Every point says its value when it is pointed at. All texts are escaped. Values must not be negative; each series
+    has as many as there are `x_labels` (else ValueError)."""
     largest = max((value for line in series for value in line.values if value is not None), default=0.0)
     step = nice_step(largest, _TICKS)
     top = step * max(1, math.ceil(largest / step))
@@ -50,7 +51,7 @@ def draw_lines(title: str, x_title: str, x_labels: Sequence[str], series: Sequen
 
 def nice_step(largest: float, ticks: int) -> float:
     """Return the distance between marks of an axis from 0 to `largest`: 1, 2 or 5 times a power of ten, with `ticks`
-    marks at most. 1 where `largest` is not positive."""
+    marks at most besides that at 0. 1 where `largest` is not positive."""
     if largest <= 0:
         return 1.0
     raw = largest / ticks

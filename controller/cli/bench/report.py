@@ -26,12 +26,12 @@ _COMPARED: Final = (
 
 
 class ReportError(Exception):
-    """A file is no report of `roundhouse bench`. The text says why."""
+    """A file is no report of `roundhouse bench`. The message is what a sentence says after the file's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class LevelResult:
-    """What one level measured."""
+    """What one level of a load test (one number of requests at a time) measured: its figures, and each request."""
 
     summary: LevelSummary
     samples: tuple[RequestSample, ...]
@@ -40,8 +40,9 @@ class LevelResult:
 def build_report(
     levels: Sequence[LevelResult], *, model: str, made_at: str, version: str, options: Mapping[str, Any], is_whole: bool
 ) -> dict[str, Any]:
-    """Return the report as a JSON object. `made_at`: date and time in words. `options`: how the load was made.
-    `is_whole`: whether no operator ended the test early."""
+    """Return the report as a JSON object with `format`, `version`, `model`, `made_at`, `complete`, `options` and
+    `levels`: each has the fields of a `LevelSummary`, and `requests`. `made_at`: date and time in words. `version`: of
+    Roundhouse. `options`: how the load was made. `is_whole`: whether no operator ended the test early."""
     return {
         "format": FORMAT,
         "version": version,
@@ -88,7 +89,8 @@ def _sample_fields(sample: RequestSample) -> dict[str, Any]:
 
 
 def check_report(content: object) -> dict[str, Any]:
-    """Return a decoded JSON report after a look at its form. Raises ReportError for anything else."""
+    """Return `content`, a report as decoded from JSON, after a check that its format is this version's and that each
+    level has the figures of a comparison; other fields are not checked. Raises ReportError for anything else."""
     if not isinstance(content, dict) or not isinstance(content.get("levels"), list):
         raise ReportError("is no report of `roundhouse bench`")
     if content.get("format") != FORMAT:
@@ -101,12 +103,12 @@ def check_report(content: object) -> dict[str, Any]:
 
 
 def summary_rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return a row of `COLUMNS` for each level of a report."""
+    """Return a row of cells of `COLUMNS` for each level of a report, in its order; `-` for what was not measured."""
     return [_level_row(level) for level in report["levels"]]
 
 
 def result_rows(levels: Sequence[LevelResult]) -> list[tuple[str, ...]]:
-    """Return a row of `COLUMNS` for each measured level."""
+    """Return a row of cells of `COLUMNS` for each measured level, as `summary_rows` does for a report."""
     return [_level_row(_level_fields(level.summary)) for level in levels]
 
 
@@ -122,8 +124,10 @@ def _level_row(level: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def compare_reports(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield each figure of each concurrency that both reports have. `change`: of the second to the first, as a share of
-    the first; None where one is missing or the first is 0."""
+    """Yield each figure of each concurrency that both reports have, in the order of the first: objects with
+    `concurrency`, `figure` (its name), `a` and `b` (its values, None: missing) and `change`, that of the second to the
+    first as a share of the first; None where one is missing or the first is 0. Yields nothing where the reports have no
+    concurrency in common."""
     second_levels = {level["concurrency"]: level for level in second["levels"]}
     for level in first["levels"]:
         other = second_levels.get(level["concurrency"])
@@ -136,7 +140,7 @@ def compare_reports(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iter
 
 
 def comparison_rows(figures: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """Return a row of `COMPARE_COLUMNS` for each figure of `compare_reports`."""
+    """Return a row of cells of `COMPARE_COLUMNS` for each figure of `compare_reports`; `-` for what is missing."""
     return [
         (
             str(figure["concurrency"]),

@@ -41,7 +41,7 @@ class RequestSample:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Figures of a number of values. `percentiles`: percent to value."""
+    """Figures of one or more values, in the unit of the values. `percentiles`: percent (50, 90, 95, 99) to value."""
 
     count: int
     mean: float
@@ -52,8 +52,8 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class LevelSummary:
-    """The figures of all requests that ran with one number of requests at a time. Distributions are None where there is
-    nothing to count."""
+    """The figures of one level: of all requests that ran with one number of requests at a time. `answered` and `cut`
+    are numbers of requests. Distributions are None where there is nothing to count."""
 
     concurrency: int
     duration_s: float
@@ -102,7 +102,8 @@ def describe_values(values: Iterable[float]) -> Distribution | None:
 
 
 def summarize_level(concurrency: int, samples: Sequence[RequestSample], duration_s: float) -> LevelSummary:
-    """Return the figures of one level. `duration_s`: from its first request to its end; throughput is by it."""
+    """Return the figures of one level. `duration_s`: seconds from its beginning to its end, by which throughput is
+    computed; where it is 0, throughput is 0."""
     answered = [sample for sample in samples if sample.is_answered]
     tokens = sum(sample.output_tokens for sample in samples)
     return LevelSummary(

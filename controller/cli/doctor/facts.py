@@ -8,7 +8,8 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class DockerFacts:
-    """The Docker Engine, as it answered."""
+    """The Docker Engine, as it answered. Where it was not asked (`runtime` is `process`) or does not answer, `problem`
+    says so, and what only it knows has its default."""
 
     url: str
     """Address of the daemon."""
@@ -37,7 +38,7 @@ class DockerFacts:
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """NVIDIA's GPUs and driver."""
+    """NVIDIA's GPUs, driver and container toolkit on this host: what the PCI bus has, and what the driver reports."""
 
     on_bus: int = 0
     """Number of NVIDIA's display controllers on the PCI bus."""
@@ -57,7 +58,7 @@ class GpuFacts:
 
 @dataclass(frozen=True, slots=True)
 class DiskFacts:
-    """The file system of one folder."""
+    """Room on the file system of one folder that Roundhouse writes to: MiB that this user may fill, and inodes."""
 
     purpose: str
     """Whose folder it is, such as `state folder`."""
@@ -69,7 +70,7 @@ class DiskFacts:
 
 @dataclass(frozen=True, slots=True)
 class FolderFacts:
-    """One folder of the installation, as this user may use it."""
+    """One folder of the installation, and how this user may use it. `path` is absolute; the folder may be missing."""
 
     purpose: str
     path: str
@@ -91,7 +92,8 @@ class FolderFacts:
 
 @dataclass(frozen=True, slots=True)
 class PortFacts:
-    """The gateway's addresses."""
+    """The addresses and the port that the gateway is to listen on, and whether it can. Port 0 (any free one) is never a
+    problem."""
 
     hosts: tuple[str, ...]
     port: int
@@ -105,7 +107,7 @@ class PortFacts:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """One declared model."""
+    """One declared model: whether its files let it start, and what its definition says of GPUs and main memory."""
 
     name: str
     problem: str | None = None
@@ -123,7 +125,8 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class DesiredFacts:
-    """The desired-state files."""
+    """What the desired-state files declare, and their problems. Without models, keys and problems where the folder
+    cannot be read."""
 
     folder: str
     problems: tuple[str, ...] = ()
@@ -135,7 +138,7 @@ class DesiredFacts:
 
 @dataclass(frozen=True, slots=True)
 class ClockFacts:
-    """The host's clock."""
+    """The host's clock: whether a time service sets it, and how far it is behind the files of the state folder."""
 
     is_synchronised: bool | None = None
     """Whether the kernel's clock is disciplined by a time service. None: the kernel does not say."""
@@ -147,7 +150,7 @@ class ClockFacts:
 
 @dataclass(frozen=True, slots=True)
 class MemoryFacts:
-    """Main memory in MiB."""
+    """Main memory of the host in MiB: all, what is available now, and what engines may use."""
 
     total_mib: int
     available_mib: int
@@ -157,7 +160,7 @@ class MemoryFacts:
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """All facts of one reading."""
+    """All facts about a host and an installation, read at about one time by `fact_reader.read_facts`."""
 
     docker: DockerFacts
     gpus: GpuFacts

@@ -26,8 +26,8 @@ _VERSION: Final = re.compile(r"version:?\s+v?(\d+\.\d+\.\d+\S*)", re.IGNORECASE)
 
 
 def read_gpus(*, pci_devices: Path = PCI_DEVICES) -> GpuFacts:
-    """Read the PCI bus, ask the driver, and ask the toolkit for its version. Blocks, up to a few times `TIMEOUT_S`;
-    raises nothing."""
+    """Read the PCI bus, ask the driver, and ask the toolkit for its version. Blocks, up to a few times 10 s
+    (`TIMEOUT_S`); raises nothing."""
     reader = NvmlReader()
     gpu_count: list[int] = []
     thread = threading.Thread(target=lambda: gpu_count.append(len(reader.read_gpus() or ())), daemon=True)

@@ -27,7 +27,8 @@ SMALL_MEMORY_MIB: Final = 512
 
 
 def check_docker(facts: HostFacts) -> Iterator[Finding]:
-    """Yield why engines cannot run in containers where they should."""
+    """Yield why engines cannot run in containers: a fault where the settings demand Docker; a warning where they say
+    `auto` and a Docker that is there cannot be used. Nothing where they say `process`."""
     docker = facts.docker
     if docker.problem is None or docker.runtime == "process":
         return
@@ -46,7 +47,8 @@ def check_docker(facts: HostFacts) -> Iterator[Finding]:
 
 
 def check_driver(facts: HostFacts) -> Iterator[Finding]:
-    """Yield why GPUs that are there or wanted cannot be used."""
+    """Yield why GPUs that are there, or that declared models name, cannot be used, and a driver that is too old for
+    CUDA 12."""
     gpus = facts.gpus
     for sentence in gpus.unread:
         yield fault(sentence, "see `nvidia-smi -q` and `dmesg`; docs/gpu.md lists the causes")
@@ -72,7 +74,8 @@ def check_driver(facts: HostFacts) -> Iterator[Finding]:
 
 
 def check_toolkit(facts: HostFacts) -> Iterator[Finding]:
-    """Yield what is wrong with the NVIDIA Container Toolkit, where containers are to get GPUs."""
+    """Yield what is wrong with the NVIDIA Container Toolkit, known vulnerabilities included. Nothing where engines do
+    not run in containers, or where this host has no GPU."""
     gpus, docker = facts.gpus, facts.docker
     if not docker.is_used or docker.problem is not None or not (gpus.on_bus or gpus.readable):
         return
@@ -99,7 +102,8 @@ def check_toolkit(facts: HostFacts) -> Iterator[Finding]:
 
 
 def check_disks(facts: HostFacts) -> Iterator[Finding]:
-    """Yield file systems that are full or nearly so."""
+    """Yield file systems that are full (a fault: less than 100 MiB, or fewer than 1000 inodes are left) or nearly so (a
+    warning: less than 2 GiB)."""
     for disk in facts.disks:
         subject = f"{disk.purpose} {disk.path}"
         remedy = "free some space (`du -xh --max-depth=1`), or move the folder to a larger disk"
@@ -115,7 +119,8 @@ def check_disks(facts: HostFacts) -> Iterator[Finding]:
 
 
 def check_clock(facts: HostFacts) -> Iterator[Finding]:
-    """Yield why the host's time cannot be relied on."""
+    """Yield why the host's time cannot be relied on: its clock is behind files that Roundhouse wrote, or differs from
+    the Docker Engine's, by more than a minute (faults), or no time service sets it (a warning)."""
     clock = facts.clock
     if clock.newest_file is not None and clock.newest_file_ahead_s > FUTURE_S:
         yield fault(
@@ -137,7 +142,8 @@ def check_clock(facts: HostFacts) -> Iterator[Finding]:
 
 
 def check_memory(facts: HostFacts) -> Iterator[Finding]:
-    """Yield where main memory cannot hold what is declared."""
+    """Yield models that declare more main memory than engines may use, alone or together with the other enabled ones, a
+    limit above the host's memory, and (a warning) that little memory is free now."""
     memory = facts.memory
     limit_mib = memory.total_mib if memory.engines_mib is None else min(memory.total_mib, memory.engines_mib)
     if memory.engines_mib is not None and memory.engines_mib > memory.total_mib:

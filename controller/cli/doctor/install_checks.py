@@ -14,13 +14,14 @@ OTHERS_MAY_READ: Final = 0o005
 
 
 def check_settings(facts: HostFacts) -> Iterator[Finding]:
-    """Yield environment variables that have no effect."""
+    """Yield a warning for each `ROUNDHOUSE_` variable that has no effect."""
     for variable, explanation in facts.setting_problems:
         yield warning(f"{variable}: {explanation}", "correct its name, or remove it; docs/settings.md lists all")
 
 
 def check_folders(facts: HostFacts) -> Iterator[Finding]:
-    """Yield folders that are missing or that this user may not use as Roundhouse must."""
+    """Yield folders that are missing, that this user may not use as Roundhouse must, or that other users may write to
+    or, where Roundhouse keeps secrets there, read. A missing state folder is no finding where this user may make it."""
     for folder in facts.folders:
         yield from _check_folder(folder)
 
@@ -72,7 +73,8 @@ def _check_rights(folder: FolderFacts, subject: str) -> Iterator[Finding]:
 
 
 def check_ports(facts: HostFacts) -> Iterator[Finding]:
-    """Yield why clients could not reach the gateway at its addresses."""
+    """Yield why clients could not use the gateway at its addresses: it cannot listen there, or it would refuse every
+    request, because the addresses are not loopback and no keys are declared."""
     ports = facts.ports
     if ports.problem is not None:
         yield fault(ports.problem, "`ss -ltnp` shows who listens; ROUNDHOUSE_PORT and ROUNDHOUSE_HOST choose another")
@@ -85,13 +87,13 @@ def check_ports(facts: HostFacts) -> Iterator[Finding]:
 
 
 def check_desired(facts: HostFacts) -> Iterator[Finding]:
-    """Yield the problems of the desired-state files."""
+    """Yield a fault for each problem of the desired-state files."""
     for problem in facts.desired.problems:
         yield fault(problem, "correct the file; until then the last valid state stays in force")
 
 
 def check_models(facts: HostFacts) -> Iterator[Finding]:
-    """Yield models whose files keep them from starting."""
+    """Yield a fault for each declared model, enabled or not, whose model files keep it from starting."""
     for model in facts.desired.models:
         if model.problem is not None:
             yield fault(
@@ -112,7 +114,8 @@ def check_programs(facts: HostFacts) -> Iterator[Finding]:
 
 
 def check_images(facts: HostFacts) -> Iterator[Finding]:
-    """Yield images that declared models need and Docker does not have."""
+    """Yield warnings of images that declared models need and Docker does not have, or that this is not known. Nothing
+    where engines run as processes."""
     docker = facts.docker
     if not docker.is_used:
         return

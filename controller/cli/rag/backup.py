@@ -29,7 +29,8 @@ def back_up_documents(
 ) -> int:
     """Write the documents, files and vector stores of all tenants into one file, while Roundhouse runs or not.
 
-    `roundhouse backup` has them, too. Vectors are left out: they are made again.
+    `roundhouse backup` has them, too. Vectors are left out: they are made again. An existing FILE stays as it is until
+    the new one is complete. Exit code 1: there are no documents, or something cannot be read or written.
     """
     from controller.backup.manifest import BackupError
     from controller.backup.snapshot import write_documents_backup
@@ -66,8 +67,9 @@ def restore_backup(
 ) -> int:
     """Restore the documents of a backup, and nothing else of it. No retrieval program may run.
 
-    The whole backup is read and verified first. Vectors are made again at the next start. Exit code 4: a retrieval
-    program or `up` uses the folder.
+    The whole backup is read and verified first. Vectors are made again at the next start. Exit code 1: the backup
+    cannot be restored, or there are documents already and --force is not given. 4: a retrieval program or `up` uses the
+    folder.
     """
     from controller.backup.archive import verify_archive
     from controller.backup.manifest import BackupError

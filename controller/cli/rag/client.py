@@ -26,7 +26,8 @@ _TENANT_HEADER: Final = "x-tenant-id"
 
 
 class RefusedError(CommandError):
-    """The gateway refused a request; the message is the gateway's own."""
+    """The gateway refused a request; the message is the gateway's own, the exit code FAILED. `error_code` and
+    `retry_after_s` (seconds) are None where the answer does not say them."""
 
     def __init__(self, message: str, error_code: str | None, retry_after_s: float | None) -> None:
         """`error_code`: such as `document_not_found`; None: the answer named none. `retry_after_s`: seconds after which
@@ -37,11 +38,12 @@ class RefusedError(CommandError):
 
 
 class RagClient:
-    """Asks one gateway about documents and searches, with the key of `KEY_VARIABLE`. Use it in `async with`.
+    """Asks one gateway about documents and searches, with the API key in `ROUNDHOUSE_KEY`, if that is set. Use it in
+    `async with`.
 
     Methods raise RefusedError, a CommandError with the gateway's own message and the code FAILED, where it refuses the
-    request, and CommandError with the code NO_CONTROLLER where it does not answer, or answers no JSON. Only the
-    connection has a timeout (5 s).
+    request, CommandError with the code NO_CONTROLLER where it does not answer, or answers no JSON, and with the code
+    FAILED where the JSON is no object. Only the connection has a timeout (5 s): an answer may take any time.
     """
 
     def __init__(self, url: str, tenant: str | None, *, verifies: bool) -> None:
@@ -84,8 +86,9 @@ class RagClient:
     async def add_original(
         self, fields: Mapping[str, str], media_type: str | None, content: AsyncIterator[bytes]
     ) -> dict[str, Any]:
-        """Send a document, and return it as it was accepted. `fields`: of the form, beside the file. `media_type`: of
-        the content; None: not said."""
+        """Send a document, and return it as it was accepted, as `/v1/documents` answers it; it is searchable later. A
+        document with the same id is replaced. `fields`: of the form, beside the file, such as `id`, `filename` and (as
+        JSON text) `metadata`. `media_type`: of the content; None: not said."""
         form = aiohttp.FormData()
         # Named by a field of the form, because not every name survives in the header of a file.
         form.add_field("file", content, filename="", content_type=media_type or "application/octet-stream")
@@ -94,12 +97,15 @@ class RagClient:
         return await self._ask("POST", "/v1/documents", data=form)
 
     async def read_tenant(self) -> str:
-        """Return the tenant for which this client asks."""
+        """Ask the gateway for which tenant this client asks, and return its name, as the gateway writes it in a header
+        (`?` for what a header cannot carry); empty where the answer names none."""
         async with self._open("GET", "/v1/documents", params={"limit": "1"}) as answer:
             return answer.headers.get(_TENANT_HEADER, "")
 
     async def read_content(self, document_id: str) -> AsyncGenerator[bytes, None]:
-        """Yield the parts of the original of a document's newest version."""
+        """Yield the parts of the original (the file as it was sent) of a document's newest version. Close the generator
+        (`aclosing`) if it is not read to its end. Raises RefusedError (`document_not_found`) where the tenant has no
+        such document."""
         path = f"/v1/documents/{quote(document_id, safe='')}/content"
         async with self._open("GET", path) as answer:
             async for part in answer.content.iter_chunked(_PART):
@@ -111,8 +117,9 @@ class RagClient:
         return await self._ask("GET", f"/v1/documents/{quote(document_id, safe='')}")
 
     async def list_documents(self) -> AsyncIterator[dict[str, Any]]:
-        """Yield all documents of the tenant, the oldest first, and end. Asks for `PAGE` at a time, as they are
-        consumed."""
+        """Yield all documents of the tenant, the oldest first, and end. Asks for 100 at a time, as they are consumed.
+        Raises RefusedError (`invalid_request`) where the last document of a page is deleted before the next page is
+        asked for."""
         after: dict[str, str] = {}
         while True:
             page = await self._ask("GET", "/v1/documents", params={"limit": str(PAGE), "order": "asc", **after})

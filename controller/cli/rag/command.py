@@ -143,7 +143,7 @@ def list_documents(gateway: Gateway = None, tenant: Tenant = None, as_json: Json
 
 @rag.command()
 def show(document_id: DocumentId, gateway: Gateway = None, tenant: Tenant = None, as_json: Json = False) -> int:
-    """Show a document, and the chunks that were made of it."""
+    """Show a document, and the chunks that were made of it. Exit code 1: there is none with this id."""
 
     async def run(client: RagClient) -> dict[str, Any]:
         document = await client.get_document(document_id)
@@ -170,7 +170,8 @@ def remove(
     gateway: Gateway = None,
     tenant: Tenant = None,
 ) -> int:
-    """Delete documents by their ids. The first one that does not exist ends the command with exit code 1."""
+    """Delete documents by their ids. The first one that does not exist ends the command with exit code 1; those before
+    it are deleted."""
 
     async def run(client: RagClient) -> None:
         for document_id in document_ids:
@@ -183,7 +184,8 @@ def remove(
 
 @rag.command("status")
 def show_status(gateway: Gateway = None, as_json: Json = False) -> int:
-    """Show which index serves, and what is under way."""
+    """Show which index serves, and whether another one is being made. Where keys are declared, ROUNDHOUSE_KEY must hold
+    one of scope admin."""
     status = ask_gateway(gateway, None, lambda client: client.get_status())
     if as_json:
         print_json(status)
@@ -198,7 +200,7 @@ def reindex(gateway: Gateway = None, as_json: Json = False) -> int:
     """Make new vectors of all documents, with the embedding model that is set.
 
     Returns at once; `roundhouse rag status` shows how far it is. Searches use the old index until the new one has
-    everything.
+    everything. Where keys are declared, ROUNDHOUSE_KEY must hold one of scope admin.
     """
     status = ask_gateway(gateway, None, lambda client: client.start_reindex())
     if as_json:

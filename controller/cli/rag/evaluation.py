@@ -28,12 +28,13 @@ WAYS: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 class QuestionError(Exception):
-    """A line is no question. The message says why."""
+    """A line of a questions' file is no question. The message says why; `parse_questions` turns it into a CommandError
+    with the line's number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A query, and which documents answer it."""
+    """A query, and the grades of the documents by id: 0 for one that does not answer it, more for a better answer."""
 
     query: str
     grades: Mapping[str, float]
@@ -42,7 +43,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class WayResult:
-    """What came of all questions, searched in one way."""
+    """What came of all questions, searched in one way: scores, or the reason why the gateway cannot search so."""
 
     name: str
     """A key of WAYS."""
@@ -78,7 +79,8 @@ def parse_questions(lines: Iterable[str], source: str) -> list[Question]:
 
 
 async def find_unknown_documents(client: RagClient, questions: Sequence[Question]) -> list[str]:
-    """Return the ids of relevant documents that the tenant does not have, so that no search can find them."""
+    """Return the ids, sorted, of relevant documents that the tenant does not have, so that no search can find them.
+    Reads the whole list of the tenant's documents. Raises the errors of `RagClient`."""
     wanted = {document for question in questions for document, grade in question.grades.items() if grade > 0}
     async for document in client.list_documents():
         wanted.discard(document["id"])
@@ -88,11 +90,12 @@ async def find_unknown_documents(client: RagClient, questions: Sequence[Question
 async def evaluate_ways(
     client: RagClient, questions: Sequence[Question], *, top_k: int, on_answer: Callable[[str, int], None]
 ) -> list[WayResult]:
-    """Search every question in every way of WAYS, and return one result for each way, in that order.
+    """Search every question in every way of WAYS (`sparse`, `dense`, `hybrid`, `reranked`), and return one result for
+    each way, in that order.
 
     `questions`: at least one. A document's rank is that of its best hit among `top_k`. If the gateway refuses the first
     search of a way, no further search is made in that way; its result has the gateway's reason and no scores.
-    `on_answer`: called after each answer, with the way's name and the number of its answers so far.
+    `on_answer`: called after each answer that is scored, with the way's name and the number of its answers so far.
 
     Raises CommandError for a search that fails later, and where no gateway answers.
     """

@@ -71,7 +71,7 @@ def render_markdown(
 ) -> str:
     """Return the report as Markdown: a table with a row for each way of searching, and below it why the gateway could
     not search in a way, which ways met an index that was being rebuilt, which relevant documents the tenant does not
-    have, and the questions of `find_missed`. Each of the last two lists has at most `LISTED_MISSES` entries.
+    have, and the questions of `find_missed`. Each of the last two lists has at most 50 entries.
 
     `summary`: from `build_result`, for the same `questions` and `results`. `made_at`: date and time in words.
     """

@@ -36,7 +36,8 @@ _LONGEST_DESCRIPTION: Final = 64 * 1024
 
 
 class ExportDescription(BaseModel):
-    """Content of `export.json`."""
+    """Content of `export.json`, the first member of an export: which Roundhouse wrote the file, and for which
+    tenant."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -49,7 +50,7 @@ class ExportDescription(BaseModel):
 
 
 class ExportedChunking(BaseModel):
-    """How a document is cut into chunks."""
+    """How a document is cut into chunks: the most tokens of a chunk, and the tokens that two neighbours share."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -58,7 +59,8 @@ class ExportedChunking(BaseModel):
 
 
 class ExportedDocument(BaseModel):
-    """A line of `documents.jsonl`: what `/v1/documents` says of a document and what makes it again. Other fields are
+    """A line of `documents.jsonl`: the fields of a document, as `/v1/documents` answers them, from which an import
+    makes it again. `sha256` (hex) and `bytes` are of its original, `created_at` is Unix time. Other fields are
     ignored."""
 
     model_config = ConfigDict(frozen=True, strict=True)
@@ -79,14 +81,16 @@ class ExportError(CommandError):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a member's content is in the file, in bytes."""
+    """Where the content of a member (a file in the tar) is in the export, in bytes from its beginning."""
 
     offset: int
     size: int
 
 
 class ExportWriter:
-    """Writes an export. A context manager; what is written stays when it ends early, and the next one goes on."""
+    """Writes an export to the file `path` with `.partial` appended, which `finish` renames to `path`. A context
+    manager. The originals that are written stay when it ends early, and the next writer for the same `path` and tenant
+    goes on with them. Only one at a time may write the file."""
 
     def __init__(self, path: Path, description: ExportDescription) -> None:
         """Go on with the unfinished file of `path`, whose originals are read and compared with their hashes; what does
@@ -119,16 +123,17 @@ class ExportWriter:
 
     @property
     def originals(self) -> int:
-        """Number of originals in the file."""
+        """Number of different originals in the file, those of earlier runs included."""
         return len(self._hashes)
 
     def has_original(self, sha256: str) -> bool:
-        """Whether the file has the original of that hash."""
+        """Whether the file has the original with this SHA-256 (hex; else ValueError), of this run or an earlier one."""
         return bytes.fromhex(sha256) in self._hashes
 
     async def add_original(self, sha256: str, size: int, parts: AsyncIterable[bytes]) -> bool:
-        """Append an original. False: `parts` are not the content of that hash and size, and nothing is appended. Raises
-        ExportError where the disk fails, and what `parts` raises; nothing is appended then, either."""
+        """Append an original that the file does not have yet, and return whether that was done. False: `parts` are not
+        the content with this SHA-256 (hex) and size in bytes, and nothing is appended. Raises ExportError where the
+        disk fails, and what `parts` raises; nothing is appended then, either."""
         start = self._file.tell()
         digest, written = hashlib.sha256(), 0
         is_whole = False
@@ -150,8 +155,9 @@ class ExportWriter:
         return is_whole
 
     def finish(self, documents: IO[bytes]) -> None:
-        """Append the lines of `documents`, a file that is read from its beginning, and give the export its name, over
-        an earlier one. Raises ExportError where the disk fails."""
+        """Append the lines of `documents` (each an `ExportedDocument` as JSON; the file is read from its beginning),
+        sync the export to disk, and give it its name, over an earlier one. Call it once, last. Raises ExportError where
+        the disk fails."""
         try:
             size = documents.seek(0, io.SEEK_END)
             documents.seek(0)
@@ -214,7 +220,8 @@ class ExportWriter:
 
 
 class ExportReader:
-    """Reads a complete export. A context manager."""
+    """Reads a complete export. Making it opens the file and finds its originals; it is a context manager that closes
+    the file. `description` is the content of `export.json`."""
 
     def __init__(self, path: Path) -> None:
         """Read which originals there are. Raises ExportError: the file cannot be read, is no export, is not complete,
@@ -239,7 +246,8 @@ class ExportReader:
         self._file.close()
 
     def read_documents(self) -> Iterator[ExportedDocument]:
-        """Yield the documents, in the order of the file. Raises ExportError for a line that is none."""
+        """Yield the documents, in the order of the file. Raises ExportError for a line that is none, and OSError where
+        the file cannot be read."""
         assert self._documents is not None
         with self.path.open("rb") as file:
             file.seek(self._documents.offset)
@@ -255,12 +263,15 @@ class ExportReader:
                     raise ExportError(f"{self.path}, line {number} of {_DOCUMENTS} is damaged: {field}") from None
 
     def is_original_whole(self, sha256: str) -> bool:
-        """Whether the file has the original of that hash, with the content that the hash says. Raises OSError."""
+        """Whether the file has the original with this SHA-256 (hex), and its content, which is read whole, has that
+        hash. Raises OSError."""
         place = self._places.get(bytes.fromhex(sha256))
         return place is not None and _hash_of(self._file, place) == sha256
 
     async def read_original(self, sha256: str) -> AsyncIterator[bytes]:
-        """Yield the parts of an original that is whole. Several may be read at the same time. Raises OSError."""
+        """Yield the parts of the content of an original. Check it before with `is_original_whole`, since the content is
+        not compared here; one that the file does not have raises KeyError. Several may be read at the same time. Raises
+        OSError."""
         place = self._places[bytes.fromhex(sha256)]
         at, end = place.offset, place.offset + place.size
         while at < end:

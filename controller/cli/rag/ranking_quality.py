@@ -25,7 +25,9 @@ class RankingScores:
 
 
 def score_ranking(ranking: Sequence[str], grades: Mapping[str, float]) -> RankingScores:
-    """Return the measures of a ranking. Raises ValueError where no grade is above 0, because nothing can be found."""
+    """Return the measures of a ranking: document ids, each once, the best first. `grades`: how relevant a document is,
+    by its id; one without a grade has 0, and every grade above 0 is relevant. Raises ValueError where no grade is above
+    0, because nothing can be found."""
     return RankingScores(
         recall(ranking, grades, RECALL_DEPTH), reciprocal_rank(ranking, grades), ndcg(ranking, grades, NDCG_DEPTH)
     )
@@ -44,15 +46,15 @@ def average_scores(scores: Sequence[RankingScores]) -> RankingScores:
 
 
 def recall(ranking: Sequence[str], grades: Mapping[str, float], depth: int) -> float:
-    """Return the share of the relevant documents that are among the first `depth`. Raises ValueError where none is
-    relevant."""
+    """Return the share (0 to 1) of the relevant documents, those with a grade above 0, that are among the first `depth`
+    of the ranking. Raises ValueError where none is relevant."""
     relevant = _relevant(grades)
     return len(relevant.intersection(ranking[:depth])) / len(relevant)
 
 
 def reciprocal_rank(ranking: Sequence[str], grades: Mapping[str, float]) -> float:
-    """Return 1 / the rank of the first relevant document, from 1; 0 where the ranking has none. Raises ValueError where
-    none is relevant. Its mean over questions is the MRR."""
+    """Return 1 divided by the rank, counted from 1, of the first document with a grade above 0; 0 where the ranking has
+    none. Raises ValueError where no grade is above 0. Its mean over questions is the MRR."""
     relevant = _relevant(grades)
     return next((1.0 / rank for rank, document in enumerate(ranking, 1) if document in relevant), 0.0)
 

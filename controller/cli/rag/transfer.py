@@ -30,7 +30,8 @@ def export_file(
     """Write the documents of the tenant into one file: originals, ids, names, attributes, chunking.
 
     FILE has its name when it is complete. Until then it is FILE.partial; after a broken run, the same command goes on
-    with it. Vector stores and files of OpenAI's API are not in it; `rag backup` has everything.
+    with it. Vector stores and files of OpenAI's API are not in it; `rag backup` has everything. Exit code 1: the export
+    could not be completed. 3: no gateway answers.
     """
     from controller.cli.rag.transferring import export_documents
 

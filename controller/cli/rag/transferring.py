@@ -32,7 +32,8 @@ _TRIES: Final = 5
 
 @dataclass(slots=True)
 class Exported:
-    """What an export has done."""
+    """What an export has done: the tenant as the gateway names it, and how many documents and originals (different
+    contents) the file has."""
 
     tenant: str
     documents: int = 0
@@ -44,7 +45,7 @@ class Exported:
 
 @dataclass(slots=True)
 class Imported:
-    """What an import has done."""
+    """What an import has done: how many documents were added or there already, and which failed, with the reason."""
 
     added: int = 0
     """Documents that were accepted, as new ones or as replacements; some may be in `failed`, too."""
@@ -129,11 +130,11 @@ async def import_documents(
 ) -> Imported:
     """Add the documents of an export that the tenant lacks, or has with other content or fields; these are replaced.
 
-    Sends up to `AT_ONCE` documents at a time; waits without limit where the gateway has no room. A document that the
-    gateway refuses, or that fails to become searchable, raises nothing: the result lists it in `failed`. `waits`:
-    return when all accepted documents are searchable, have failed or were deleted; else when all are accepted or
-    refused. `on_document`: called with the id of each document when it is accepted, refused or known to be there
-    already, and, with `waits`, once more for each that was not refused, when the wait for it ends.
+    Sends up to 4 documents at a time; waits without limit where the gateway has no room. A document that the gateway
+    refuses, or that fails to become searchable, raises nothing: the result lists it in `failed`. `waits`: return when
+    all accepted documents are searchable, have failed or were deleted; else when all are accepted or refused.
+    `on_document`: called with the id of each document when it is accepted, refused or known to be there already, and,
+    with `waits`, once more for each that was not refused, when the wait for it ends.
 
     Raises CommandError: no gateway answers, the gateway refuses a question about a document's status, or the file is
     damaged; OSError: the file cannot be read. Documents that were accepted stay; the next run skips them.

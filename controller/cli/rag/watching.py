@@ -20,7 +20,7 @@ SETTLE_MS: Final = 500
 
 
 class AddedFiles(NamedTuple):
-    """Files that were added before they are watched."""
+    """The files that were added before `follow_files` began to watch them, and when they were looked for."""
 
     files: Sequence[FileToAdd]
     began_at: float
@@ -36,7 +36,8 @@ async def follow_files(
 ) -> None:
     """Add files below `paths` that change, and delete the documents of files that vanish, until cancelled.
 
-    `added`: what was added before; files that changed meanwhile are sent at first. `on_result`: as for `add_files`. A
+    `added`: what was added before; files that changed meanwhile are sent at first. `metadata` (attributes) goes with
+    each document that is sent. `on_result`: called once per file, with the document or the error, as for `add_files`. A
     file that fails is sent again when it changes; a deletion that fails is printed, and tried again after the next
     change. A new file that would have the document id of another one is printed, and nothing is done until it is gone.
     """

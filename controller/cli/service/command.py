@@ -61,8 +61,8 @@ def install(
     """Write a systemd unit that serves the models, with engines as processes.
 
     Without --now nothing is started, and the output says what to type next. Folders, address and PATH are taken from
-    this command line; other settings go into the environment file that the output names. An existing unit is
-    replaced if it differs.
+    this command line; other settings go into the environment file that the output names. The state folder is made if it
+    is missing. An existing unit is replaced if it differs; one of another program or another state folder is refused.
     """
     from controller.cli.service.install import install_service
 
@@ -79,8 +79,8 @@ def remove(
     name: Name = "roundhouse",
     as_json: Json = False,
 ) -> int:
-    """Remove the systemd unit. Models, state and desired state stay. Refuses while the service runs, unless --now, and
-    for a unit that `roundhouse service install` did not write."""
+    """Remove the systemd unit; a missing one is no error. Models, state and desired state stay, and engines run on.
+    Refuses while the service runs, unless --now, and for a unit that `roundhouse service install` did not write."""
     from controller.cli.service.install import remove_service
 
     return _tell(remove_service(name, is_system=system, is_stopped=now), as_json)

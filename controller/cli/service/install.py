@@ -55,7 +55,7 @@ def install_service(
     restart it if it runs and its text has changed. Return what was done.
 
     `user` is whom a system unit runs as; None only without `is_system`. `options` are settings from the command line;
-    None takes the default. A unit that is as it should be is left alone.
+    None takes the default. The text of a unit that is as it should be is not written again.
 
     Raises CommandError, before anything is written, where systemd does not run, an option is wrong, root is needed, the
     desired-state folder is missing, the user cannot run Roundhouse, or the unit is somebody else's or of another state
@@ -91,11 +91,11 @@ def install_service(
 
 
 def remove_service(name: str, *, is_system: bool, is_stopped: bool) -> Change:
-    """Remove the unit `name`; with `is_stopped`, stop it first if it runs. Return what was done; a missing unit is no
-    error.
+    """Remove the unit `name`, so that it does not start with the machine any more; with `is_stopped`, stop it first if
+    it runs. Return what was done; a missing unit is no error.
 
-    Models, state and engines stay. Raises CommandError where the unit runs and `is_stopped` is False, was not written
-    by Roundhouse, cannot be removed, or where systemd does not answer.
+    Models and state stay, and engines run on. Raises CommandError where the unit runs and `is_stopped` is False, was
+    not written by Roundhouse, cannot be removed, or where systemd does not answer.
     """
     require_systemd()
     _check_options(name, is_system, None)
@@ -132,7 +132,8 @@ def plan_unit(
 ) -> ServiceUnit:
     """Return the unit for these settings, with the current folder as its working folder. Nothing is written.
 
-    `user` None: a unit of the user's own manager. `environ`: where the variables in `CARRIED` are taken from.
+    `user` None: a unit of the user's own manager. `environ`: where the variables in `CARRIED` (PATH and others by which
+    programs and libraries are found) are taken from.
     """
     from controller.cli.up.run import program_specs
 

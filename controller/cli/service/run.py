@@ -21,10 +21,11 @@ POLL_S = 0.1
 
 
 class ServiceRun:
-    """Runs the controller and the gateway until a signal, and then ends these two, but not the engines.
+    """Runs the programs of `specs` (controller, gateway and, where it is wanted, retrieval) until a signal, and then
+    ends these, but not the engines.
 
-    The caller must hold `up.lock` of the state folder, so that no `up` runs at the same time and `down` finds this
-    process.
+    The caller must hold `up.lock` of the state folder, which must exist (else OSError), so that no `up` runs at the
+    same time and `down` finds this process.
     """
 
     def __init__(self, settings: ControllerSettings, specs: Sequence[ChildSpec], announcer: Announcer) -> None:
@@ -37,8 +38,8 @@ class ServiceRun:
 
     async def run(self) -> ExitCode:
         """Run until SIGTERM, SIGINT or SIGHUP, or until a program ends in a way that a restart cannot mend. Then end
-        the gateway and the controller, by SIGKILL if they do not end in time, and return the exit code: DONE after a
-        signal.
+        gateway, retrieval and controller in this order, by SIGKILL if they do not end in time, and return the exit
+        code: DONE after a signal.
 
         Before the first start, programs that a killed run left behind are ended. Call it once, in the main thread: it
         takes over the signal handlers. Raises CommandError where the record of an earlier run cannot be read.

@@ -47,7 +47,7 @@ class Systemd:
     """Client of one systemd manager, by the program `systemctl`. `unit` is a unit's name with `.service`.
 
     Methods that run `systemctl` block until it ends. They raise CommandError if `systemctl` is missing, fails, or takes
-    longer than `ANSWER_S`; in the last case the manager may still carry the request out.
+    longer than 5 minutes (`ANSWER_S`); in the last case the manager may still carry the request out.
     """
 
     is_system: bool

@@ -45,7 +45,8 @@ def top(
     """Show a live table of the models.
 
     The table has state, replicas, requests, tokens per second and memory of each model, the busiest first. `q` or
-    Ctrl-C ends it. Tokens are counted when a request ends; where no gateway can be reached, the column shows `-`.
+    Ctrl-C ends it. Tokens are counted when a request ends; where no gateway can be reached, the column shows `-`. One
+    table (--once, --json) takes one interval, because its tokens are counted over it.
     """
     url = controller_url(controller, state)
     if once or as_json or not sys.stdout.isatty():

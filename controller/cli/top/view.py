@@ -29,8 +29,9 @@ class TopView:
     rates: Mapping[str, float] | None
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return the rows of the table, with the cells of `COLUMNS` as text: the model with most requests first, then
-        unloaded models last, then by name."""
+        """Return the rows of the table, with the cells of `COLUMNS` as text. They are ordered by the number of
+        requests, running and waiting, the most first; of models with equally many, unloaded ones are last, then by
+        name."""
         return [self._row(model) for model in sorted(self.listing.models, key=_busiest_first)]
 
     def trouble_lines(self) -> list[str]:
@@ -48,7 +49,8 @@ class TopView:
         return figures + [unread_gpu_words(gpu) for gpu in self.memory.unread_gpus]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the same data for `--json`, in values that `json` can write; unknown ones are None."""
+        """Return the same data for `--json`, in values that `json` can write; unknown ones are None. Keys are `models`
+        (in the order of `rows`), `gpus`, `unread_gpus` and the fields of `controller.schema.admin.ListContext`."""
         return {
             "models": [self._json(model) for model in sorted(self.listing.models, key=_busiest_first)],
             "gpus": [gpu.model_dump(mode="json") for gpu in self.memory.gpus],

@@ -37,9 +37,10 @@ def up(
 ) -> int:
     """Serve the models, in the foreground.
 
-    Starts the controller and the gateway and keeps them running. When the first model is ready, prints a request to
-    try. Ctrl-C ends both and every engine; a second Ctrl-C does not wait for running requests. Every option is also a
-    setting (docs/settings.md), in the environment as ROUNDHOUSE_DESIRED and so on.
+    Starts the controller, the gateway and, where its packages are installed, retrieval, and keeps them running. When
+    the first model is ready, prints a request to try. Ctrl-C ends them and every engine; a second Ctrl-C does not wait
+    for running requests. Every option is also a setting (docs/settings.md), in the environment as ROUNDHOUSE_DESIRED
+    and so on.
     """
     options = {"desired": desired, "state": state, "models": models, "runtime": runtime, "host": host, "port": port}
     settings = read_settings(**options)

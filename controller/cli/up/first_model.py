@@ -36,8 +36,9 @@ EXAMPLES: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 class FirstModelWatcher:
-    """Polls the controller of a new `up`. Prints each failed model once per failure, and a request to try for the first
-    model that can be used; then ends. `gateway_url` is that of the own gateway, whose certificate is not verified."""
+    """Polls the controller of a new `up`. Prints each failed model once per failure, and for the first model that can
+    be used a request to try and hints what to do next; then ends. `gateway_url` is that of the own gateway, whose
+    certificate is not verified."""
 
     def __init__(
         self, controller_url: str, gateway_url: str, desired: Path, models: Path, announcer: Announcer
@@ -121,7 +122,7 @@ class FirstModelWatcher:
 
 def choose_first_model(models: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
     """Return the id of the first loaded model with the most preferred API path, and that path. `models` is the
-    gateway's list of models.
+    gateway's list of models. Chat completions are preferred to completions, these to embeddings (`EXAMPLES`).
 
     None means none yet: no loaded model has an API in `EXAMPLES`, or a model with a more preferred one is still
     loading.
@@ -146,7 +147,8 @@ def try_line(name: str, api: str | None, url: str) -> str:
 
 
 def has_only_demo(names: Iterable[str]) -> bool:
-    """Return whether all `names` of declared models are the demo's (`DEMO_MODELS`); True also for none."""
+    """Return whether all `names` of declared models are the demo's (`clockwork`, `clockwork-embed`); True also for
+    none."""
     return DEMO_MODELS.issuperset(names)
 
 

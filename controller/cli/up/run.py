@@ -128,10 +128,11 @@ class UpRun:
 
     async def run(self) -> ExitCode:
         """Run until Ctrl-C, SIGTERM or SIGHUP, or until a program ends in a way that a restart cannot mend. Then end
-        gateway, retrieval, controller and engines in this order, and return the exit code of `up`: DONE after a signal.
+        gateway, retrieval, controller and engines in this order, and return the exit code of `up`: DONE after a signal,
+        FAILED where engines may still run.
 
-        A second Ctrl-C kills the programs without waiting. Call it once, in the main thread: it takes
-        over the signal handlers.
+        A second Ctrl-C kills the programs without waiting. Call it once, in the main thread: it takes over the signal
+        handlers.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -61,13 +61,13 @@ class Ending:
 
 def restart_delay_s(failures: int) -> float:
     """Return the seconds to wait before the next start, after `failures` failures in a row (1 or more): 0.5 s, doubled
-    with each further one, up to `MAX_DELAY_S`."""
+    with each further one, up to 30 s."""
     return min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(failures - 1, 20))
 
 
 def count_failures(failures: int, ran_s: float) -> int:
     """Return the number of failures in a row after one more, of a child that ran for `ran_s` seconds after `failures`
-    earlier failures. A child that ran for `STABLE_S` counts from 1 again."""
+    earlier failures. A child that ran for `STABLE_S` (10 s) or longer counts from 1 again."""
     return 1 if ran_s >= STABLE_S else failures + 1
 
 

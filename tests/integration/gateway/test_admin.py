@@ -16,6 +16,7 @@ from gateway.settings import GatewaySettings
 from tests.fakes.gateway_harness import gateway_harness, serving
 from tests.support.controller_app import running
 from tests.support.forwarding import ask, error_of, said
+from tests.support.wait import until
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"])
@@ -173,7 +174,14 @@ async def test_a_body_that_the_controller_cannot_read_is_told_in_its_words(tmp_p
         running(tmp_path, {"m": {"backend": "stub", "enabled": False}}) as controller,
         serving(GatewaySettings(controller_url=controller.url)) as url,
         aiohttp.ClientSession() as client,
-        client.post(f"{url}/v1/admin/models/m/load", data=body, headers={"content-type": "application/json"}) as answer,
     ):
-        error = await error_of(answer)
+
+        async def has_table() -> bool:
+            async with client.get(f"{url}/v1/models") as answer:
+                return answer.status == 200
+
+        await until("the gateway has a table", has_table)
+        path, headers = f"{url}/v1/admin/models/m/load", {"content-type": "application/json"}
+        async with client.post(path, data=body, headers=headers) as answer:
+            error = await error_of(answer)
         assert (error.code, error.message) == ("schema_violation", "The body is not JSON that can be read.")
