@@ -8,6 +8,7 @@ from typing import Final
 from pydantic import BaseModel, Field
 
 from controller.schema.aicore_errors import AICORE_ERRORS
+from controller.schema.download_errors import DOWNLOAD_ERRORS
 from controller.schema.error_code import ErrorCode
 from controller.schema.request_errors import REQUEST_ERRORS
 from controller.schema.retrieval_errors import RETRIEVAL_ERRORS
@@ -16,7 +17,8 @@ from controller.schema.service_errors import SERVICE_ERRORS
 __all__ = ["DEFAULT_RETRY_AFTER_S", "ERROR_CODES", "ErrorBody", "ErrorCode", "ErrorEnvelope", "RoundhouseError"]
 
 ERROR_CODES: Final[dict[str, ErrorCode]] = {
-    entry.code: entry for entry in (*REQUEST_ERRORS, *SERVICE_ERRORS, *RETRIEVAL_ERRORS, *AICORE_ERRORS)
+    entry.code: entry
+    for entry in (*REQUEST_ERRORS, *SERVICE_ERRORS, *RETRIEVAL_ERRORS, *DOWNLOAD_ERRORS, *AICORE_ERRORS)
 }
 """Every error code of Roundhouse, by its name."""
 

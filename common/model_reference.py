@@ -1,0 +1,220 @@
+"""References to models that can be downloaded: their grammar. Pure.
+
+| form | what it names |
+| --- | --- |
+| `hf:USER/REPO[:QUANT][@REVISION]` | a Hugging Face repository, or one quantisation of it; `hf:` may be left out |
+| `hf:USER/REPO/PATH[@REVISION]` | one file of a Hugging Face repository |
+| `ollama:NAME[:TAG]`, `oci:HOST/NAME[:TAG]` | a model in a registry |
+| `https://HOST/PATH#sha256=HEX` | one file, by its address and hash |
+| `file:/ABSOLUTE/PATH` | a file or a folder of the machine |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+LONGEST_REFERENCE: Final = 2048
+"""Characters."""
+_REPO_PART: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?", re.ASCII)
+_LONGEST_REPO: Final = 96
+_QUANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
+_REVISION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,254}", re.ASCII)
+_REGISTRY_NAME: Final = re.compile(r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*){0,7}", re.ASCII)
+_OLLAMA_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}(?:/[A-Za-z0-9_][A-Za-z0-9_.-]{0,79})?", re.ASCII)
+_TAG: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
+_HOST: Final = re.compile(r"[A-Za-z0-9.-]{1,253}(?::[0-9]{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](?::[0-9]{1,5})?", re.ASCII)
+_SHA256: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_FORMS: Final = (
+    "hf:USER/REPO:QUANT, hf:USER/REPO/FILE, ollama:NAME:TAG, oci:HOST/NAME:TAG, https://…#sha256=HEX, file:/PATH"
+)
+
+
+class InvalidReferenceError(ValueError):
+    """A text that is no reference of a model. The message says what is wrong and what the forms are."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubReference:
+    """A Hugging Face repository; at most one of `quantisation` and `path` is set."""
+
+    repo: str
+    """`USER/REPO`."""
+    quantisation: str | None = None
+    """Such as `Q4_K_M`; None: the source chooses, or takes the whole folder."""
+    path: str | None = None
+    """File in the repository; None: none is named."""
+    revision: str | None = None
+    """Branch, tag or commit; None: the repository's main branch."""
+
+    def __str__(self) -> str:
+        tail = f":{self.quantisation}" if self.quantisation else f"/{self.path}" if self.path else ""
+        return f"hf:{self.repo}{tail}{f'@{self.revision}' if self.revision else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryReference:
+    """A model in a registry that speaks the protocol of the Open Container Initiative."""
+
+    host: str | None
+    """Host, with its port where there is one; None: Ollama's own registry."""
+    name: str
+    tag: str = "latest"
+
+    def __str__(self) -> str:
+        return f"ollama:{self.name}:{self.tag}" if self.host is None else f"oci:{self.host}/{self.name}:{self.tag}"
+
+
+@dataclass(frozen=True, slots=True)
+class UrlReference:
+    """One file at an address."""
+
+    url: str
+    """Address without its fragment."""
+    sha256: str
+    """64 hexadecimal digits in lower case."""
+
+    def __str__(self) -> str:
+        return f"{self.url}#sha256={self.sha256}"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalReference:
+    """A file or a folder of the machine on which the downloads are made."""
+
+    path: str
+    """Absolute path."""
+
+    def __str__(self) -> str:
+        return f"file:{self.path}"
+
+
+ModelReference = HubReference | RegistryReference | UrlReference | LocalReference
+
+
+def parse_reference(text: str) -> ModelReference:
+    """Parse a reference; `str` of the result is its canonical form.
+
+    Raises:
+        InvalidReferenceError: `text` has none of the forms.
+    """
+    if len(text) > LONGEST_REFERENCE:
+        raise InvalidReferenceError(f"A reference has at most {LONGEST_REFERENCE} characters.")
+    if not text.isprintable() or text != text.strip():
+        raise _invalid(text, "it has white space or control characters")
+    scheme, colon, rest = text.partition(":")
+    if colon and scheme in _PARSERS:
+        return _PARSERS[scheme](text, rest)
+    if colon and "/" not in scheme:
+        raise _invalid(text, f"there is no source {scheme!r:.40}")
+    return _parse_hub(text, text)
+
+
+def validate_file_path(path: str) -> str | None:
+    """Return why `path`, as a source names a file, cannot be a path below a folder; None: it can."""
+    parts = path.split("/")
+    if not path or any(part in ("", ".", "..") for part in parts):
+        return "it has an empty part, `.` or `..`"
+    if any(not character.isprintable() or character == "\\" for character in path):
+        return "it has control characters or a backslash"
+    if any(len(part.encode(errors="replace")) > 240 for part in parts) or len(path) > 1024:
+        return "it is too long"
+    return None
+
+
+def _parse_hub(text: str, rest: str) -> HubReference:
+    named, at, revision = rest.rpartition("@")
+    if not at:
+        named, revision = rest, ""
+    elif not _REVISION.fullmatch(revision) or ".." in revision:
+        raise _invalid(text, "what follows @ is no revision")
+    user, slash, tail = named.partition("/")
+    if not slash:
+        raise _invalid(text, "a repository is named USER/REPO")
+    name, slash, path = tail.partition("/")
+    quantisation = ""
+    if not slash:
+        name, colon, quantisation = name.partition(":")
+        if colon and not _QUANT.fullmatch(quantisation):
+            raise _invalid(text, "what follows : is no quantisation, such as Q4_K_M")
+    elif (problem := validate_file_path(path)) is not None:
+        raise _invalid(text, f"the path of the file is wrong: {problem}")
+    repo = f"{user}/{name}"
+    if not _is_repo(user, name):
+        raise _invalid(text, f"{repo!r:.100} is no name of a repository")
+    return HubReference(repo, quantisation or None, path or None, revision or None)
+
+
+def _is_repo(user: str, name: str) -> bool:
+    if not (_REPO_PART.fullmatch(user) and _REPO_PART.fullmatch(name)):
+        return False
+    repo = f"{user}/{name}"
+    return "--" not in repo and ".." not in repo and not repo.endswith(".git") and len(repo) <= _LONGEST_REPO
+
+
+def _parse_ollama(text: str, rest: str) -> RegistryReference:
+    name, colon, tag = rest.partition(":")
+    if not _OLLAMA_NAME.fullmatch(name) or ".." in name:
+        raise _invalid(text, f"{name!r:.100} is no name of a model")
+    return RegistryReference(None, name, _parse_tag(text, colon, tag))
+
+
+def _parse_oci(text: str, rest: str) -> RegistryReference:
+    host, slash, tail = rest.partition("/")
+    name, colon, tag = tail.partition(":")
+    if not slash or not _HOST.fullmatch(host) or not _REGISTRY_NAME.fullmatch(name):
+        raise _invalid(text, "an image is named HOST/NAME:TAG")
+    return RegistryReference(host, name, _parse_tag(text, colon, tag))
+
+
+def _parse_tag(text: str, colon: str, tag: str) -> str:
+    if not colon:
+        return "latest"
+    if not _TAG.fullmatch(tag):
+        raise _invalid(text, f"{tag!r:.100} is no tag")
+    return tag
+
+
+def _parse_url(text: str, _rest: str) -> UrlReference:
+    try:
+        parts = urlsplit(text)
+        _ = parts.port
+    except ValueError:
+        raise _invalid(text, "it is no address") from None
+    if not parts.hostname:
+        raise _invalid(text, "the address has no host")
+    if parts.username is not None or parts.password is not None:
+        raise _invalid(
+            parts._replace(netloc="…").geturl(), "an address with a password in it would be written into logs"
+        )
+    key, _, digest = parts.fragment.partition("=")
+    if key != "sha256" or not _SHA256.fullmatch(digest.lower()):
+        raise _invalid(text, "the file's hash is missing: add #sha256= and 64 hexadecimal digits")
+    name = unquote(parts.path.rpartition("/")[2])
+    if (problem := validate_file_path(name)) is not None or "/" in name:
+        raise _invalid(text, f"the address names no file: {problem or 'it has a slash in its name'}")
+    return UrlReference(parts._replace(fragment="").geturl(), digest.lower())
+
+
+def _parse_local(text: str, rest: str) -> LocalReference:
+    path = rest[2:] if rest.startswith("///") else rest
+    if not path.startswith("/") or validate_file_path(path.strip("/")) is not None:
+        raise _invalid(text, "the path must be absolute, without . and ..")
+    return LocalReference(path.rstrip("/"))
+
+
+_PARSERS: Final[Mapping[str, Callable[[str, str], ModelReference]]] = {
+    "hf": _parse_hub,
+    "ollama": _parse_ollama,
+    "oci": _parse_oci,
+    "https": _parse_url,
+    "http": _parse_url,
+    "file": _parse_local,
+}
+
+
+def _invalid(text: str, problem: str) -> InvalidReferenceError:
+    return InvalidReferenceError(f"{text!r:.200} is no reference of a model: {problem}. The forms are {_FORMS}.")

@@ -1,0 +1,96 @@
+"""The error codes of downloads and of the models folder."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from controller.schema.error_code import ErrorCode
+
+_REQUEST: Final = "invalid_request_error"
+_SERVER: Final = "server_error"
+_LOG: Final = "The log of `transfers` has the reason."
+
+DOWNLOAD_ERRORS: Final = (
+    ErrorCode(
+        "reference_invalid",
+        400,
+        _REQUEST,
+        "The text is no reference of a model that can be downloaded.",
+        ("Write it as docs/transfers.md says, such as `hf:USER/REPO:Q4_K_M`.",),
+    ),
+    ErrorCode(
+        "source_not_found",
+        404,
+        _REQUEST,
+        "The source has no such repository, revision, quantisation or file.",
+        ("Look at the page of the repository; a private one needs `ROUNDHOUSE_HUB_TOKEN_FILE`.",),
+    ),
+    ErrorCode(
+        "source_forbidden",
+        403,
+        _REQUEST,
+        "The source gives the files to known users alone, or not to the one of the token.",
+        (
+            "Accept the model's terms on its page, with the account of the token.",
+            "Name a file with a token of that account in `ROUNDHOUSE_HUB_TOKEN_FILE`.",
+        ),
+    ),
+    ErrorCode(
+        "source_address_refused",
+        403,
+        _REQUEST,
+        "The source's address, or one that it redirects to, is not on the public internet, or not encrypted.",
+        ("If the host is yours, name it in `ROUNDHOUSE_TRANSFERS_ALLOW_HOSTS`.",),
+    ),
+    ErrorCode(
+        "source_unavailable",
+        503,
+        _SERVER,
+        "The source does not answer, or answers with errors.",
+        ("Look at the network of this machine.", "Ask for the same download again: what is here stays."),
+        retry=True,
+    ),
+    ErrorCode(
+        "source_mismatch",
+        502,
+        _SERVER,
+        "What came is not what the source had announced: another size, hash or revision.",
+        ("Ask for the download again.", "If it happens again, the source or a proxy on the way changes the file."),
+        retry=False,
+    ),
+    ErrorCode(
+        "models_disk_full",
+        507,
+        _SERVER,
+        "The disk of the models folder has no room for the download.",
+        ("Remove models with `roundhouse rm`, or enlarge the disk.", "Ask for the same download again: it goes on."),
+    ),
+    ErrorCode(
+        "models_folder_failed",
+        500,
+        _SERVER,
+        "The models folder cannot be read or written.",
+        ("Look at the disk, and at the owner of the models folder.", _LOG),
+    ),
+    ErrorCode(
+        "models_file_conflict",
+        409,
+        _REQUEST,
+        "The models folder has something else where a file of the download belongs, or a symbolic link on the way.",
+        ("Move away what is there; what `roundhouse pull` put there, `roundhouse rm` removes.",),
+    ),
+    ErrorCode(
+        "models_file_kept",
+        409,
+        _REQUEST,
+        "The file was not put there by a download, or was changed since, and is not removed.",
+        ("Remove it by hand, if nobody needs it.",),
+    ),
+    ErrorCode(
+        "download_not_found",
+        404,
+        _REQUEST,
+        "There is no download with the id.",
+        ("GET /v1/admin/downloads lists the downloads.",),
+    ),
+)

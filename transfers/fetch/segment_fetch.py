@@ -1,0 +1,153 @@
+"""Fetching one range of a file into its place in the partial file, again and again from where it broke off."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from controller.schema.errors import RoundhouseError
+from transfers.fetch.segments import Segment
+from transfers.network.client import SourceClient
+from transfers.network.errors import InterruptedConnectionError
+from transfers.network.failures import FAILURES, describe_failure
+from transfers.network.retry import RetryPolicy
+from transfers.sources.base import SourceFile
+from transfers.sources.range_request import AskAgainError, RangeAnswer, read_range
+
+ENOUGH_BYTES: Final = 256 * 1024
+"""A connection that brought as many bytes counts as a success, however it ended."""
+
+
+class StoppedError(Exception):
+    """The download was ended from this side."""
+
+
+class IgnoredRangeError(AskAgainError):
+    """The source sends the whole file instead of a range."""
+
+
+class FetchProgress(Protocol):
+    """What a fetch tells while it goes on. Called from several threads."""
+
+    def set_done(self, file: SourceFile, done_bytes: int) -> None:
+        """So many bytes of the file are here."""
+
+    def add_done(self, file: SourceFile, added_bytes: int) -> None:
+        """So many more bytes of the file are here."""
+
+    def set_waiting(self, reason: str | None) -> None:
+        """Nothing comes just now, for this reason; None: it goes on."""
+
+    def set_verifying(self, file: SourceFile) -> None:
+        """All bytes of the file are here, and are compared with the source's hash."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileContext:
+    """What all segments of a file share."""
+
+    client: SourceClient
+    file: SourceFile
+    url: str
+    descriptor: int
+    """Of the partial file, open for writing."""
+    policy: RetryPolicy
+    progress: FetchProgress
+    stopped: threading.Event
+
+    def check_stop(self) -> None:
+        """Raise StoppedError after `stopped` was set."""
+        if self.stopped.is_set():
+            raise StoppedError
+
+
+class SegmentFetch:
+    """One segment of one file. Use it once."""
+
+    def __init__(self, context: FileContext, segment: Segment, *, restarts: bool = False) -> None:
+        """`restarts`: the segment is the whole file, of a source that ignores ranges: a broken connection loses all."""
+        self._context = context
+        self._start, self._end = segment
+        self._position = self._start
+        self._restarts = restarts
+
+    def run(self) -> None:
+        """Fetch the segment. Blocks.
+
+        Raises:
+            IgnoredRangeError: the source sends something else than the range. Nothing was written.
+            RoundhouseError: `source_…`.
+            StoppedError: the download was ended.
+            OSError: the partial file cannot be written.
+        """
+        failures = 0
+        while self._position < self._end:
+            self._context.check_stop()
+            before = self._position
+            try:
+                self._receive()
+            except IgnoredRangeError:
+                raise
+            except AskAgainError as error:
+                failures = 1 if self._position - before >= ENOUGH_BYTES else failures + 1
+                self._pause(error, failures)
+                if self._restarts:
+                    self._position = self._start
+                    self._context.progress.set_done(self._context.file, 0)
+            else:
+                failures = 0
+
+    def _receive(self) -> None:
+        context = self._context
+        try:
+            with read_range(context.client, context.url, self._position, self._end) as answer:
+                self._check_answer(answer)
+                context.progress.set_waiting(None)
+                for chunk in answer.chunks:
+                    context.check_stop()
+                    if self._position + len(chunk) > answer.end:
+                        raise AskAgainError("the source sends more bytes than it announced")
+                    self._write(chunk)
+                if self._position < answer.end:
+                    raise AskAgainError("the source ended the answer early")
+        except InterruptedConnectionError:
+            raise StoppedError from None
+        except FAILURES as error:
+            raise describe_failure(error, "the source") from None
+
+    def _check_answer(self, answer: RangeAnswer) -> None:
+        file = self._context.file
+        for hop in answer.hops:
+            commit = hop.headers.get("x-repo-commit")
+            if file.commit is not None and commit is not None and commit != file.commit:
+                raise RoundhouseError("source_mismatch", f"{file.path}: the source answers commit {commit!r:.50}.")
+            etag = hop.headers.get("x-linked-etag", "").strip('"')
+            if file.sha256 is not None and len(etag) == len(file.sha256) and etag != file.sha256:
+                raise RoundhouseError("source_mismatch", f"{file.path}: the source has another file, {etag!r:.70}.")
+        if answer.total != file.size:
+            raise RoundhouseError(
+                "source_mismatch", f"{file.path}: the source has {answer.total} bytes, and not {file.size}."
+            )
+        if answer.start != self._position or answer.end > self._end:
+            raise IgnoredRangeError("the source ignores which range is asked for")
+
+    def _write(self, chunk: bytes) -> None:
+        view = memoryview(chunk)
+        while view:
+            written = os.pwrite(self._context.descriptor, view, self._position)
+            self._position += written
+            self._context.progress.add_done(self._context.file, written)
+            view = view[written:]
+
+    def _pause(self, error: AskAgainError, failures: int) -> None:
+        context = self._context
+        delay = context.policy.choose_delay(failures, error.asked_s)
+        if delay is None:
+            raise RoundhouseError(
+                "source_unavailable", f"{context.file.path}: {error}.", retry_after_s=error.asked_s
+            ) from None
+        context.progress.set_waiting(str(error))
+        if context.stopped.wait(delay):
+            raise StoppedError

@@ -1,0 +1,198 @@
+"""The models folder, as its only writer sees it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from common.model_reference import validate_file_path
+from controller.schema.errors import RoundhouseError
+
+OWN_FOLDER: Final = ".roundhouse"
+"""Hidden folder of the downloads' own files, in the models folder, so that a rename never crosses file systems."""
+_FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class ModelsFolder:
+    """The models folder. Below it, no symbolic link is followed, and nothing is written over."""
+
+    def __init__(self, path: Path, keep_free_bytes: int) -> None:
+        """`keep_free_bytes`: what downloads leave free on the disk."""
+        self.path = path
+        self.own = path / OWN_FOLDER
+        self._keep_free_bytes = keep_free_bytes
+        self._lock: int | None = None
+
+    def open(self) -> None:
+        """Make the folder of the downloads' own files, and take its lock, until `close`.
+
+        Raises:
+            BlockingIOError: another process has the lock.
+            OSError: the folder cannot be written.
+        """
+        self.own.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock = os.open(self.own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Give the lock back."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def measure_free(self) -> int:
+        """Return the bytes that downloads may take, at least 0. Raises OSError."""
+        return max(0, shutil.disk_usage(self.path).free - self._keep_free_bytes)
+
+    def partial_path(self, download: str, file: str) -> Path:
+        """Return the path of a file's partial file; its folder is made. Raises OSError."""
+        folder = self.own / "partial" / download
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return folder / hashlib.sha256(file.encode()).hexdigest()[:32]
+
+    def remove_partials(self, download: str) -> None:
+        """Remove what was fetched of a download and did not get into its place. Raises OSError."""
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self.own / "partial" / download)
+
+    def find_file(self, target: str) -> os.stat_result | None:
+        """Return the status of what is at a path below the models folder; None: nothing is.
+
+        Raises:
+            RoundhouseError: `models_file_conflict`: it is no regular file, or a link or file is on the way.
+        """
+        try:
+            with self._open_parent(target, makes=False) as (parent, name):
+                status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        if not stat.S_ISREG(status.st_mode):
+            raise _conflict(target, "is no regular file")
+        return status
+
+    @contextmanager
+    def open_file(self, target: str) -> Iterator[int]:
+        """Yield a descriptor of the file for reading. Raises OSError, or RoundhouseError `models_file_conflict`."""
+        with self._open_parent(target, makes=False) as (parent, name):
+            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def place_file(self, partial: Path, target: str) -> os.stat_result:
+        """Move a partial file, whose content is on disk, to its place, and return its status. It appears there whole,
+        with the models folder's owner and mode. Folders on the way are made.
+
+        Raises:
+            RoundhouseError: `models_file_conflict`: something is there, or a link or file is on the way.
+            OSError: the folder cannot be written.
+        """
+        descriptor = os.open(partial, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            self._adopt(descriptor, is_folder=False)
+            os.fsync(descriptor)
+            with self._open_parent(target, makes=True) as (parent, name):
+                _move_new(partial, name, parent, target)
+                os.fsync(parent)
+            return os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def remove_file(self, target: str) -> None:
+        """Remove a file, and the folders above it that are empty then. Raises OSError, or RoundhouseError
+        `models_file_conflict`."""
+        with self._open_parent(target, makes=False) as (parent, name):
+            os.unlink(name, dir_fd=parent)
+            os.fsync(parent)
+        folders = target.split("/")[:-1]
+        while folders:
+            try:
+                with self._open_parent("/".join(folders), makes=False) as (parent, name):
+                    os.rmdir(name, dir_fd=parent)
+            except (OSError, RoundhouseError):
+                return
+            folders.pop()
+
+    @contextmanager
+    def _open_parent(self, target: str, *, makes: bool) -> Iterator[tuple[int, str]]:
+        """Yield a descriptor of the folder that `target` is in, and the name there. Each folder on the way is opened in
+        the one before, so that nobody can put a link in between."""
+        if (problem := validate_file_path(target)) is not None or target.partition("/")[0] == OWN_FOLDER:
+            raise _conflict(target, f"cannot be a path of a model: {problem or 'it is a folder of the downloads'}")
+        *folders, name = target.split("/")
+        current = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for count, folder in enumerate(folders, 1):
+                below = self._open_folder(current, folder, "/".join(folders[:count]), makes=makes)
+                os.close(current)
+                current = below
+            yield current, name
+        finally:
+            os.close(current)
+
+    def _open_folder(self, parent: int, name: str, target: str, *, makes: bool) -> int:
+        try:
+            return os.open(name, _FOLDER_FLAGS, dir_fd=parent)
+        except FileNotFoundError:
+            if not makes:
+                raise
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                raise _conflict(target, "is no folder, but a symbolic link or a file") from None
+            raise
+        with suppress(FileExistsError):  # another download made it
+            os.mkdir(name, 0o700, dir_fd=parent)
+        descriptor = os.open(name, _FOLDER_FLAGS, dir_fd=parent)
+        try:
+            self._adopt(descriptor, is_folder=True)
+            os.fsync(parent)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def _adopt(self, descriptor: int, *, is_folder: bool) -> None:
+        """Give what is new the owner and the rights of the models folder."""
+        status = self.path.stat()
+        own = os.fstat(descriptor)
+        if (own.st_uid, own.st_gid) != (status.st_uid, status.st_gid):
+            # Without the right to give files away, they stay this program's.
+            with suppress(PermissionError):
+                os.fchown(descriptor, status.st_uid, status.st_gid)
+        mode = stat.S_IMODE(status.st_mode) & 0o777
+        os.fchmod(descriptor, mode if is_folder else mode & 0o666)
+
+
+def _move_new(partial: Path, name: str, parent: int, target: str) -> None:
+    """Move without writing over anything: a link is refused where the name is taken, a rename is not."""
+    try:
+        os.link(partial, name, dst_dir_fd=parent, follow_symlinks=False)
+    except FileExistsError:
+        raise _conflict(target, "is there already, and is something else") from None
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+            raise
+        # A file system without hard links: nobody else writes here, so a look is enough.
+        with suppress(FileNotFoundError):
+            os.stat(name, dir_fd=parent, follow_symlinks=False)
+            raise _conflict(target, "is there already, and is something else") from None
+        os.rename(partial, name, dst_dir_fd=parent)
+    else:
+        partial.unlink()
+
+
+def _conflict(target: str, problem: str) -> RoundhouseError:
+    return RoundhouseError("models_file_conflict", f"{target!r:.300} in the models folder {problem}.")

@@ -1,0 +1,105 @@
+"""Which addresses downloads may connect to. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedHosts:
+    """Hosts whose addresses may be anywhere, and which may be asked without encryption."""
+
+    hosts: frozenset[tuple[str, int | None]] = frozenset()
+    """Host in lower case, and its port; None: every port."""
+
+    def has(self, host: str, port: int) -> bool:
+        """Return whether the operator named this host, with this port or with none."""
+        name = host.lower().rstrip(".")
+        return (name, port) in self.hosts or (name, None) in self.hosts
+
+
+def parse_allowed_hosts(text: str) -> AllowedHosts:
+    """Parse hosts that are separated by commas, each with or without `:port`; an IPv6 address stands in brackets.
+
+    Raises:
+        ValueError: an entry is neither a host nor a host and a port.
+    """
+    hosts = set()
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        host, colon, port = entry.rpartition(":")
+        if not colon or entry.endswith("]"):
+            host, port = entry, ""
+        if not host or "/" in host or (colon and host == entry[:-1]) or (port and not _is_port(port)):
+            raise ValueError(f"{entry!r:.100} is neither a host nor HOST:PORT")
+        hosts.add((host.strip("[]").lower().rstrip("."), int(port) if port else None))
+    return AllowedHosts(frozenset(hosts))
+
+
+def find_refusal(address: Address) -> str | None:
+    """Return why downloads must not connect to the address; None: it is on the public internet.
+
+    An IPv6 address that carries an IPv4 address (mapped, compatible, NAT64, 6to4, Teredo) is refused where that one is.
+    """
+    for each in _judged_addresses(address):
+        if (word := _name_range(each)) is not None:
+            return f"{address} is {word}" if each == address else f"{address} stands for {each}, which is {word}"
+    return None
+
+
+def find_scheme_refusal(scheme: str, host: str, port: int, allowed: AllowedHosts) -> str | None:
+    """Return why a URL must not be asked because of its scheme; None: it may be asked."""
+    if scheme not in _PORTS:
+        return f"{scheme}: is not a scheme of downloads"
+    if scheme == "http" and not allowed.has(host, port):
+        return "the connection would not be encrypted (http)"
+    return None
+
+
+def default_port(scheme: str) -> int:
+    """Return the port of `http` or `https`; 0 for any other scheme."""
+    return _PORTS.get(scheme, 0)
+
+
+def find_refused(addresses: Iterable[Address]) -> str | None:
+    """Return why a name with these addresses must not be connected to: one of them is refused. None: none is."""
+    return next((reason for address in addresses if (reason := find_refusal(address)) is not None), None)
+
+
+def _judged_addresses(address: Address) -> list[Address]:
+    """The addresses that a packet to `address` may end at."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return [address]
+    low = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    if address.ipv4_mapped is not None or address in _NAT64:
+        return [low]
+    judged: list[Address] = [address]
+    if address.sixtofour is not None:
+        judged.append(address.sixtofour)
+    if address.teredo is not None:
+        judged.extend(address.teredo)
+    return judged
+
+
+def _name_range(address: Address) -> str | None:
+    named = (
+        ("unspecified", address.is_unspecified),
+        ("loopback", address.is_loopback),
+        ("link-local", address.is_link_local),
+        ("multicast", address.is_multicast),
+        ("private", address.is_private or (isinstance(address, ipaddress.IPv6Address) and address.is_site_local)),
+        ("reserved", address.is_reserved),
+        ("not on the public internet", not address.is_global),
+    )
+    return next((word for word, applies in named if applies), None)
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and 0 < int(text) < 65536

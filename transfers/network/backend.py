@@ -1,0 +1,185 @@
+"""The network backend of downloads: it resolves a name, checks every address, and connects to a checked address."""
+
+from __future__ import annotations
+
+import ipaddress
+import queue
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import httpcore2
+
+from transfers.network.address_rule import Address, AllowedHosts, find_refused
+from transfers.network.errors import AddressRefusedError, InterruptedConnectionError
+
+Resolver = Callable[[str, int], Sequence[str]]
+"""Host and port to addresses as text, the preferred ones first. May raise OSError."""
+DEFAULT_TIMEOUT_S: Final = 10.0
+
+
+def resolve_addresses(host: str, port: int) -> list[str]:
+    """Return the addresses of a host as the system's resolver has them. Blocks. Raises OSError: it has none."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
+
+
+class CheckedBackend(httpcore2.NetworkBackend):
+    """Network backend of `httpcore2` that connects to nothing but addresses which it has checked itself: the name is
+    not resolved again afterwards. Safe for threads."""
+
+    def __init__(self, allowed: AllowedHosts, resolver: Resolver = resolve_addresses) -> None:
+        self._allowed = allowed
+        self._resolver = resolver
+        self._lock = threading.Lock()
+        self._sockets: list[socket.socket] = []
+        self._is_interrupted = False
+
+    def interrupt(self) -> None:
+        """End all connections, and refuse new ones from now on. Whoever reads or writes gets an error at once."""
+        with self._lock:
+            self._is_interrupted = True
+            sockets = list(self._sockets)
+        for each in sockets:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore2.NetworkStream:
+        """Connect to the first address of the host that answers, within `timeout` seconds for all of it.
+
+        Raises:
+            AddressRefusedError: one of the host's addresses is refused, or none can be read as one.
+            InterruptedConnectionError: `interrupt` was called.
+            httpcore2.ConnectError: the name does not resolve, or nothing answers.
+            httpcore2.ConnectTimeout: it took too long.
+        """
+        ends_at = time.monotonic() + (DEFAULT_TIMEOUT_S if timeout is None else timeout)
+        addresses = self._resolve(host, port, ends_at)
+        if not self._allowed.has(host, port) and (reason := find_refused(addresses)) is not None:
+            raise AddressRefusedError(f"{host} must not be connected to: {reason}")
+        last: Exception = httpcore2.ConnectError(f"{host} has no address")
+        for address in addresses:
+            try:
+                return self._connect(address, port, ends_at)
+            except TimeoutError:
+                raise httpcore2.ConnectTimeout(f"{host} port {port} does not answer") from None
+            except OSError as error:
+                last = httpcore2.ConnectError(f"{host} port {port}: {error.strerror or error}")
+        raise last
+
+    def _connect(self, address: Address, port: int, ends_at: float) -> httpcore2.NetworkStream:
+        family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+        connection = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            self._note(connection)
+            connection.settimeout(max(0.001, ends_at - time.monotonic()))
+            connection.connect((str(address), port))
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except BaseException:
+            connection.close()
+            raise
+        return _Stream(connection, self._note)
+
+    def _note(self, connection: socket.socket) -> None:
+        with self._lock:
+            if self._is_interrupted:
+                raise InterruptedConnectionError("the download was ended")
+            self._sockets = [each for each in self._sockets if each.fileno() != -1]
+            self._sockets.append(connection)
+
+    def _resolve(self, host: str, port: int, ends_at: float) -> list[Address]:
+        """Ask the resolver in a thread of its own, for it knows no timeout."""
+        answers: queue.SimpleQueue[Sequence[str] | OSError | UnicodeError] = queue.SimpleQueue()
+
+        def ask() -> None:
+            try:
+                answers.put(self._resolver(host, port))
+            except (OSError, UnicodeError) as error:
+                answers.put(error)
+
+        threading.Thread(target=ask, name="resolve", daemon=True).start()
+        try:
+            answer = answers.get(timeout=max(0.001, ends_at - time.monotonic()))
+        except queue.Empty:
+            raise httpcore2.ConnectTimeout(f"the name {host} is not resolved in time") from None
+        if isinstance(answer, Exception):
+            reason = answer.strerror if isinstance(answer, OSError) and answer.strerror else answer
+            raise httpcore2.ConnectError(f"the name {host} does not resolve: {reason}")
+        try:
+            # A scoped address (fe80::1%eth0) is link-local whatever its scope.
+            return [ipaddress.ip_address(each.partition("%")[0]) for each in answer]
+        except ValueError as error:
+            raise AddressRefusedError(f"{host} must not be connected to: {error}") from None
+
+
+class _Stream(httpcore2.NetworkStream):
+    """One connection, plain or encrypted."""
+
+    def __init__(self, connection: socket.socket, note: Callable[[socket.socket], None]) -> None:
+        self._socket = connection
+        self._note = note
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        self._socket.settimeout(timeout)
+        try:
+            return self._socket.recv(max_bytes)
+        except TimeoutError:
+            raise httpcore2.ReadTimeout("no byte came in time") from None
+        except OSError as error:
+            raise httpcore2.ReadError(error.strerror or str(error)) from None
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._socket.settimeout(timeout)
+        try:
+            self._socket.sendall(buffer)
+        except TimeoutError:
+            raise httpcore2.WriteTimeout("nothing could be sent in time") from None
+        except OSError as error:
+            raise httpcore2.WriteError(error.strerror or str(error)) from None
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def start_tls(
+        self, ssl_context: Any, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore2.NetworkStream:
+        try:
+            self._socket.settimeout(timeout)
+            encrypted = ssl_context.wrap_socket(self._socket, server_hostname=server_hostname)
+            self._note(encrypted)
+        except TimeoutError:
+            self.close()
+            raise httpcore2.ConnectTimeout("the encryption was not agreed in time") from None
+        except OSError as error:
+            self.close()
+            raise httpcore2.ConnectError(f"no encrypted connection: {error}") from None
+        return _Stream(encrypted, self._note)
+
+    def get_extra_info(self, info: str) -> Any:
+        if info == "server_addr":
+            return self._socket.getpeername()
+        if info == "socket":
+            return self._socket
+        if info == "is_readable":
+            return _is_readable(self._socket)
+        return None
+
+
+def _is_readable(connection: socket.socket) -> bool:
+    """Whether an idle connection has something to read, which is its end."""
+    if connection.fileno() < 0:
+        return True
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(0))

@@ -1,0 +1,36 @@
+"""What a failed connection is to the client of Roundhouse."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import httpx2
+
+from controller.schema.errors import RoundhouseError
+from transfers.network.errors import AddressRefusedError
+
+FAILURES: Final = (
+    AddressRefusedError,
+    httpx2.HTTPError,
+    httpx2.InvalidURL,
+    # Of an answer that is not what it should be.
+    AttributeError,
+    KeyError,
+    TypeError,
+    ValueError,
+)
+"""What asking a source may raise."""
+
+
+def describe_failure(error: Exception, source: str) -> RoundhouseError:
+    """Return the error to answer where asking `source` failed with one of `FAILURES`.
+
+    `source`: words for the message, such as `the hub`. Neither the query of an address nor a header is in the message.
+    """
+    if isinstance(error, AddressRefusedError):
+        return RoundhouseError("source_address_refused", f"{error}.")
+    if isinstance(error, httpx2.TooManyRedirects):
+        return RoundhouseError("source_unavailable", f"No end of redirects at {source}.")
+    if isinstance(error, httpx2.HTTPError | httpx2.InvalidURL):
+        return RoundhouseError("source_unavailable", f"No connection to {source}: {error or type(error).__name__}.")
+    return RoundhouseError("source_mismatch", f"The answer of {source} cannot be read ({type(error).__name__}).")

@@ -1,0 +1,135 @@
+"""Which files of a Hugging Face repository a reference means. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+DEFAULT_QUANTISATIONS: Final = ("Q4_K_M", "Q8_0")
+"""In this order, where a reference names none, as llama-server's `-hf` has it."""
+_SPLIT: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+_WEIGHTS: Final = (".safetensors",)
+_TEXTS: Final = (".json", ".txt", ".model", ".jinja", ".tiktoken")
+_PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_CT2_VOCABULARIES: Final = ("shared_vocabulary", "source_vocabulary", "vocabulary")
+
+
+class NoSuchFileError(Exception):
+    """The repository has not what the reference names. The message says what it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenFiles:
+    """Paths in the repository, the main one first."""
+
+    paths: tuple[str, ...]
+    is_folder: bool = False
+    """Whether the model is the folder, and not its first file."""
+    projector: str | None = None
+    """The multimodal projector among the paths; None: there is none."""
+
+
+def choose_files(
+    paths: Iterable[str], *, quantisation: str | None, path: str | None, include_pickle: bool
+) -> ChosenFiles:
+    """Choose what to download from a repository with these files.
+
+    With `path`: this file, and all shards if it is one of them. With `quantisation`: the GGUF file or shards of that
+    name, and the projector that stands nearest. With neither: one of `DEFAULT_QUANTISATIONS`, else the first GGUF
+    file; in a repository without GGUF files, the weights and texts of its folder.
+
+    Raises:
+        NoSuchFileError: the repository has no such file.
+    """
+    every = sorted(paths)
+    if path is not None:
+        if path not in every:
+            raise NoSuchFileError(f"it has no file {path!r:.200}; {_list_some(every)}")
+        return ChosenFiles(tuple(_find_shards(every, path)))
+    models = [each for each in every if _is_gguf(each) and not _is_projector(each) and not _is_matrix(each)]
+    if quantisation is not None or models:
+        return _choose_gguf(every, models, quantisation)
+    return _choose_folder(every, include_pickle=include_pickle)
+
+
+def _choose_gguf(every: Sequence[str], models: Sequence[str], quantisation: str | None) -> ChosenFiles:
+    first_shards = [each for each in models if (split := _SPLIT.fullmatch(each)) is None or int(split["number"]) == 1]
+    for wanted in DEFAULT_QUANTISATIONS if quantisation is None else (quantisation,):
+        named = re.compile(re.escape(wanted) + r"[.-]", re.IGNORECASE)
+        for each in first_shards:
+            if named.search(each):
+                return _with_projector(every, each)
+    if quantisation is None and first_shards:
+        return _with_projector(every, first_shards[0])
+    have = f"it has {', '.join(first_shards[:12])}" if first_shards else "it has no GGUF file"
+    raise NoSuchFileError(f"it has no quantisation {quantisation}; {have}")
+
+
+def _with_projector(every: Sequence[str], model: str) -> ChosenFiles:
+    shards = _find_shards(every, model)
+    folder = model.rpartition("/")[0]
+    near = [
+        each
+        for each in every
+        if _is_gguf(each) and _is_projector(each) and (f"{folder}/").startswith(_folder_prefix(each))
+    ]
+    if not near:
+        return ChosenFiles(tuple(shards))
+    # The nearest folder, then half precision, which all engines take.
+    projector = min(near, key=lambda each: (-each.count("/"), "f16" not in each.lower().replace("bf16", ""), each))
+    return ChosenFiles((*shards, projector), projector=projector)
+
+
+def _folder_prefix(path: str) -> str:
+    folder = path.rpartition("/")[0]
+    return f"{folder}/" if folder else ""
+
+
+def _find_shards(every: Sequence[str], path: str) -> list[str]:
+    split = _SPLIT.fullmatch(path)
+    if split is None:
+        return [path]
+    count = int(split["count"])
+    shards = [f"{split['stem']}-{number:05d}-of-{split['count']}.gguf" for number in range(1, count + 1)]
+    missing = [each for each in shards if each not in every]
+    if missing or count > 999:
+        raise NoSuchFileError(f"a part of {path!r:.200} is missing: {(missing or [path])[0]}")
+    return shards
+
+
+def _choose_folder(every: Sequence[str], *, include_pickle: bool) -> ChosenFiles:
+    top = [each for each in every if "/" not in each and not each.startswith(".")]
+    weights = [each for each in top if each.endswith(_WEIGHTS)]
+    if any(each.startswith("model") for each in weights):
+        # Mistral's repositories have all weights twice.
+        weights = [each for each in weights if not each.startswith("consolidated")]
+    if not weights and "model.bin" in top and any(each.startswith(_CT2_VOCABULARIES) for each in top):
+        weights = ["model.bin"]  # CTranslate2's own format
+    if include_pickle:
+        weights.extend(each for each in top if each.endswith(_PICKLES) and each not in weights)
+    if not weights:
+        pickles = [each for each in top if each.endswith(_PICKLES)]
+        if pickles:
+            raise NoSuchFileError(f"its weights are pickles, which run code when they are loaded: {', '.join(pickles)}")
+        raise NoSuchFileError(f"it has no weights that an engine loads; {_list_some(every)}")
+    texts = [each for each in every if each.endswith(_TEXTS) and not each.startswith(".") and "/." not in each]
+    return ChosenFiles((*weights, *(each for each in texts if each not in weights)), is_folder=True)
+
+
+def _is_gguf(path: str) -> bool:
+    return path.lower().endswith(".gguf")
+
+
+def _is_projector(path: str) -> bool:
+    return "mmproj" in path.rpartition("/")[2].lower()
+
+
+def _is_matrix(path: str) -> bool:
+    """Whether the file has an importance matrix, which only quantising reads."""
+    return "imatrix" in path.rpartition("/")[2].lower()
+
+
+def _list_some(paths: Sequence[str]) -> str:
+    return f"it has {', '.join(paths[:12])}{' and more' if len(paths) > 12 else ''}" if paths else "it has no files"

@@ -1,0 +1,74 @@
+"""Files and folders of this machine, from folders that the operator named."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from common.model_reference import LocalReference, validate_file_path
+from controller.schema.errors import RoundhouseError
+from transfers.sources.base import Resolution, SourceFile
+from transfers.sources.hub_files import NoSuchFileError, choose_files
+
+
+class LocalSource:
+    """Lists files below the named folders, and nothing else."""
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        """`roots`: folders from which files may be taken; empty: none may."""
+        self._roots = [root.resolve() for root in roots]
+
+    def resolve(self, reference: LocalReference, *, include_pickle: bool) -> Resolution:
+        """Look at the file, or list the folder. Blocks.
+
+        Raises:
+            RoundhouseError: `source_forbidden` outside of the named folders, else `source_not_found`.
+        """
+        try:
+            path = Path(reference.path).resolve(strict=True)
+            self._check_root(path)
+            if path.is_file():
+                files = [_describe_file(path, path.name)]
+                return Resolution(str(reference), str(reference), None, tuple(files), "local")
+            return self._list_folder(reference, path, include_pickle=include_pickle)
+        except (OSError, RuntimeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "a loop of symbolic links"
+            raise RoundhouseError("source_not_found", f"{reference.path}: {reason}.") from None
+
+    def _check_root(self, path: Path) -> None:
+        if not any(path.is_relative_to(root) for root in self._roots):
+            roots = ", ".join(map(str, self._roots)) or "none is named"
+            raise RoundhouseError(
+                "source_forbidden",
+                f"{path} is in no folder of ROUNDHOUSE_TRANSFERS_LOCAL_FOLDERS ({roots}).",
+            )
+
+    def _list_folder(self, reference: LocalReference, folder: Path, *, include_pickle: bool) -> Resolution:
+        found = {
+            each.relative_to(folder).as_posix(): each
+            for each in sorted(folder.rglob("*"))
+            if each.is_file() and not each.is_symlink()
+        }
+        usable = [path for path in found if validate_file_path(path) is None]
+        try:
+            chosen = choose_files(usable, quantisation=None, path=None, include_pickle=include_pickle)
+        except NoSuchFileError as error:
+            raise RoundhouseError("source_not_found", f"The folder {folder}: {error}.") from None
+        files = tuple(_describe_file(found[path], path) for path in chosen.paths)
+        return Resolution(
+            reference=str(reference),
+            pinned=str(reference),
+            revision=None,
+            files=files,
+            folder=f"local/{folder.name}",
+            is_folder=chosen.is_folder,
+            projector=chosen.projector,
+        )
+
+
+def _describe_file(path: Path, name: str) -> SourceFile:
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise RoundhouseError("source_not_found", f"{path} is no regular file.")
+    return SourceFile(path=name, size=status.st_size, local_path=path)

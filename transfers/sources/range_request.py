@@ -1,0 +1,117 @@
+"""One range of one file at its source: the request, and the checks of what the answer says of itself."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import httpx2
+
+from controller.schema.errors import RoundhouseError
+from transfers.network.client import SourceClient
+from transfers.network.retry import parse_retry_after
+
+_CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", re.ASCII)
+_EMPTY_RANGE: Final = re.compile(r"bytes \*/(\d{1,18})", re.ASCII)
+_AGAIN: Final = frozenset({408, 425, 429})
+_CHUNK: Final = 256 * 1024
+
+
+class AskAgainError(Exception):
+    """The range did not come, and may come when it is asked for again. The message says why."""
+
+    def __init__(self, message: str, *, asked_s: float | None = None, is_answer: bool = True) -> None:
+        """`asked_s`: seconds that the source asks to wait; None: nothing. `is_answer`: the source did answer."""
+        super().__init__(message)
+        self.asked_s = asked_s
+        self.is_answer = is_answer
+
+
+@dataclass(frozen=True, slots=True)
+class RangeAnswer:
+    """The beginning of an answer whose headers are right. `chunks` may still end early or run over."""
+
+    start: int
+    """First byte that comes: the one asked for, or 0 where the source ignores ranges."""
+    end: int
+    """Byte after the last one that comes."""
+    total: int
+    """Size of the file."""
+    hops: tuple[httpx2.Response, ...]
+    """The redirects before the answer."""
+    chunks: Iterator[bytes]
+
+
+@contextmanager
+def read_range(client: SourceClient, url: str, start: int, end: int) -> Iterator[RangeAnswer]:
+    """Ask for the bytes from `start` to before `end`, and yield the answer.
+
+    Raises:
+        AskAgainError: the connection failed, or the source is busy or has an error of its own.
+        RoundhouseError: `source_not_found`, `source_forbidden`, `source_unavailable` or `source_mismatch`: another try
+            changes nothing.
+        AddressRefusedError: the address, or one that is redirected to, must not be connected to.
+    """
+    try:
+        with client.open(url, {"range": f"bytes={start}-{end - 1}"}) as (response, hops):
+            _check_status(response, hops)
+            yield _read_head(response, hops, start, end)
+    except httpx2.TooManyRedirects:
+        raise
+    except httpx2.HTTPError as error:
+        raise AskAgainError(str(error) or type(error).__name__, is_answer=False) from None
+
+
+def _check_status(response: httpx2.Response, hops: Sequence[httpx2.Response]) -> None:
+    status, host = response.status_code, response.url.host
+    if status in (200, 206, 416):
+        return
+    if status in _AGAIN or status >= 500:
+        asked = parse_retry_after(response.headers.get("retry-after"), time.time())
+        raise AskAgainError(f"{host} answers status {status}", asked_s=asked)
+    if status in (401, 403):
+        if hops:
+            # The address behind a redirect is signed, and valid for some minutes.
+            raise AskAgainError(f"{host} answers status {status} behind a redirect")
+        raise RoundhouseError("source_forbidden", f"{host} does not give the file to this user (status {status}).")
+    if status in (404, 410):
+        raise RoundhouseError("source_not_found", f"{host} has no such file (status {status}).")
+    raise RoundhouseError("source_unavailable", f"{host} answers status {status}.")
+
+
+def _read_head(response: httpx2.Response, hops: Sequence[httpx2.Response], start: int, end: int) -> RangeAnswer:
+    host, headers = response.url.host, response.headers
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        raise RoundhouseError("source_mismatch", f"{host} encodes the file ({headers['content-encoding']:.40}).")
+    length = _parse_length(headers.get("content-length"), host)
+    content_range = headers.get("content-range", "")
+    if response.status_code == 416:
+        empty = _EMPTY_RANGE.fullmatch(content_range)
+        if empty is None or start < int(empty[1]):
+            raise RoundhouseError("source_mismatch", f"{host} refuses a range of the file (status 416).")
+        return RangeAnswer(start, start, int(empty[1]), tuple(hops), iter(()))
+    if response.status_code == 200:
+        if length is None:
+            raise RoundhouseError("source_mismatch", f"{host} names no size of the file.")
+        return RangeAnswer(0, length, length, tuple(hops), response.iter_raw(_CHUNK))
+    found = _CONTENT_RANGE.fullmatch(content_range)
+    if found is None:
+        raise AskAgainError(f"{host} answers a range that cannot be read: {content_range!r:.60}")
+    first, last, total = (int(each) for each in found.groups())
+    if first != start or not start <= last < min(end, total):
+        raise AskAgainError(f"{host} answers another range than was asked for: {content_range!r:.60}")
+    if length is not None and length != last + 1 - first:
+        raise AskAgainError(f"{host} announces {length} bytes for a range of {last + 1 - first}")
+    return RangeAnswer(first, last + 1, total, tuple(hops), response.iter_raw(_CHUNK))
+
+
+def _parse_length(text: str | None, host: str) -> int | None:
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise AskAgainError(f"{host} announces a length that cannot be read: {text!r:.40}")
+    return int(text)
