@@ -79,11 +79,10 @@ async def test_a_reader_that_comes_back_loses_nothing() -> None:
 
 
 async def test_a_stop_ends_readers() -> None:
-    async with gateway_harness() as here:
-        async with following(here) as reader:
-            assert here.server is not None
-            here.server.should_exit = True
-            assert await reader.next() is None
+    async with gateway_harness() as here, following(here) as reader:
+        assert here.server is not None
+        here.server.should_exit = True
+        assert await reader.next() is None
 
 
 async def test_load_and_unload_are_asked_of_the_controller() -> None:
