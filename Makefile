@@ -96,6 +96,7 @@ lock: $(VENV)/.installed-dev ## Resolve the locked dependencies anew.
 	@for part in gateway controller worker all dev; do \
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --no-header --no-annotate --upgrade --extra $$part $$(test $$part != gateway || echo --extra retrieval) \
+	    $$(test $$part != controller || echo --extra transfers) \
 	    pyproject.toml -o requirements/$$part.txt; \
 	done
 

@@ -4,7 +4,7 @@
 | --- | --- |
 | `hf:USER/REPO[:QUANT][@REVISION]` | a Hugging Face repository, or one quantisation of it; `hf:` may be left out |
 | `hf:USER/REPO/PATH[@REVISION]` | one file of a Hugging Face repository |
-| `ollama:NAME[:TAG]`, `oci:HOST/NAME[:TAG]` | a model in a registry |
+| `ollama:NAME[:TAG][@DIGEST]`, `oci:HOST/NAME[:TAG][@DIGEST]` | a model in a registry |
 | `https://HOST/PATH#sha256=HEX` | one file, by its address and hash |
 | `file:/ABSOLUTE/PATH` | a file or a folder of the machine |
 """
@@ -63,9 +63,12 @@ class RegistryReference:
     """Host, with its port where there is one; None: Ollama's own registry."""
     name: str
     tag: str = "latest"
+    digest: str | None = None
+    """Of the manifest, `sha256:` and 64 hexadecimal digits; None: whatever the tag names."""
 
     def __str__(self) -> str:
-        return f"ollama:{self.name}:{self.tag}" if self.host is None else f"oci:{self.host}/{self.name}:{self.tag}"
+        place = f"ollama:{self.name}" if self.host is None else f"oci:{self.host}/{self.name}"
+        return f"{place}:{self.tag}{f'@{self.digest}' if self.digest else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,18 +159,28 @@ def _is_repo(user: str, name: str) -> bool:
 
 
 def _parse_ollama(text: str, rest: str) -> RegistryReference:
-    name, colon, tag = rest.partition(":")
+    named, digest = _split_digest(text, rest)
+    name, colon, tag = named.partition(":")
     if not _OLLAMA_NAME.fullmatch(name) or ".." in name:
         raise _invalid(text, f"{name!r:.100} is no name of a model")
-    return RegistryReference(None, name, _parse_tag(text, colon, tag))
+    return RegistryReference(None, name, _parse_tag(text, colon, tag), digest)
 
 
 def _parse_oci(text: str, rest: str) -> RegistryReference:
-    host, slash, tail = rest.partition("/")
+    named, digest = _split_digest(text, rest)
+    host, slash, tail = named.partition("/")
     name, colon, tag = tail.partition(":")
     if not slash or not _HOST.fullmatch(host) or not _REGISTRY_NAME.fullmatch(name):
         raise _invalid(text, "an image is named HOST/NAME:TAG")
-    return RegistryReference(host, name, _parse_tag(text, colon, tag))
+    return RegistryReference(host.lower(), name, _parse_tag(text, colon, tag), digest)
+
+
+def _split_digest(text: str, rest: str) -> tuple[str, str | None]:
+    named, at, digest = rest.partition("@")
+    algorithm, _, value = digest.partition(":")
+    if at and (algorithm != "sha256" or not _SHA256.fullmatch(value)):
+        raise _invalid(text, "what follows @ is no digest, sha256: and 64 hexadecimal digits")
+    return named, digest or None
 
 
 def _parse_tag(text: str, colon: str, tag: str) -> str:

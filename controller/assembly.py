@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from typing import Self
 
 import aiohttp
@@ -15,8 +16,16 @@ from controller import __version__
 from controller.admin.declaration_service import DeclarationService
 from controller.admin.log_reader import LogReader
 from controller.admin.service import AdminService
+from controller.config.model_sources import PlacedSource
+from controller.desired.placed_sources import find_placed_sources
 from controller.desired.resolve import Defaults
 from controller.desired.source import DesiredStateSource
+from controller.downloads.download_log import DownloadLog
+from controller.downloads.file_service import ModelFileService
+from controller.downloads.permission import DownloadPermission, decide_downloads
+from controller.downloads.service import DownloadService
+from controller.downloads.source_downloads import SourceDownloads
+from controller.downloads.transfers_client import TransfersClient, transfers_address
 from controller.journal.event_log import EventLog
 from controller.journal.recorder import Recorder
 from controller.journal.round_events import Trouble
@@ -107,6 +116,7 @@ class Controller:
             learn=self._redactor.learn_secrets,
             on_edit=self._recorder.record_edits,
             on_superseded=self._recorder.record_superseded,
+            find_sources=self._find_sources,
         )
         stored_state = self._files.stored_state
         # An earlier version restarted its count after an unload: numbers of its ended logs must not be used again.
@@ -135,9 +145,21 @@ class Controller:
             clock=clock,
         )
         self._round_counts = RoundCounts()
+        self._transfers = TransfersClient(transfers_address(settings.transfers_address, settings.transfers_token_file))
+        download_log = DownloadLog(self.journal, clock)
+        self.downloads = DownloadService(
+            self._transfers,
+            get_permission=self._get_download_permission,
+            get_observed=lambda: self._reconciler.round.observed if self._reconciler.round is not None else None,
+            roots=settings.models.absolute(),
+            download_log=download_log,
+            clock=clock,
+        )
+        source_downloads = SourceDownloads(self.downloads, refresh=self._files.refresh_sources, wake=self._wake.set)
         self._executor = Executor(
             runtime,
             memory,
+            source_downloads,
             instance=store.instance,
             secret=store.secret,
             stop_timeout_s=settings.stop_timeout_s,
@@ -174,6 +196,7 @@ class Controller:
             get_gpu_use=self._memory_sampler.get_gpu_use,
             get_longest_tokens=predictions.longest_tokens,
             get_held_memory=self._memory_sampler.get_held_memory,
+            get_download_fractions=lambda: source_downloads.fractions,
         )
         self.admin_service = AdminService(
             files=self._files,
@@ -189,6 +212,14 @@ class Controller:
             clock=clock,
         )
         self.declaration_service = DeclarationService(self._files, self._wake.set, clock)
+        self.model_files = ModelFileService(
+            self._transfers,
+            read_round=self.admin_service.read_current_state,
+            check_allowed=self.downloads.check_allowed,
+            roots=settings.models.absolute(),
+            estimator=predictions,
+            download_log=download_log,
+        )
         self.logs = LogReader(runtime, replicas=self._replicas_of, redact=self._redactor.redact_text)
         self._drift_detector = DriftDetector(
             runtime, file_since=self._files.all_declared_since, clock=clock, redact=self._redactor.redact_text
@@ -209,6 +240,7 @@ class Controller:
         self._recorder.record_start(__version__, self._instance)
         self._files.recover_last_good()
         await self._files.read_files()
+        await self._transfers.__aenter__()
         self._tasks = [
             asyncio.create_task(self._reconciler.run(), name="the reconciler"),
             asyncio.create_task(
@@ -217,6 +249,7 @@ class Controller:
             ),
             asyncio.create_task(follow_runtime(self._runtime, self._wake.set), name="the runtime's events"),
             asyncio.create_task(self._look_for_drift(), name="the look for drift"),
+            asyncio.create_task(self.downloads.follow_transfers(), name="the look at downloads"),
         ]
         for task in self._tasks:
             task.add_done_callback(self._on_task_end)
@@ -237,6 +270,7 @@ class Controller:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._transfers.__aexit__()
         self._executor.cancel_pulls()
         if self._stop_engines:
             await self._end_engines()
@@ -305,9 +339,20 @@ class Controller:
             unsaved.append("what models were seen to take")
         return unsaved
 
+    def _get_download_permission(self) -> DownloadPermission:
+        state = self._files.in_force
+        return decide_downloads(
+            self._settings.downloads,
+            has_keys=state is not None and bool(state.declared_keys),
+            hosts=self._settings.hosts,
+        )
+
     def _replicas_of(self, model: str) -> dict[str, float]:
         replicas = last_round.observed.replicas if (last_round := self._reconciler.round) is not None else ()
         return {replica.name: replica.created_at for replica in replicas if replica.id.model == model}
+
+    def _find_sources(self, sources: frozenset[str]) -> Mapping[str, PlacedSource]:
+        return find_placed_sources(self._settings.models.absolute().first, sources)
 
     # For the API.
 
@@ -362,6 +407,7 @@ class Controller:
             declared_now=debounced_state.declared_models,
             keys_now=debounced_state.declared_keys,
             declarations=self._files.declarations,
+            find_sources=self._find_sources,
             runtime=self._runtime,
             redactor=self._redactor,
             now=time.time(),

@@ -19,7 +19,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from common.gateway_token import FILE_VARIABLE
 from common.listening import pick_local_host, split_hosts
 from common.log_formats import LogFormat
-from common.program_address import split_listen_address
+from common.program_address import ProgramAddress, split_listen_address
 from controller.artifacts.model_roots import ModelRoots, split_folders
 from controller.config.messages import explain_errors
 
@@ -27,6 +27,8 @@ PREFIX = "ROUNDHOUSE_"
 """Prefix of every environment variable of Roundhouse."""
 SOCKET_NAME = "controller.sock"
 """Name of the controller's unix socket in the state folder."""
+TRANSFERS_SOCKET = "transfers.sock"
+"""Name of the unix socket of the transfers program in the state folder."""
 MAX_SOCKET_PATH_BYTES = 107
 """Maximum length of a unix socket's path: `sun_path` without the final null byte (unix(7))."""
 
@@ -74,6 +76,21 @@ class ControllerSettings(BaseSettings):
     retrieval: bool = Field(
         True,
         description="Whether `roundhouse up` starts the retrieval program, which keeps documents and searches them.",
+    )
+    downloads: Literal["on", "off"] | None = Field(
+        None,
+        description="Whether models may be downloaded: `on` or `off`; default: `on` where keys are declared or the "
+        "gateway listens on loopback addresses alone, else `off`.",
+    )
+    transfers_url: str | None = Field(
+        None,
+        description="Address of the transfers program, which downloads models: `http://host:port` or "
+        "`unix:/path/transfers.sock`; default: `transfers.sock` in the state folder.",
+    )
+    transfers_token_file: Path | None = Field(
+        None,
+        description="File with the token that the controller shows to a transfers program that listens on `host:port`. "
+        "Transfers creates the file.",
     )
     instance: str | None = Field(
         None,
@@ -204,6 +221,13 @@ class ControllerSettings(BaseSettings):
             split_listen_address(value)
         return value
 
+    @field_validator("transfers_url")
+    @classmethod
+    def _known_transfers(cls, value: str | None) -> str | None:
+        if value is not None:
+            ProgramAddress.parse(value)
+        return value
+
     @model_validator(mode="after")
     def _port_has_token(self) -> Self:
         if self.gateway_token_file is None and not isinstance(split_listen_address(self.listen), Path):
@@ -237,6 +261,12 @@ class ControllerSettings(BaseSettings):
         if isinstance(address, Path):
             return self.listen
         return url_of(*address)
+
+    @property
+    def transfers_address(self) -> str:
+        """Address at which the transfers program is asked: `unix:<path>` or `http://host:port`. Without
+        `transfers_url`, its socket in the state folder."""
+        return self.transfers_url or f"unix:{self.state / TRANSFERS_SOCKET}"
 
     @property
     def hosts(self) -> tuple[str, ...]:

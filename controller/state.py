@@ -123,6 +123,8 @@ class DesiredModel:
     """The definition as the files declare it. None means that it is the same as `definition`."""
     params: Mapping[str, JsonValue] = field(default_factory=dict)
     """Parameters of the operator's load that is in force, by definition field."""
+    missing_source: str | None = None
+    """Source, in its canonical form, that must be downloaded before a replica can start. None means nothing must."""
     is_runtime_declared: bool = False
     """Whether an operator declared the model at run time, and the files do not."""
 
@@ -328,7 +330,7 @@ class PreflightResult:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Consecutive failures of one replica key, or of one image's pull: `count` of them, with the last one's `error`."""
+    """Consecutive failures of a replica key, an image's pull or a download: `count` of them, the last with `error`."""
 
     count: int
     at: float
@@ -398,8 +400,7 @@ class Gpu:
     """Share of NVML's last sample period in which a kernel ran. None means that the driver does not report it, as for
     MIG instances."""
     processes: tuple[GpuProcess, ...] | None = None
-    """Processes that use memory of the GPU, largest first. None means unknown, as in a container with its own pid
-    namespace."""
+    """Processes that use memory of the GPU, largest first. None means unknown, as in another pid namespace."""
     mig: int | None = None
     """Number of the MIG instance within its GPU, as `nvidia-smi -L` counts. None means a whole GPU."""
     is_unified: bool = False
@@ -456,6 +457,10 @@ class ObservedState:
     """Preflights in progress, as (model, spec hash)."""
     pulls: Mapping[str, Failure | None] = field(default_factory=dict)
     """Image to its pull: None while the image is being pulled, else how the pull failed."""
+    downloads: Mapping[str, Failure | None] = field(default_factory=dict)
+    """Source to its download: None while it is under way, else how it failed."""
+    download_fractions: Mapping[str, float] = field(default_factory=dict)
+    """Source to the part of its bytes, 0 to 1, that is here. Absent means unknown."""
     failures: Mapping[ReplicaKey, Failure] = field(default_factory=dict)
     """Failing loads by replica key."""
     start_failures: Mapping[ReplicaKey, tuple[StartFailure, ...]] = field(default_factory=dict)

@@ -10,7 +10,16 @@ from fastapi import Depends, FastAPI
 from prometheus_client import CollectorRegistry
 
 from controller import __version__
-from controller.api import admin_declarations, admin_journal, admin_logs, admin_models, admin_plans, internal, link
+from controller.api import (
+    admin_declarations,
+    admin_downloads,
+    admin_journal,
+    admin_logs,
+    admin_models,
+    admin_plans,
+    internal,
+    link,
+)
 from controller.api.requests import check_parameters, declare_errors
 from controller.assembly import Controller
 
@@ -33,6 +42,7 @@ def create_app(controller: Controller, registry: CollectorRegistry) -> FastAPI:
     link.declare(app, controller, controller.hub)
     admin_plans.declare(app, controller)
     admin_declarations.declare(app, controller.declaration_service)
+    admin_downloads.declare(app, controller.downloads, controller.model_files)
     admin_journal.declare(app, controller.journal, controller.admin_service)
     admin_logs.declare(app, controller.admin_service, controller.logs)
     admin_models.declare(app, controller.admin_service)

@@ -23,13 +23,14 @@ FIRST_READ: Final = 2**20
 """Bytes that are read first of a GGUF file. A longer head is read again with four times as many."""
 LONGEST_GGUF_HEAD: Final = 2**26
 """Maximum bytes of a GGUF head: several times that of a vocabulary of 256,000 tokens with its merges."""
-_LONGEST_JSON: Final = 2**22
+LONGEST_JSON: Final = 2**22
+"""Maximum bytes of a `config.json`."""
 _LONGEST_INDEX: Final = 2**25
 _TOKENIZER: Final = "tokenizer.json"
 _CONFIGURATION: Final = "config.json"
 """Suffix of the files in which transformers looks for an `auto_map`: those of the model, its tokenizer and its
 processors."""
-_SPLIT: Final = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
+SPLIT_FILE: Final = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
 """Name of one file of a split set, as llama.cpp's gguf-split makes them."""
 _OUTSIDE: Final = ("_data", ".data")
 """Suffixes of the files in which exporters keep weights of an ONNX model."""
@@ -44,7 +45,7 @@ def list_files(target: Path) -> list[Path]:
     where a folder cannot be read."""
     if target.is_dir():
         return [file for file in target.rglob("*") if file.is_file()]
-    if split := _SPLIT.fullmatch(target.name):
+    if split := SPLIT_FILE.fullmatch(target.name):
         set_pattern = re.compile(re.escape(split["stem"]) + r"-\d{5}-of-" + split["count"] + r"\.gguf")
         return [file for file in target.parent.iterdir() if set_pattern.fullmatch(file.name)] or [target]
     outside_files = [target.with_name(target.name + suffix) for suffix in _OUTSIDE] if target.suffix == ".onnx" else []
@@ -103,7 +104,7 @@ def read_artifact(path: str, files: list[Path]) -> Artifact:
             return replace(ct2, size=size, longest_token=_measure_longest_token(files_by_name))
         if "config.json" in files_by_name and any(name.endswith((".safetensors", ".bin")) for name in files_by_name):
             with _naming(f"{path}/config.json"):
-                config = text_config(_read(files_by_name["config.json"], _LONGEST_JSON))
+                config = text_config(_read(files_by_name["config.json"], LONGEST_JSON))
             weights = _weights(path, files_by_name)
             return HfFolder(size, config, weights, _measure_longest_token(files_by_name))
     except _FileError as error:

@@ -27,6 +27,8 @@ from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.sse import SseEvent, SseReader
 from controller.schema.admin import AdminModel, AdminModels, Drift, DryRun, GpuMemoryAnswer, History
 from controller.schema.declarations import DeclarationKind, DeclarationsView, DeclarationView
+from controller.schema.downloads import Download, DownloadList, Removal
+from controller.schema.model_files import InspectedModel, ModelDownloadOrder, ModelFileList, OrderedDownload
 from controller.schema.status import ControllerStatus, ModelState, PlanView
 from controller.status.rollout import is_rolled_out, is_rollout_blocked
 
@@ -34,6 +36,14 @@ MODELS = "/v1/admin/models"
 """Path of the admin API's models."""
 DECLARATIONS: Final = "/v1/admin/declarations"
 """Path of the admin API's runtime declarations."""
+DOWNLOADS: Final = "/v1/admin/downloads"
+"""Path of the admin API's downloads."""
+MODEL_FILES: Final = "/v1/admin/models/files"
+"""Path of what lies in the models folders."""
+SOURCE_S: Final = 240.0
+"""Seconds for an answer that needs the source of a download, and the heads of its files."""
+FILES_S: Final = 600.0
+"""Seconds for an answer that needs the model files themselves."""
 KEY_VARIABLE: Final = "ROUNDHOUSE_KEY"
 """Environment variable with the secret of a key of scope `admin`, for the address of a gateway."""
 ACTOR_HEADER: Final = "x-roundhouse-actor"
@@ -204,6 +214,44 @@ class AdminClient:
         where there is none. Errors: see `AdminClient`."""
         return await self._ask("DELETE", declaration_path(kind, name), DeclarationView)
 
+    async def inspect_download(self, order: ModelDownloadOrder) -> InspectedModel:
+        """Return what a reference is, what memory it takes and where it fits; nothing is downloaded. Raises
+        RequestRefusedError (`source_...`, `downloads_disabled`, ...). Errors: see `AdminClient`."""
+        return await self._ask("POST", f"{DOWNLOADS}/inspect", InspectedModel, order.model_dump(), timeout_s=SOURCE_S)
+
+    async def order_download(self, order: ModelDownloadOrder) -> OrderedDownload:
+        """Begin a download, and return it; one that is under way is returned as it is. Raises RequestRefusedError as
+        `inspect_download`. Errors: see `AdminClient`."""
+        return await self._ask("POST", DOWNLOADS, OrderedDownload, order.model_dump(), timeout_s=SOURCE_S)
+
+    async def list_downloads(self) -> DownloadList:
+        """Return all downloads, newest first. Errors: see `AdminClient`."""
+        return await self._ask("GET", DOWNLOADS, DownloadList)
+
+    async def cancel_download(self, download: str) -> Download:
+        """End a download, and return it; one that has ended stays as it is. Errors: see `AdminClient`."""
+        return await self._ask("DELETE", f"{DOWNLOADS}/{quote(download, safe='')}", Download, timeout_s=SOURCE_S)
+
+    async def follow_downloads(self) -> AsyncGenerator[Download, None]:
+        """Yield every download, and then each that changes, until the server ends the stream. Raises
+        LostControllerError as `follow_events`. Close the generator (`aclosing`). Errors: see `AdminClient`."""
+        reader = SseReader()
+        chunks = self._chunks(f"{DOWNLOADS}/events", {}, headers={}, silence_s=SILENCE_S)
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                for event in reader.feed_bytes(chunk):
+                    if event.kind == "download":
+                        yield self._parse_answer(Download, event.data.encode())
+
+    async def list_model_files(self) -> ModelFileList:
+        """Return what lies in the models folders. Errors: see `AdminClient`."""
+        return await self._ask("GET", MODEL_FILES, ModelFileList, timeout_s=FILES_S)
+
+    async def remove_model_files(self, model: str) -> Removal:
+        """Remove a downloaded model, by its path below the models folder or its reference. Raises RequestRefusedError
+        (`models_file_in_use`, `models_file_kept`). Errors: see `AdminClient`."""
+        return await self._ask("DELETE", MODEL_FILES, Removal, query={"model": model}, timeout_s=FILES_S)
+
     async def get_plan(self) -> PlanView:
         """Return the controller's last plan: what it does now or, while it is paused, what it would do. Errors: see
         `AdminClient`."""
@@ -286,9 +334,16 @@ class AdminClient:
         return Transition(ExitCode.DONE if is_there else ExitCode.PENDING, row)
 
     async def _ask(
-        self, method: str, path: str, kind: type[Answer], body: object = None, query: Query | None = None
+        self,
+        method: str,
+        path: str,
+        kind: type[Answer],
+        body: object = None,
+        query: Query | None = None,
+        *,
+        timeout_s: float | None = None,
     ) -> Answer:
-        _, content = await self._exchange(method, path, body, query)
+        _, content = await self._exchange(method, path, body, query, timeout_s=timeout_s)
         return self._parse_answer(kind, content)
 
     def _parse_answer(self, kind: type[Answer], content: bytes) -> Answer:

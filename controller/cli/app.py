@@ -18,6 +18,7 @@ from controller.cli import (
     key,
     load,
     logs,
+    models,
     pause,
     plan,
     reset,
@@ -33,6 +34,7 @@ from controller.cli.bench import command as bench
 from controller.cli.doctor import command as doctor
 from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.output import print_error
+from controller.cli.pull import command as pull
 from controller.cli.rag import command as rag
 from controller.cli.service import command as service
 from controller.cli.top import command as top
@@ -59,6 +61,9 @@ for command in (
     events.events,
     history.history,
     logs.logs,
+    pull.pull,
+    models.models,
+    models.rm,
     gpu.gpu,
     validate.validate,
     doctor.doctor,

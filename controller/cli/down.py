@@ -45,9 +45,9 @@ def down(
 ) -> int:
     """Stop everything, engines included.
 
-    Ends `up`, controller, gateway, retrieval and every engine of this installation, also those that a crash or `docker
-    compose down` left behind. A program that does not end in time is killed, and everything that it would have ended
-    is ended afterwards. Exit code 0: nothing is left running, also when nothing ran.
+    Ends `up`, controller, gateway, retrieval, transfers and every engine of this installation, also those that a crash
+    or `docker compose down` left behind. A program that does not end in time is killed, and everything that it would
+    have ended is ended afterwards. Exit code 0: nothing is left running, also when nothing ran.
     """
     settings = read_settings(state=state, models=models, runtime=runtime)
     stopped_programs = asyncio.run(_DownRun(settings, controller or settings.controller_url, timeout).run())
@@ -79,7 +79,7 @@ class _DownRun:
         self._url = url
         self._up_s = stop_timeouts.up_stop_timeout_s(settings) if timeout_s is None else timeout_s
         self._gateway_s = stop_timeouts.gateway_stop_timeout_s() if timeout_s is None else timeout_s
-        self._retrieval_s = stop_timeouts.MARGIN_S if timeout_s is None else timeout_s
+        self._side_program_s = stop_timeouts.MARGIN_S if timeout_s is None else timeout_s
         self._controller_s = stop_timeouts.controller_stop_timeout_s(settings) if timeout_s is None else timeout_s
         self._stopped_programs: dict[str, float | None] = {}
 
@@ -92,13 +92,14 @@ class _DownRun:
         from controller.cli.orphans import stop_orphans  # imports the controller's runtimes
         from controller.cli.up.marks import find_children, find_up
         from controller.cli.up.record import remove_record
+        from controller.cli.up.side_programs import PROGRAMS_IN_END_ORDER, SIDE_PROGRAMS
 
         settings = self._settings
         if (up := find_up(settings.state)) is not None:
             # It stops its children in the right order, and their engines.
             children = {
                 _process_words(name, child): child
-                for name in ("gateway", "retrieval", "controller")
+                for name in PROGRAMS_IN_END_ORDER
                 for child in find_children(settings.state, name)
             }
             order = ", ".join([*children, "the engines"])
@@ -108,8 +109,9 @@ class _DownRun:
         for gateway in find_children(settings.state, "gateway"):
             # Before the engines: its running requests need them.
             await self._end("gateway", gateway, self._gateway_s, "lets running requests finish")
-        for retrieval in find_children(settings.state, "retrieval"):
-            await self._end("retrieval", retrieval, self._retrieval_s, "ends")
+        for program in SIDE_PROGRAMS:
+            for child in find_children(settings.state, program.name):
+                await self._end(program.name, child, self._side_program_s, "ends")
         await self._end_controllers(find_children(settings.state, "controller"))
         lock_wait_s = stop_timeouts.controller_stop_timeout_s(settings)
         engines = await stop_orphans(settings, grace_s=settings.stop_timeout_s, lock_wait_s=lock_wait_s)

@@ -142,6 +142,28 @@ def ends_by_reset(name: str) -> str:
     return f"`roundhouse reset {name}` ends that"
 
 
+def size_words(size: float) -> str:
+    """Return a number of bytes in the largest unit of which there is at least one: `512 B`, `1.5 KiB`, `2.32 GiB`."""
+    if size < 1024:
+        return f"{size:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= 1024
+        # Not rounded up to 1024 of a unit.
+        if size < 1023.95:
+            return f"{size:.2f} {unit}" if unit == "GiB" else f"{size:.1f} {unit}"
+    return f"{size / 1024:.2f} TiB"
+
+
+def duration_words(seconds: float) -> str:
+    """Return a duration in whole seconds, minutes or hours: `5 s`, `2 min 5 s`, `1 h 10 min`."""
+    whole = max(0, round(seconds))
+    minutes, rest = divmod(whole, 60)
+    if not minutes:
+        return f"{rest} s"
+    hours, left = divmod(minutes, 60)
+    return f"{hours} h {left} min" if hours else f"{minutes} min {rest} s"
+
+
 def time_words(at: float) -> str:
     """Return a Unix time in seconds as local date and time: `2026-11-23 14:05:09`."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

@@ -39,7 +39,12 @@ def controller_stop_timeout_s(settings: ControllerSettings) -> float:
     return settings.stop_timeout_s + MARGIN_S
 
 
+def side_programs_stop_timeout_s() -> float:
+    """Return the seconds that retrieval and transfers get together: 30 s (`MARGIN_S`) each."""
+    return 2 * MARGIN_S
+
+
 def up_stop_timeout_s(settings: ControllerSettings) -> float:
-    """Return the seconds until `up` is killed: the sum of what the gateway, retrieval, the controller and remaining
-    engines get, since it ends them one after the other."""
-    return gateway_stop_timeout_s() + MARGIN_S + 2 * controller_stop_timeout_s(settings)
+    """Return the seconds until `up` is killed: the sum of what the gateway, retrieval, transfers, the controller and
+    remaining engines get, since it ends them one after the other."""
+    return gateway_stop_timeout_s() + side_programs_stop_timeout_s() + 2 * controller_stop_timeout_s(settings)

@@ -131,8 +131,10 @@ def _resolve_models(
 ) -> tuple[Mapping[str, DesiredModel], list[UpgradeChange]]:
     """Return the declared models as this version resolves them, with operators' statements, and problems of the
     files."""
+    from controller.config.model_sources import list_sources
     from controller.config.parse import parse_folder
     from controller.config.read import read_folder
+    from controller.desired.placed_sources import find_placed_sources
     from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired
     from controller.desired.upgrade_check import UpgradeChange
     from controller.storage.state_dir import MEMORY_NAME, StoredState
@@ -150,7 +152,12 @@ def _resolve_models(
     }
     images = settings.images if runtime == "docker" else {}
     resolved = resolve_desired(
-        declared_models, stored_state.overrides, stored_state.demand, Defaults(images), generation=0
+        declared_models,
+        stored_state.overrides,
+        stored_state.demand,
+        Defaults(images),
+        generation=0,
+        sources=find_placed_sources(settings.models.absolute().first, list_sources(parsed_folder.definitions.values())),
     )
     return resolved.models, problems
 

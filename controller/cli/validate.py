@@ -37,6 +37,7 @@ def validate(
     from controller.config.name_warnings import find_name_warnings
     from controller.config.parse import parse_folder  # pydantic and ruamel.yaml
     from controller.config.read import read_folder
+    from controller.desired.placed_sources import place_models
 
     if folder is not None and desired is not None:
         raise CommandError("the folder stands twice: as an argument and after --desired", ExitCode.USAGE)
@@ -44,7 +45,8 @@ def validate(
     roots = settings.models.absolute()
     parsed_folder = parse_folder(read_folder(settings.desired), roots)
     has_models = any(root.is_dir() for root in roots.folders)
-    start_problems = _find_start_problems(parsed_folder.definitions, roots) if has_models else {}
+    placed, missing = place_models(roots.first, parsed_folder.definitions, parsed_folder.declared_models)
+    start_problems = _find_start_problems(placed, roots) if has_models else {}
     name_warnings = find_name_warnings(parsed_folder.definitions)
     warnings = [*name_warnings, *start_problems.items()]
     if as_json:
@@ -53,6 +55,7 @@ def validate(
                 "ok": parsed_folder.is_valid,
                 "problems": [problem.model_dump() for problem in parsed_folder.problems],
                 "warnings": [{"model": name, "message": message} for name, message in warnings],
+                "downloads": missing,
                 "models": sorted(parsed_folder.definitions),
                 "keys": sorted(parsed_folder.keys),
             }
@@ -66,6 +69,8 @@ def validate(
             print_line(f"warning: {name}: {message}")
         for name, message in start_problems.items():
             print_line(f"warning: {name} cannot be started here: {message}")
+        for name, source in sorted(missing.items()):
+            print_line(f"{name}: its files are not here; they are downloaded from {source} before it starts")
         if not has_models:
             print_line(f"not here: {roots.describe()}; so the models' own files were not looked at")
     else:

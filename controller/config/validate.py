@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from common.model_reference import InvalidReferenceError, parse_reference
 from controller.artifacts.model_roots import ModelRoots
 from controller.config.messages import explain_errors, meant_branch, suggest_name
+from controller.config.model_sources import placeholder_path
 from controller.config.paths import PathRefusedError, normalize_model_path
 from controller.config.tree import Listing, SourcePlace, Table, known_part, place_of, to_plain_value
 from controller.engines import ENGINES, resolve_backend
@@ -98,22 +100,41 @@ class _ModelValidator:
         values = {**_values(self.table)}
         if isinstance(values.get("model_path"), str):
             values["model_path"] = self.normalize_path(values["model_path"], "model_path")
+        source_path = self.find_source_path(values)
+        if source_path is not None:
+            values["model_path"] = source_path
         engine = self.find_engine(values)
         if engine is None:
             self.check_common_fields(values)
             return None
+        if values.get("source") is not None and not engine.definition.model_fields["model_path"].is_required():
+            self.add_problem(f"the backend {engine.name} loads no files of a model, so that it has no source", "source")
+            return None
         definition = self.parse_definition(engine.definition, {**values, "backend": engine.name}, engine)
         return self.with_normalized_paths(definition) if definition is not None else None
+
+    def find_source_path(self, values: Mapping[str, Any]) -> str | None:
+        """Return the path that stands for the files of `source`. None: the model names its path itself, or no source,
+        or one that the definition class will refuse."""
+        source = values.get("source")
+        if not isinstance(source, str) or values.get("model_path") is not None:
+            return None
+        try:
+            return placeholder_path(parse_reference(source))
+        except InvalidReferenceError:
+            return None
 
     def find_engine(self, values: Mapping[str, Any]) -> Engine[Any] | None:
         """Return the backend, as declared or as the model path implies. None means that there are problems."""
         declared_backend, path = values.get("backend"), values.get("model_path")
         if declared_backend is None:
             resolved_backend = resolve_backend(path if isinstance(path, str) else None)
-            if resolved_backend is None:
+            # A source that cannot be read is a problem of its own, which the check of the common fields tells.
+            if resolved_backend is None and (path is not None or values.get("source") is None):
                 backend_names = ", ".join(ENGINES)
+                subject = "artifact" if values.get("source") is None else "source"
                 self.add_problem(
-                    f"the artifact does not tell which backend serves it: set `backend` to one of {backend_names}"
+                    f"the {subject} does not tell which backend serves it: set `backend` to one of {backend_names}"
                 )
             return ENGINES[resolved_backend] if resolved_backend is not None else None
         if not isinstance(declared_backend, str):

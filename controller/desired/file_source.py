@@ -55,7 +55,8 @@ class FileSource:
         self._clock = clock
         self._on_change = on_change
         self._read_lock = asyncio.Lock()
-        self._read_at = 0.0
+        self.read_at = 0.0
+        """Unix time of the last reading of the files; 0: they were not read yet."""
         self._documents: dict[str, Document] = {}
         """The files as last read, so that only files whose bytes changed are parsed again."""
         self._declared_since: dict[str, tuple[str, float]] = {}
@@ -121,7 +122,7 @@ class FileSource:
     async def refresh_files(self, now: float) -> None:
         """Read the files, as `read_files` does, if `resync_s` has passed since the last reading or `wake_at` is reached
         at `now` (Unix time); otherwise do nothing. The first call reads."""
-        resync_at = self._read_at + self._resync_s
+        resync_at = self.read_at + self._resync_s
         confirm_at = self.wake_at
         if now >= (resync_at if confirm_at is None else min(resync_at, confirm_at)):
             await self.read_files()
@@ -143,7 +144,7 @@ class FileSource:
         previous, files_before, now = self.in_force, self.from_files, self._clock()
         self.from_files = debounce(files_before, parsed, now)
         self._combine()
-        self._read_at = now
+        self.read_at = now
         if parsed.problems != self.problems:
             self.problems = parsed.problems
             for problem in parsed.problems:

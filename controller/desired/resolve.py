@@ -7,13 +7,14 @@ An override decides whether a model is loaded; without one, demand does for an `
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from types import MappingProxyType
 from typing import Any
 
 from pydantic import JsonValue, ValidationError
 
+from controller.config.model_sources import PlacedSource, place_source
 from controller.engines import get_engine, spec_hash
 from controller.schema.desired import Definition
 from controller.schema.override import Evicted, Override
@@ -57,17 +58,22 @@ def resolve_desired(
     generation: int,
     paused: bool = False,
     evictions: Mapping[str, Evicted] = MappingProxyType({}),
+    sources: Mapping[str, PlacedSource] = MappingProxyType({}),
 ) -> DesiredState:
     """Return the desired state of every declared model, with overrides, demand and evictions applied.
 
-    `demand`: autoload model to the Unix time of the last request for it. `evictions`: models that were evicted since.
-    `generation`: counts the declared states. Entries for models that are not declared are ignored, and so is what edits
-    have ended of an override (see `surviving_override`). `keys` and `revision` of the result are not set.
+    `sources`: where the files are of the sources that are here, by source in its canonical form. `demand`: autoload
+    model to the Unix time of the last request for it. `evictions`: models that were evicted since. `generation`: counts
+    the declared states. Entries for models that are not declared are ignored, and so is what edits have ended of an
+    override (see `surviving_override`). `keys` and `revision` of the result are not set.
     """
     models = {}
     for name, entry in declared_models.items():
-        override = surviving_override(overrides.get(name), entry.definition, entry.raw_fields)
-        models[name] = _resolve_model(name, entry, override, demand.get(name), evictions.get(name), defaults)
+        definition, missing_source = place_source(entry.definition, entry.raw_fields, sources)
+        override = surviving_override(overrides.get(name), definition, entry.raw_fields)
+        placed = replace(entry, definition=definition)
+        model = _resolve_model(name, placed, override, demand.get(name), evictions.get(name), defaults)
+        models[name] = model if missing_source is None else replace(model, missing_source=missing_source)
     return DesiredState(
         generation,
         models,

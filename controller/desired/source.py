@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 from controller.artifacts.model_roots import ModelRoots
 from controller.config.debounce import DebouncedState
+from controller.config.model_sources import PlacedSource, list_sources
 from controller.config.runtime_declarations import (
     check_declaration,
     drop_declarations,
@@ -56,17 +58,22 @@ class DesiredStateSource:
         learn: Callable[[Mapping[str, Mapping[str, Any]]], None] = lambda _: None,
         on_edit: OnEdit = lambda *_: None,
         on_superseded: Callable[[DeclarationKind, str], None] = lambda *_: None,
+        find_sources: Callable[[frozenset[str]], Mapping[str, PlacedSource]] = lambda _: {},
     ) -> None:
         """`learn` takes note of secrets: it gets the fields of each model, and the parameters of each load, before they
         come into force. `on_edit` is called for each edit with the state before (None: there was none), the state now,
         by model what the edit ended of its override, and who made the edit. `on_superseded` is called for each runtime
-        declaration that ends because the files declare its name. `resync_s`: see `FileSource`. `clock` gives Unix time.
+        declaration that ends because the files declare its name. `find_sources` looks where the files are of those of
+        these sources that are here; it blocks. `resync_s`: see `FileSource`. `clock` gives Unix time.
 
         Raises StateError where the stored state in `store` is damaged.
         """
         self._learn = learn
         self._on_edit = on_edit
         self._on_superseded = on_superseded
+        self._find_sources = find_sources
+        self._sources: Mapping[str, PlacedSource] = {}
+        self._source_changes = 0
         self._roots = roots
         self._defaults = defaults
         self._clock = clock
@@ -81,7 +88,12 @@ class DesiredStateSource:
     @property
     def revision(self) -> int:
         """Counter that grows with every change of what `desired_state` returns. It begins anew with each controller."""
-        return self._files.generation + self._persistence.ruling_changes
+        return self._files.generation + self._persistence.ruling_changes + self._source_changes
+
+    @property
+    def sources(self) -> Mapping[str, PlacedSource]:
+        """Where the files are of the declared models' sources that are here, as they were last looked for."""
+        return self._sources
 
     @property
     def stored_state(self) -> StoredState:
@@ -120,6 +132,7 @@ class DesiredStateSource:
             generation=self._files.generation,
             paused=stored.paused,
             evictions=stored.rested,
+            sources=self._sources,
         )
         return replace(desired, revision=self.revision, keys=in_force.keys)
 
@@ -133,6 +146,7 @@ class DesiredStateSource:
         state = self._files.recover_last_good()
         if state is not None:
             self._learn(state.declared_models)
+            self._take_sources(self._find_sources(list_sources(state.definitions.values())))
             self._persistence.update_state({"first_declared_at": self._first_declared_at(state)})
 
     async def read_files(self) -> None:
@@ -144,11 +158,28 @@ class DesiredStateSource:
     async def refresh_files(self, now: float) -> None:
         """Read the folder if `resync_s` has passed since the last reading, or `wake_at` is reached; otherwise do
         nothing. `now` is Unix time."""
+        read_at = self._files.read_at
         await self._files.refresh_files(now)
         self._end_superseded()
+        if self._files.read_at != read_at:
+            await self.refresh_sources()
+
+    async def refresh_sources(self) -> None:
+        """Look again for the files of the declared models' sources. A model whose files are found waits for no
+        download any more."""
+        if self.in_force is not None:
+            sources = list_sources(self.in_force.definitions.values())
+            self._take_sources(await asyncio.to_thread(self._find_sources, sources))
+
+    def _take_sources(self, sources: Mapping[str, PlacedSource]) -> None:
+        if sources != self._sources:
+            self._sources = sources
+            self._source_changes += 1
 
     def _follow_edit(self, before: DebouncedState | None, state: DebouncedState, actor: str) -> None:
         self._learn(state.declared_models)
+        # At once, although it reads the disk: a model whose files are here must not wait for a download.
+        self._take_sources(self._find_sources(list_sources(state.definitions.values())))
         overrides, ended_by_model = self._overrides.end_edited(state)
         first_declared_at = {"first_declared_at": self._first_declared_at(state)}
         self._persistence.update_state({**first_declared_at, **overrides, **self._demand.end_edited(before, state)})

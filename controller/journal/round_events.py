@@ -6,7 +6,7 @@ between two rounds leaves no entry. Secrets are masked in all texts, and each li
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,7 +14,7 @@ from pydantic import JsonValue
 
 from controller.engines.figure_gaps import FigureGap
 from controller.journal.entry import NewEntry
-from controller.planning.actions import Action, Drain, Preflight, PullImage, Remove, Start, Stop
+from controller.planning.actions import Action, DownloadSource, Drain, Preflight, PullImage, Remove, Start, Stop
 from controller.redaction.patterns import mask_text
 from controller.redaction.redactor import Redact
 from controller.schema.status import ModelState, ModelStatus, Problem
@@ -121,7 +121,7 @@ def _action_events(before: Round | None, after: Round, texts: _TextRedactor) -> 
             continue
         target = _target_fields(action)
         details: dict[str, JsonValue] = {"action": action.kind, **target}
-        subject = target.get("replica", target.get("image"))
+        subject = target.get("replica", target.get("image", target.get("source")))
         words = texts.redact_first_line(action.model, f"{action.kind} {subject}: {action.reason}") or ""
         yield NewEntry("action", "controller", words, action.model, details)
 
@@ -137,6 +137,8 @@ def _action_identity(action: Action) -> tuple[object, ...]:
             return action.kind, action.model, action.spec_hash, action.reason
         case PullImage():
             return action.kind, action.model, action.image, action.reason
+        case DownloadSource():
+            return action.kind, action.model, action.source, action.reason
         case _:
             return action.kind, action.id, action.reason
 
@@ -157,6 +159,8 @@ def _target_fields(action: Action) -> dict[str, JsonValue]:
             return {"replica": action.name, "deadline": action.deadline}
         case PullImage():
             return {"image": action.image}
+        case DownloadSource():
+            return {"source": action.source}
         case Preflight():
             return {}
         case _:
@@ -208,8 +212,8 @@ def _was_ready(key: ReplicaKey, failure: Failure, observed_replicas: Collection[
 
 
 def _refusal_events(before: Round | None, after: Round, texts: _TextRedactor) -> Iterator[NewEntry]:
-    """Report models that cannot start as declared, and images that cannot be pulled. Every round checks these again;
-    each failure is reported once.
+    """Report models that cannot start as declared, and images and models that cannot be fetched. Every round checks
+    these again; each failure is reported once.
     """
     known_preflights = before.observed.preflights if before is not None else {}
     for (model, spec_hash), result in sorted(after.observed.preflights.items(), key=lambda item: item[0]):
@@ -219,17 +223,30 @@ def _refusal_events(before: Round | None, after: Round, texts: _TextRedactor) ->
             words = f"cannot be started: {texts.redact_first_line(model, result.error) or 'preflight failed'}"
             yield NewEntry("failure", "controller", words, model)
     known_pulls = before.observed.pulls if before is not None else {}
-    for image, failure in sorted(after.observed.pulls.items()):
-        if failure is None or not _is_new(known_pulls.get(image), failure):
-            continue
-        model_names = [each.name for each in after.desired.models.values() if each.image == image and each.replicas]
-        for model in model_names:
-            details: dict[str, JsonValue] = {
-                "image": image,
-                "failures": failure.count,
-                "retry_at": failure.retry_at,
-            }
-            yield NewEntry("failure", "controller", texts.redact_first_line(model, failure.error) or "", model, details)
+    users = [each for each in after.desired.models.values() if each.replicas]
+    for image, failure in _list_new_fetch_failures(known_pulls, after.observed.pulls):
+        names = [each.name for each in users if each.image == image]
+        yield from _fetch_failure_entries(names, {"image": image}, failure, texts)
+    known_downloads = before.observed.downloads if before is not None else {}
+    for source, failure in _list_new_fetch_failures(known_downloads, after.observed.downloads):
+        names = [each.name for each in users if each.missing_source == source]
+        yield from _fetch_failure_entries(names, {"source": source}, failure, texts)
+
+
+def _list_new_fetch_failures(
+    known: Mapping[str, Failure | None], current: Mapping[str, Failure | None]
+) -> Iterator[tuple[str, Failure]]:
+    for name, failure in sorted(current.items()):
+        if failure is not None and _is_new(known.get(name), failure):
+            yield name, failure
+
+
+def _fetch_failure_entries(
+    models: Iterable[str], subject: Mapping[str, JsonValue], failure: Failure, texts: _TextRedactor
+) -> Iterator[NewEntry]:
+    for model in models:
+        details = {**subject, "failures": failure.count, "retry_at": failure.retry_at}
+        yield NewEntry("failure", "controller", texts.redact_first_line(model, failure.error) or "", model, details)
 
 
 # Unloads that do not come to an end.

@@ -33,6 +33,17 @@ class PullImage:
 
 
 @dataclass(frozen=True, slots=True)
+class DownloadSource:
+    """Plan action: download the files of `source`, in its canonical form, that `model` needs. The time that it takes
+    does not count towards a start deadline, and a failed download is retried with a backoff of its own."""
+
+    kind: ClassVar[str] = "download"
+    model: str
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaAction:
     """Base of the actions on one replica. `id`: the replica and the attempt. In the actions, `name` is the name of the
     replica's container or process, and `reason` says in words why the plan has the action."""
@@ -100,7 +111,7 @@ class Remove(ReplicaAction):
     failure: Verdict | None = None
 
 
-Action: TypeAlias = Preflight | PullImage | Start | Drain | Undrain | Stop | Remove
+Action: TypeAlias = Preflight | PullImage | DownloadSource | Start | Drain | Undrain | Stop | Remove
 
 
 @dataclass(frozen=True, slots=True)

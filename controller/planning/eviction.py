@@ -192,7 +192,8 @@ class RoomAllocator:
 
         The model must be in `missing_indices`. If it must wait, the reason is noted in `wait_reasons`; a model that
         would not fit even then gets neither room nor reason. An autoload model without room and without waiting
-        requests is itself noted in `evicted`. Do nothing while a missing replica's backoff runs.
+        requests is itself noted in `evicted`. Do nothing while a missing replica's backoff runs, or while the model's
+        files are not here.
         """
         if self._cannot_start(model):
             return
@@ -242,6 +243,8 @@ class RoomAllocator:
         return waiting_count != 0 or 0 <= self.now - model.statement.since < FRESH_DEMAND_S
 
     def _cannot_start(self, model: DesiredModel) -> bool:
+        if model.missing_source is not None:
+            return True
         keys = (ReplicaKey(model.name, index, model.spec_hash) for index in self.missing_indices[model.name])
         failures = map(self.observed.failures.get, keys)
         return any(failure is not None and failure.must_wait(self.now) for failure in failures)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from controller.planning.model_turn import ModelTurn
 from controller.planning.placement import NoRoom, Placement, place_replica
-from controller.planning.starting import backs_off, is_start_checked, issue_start, start_replica, wait_for_room
+from controller.planning.starting import (
+    backs_off,
+    has_files,
+    is_start_checked,
+    issue_start,
+    start_replica,
+    wait_for_room,
+)
 from controller.state import DesiredModel, Health, ObservedReplica, ReplicaKey
 
 
@@ -71,7 +78,7 @@ def _holds_together(turn: ModelTurn, model: DesiredModel) -> bool:
 
 def _exceeds_room(turn: ModelTurn, model: DesiredModel) -> bool:
     missing_indices = [index for index in range(model.replicas) if index not in turn.buckets.current]
-    if not missing_indices:
+    if not missing_indices or model.missing_source is not None:
         return False
     scratch = turn.ledger.copy_without(())
     for index in missing_indices:
@@ -95,7 +102,7 @@ def _retire_replaced(turn: ModelTurn, current: ObservedReplica | None, old_repli
 
 def _replace(turn: ModelTurn, model: DesiredModel, index: int, old_replica: ObservedReplica) -> None:
     """Start the new replica first where memory allows both; otherwise drain the old one first."""
-    if backs_off(turn, model, index):
+    if backs_off(turn, model, index) or not has_files(turn, model, index):
         _let_serve(turn, old_replica)
         return
     # One failed probe does not make an engine useless: what has served may serve again.

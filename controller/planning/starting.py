@@ -1,17 +1,17 @@
-"""Starting one replica: its backoff, its place, its preflight and its image. Pure."""
+"""Starting one replica: its backoff, its place, its files, its preflight and its image. Pure."""
 
 from __future__ import annotations
 
-from controller.planning.actions import Preflight, PullImage, Start
+from controller.planning.actions import DownloadSource, Preflight, PullImage, Start
 from controller.planning.model_turn import ModelTurn
 from controller.planning.placement import NoRoom, Placement, place_replica
 from controller.state import DesiredModel, ReplicaId, ReplicaKey
 
 
 def start_replica(turn: ModelTurn, model: DesiredModel, index: int) -> None:
-    """Add the action that starts the missing replica at `index`, or the action that must come before it (preflight,
-    image pull), and note in the turn what the replica waits for."""
-    if backs_off(turn, model, index):
+    """Add the action that starts the missing replica at `index`, or the action that must come before it (download,
+    preflight, image pull), and note in the turn what the replica waits for."""
+    if backs_off(turn, model, index) or not has_files(turn, model, index):
         return
     placement = place_replica(model, turn.observed, turn.ledger)
     if turn.wait_reason is not None:
@@ -20,6 +20,25 @@ def start_replica(turn: ModelTurn, model: DesiredModel, index: int) -> None:
         turn.add_blocked(index, placement.reason, None, failed=not placement.waiting)
     elif is_start_checked(turn, model, index):
         issue_start(turn, model, index, placement, "no replica at this index")
+
+
+def has_files(turn: ModelTurn, model: DesiredModel, index: int) -> bool:
+    """Return whether the files of the model's source are here, or it names none. Otherwise add to the turn their
+    download, or note there that the replica at `index` waits for it, or why it failed. A download waits for no room:
+    how much the model takes is known only afterwards."""
+    source = model.missing_source
+    if source is None:
+        return True
+    failure = turn.observed.downloads.get(source)
+    if failure is not None and failure.must_wait(turn.now):
+        turn.add_blocked(index, failure.error, failure.retry_at, failed=True)
+    elif source in turn.observed.downloads and failure is None:
+        fraction = turn.observed.download_fractions.get(source)
+        words = "" if fraction is None else f" ({fraction:.0%})"
+        turn.add_blocked(index, f"{source} is being downloaded{words}", None)
+    else:
+        turn.add_once(DownloadSource(model.name, source, "its files are not in the models folder"))
+    return False
 
 
 def backs_off(turn: ModelTurn, model: DesiredModel, index: int) -> bool:

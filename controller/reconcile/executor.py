@@ -9,8 +9,19 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
+from controller.downloads.source_downloads import SourceDownloader, SourceDownloadError
 from controller.engines.base import Verdict
-from controller.planning.actions import Action, Drain, Preflight, PullImage, Remove, Start, Stop, Undrain
+from controller.planning.actions import (
+    Action,
+    DownloadSource,
+    Drain,
+    Preflight,
+    PullImage,
+    Remove,
+    Start,
+    Stop,
+    Undrain,
+)
 from controller.planning.backoff import next_failure, with_log_tail
 from controller.planning.draining import DrainState as DrainUnderWay
 from controller.reconcile.operation_state import OperationState
@@ -18,7 +29,7 @@ from controller.reconcile.preflight import decide_mention, run_preflight
 from controller.redaction.redactor import Redact, redact_nothing
 from controller.runtimes.base import Runtime, RuntimeUnavailableError, StartError, StartRequest
 from controller.runtimes.naming import replica_name, replica_token
-from controller.state import DesiredState, ObservedReplica, OpKind, PendingOp, PreflightResult
+from controller.state import DesiredState, Failure, ObservedReplica, OpKind, PendingOp, PreflightResult
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +49,7 @@ class Executor:
         self,
         runtime: Runtime,
         memory: OperationState,
+        downloader: SourceDownloader,
         *,
         instance: str,
         secret: bytes,
@@ -51,6 +63,7 @@ class Executor:
         Unix time in seconds."""
         self._redact = redact
         self._runtime = runtime
+        self._downloader = downloader
         self._memory = memory
         self._instance = instance
         self._secret = secret
@@ -59,6 +72,7 @@ class Executor:
         self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
         self._pulls: set[asyncio.Task[None]] = set()
+        self._downloads: dict[str, asyncio.Task[None]] = {}
         self._issued_counts: Counter[str] = Counter()
 
     def count_issued(self) -> dict[str, int]:
@@ -90,6 +104,8 @@ class Executor:
                 self._preflight(action, desired)
             case PullImage():
                 self._pull(action)
+            case DownloadSource():
+                self._download(action)
             case Start():
                 self._start(action, desired)
             case Drain():
@@ -100,16 +116,32 @@ class Executor:
                 self._end(action, replicas[action.name])
 
     async def wait_until_idle(self) -> None:
-        """Wait until no operation, preflight or image pull is under way, however long that takes; also for those that
-        are issued meanwhile."""
+        """Wait until no operation, preflight, download or image pull is under way, however long that takes; also for
+        those that are issued meanwhile."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     def cancel_pulls(self) -> None:
-        """Cancel all image pulls, without waiting for their end. Call it when the controller ends, before
-        `wait_until_idle`. A cancelled pull stays recorded as under way."""
-        for task in self._pulls:
+        """Cancel all image pulls, and the waits for downloads, which themselves go on, without waiting for their end.
+        Call it when the controller ends, before `wait_until_idle`. What is cancelled stays recorded as under way."""
+        for task in (*self._pulls, *self._downloads.values()):
             task.cancel()
+
+    def cancel_unused_downloads(self, desired: DesiredState) -> None:
+        """End the downloads of sources that no declared model waits for any more. Returns at once."""
+        waited_for = {model.missing_source for model in desired.models.values()}
+        for source in [source for source in self._downloads if source not in waited_for]:
+            self._memory.downloads.pop(source, None)
+            self._spawn(self._cancel_download(source, self._downloads.pop(source)))
+
+    async def _cancel_download(self, source: str, wait: asyncio.Task[None]) -> None:
+        try:
+            await self._downloader.cancel_source(source)
+        except SourceDownloadError as error:
+            log.warning("the download of %s cannot be cancelled: %s", source, error)
+        except Exception:
+            log.exception("the download of %s cannot be cancelled", source)
+        wait.cancel()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -174,6 +206,34 @@ class Executor:
         task = self._spawn(work())
         self._pulls.add(task)
         task.add_done_callback(self._pulls.discard)
+
+    def _download(self, action: DownloadSource) -> None:
+        source, previous_failure = action.source, self._memory.downloads.get(action.source)
+        if source in self._memory.downloads and previous_failure is None:
+            return  # under way for another model
+        self._memory.downloads[source] = None
+
+        async def work() -> None:
+            failure: Failure | None = None
+            try:
+                await self._downloader.download_source(source)
+            except Exception as error:
+                if not isinstance(error, SourceDownloadError):
+                    log.exception("the download of %s failed", source)
+                message = f"{source} cannot be downloaded: {error}"
+                verdict = Verdict(self._redact(action.model, message))
+                log.warning("%s", verdict.message)
+                failure = next_failure(previous_failure, verdict, 0, self._clock(), ready_for_s=None)
+            if self._downloads.get(source) is not task:
+                return  # nobody waits for it any more
+            del self._downloads[source]
+            if failure is None:
+                del self._memory.downloads[source]
+            else:
+                self._memory.downloads[source] = failure
+            self._wake()
+
+        task = self._downloads[source] = self._spawn(work())
 
     def _start(self, action: Start, desired: DesiredState) -> None:
         model = desired.models[action.id.model]

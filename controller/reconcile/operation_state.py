@@ -51,6 +51,8 @@ class OperationState:
     """What the log last said about failing preflights, by (model, spec hash)."""
     pulls: dict[str, Failure | None] = field(default_factory=dict)
     """Image to its failed pull; None: its pull is under way."""
+    downloads: dict[str, Failure | None] = field(default_factory=dict)
+    """Source to its failed download; None: its download is under way."""
     failures: dict[ReplicaKey, Failure] = field(default_factory=dict)
     """Consecutive failures by replica key, which decide when the next start may be tried."""
     start_failures: dict[ReplicaKey, tuple[StartFailure, ...]] = field(default_factory=dict)
@@ -67,15 +69,16 @@ class OperationState:
     """Names of replicas whose failure was counted. A stop that is issued again must not count it a second time."""
 
     def with_operations(self, observed: ObservedState) -> ObservedState:
-        """Return a copy of the observation with the operations, preflights, pulls, failures, attempts, `loaded_once`
-        and `left_at` that are known here. `observed` is not changed. Drains are not added: the reconciler sets them per
-        replica."""
+        """Return a copy of the observation with the operations, preflights, pulls, downloads, failures, attempts,
+        `loaded_once` and `left_at` that are known here. `observed` is not changed. Drains are not added: the reconciler
+        sets them per replica."""
         return replace(
             observed,
             pending=dict(self.pending),
             preflights=dict(self.preflights),
             preflighting=frozenset(self.preflighting),
             pulls=dict(self.pulls),
+            downloads=dict(self.downloads),
             failures=dict(self.failures),
             start_failures=dict(self.start_failures),
             attempts=self.attempts,
@@ -152,9 +155,9 @@ class OperationState:
         """Forget what no longer matters. `replicas` are all that were observed, `now` is Unix time.
 
         That is: failures and preflights of definitions that were edited or are no longer wanted (those of an evicted
-        model stay), failures of replicas that have recovered, failed pulls of images that no model uses, drains of
-        replicas that are gone, drains of wanted replicas while the controller is paused, and `loaded_once` of models
-        that are neither wanted nor still serve.
+        model stay), failures of replicas that have recovered, failed pulls of images and downloads of sources that no
+        model uses, drains of replicas that are gone, drains of wanted replicas while the controller is paused, and
+        `loaded_once` of models that are neither wanted nor still serve.
         """
         replicas = list(replicas)
         wanted_models = {name for name, model in desired.models.items() if model.replicas}
@@ -185,6 +188,12 @@ class OperationState:
             for image, failure_state in self.pulls.items()
             if failure_state is None or image in images
         }
+        sources = {model.missing_source for model in desired.models.values()}
+        self.downloads = {
+            source: failure_state
+            for source, failure_state in self.downloads.items()
+            if failure_state is None or source in sources
+        }
         # A model whose unload is revoked during the drain goes on serving with the replicas that are left.
         serving_models = {replica.id.model for replica in replicas if replica.ready_since is not None}
         self.loaded_once &= wanted_models | serving_models
@@ -196,15 +205,17 @@ class OperationState:
         self.loaded_once.discard(model.name)
 
     def forget_failures(self, model: DesiredModel) -> None:
-        """Forget a model's failures, preflights and failed pull, so that the next try need not wait for a backoff. The
-        result of a preflight under way will be dropped; a pull under way goes on. `start_failures` stays. Nothing is
-        started: the next plan does that."""
+        """Forget a model's failures, preflights, failed pull and failed download, so that the next try need not wait
+        for a backoff. The result of a preflight under way will be dropped; a pull or download under way goes on.
+        `start_failures` stays. Nothing is started: the next plan does that."""
         self.failures = {key: failure for key, failure in self.failures.items() if key.model != model.name}
         self.preflights = {key: result for key, result in self.preflights.items() if key[0] != model.name}
         self.preflighting = {key: mark for key, mark in self.preflighting.items() if key[0] != model.name}
         self.refusals = {key: refusal for key, refusal in self.refusals.items() if key[0] != model.name}
         if model.image is not None and self.pulls.get(model.image) is not None:
             del self.pulls[model.image]
+        if model.missing_source is not None and self.downloads.get(model.missing_source) is not None:
+            del self.downloads[model.missing_source]
 
     def is_stopping(self, name: str) -> bool:
         """Return whether a stop or removal of the replica of this name is under way, or has ended and not yet been

@@ -129,6 +129,7 @@ class Reconciler:
         get_gpu_use: Callable[[], Mapping[str, Mapping[str, int]]] = dict,
         get_longest_tokens: Callable[[Iterable[DesiredModel]], Mapping[str, int]] = lambda _: {},
         get_held_memory: Callable[[str], HeldMemory | None] = lambda _: None,
+        get_download_fractions: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         """Connect the parts; `run` starts the loop.
 
@@ -144,6 +145,7 @@ class Reconciler:
             get_gpu_use: Returns what ready replicas hold of their GPUs, as in `ObservedState.gpu_use`.
             get_longest_tokens: Returns the `longest_tokens` of `build_routes`.
             get_held_memory: Returns the most memory that a replica was seen to hold, by the replica's name.
+            get_download_fractions: Returns how far downloads are, as in `ObservedState.download_fractions`.
         """
         self._on_round = on_round
         self._on_duration = on_duration
@@ -154,6 +156,7 @@ class Reconciler:
         self._get_gpu_use = get_gpu_use
         self._get_longest_tokens = get_longest_tokens
         self._get_held_memory = get_held_memory
+        self._get_download_fractions = get_download_fractions
         self._round_finished = asyncio.Event()
         self._desired = desired
         self._runtime = runtime
@@ -235,6 +238,7 @@ class Reconciler:
             replicas = {replica.name: replica for replica in observed.replicas}
             for action in round_plan.actions:
                 self._operations.issue_action(action, desired, replicas)
+            self._operations.cancel_unused_downloads(desired)
             self._desired.request_reload(round_plan.reload_requested)
             self._desired.evict_models(round_plan.evicted)
         self._publish_round(desired, observed, round_plan)
@@ -373,6 +377,7 @@ class Reconciler:
             remotes=self._remotes.list_errors(),
             remote_retry_at=self._remotes.list_retries(),
             progress=self._load_fractions(desired, replicas),
+            download_fractions=self._get_download_fractions(),
             draining_remotes=self._remote_drains.models,
             inflight={
                 each.name: None if self._is_unsure(each, now) else count_inflight(each.name, views, now, each.idle_span)

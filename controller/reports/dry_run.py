@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from controller.artifacts.model_roots import ModelRoots
 from controller.config.debounce import DebouncedState
+from controller.config.model_sources import PlacedSource, list_sources
 from controller.config.parse import parse_folder
 from controller.config.read import MAX_FILE_BYTES, SUFFIXES, FolderSnapshot, is_read, merge_order, read_folder
 from controller.config.runtime_declarations import combine_declarations, list_superseded
@@ -60,6 +61,7 @@ async def run_dry_run(
     declared_now: DeclaredState,
     keys_now: DeclaredState,
     declarations: RuntimeDeclarations,
+    find_sources: Callable[[frozenset[str]], Mapping[str, PlacedSource]],
     runtime: Runtime,
     redactor: Redactor,
     now: float,
@@ -68,8 +70,8 @@ async def run_dry_run(
     of None removes the file. Nothing is written, started or stopped.
 
     `declared_now` (models) and `keys_now` (API keys) are what the current files and the runtime `declarations` declare
-    together, `desired_now` is what follows
-    from them with `overrides`, `demand` and `rested` (models that were evicted). `roots` must be absolute. The runtime
+    together, `desired_now` is what follows from them with `overrides`, `demand` and `rested` (models that were
+    evicted). `find_sources`: see `DesiredStateSource`. `roots` must be absolute. The runtime
     runs preflights of the changed models that are wanted, and the plan follows from `observed` and these at `now`, Unix
     time.
 
@@ -88,10 +90,11 @@ async def run_dry_run(
     )
     superseded = list_superseded(files, declarations)
     proposed_state = combine_declarations(files, declarations, roots).state
+    sources = await asyncio.to_thread(find_sources, list_sources(proposed_state.definitions.values()))
     current_stage = DryRunStage(declared_now, desired_now)
     proposed_stage = DryRunStage(
         proposed_state.declared_models,
-        _resolve_proposed(current_stage, proposed_state, overrides, demand, rested, defaults, now),
+        _resolve_proposed(current_stage, proposed_state, overrides, demand, rested, sources, defaults, now),
     )
     changes = compare_stages(current_stage, proposed_stage, observed, overrides)
     changed_models = [
@@ -99,7 +102,10 @@ async def run_dry_run(
     ]
     redact = redactor.with_proposed(proposed_state.declared_models)
     preflights = await _run_preflights(
-        runtime, [model for model in changed_models if model.runs and model.replicas], redact, now
+        runtime,
+        [model for model in changed_models if model.runs and model.replicas and model.missing_source is None],
+        redact,
+        now,
     )
     proposed_round = Round(
         proposed_stage.desired,
@@ -164,6 +170,7 @@ def _resolve_proposed(
     overrides: Mapping[str, Override],
     demand: Mapping[str, float],
     rested: Mapping[str, Evicted],
+    sources: Mapping[str, PlacedSource],
     defaults: Defaults,
     now: float,
 ) -> DesiredState:
@@ -188,6 +195,7 @@ def _resolve_proposed(
         generation=current_stage.desired.generation + 1,
         paused=current_stage.desired.paused,
         evictions={name: eviction for name, eviction in rested.items() if name not in ended_names},
+        sources=sources,
     )
 
 

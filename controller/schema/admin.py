@@ -420,9 +420,28 @@ class Drift(BaseModel):
 # Journal.
 
 EventKind = Literal[
-    "state", "action", "failure", "statement", "file", "problem", "overdue", "drift", "controller", "gateway"
+    "state",
+    "action",
+    "failure",
+    "statement",
+    "file",
+    "problem",
+    "overdue",
+    "drift",
+    "controller",
+    "gateway",
+    "download",
 ]
-HISTORY_KINDS: tuple[EventKind, ...] = ("failure", "statement", "file", "problem", "overdue", "drift", "controller")
+HISTORY_KINDS: tuple[EventKind, ...] = (
+    "failure",
+    "statement",
+    "file",
+    "problem",
+    "overdue",
+    "drift",
+    "controller",
+    "download",
+)
 """Kinds of journal entries that say who or what changed something. The other kinds are more frequent, and are kept for
 a shorter time."""
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from common.model_reference import parse_reference
 from controller.schema.admin import Modality, ThinkingMode
 
 ModelName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$")]
@@ -38,6 +39,12 @@ class Definition(BaseModel):
     model_path: str | None = Field(
         default=None,
         description="Path of the model's file or folder: relative to a models folder, absolute, or with `~`.",
+    )
+    source: str | None = Field(
+        default=None,
+        description="Where the model's files come from if the models folder does not have them, such as "
+        "`hf:USER/REPO:Q4_K_M`. They are downloaded before the model starts, and `model_path` is where the download "
+        "puts them. A model with a `model_path` of its own waits for no download.",
     )
     enabled: bool = Field(
         default=True,
@@ -162,6 +169,13 @@ class Definition(BaseModel):
         description="`aicore`: the routes `/v1/aicore/...` and the block `aicore` of `/health` are about this model, "
         "typically an `openai_remote` at a phone that serves Android's AICore. One model alone may have the role.",
     )
+
+    @field_validator("source")
+    @classmethod
+    def _source_can_be_read(cls, text: str | None) -> str | None:
+        if text is not None:
+            parse_reference(text)
+        return text
 
     @model_validator(mode="after")
     def _replicas_within_bounds(self) -> Self:

@@ -83,8 +83,9 @@ DOWNLOAD_ERRORS: Final = (
         "models_file_kept",
         409,
         _REQUEST,
-        "The file was not put there by a download, or was changed since, and is not removed.",
-        ("Remove it by hand, if nobody needs it.",),
+        "The file was not put there by a download, was changed since, or belongs to a download that is under way: it "
+        "is not removed.",
+        ("Cancel the download that is under way, or remove the file by hand, if nobody needs it.",),
     ),
     ErrorCode(
         "download_not_found",
@@ -92,5 +93,33 @@ DOWNLOAD_ERRORS: Final = (
         _REQUEST,
         "There is no download with the id.",
         ("GET /v1/admin/downloads lists the downloads.",),
+    ),
+    ErrorCode(
+        "downloads_disabled",
+        403,
+        _REQUEST,
+        "This Roundhouse downloads no models: `ROUNDHOUSE_DOWNLOADS` is `off`, or it is not set while everybody who "
+        "reaches the gateway could order a download.",
+        ("Set `ROUNDHOUSE_DOWNLOADS=on`, and start Roundhouse again.", "Or declare keys: `roundhouse key new`."),
+    ),
+    ErrorCode(
+        "transfers_unreachable",
+        503,
+        _SERVER,
+        "The program `transfers`, which downloads models, does not answer; it may be starting. Inference goes on "
+        "without it.",
+        (
+            "Try again.",
+            "`roundhouse up` restarts it by itself; `docker compose ps transfers` shows its state.",
+            "Where it runs elsewhere, name its address in `ROUNDHOUSE_TRANSFERS_URL`.",
+        ),
+        retry=True,
+    ),
+    ErrorCode(
+        "models_file_in_use",
+        409,
+        _REQUEST,
+        "A model that is declared, or an engine that runs, uses the file.",
+        ("Take the model out of the files, or back with `roundhouse declarations rm`, and remove the file then.",),
     ),
 )

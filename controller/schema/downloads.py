@@ -35,6 +35,9 @@ LONGEST_RANGE: Final = 32 * 1024 * 1024
 DownloadState = Literal["queued", "resolving", "downloading", "verifying", "finished", "failed", "cancelled"]
 """`queued`: waits for another one; `resolving`: the source is asked for its files; `verifying`: all bytes are here and
 are compared with the source's hash. The last three are final."""
+RECORDS_FOLDER: Final = ".roundhouse/records"
+"""Folder of the records, below the models folder."""
+RECORD_VERSION: Final = 1
 FINAL_STATES: Final[frozenset[DownloadState]] = frozenset({"finished", "failed", "cancelled"})
 
 
@@ -129,6 +132,11 @@ class Download(Wire):
     waiting: str | None = Field(
         default=None, description="Why nothing comes just now, for people, such as a source that asks to wait."
     )
+    has_finished: bool = Field(
+        default=False,
+        description="Whether it has finished before, also if it was ordered again since: `main` and `projector` are "
+        "then those of the last run that finished, and a run that fails or is cancelled leaves them.",
+    )
     error: ErrorBody | None = Field(default=None, description="Why it failed; null: it did not.")
     created_at: float = Field(description="Unix time in seconds of the order.")
     ended_at: float | None = Field(default=None, description="Unix time in seconds of the end; null: it goes on.")
@@ -163,3 +171,40 @@ class Removal(Wire):
     removed: list[str] = Field(description="Paths below the models folder.")
     kept: list[str] = Field(description="Paths that stay, because another download has them, too.")
     freed_bytes: int = Field(description="Bytes of what was removed.")
+
+
+class PlacedFile(BaseModel):
+    """A file that a download put into the models folder, as its record has it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    path: str = Field(description="Path below the models folder.")
+    size: int = Field(description="Bytes.")
+    sha256: str = Field(description="Hash of the content.")
+    mtime_ns: int = Field(description="Time of the last change, in ns, when it was put there.")
+
+
+class DownloadRecord(BaseModel):
+    """What is kept of a download, in a JSON file below the models folder: `RECORDS_FOLDER`, `{id}.json`. `transfers`
+    writes it, and the controller reads it, so that it knows a model which is here without asking anybody."""
+
+    model_config = ConfigDict(frozen=True)
+
+    schema_version: int = Field(default=RECORD_VERSION, description="Version of this form.")
+    id: str = Field(description="Id of the download.")
+    reference: str = Field(description="The reference, in its canonical form.")
+    include_pickle: bool = Field(default=False, description="As `DownloadOrder.include_pickle`.")
+    pinned: str | None = Field(default=None, description="The same with its revision; null: not resolved yet.")
+    state: DownloadState = Field(default="queued", description="How far it is.")
+    main: str | None = Field(default=None, description="As `Inspection.main`; null: not resolved yet.")
+    projector: str | None = Field(default=None, description="As `Inspection.projector`.")
+    placed: list[PlacedFile] = Field(
+        default_factory=list, description="The files that the download has put, or is just putting, into their places."
+    )
+    found: list[PlacedFile] = Field(
+        default_factory=list, description="Files of it that were there already, put by somebody else. They are kept."
+    )
+    has_finished: bool = Field(default=False, description="As `Download.has_finished`.")
+    error: ErrorBody | None = Field(default=None, description="Why it failed; null: it did not.")
+    created_at: float = Field(description="Unix time in seconds of the order.")
+    ended_at: float | None = Field(default=None, description="Unix time in seconds of the end; null: it goes on.")

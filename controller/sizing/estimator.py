@@ -218,7 +218,7 @@ class Estimator:
         if cached_estimate is None or not cached_estimate.is_current(model, artifacts):
             if len(self._cached_estimates) >= MOST_TOLD:
                 self._cached_estimates.clear()
-            cached_estimate = _CachedEstimate(model, artifacts, _estimate(model, artifacts))
+            cached_estimate = _CachedEstimate(model, artifacts, estimate_model(model, artifacts))
             self._cached_estimates[model.name] = cached_estimate
         return cached_estimate.estimate
 
@@ -242,7 +242,9 @@ class _CachedEstimate:
         )
 
 
-def _estimate(model: DesiredModel, artifacts: Mapping[str, Artifact]) -> Estimate | None:
+def estimate_model(model: DesiredModel, artifacts: Mapping[str, Artifact]) -> Estimate | None:
+    """Return the estimate for one replica of a model, from what was read of its files, by model path. None: the backend
+    cannot predict, and the sizes of the files are not all known. Never raises: a formula that fails is logged."""
     engine, gpus = ENGINES[model.backend], model.gpu_count
     paths = engine.list_artifacts(model.definition)
     try:

@@ -22,7 +22,7 @@ from tests.campaigns.record import REPOSITORY
 from tests.support.campaign import CAMPAIGN_VARIABLE, SEED_VARIABLE
 
 INSTALL = "mutmut is not installed; `pip install 'mutmut>=3.8,<4'`, or `make install`, brings it"
-FOLDERS = ("common", "controller", "gateway", "retrieval", "worker", "tests")
+FOLDERS = ("common", "controller", "gateway", "retrieval", "transfers", "worker", "tests")
 _PLUGINS = ("pytest_asyncio.plugin", "pytest_timeout", "tests.campaigns.mutation_plugin")
 _WITHOUT = ("cacheprovider", "unraisableexception", "threadexception")
 PYTEST_OPTIONS = [

@@ -109,7 +109,7 @@ async def test_the_core_needs_no_registry(compose_project: ComposeProject) -> No
     files = ("-f", "compose.yaml", "-f", str(override))
     compose_project.compose(*files, "up", "-d", "--no-build")
     core = {service: container.id for service, container in compose_project.services().items()}
-    assert set(core) == {"controller", "gateway", "retrieval"}
+    assert set(core) == {"controller", "gateway", "retrieval", "transfers"}
     more = compose_project.run_compose(*files, "--profile", "full", "up", "-d", "--no-build")
     assert more.returncode != 0, "their registry cannot be reached"
     assert {service: container.id for service, container in compose_project.services().items()} == core

@@ -208,6 +208,20 @@ async def test_what_each_part_holds_and_reaches(compose_project: ComposeProject,
             without_token = look_from(prometheus, {path: ("controller.control", 8090, path) for path in paths})
         assert list(without_token.values()) == ["200", "200", "401", "401", "401"], without_token
 
+        from_transfers = look_from(
+            parts.services["transfers"],
+            {
+                "gateway at egress": (at_gateway["egress"], 8080, None),
+                "gateway at engines": (at_gateway["engines"], 8080, None),
+                "admin": ("controller.control", 8090, tables),
+                "engine": (addresses_of(parts.engines["chat"]).popitem()[1], 8000, None),
+                **parts.outside(port),
+            },
+        )
+        assert from_transfers.pop("admin") == "401"
+        assert [from_transfers.pop(name) for name in ("host at egress", "outside")] != [NO_WAY, NO_WAY]
+        assert {from_transfers[name] for name in ("gateway at egress", "gateway at engines", "engine")} == {NO_WAY}
+
         from_gateway = look_from(gateway, parts.outside(port))
         assert from_gateway["host at egress"] == "open", "what listens on all of the host's addresses: docs/security.md"
         assert from_gateway["outside"] != NO_WAY
@@ -217,8 +231,8 @@ async def test_what_each_part_holds_and_reaches(compose_project: ComposeProject,
 
 
 def check_sockets_and_networks(parts: Parts) -> None:
-    """The Docker socket is the controller's alone, the link's token the controller's and the gateway's, and `egress`,
-    which alone leads anywhere, the gateway's alone."""
+    """The Docker socket is the controller's alone, the link's token the controller's and the gateway's, and the two
+    networks that lead anywhere each have one holder: `egress` the gateway, `downloads` transfers."""
     everything = [*parts.services.values(), *parts.engines.values()]
     holders = [each for each in everything if any("docker.sock" in mount["Source"] for mount in each.attrs["Mounts"])]
     assert holders == [parts.services["controller"]]
@@ -231,7 +245,14 @@ def check_sockets_and_networks(parts: Parts) -> None:
     assert tokens == {parts.services["controller"].name: True, parts.services["gateway"].name: False}
     open_networks = {name for name, network in parts.networks.items() if not network.attrs["Internal"]}
     # Grafana's, which docker-compose 1.29 makes without the profile, too.
-    assert open_networks - {"dashboards"} == {"egress", "docker0"}
-    egress = parts.networks["egress"]
-    egress.reload()
-    assert set(egress.attrs["Containers"]) == {parts.services["gateway"].id}
+    assert open_networks - {"dashboards"} == {"egress", "downloads", "docker0"}
+    for network, holder in (("egress", "gateway"), ("downloads", "transfers")):
+        parts.networks[network].reload()
+        assert set(parts.networks[network].attrs["Containers"]) == {parts.services[holder].id}
+    writers = {
+        each.name
+        for each in everything
+        for mount in each.attrs["Mounts"]
+        if mount["Destination"] == "/models" and mount["RW"]
+    }
+    assert writers == {parts.services["transfers"].name}

@@ -20,7 +20,7 @@ from tests.support.doc_tables import DOCS, row
 
 ROOT: Final = DOCS.parent
 PAGE: Final = DOCS / "architecture.md"
-PROGRAMS: Final = ("controller", "gateway", "retrieval", "worker", "common")
+PROGRAMS: Final = ("controller", "gateway", "retrieval", "transfers", "worker", "common")
 """Top-level packages, in the order of the page."""
 WIDTH: Final = 150
 """Columns of the page's generated paragraphs."""

@@ -27,6 +27,7 @@ from controller.sizing.history import MemoryHistory
 from controller.status.reconcile_round import Round
 from controller.status.state_machine import LEGAL
 from controller.storage.state_dir import StateDir
+from tests.fakes.fake_downloader import FakeDownloader
 from tests.fakes.fake_prober import FakeProber
 from tests.fakes.fake_runtime import FakeRuntime
 
@@ -87,8 +88,16 @@ class ControllerHarness:
         )
         self.hub = RecordingHub("i", self.store.next_epoch(1.0), wake=wake.set, clock=clock)
         self.hub.open_link("gw")
+        self.downloader = FakeDownloader()
         self.operations = Executor(
-            runtime, self.memory, instance="i", secret=b"s", stop_timeout_s=1.0, wake=wake.set, clock=clock
+            runtime,
+            self.memory,
+            self.downloader,
+            instance="i",
+            secret=b"s",
+            stop_timeout_s=1.0,
+            wake=wake.set,
+            clock=clock,
         )
         self.prober = FakeProber()
         remotes = RemoteHealth(self.hub, interval_s=1.0, timeout_s=1.0, wake=wake.set, clock=clock)

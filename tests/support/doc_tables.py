@@ -25,6 +25,7 @@ from controller.schema.keys import KeyDefinition
 from controller.settings import ControllerSettings
 from gateway.settings import GatewaySettings
 from retrieval.settings import RetrievalSettings
+from transfers.settings import TransfersSettings
 
 DOCS = Path(__file__).parents[2] / "docs"
 FIELDS = "| field | type | default | what it says |"
@@ -201,6 +202,7 @@ def write_settings_page() -> None:
         ("Controller", ControllerSettings),
         ("Gateway", GatewaySettings),
         ("Retrieval", RetrievalSettings),
+        ("Transfers", TransfersSettings),
     ):
         write_table("settings.md", heading, "| variable | default | what it says |", setting_rows(settings))
 

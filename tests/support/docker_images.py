@@ -38,6 +38,7 @@ _SOURCES = (
     "controller",
     "gateway",
     "retrieval",
+    "transfers",
     "worker",
     "requirements",
     "images",

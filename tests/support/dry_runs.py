@@ -9,6 +9,7 @@ from textwrap import dedent
 from typing import Any
 
 from controller.config.debounce import DebouncedState
+from controller.config.model_sources import PlacedSource
 from controller.config.parse import parse_folder
 from controller.config.read import read_folder
 from controller.config.runtime_declarations import combine_declarations
@@ -70,6 +71,8 @@ class DryRunHarness:
     rested: dict[str, Evicted] = field(default_factory=dict)
     declarations: RuntimeDeclarations = field(default_factory=RuntimeDeclarations)
     replicas: list[ObservedReplica] | None = None
+    sources: dict[str, PlacedSource] = field(default_factory=dict)
+    """Sources whose files are here."""
     redactor: Redactor = field(default_factory=lambda: Redactor(lambda name: name))
 
     def declared(self) -> DebouncedState:
@@ -86,7 +89,9 @@ class DryRunHarness:
         declared = {
             name: DeclaredModel(each, found.declared_models[name], 1.0) for name, each in found.definitions.items()
         }
-        return resolve_desired(declared, self.overrides, self.demand, Defaults(), generation=7, evictions=self.rested)
+        return resolve_desired(
+            declared, self.overrides, self.demand, Defaults(), generation=7, evictions=self.rested, sources=self.sources
+        )
 
     def running(self) -> list[ObservedReplica]:
         """Every wanted engine, ready."""
@@ -110,6 +115,7 @@ class DryRunHarness:
             overrides=self.overrides,
             demand=self.demand,
             rested=self.rested,
+            find_sources=lambda _: self.sources,
             defaults=Defaults(),
             declared_now=self.declared().declared_models,
             keys_now=self.declared().declared_keys,

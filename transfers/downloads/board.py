@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Final
 
 from common.model_reference import ModelReference
-from controller.schema.downloads import FINAL_STATES, Download, DownloadFile
+from controller.schema.downloads import FINAL_STATES, Download, DownloadFile, DownloadRecord, PlacedFile
 from controller.schema.errors import RoundhouseError
 from transfers.downloads.job import DownloadJob, JobTools
 from transfers.downloads.progress import build_view
 from transfers.fetch.segment_fetch import StoppedError
-from transfers.folder.records import DownloadRecord, PlacedFile, RecordStore, make_download_id
+from transfers.folder.records import RecordStore, make_download_id
+from transfers.network.errors import InterruptedConnectionError
 from transfers.sources.source_set import read_reference
 
 log = logging.getLogger(__name__)
 
+_QUERY: Final = re.compile(r"\?[^#]*")
+"""Query of an address, which may hold a secret: no log has it."""
 CANCEL_WAIT_S: Final = 10.0
 """Seconds that a cancellation waits for the end of the threads."""
 
@@ -38,25 +44,37 @@ class DownloadBoard:
         self._records: dict[str, DownloadRecord] = {}
         self._jobs: dict[str, DownloadJob] = {}
         self._runs: dict[str, Future[None]] = {}
+        self._finished: dict[str, DownloadRecord] = {}
+        """What a download that runs again was when it had finished."""
         self._cancelled: set[str] = set()
+        self._changes = 0
         self._is_closing = False
         self._pool = ThreadPoolExecutor(parallel, "download")
 
     def open(self) -> None:
         """Read the records, and go on with the downloads that were under way. Raises OSError."""
         with self._lock:
-            for record in self._store.read_all():
+            records = {record.id: record for record in self._store.read_all()}
+            for name in self._tools.folder.list_partials():
+                # A failed one goes on when it is ordered again.
+                if name not in records or records[name].state in ("finished", "cancelled"):
+                    self._tools.folder.remove_partials(name)
+            for record in records.values():
                 self._records[record.id] = record
                 if record.state not in FINAL_STATES:
-                    self._start(record, read_reference(record.pinned or record.reference))
+                    self._go_on(record)
 
-    def close(self) -> None:
-        """Stop all downloads, which go on after the next `open`. Blocks until their threads ended."""
+    def stop(self) -> None:
+        """Stop all downloads, which go on after the next `open`."""
         with self._lock:
             self._is_closing = True
             jobs = list(self._jobs.values())
         for job in jobs:
             job.stop()
+
+    def close(self) -> None:
+        """As `stop`, and block until the threads ended."""
+        self.stop()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def order(self, reference: ModelReference, *, include_pickle: bool) -> tuple[Download, bool]:
@@ -72,10 +90,14 @@ class DownloadBoard:
                 id=download,
                 reference=text,
                 include_pickle=include_pickle,
-                placed=[] if old is None else old.placed,
                 created_at=self._clock(),
             )
+            if old is not None:
+                kept = ("pinned", "main", "projector", "placed", "found", "has_finished")
+                record = record.model_copy(update={name: getattr(old, name) for name in kept})
             self._save(record)
+            if old is not None and old.has_finished:
+                self._finished[download] = old
             self._start(record, reference)
             return self._view(download), True
 
@@ -115,7 +137,7 @@ class DownloadBoard:
             except TimeoutError:
                 log.warning("download %s: its threads have not ended yet", download)
         else:
-            self._end(download, None)
+            self._end(download, None, is_done=False)
         return self.find(download)
 
     def list_placed(self) -> list[tuple[DownloadRecord, PlacedFile]]:
@@ -133,17 +155,48 @@ class DownloadBoard:
                 if placed or record.id in self._jobs:
                     self._save(record.model_copy(update={"placed": placed}))
                 else:
-                    self._store.remove(record.id)
-                    del self._records[record.id]
+                    self.forget(record.id)
+
+    def forget(self, download: str) -> None:
+        """Forget a download that does not run, and remove what was fetched of it and is not in its place. Its files
+        stay. Raises OSError."""
+        with self._lock:
+            self._tools.folder.remove_partials(download)
+            self._store.remove(download)
+            self._records.pop(download, None)
+            self._changes += 1
+
+    @contextmanager
+    def hold_still(self) -> Iterator[None]:
+        """Keep all downloads from beginning, and from putting files into their places, until the block ends."""
+        with self._lock:
+            yield
+
+    def is_running(self, download: str) -> bool:
+        """Return whether a download has not ended."""
+        with self._lock:
+            return download in self._jobs
+
+    def count_changes(self) -> int | None:
+        """Return a number that is the same as before where nothing has changed; None: downloads run, and their
+        progress changes all the time."""
+        with self._lock:
+            return None if self._jobs else self._changes
 
     def is_under_way(self, path: str) -> bool:
         """Return whether a download that has not ended has the file."""
         with self._lock:
             return any(
-                each.path == path
+                path in {each.path for each in self._view(download).files}
+                or path in {each.path for each in self._records[download].placed}
                 for download in self._jobs
-                for each in (*self._view(download).files, *self._records[download].placed)
             )
+
+    def _go_on(self, record: DownloadRecord) -> None:
+        try:
+            self._start(record, read_reference(record.pinned or record.reference))
+        except RoundhouseError as error:
+            self._save(record.model_copy(update={"state": "failed", "error": error.build_envelope().error}))
 
     def _start(self, record: DownloadRecord, reference: ModelReference) -> None:
         job = DownloadJob(
@@ -154,32 +207,41 @@ class DownloadBoard:
 
     def _run(self, download: str, job: DownloadJob) -> None:
         error: RoundhouseError | None = None
+        is_done = False
         try:
             job.run()
-        except StoppedError:
-            with self._lock:
-                if download not in self._cancelled and self._is_closing:
-                    return  # the record stays as it is, and the next start goes on
+            is_done = True
+        except (StoppedError, InterruptedConnectionError):
+            pass
         except RoundhouseError as failure:
             error = failure
         except OSError as failure:
             log.exception("download %s: the models folder fails", download)
-            error = RoundhouseError("models_folder_failed", f"{failure.strerror or failure}: {failure.filename}.")
+            code = "models_disk_full" if failure.errno in (errno.ENOSPC, errno.EDQUOT) else "models_folder_failed"
+            error = RoundhouseError(code, f"{failure.strerror or failure}: {failure.filename}.")
         except Exception:
             log.exception("download %s failed", download)
             error = RoundhouseError("internal_error", "The download failed; the log has the reason.")
-        self._end(download, error)
-
-    def _end(self, download: str, error: RoundhouseError | None) -> None:
         with self._lock:
-            is_cancelled = download in self._cancelled
-            record = self._records[download].model_copy(
-                update={
-                    "state": "cancelled" if is_cancelled else "finished" if error is None else "failed",
-                    "error": None if error is None or is_cancelled else error.build_envelope().error,
-                    "ended_at": self._clock(),
-                }
-            )
+            if self._is_closing and not is_done and download not in self._cancelled:
+                return  # the record stays as it is, and the next start goes on
+        self._end(download, error, is_done=is_done)
+
+    def _end(self, download: str, error: RoundhouseError | None, *, is_done: bool) -> None:
+        """`is_done`: all files are in their places, also if it was cancelled just then."""
+        with self._lock:
+            is_cancelled = download in self._cancelled and not is_done
+            before = self._finished.pop(download, None)
+            ending: dict[str, object] = {
+                "state": "cancelled" if is_cancelled else "finished" if error is None else "failed",
+                "error": None if error is None or is_cancelled else error.build_envelope().error,
+                "ended_at": self._clock(),
+            }
+            if not is_cancelled and error is None:
+                ending["has_finished"] = True
+            elif before is not None:
+                ending |= {name: getattr(before, name) for name in ("pinned", "main", "projector")}
+            record = self._records[download].model_copy(update=ending)
             self._cancelled.discard(download)
             self._runs.pop(download, None)
             self._jobs.pop(download, None)
@@ -190,12 +252,14 @@ class DownloadBoard:
             except OSError as failure:
                 self._records[download] = record
                 log.warning("download %s: its end cannot be recorded: %s", download, failure)
-        log.info("download %s of %s: %s%s", download, record.reference, record.state, f": {error}" if error else "")
+        shown = _QUERY.sub("?…", record.reference)
+        log.info("download %s of %s: %s%s", download, shown, record.state, f": {error}" if error else "")
 
     def _save(self, record: DownloadRecord) -> None:
         with self._lock:
             self._store.write(record)
             self._records[record.id] = record
+            self._changes += 1
 
     def _view(self, download: str) -> Download:
         record = self._records.get(download)
@@ -206,7 +270,7 @@ class DownloadBoard:
             return job.progress.build_view(record)
         done = [
             DownloadFile(path=each.path, size=each.size, done_bytes=each.size, sha256=each.sha256)
-            for each in record.placed
+            for each in (*record.placed, *record.found)
         ]
         return build_view(record, done)
 

@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Final
 
 from common.model_reference import ModelReference
+from controller.schema.downloads import DownloadRecord, PlacedFile
 from controller.schema.errors import RoundhouseError
-from transfers.downloads.present_files import find_missing
+from transfers.downloads.present_files import PresentFiles, find_present
 from transfers.downloads.progress import DownloadProgress
+from transfers.downloads.revision_folder import choose_folder
 from transfers.fetch.file_copy import copy_file
 from transfers.fetch.file_fetch import FetchOptions, FileFetch
 from transfers.fetch.file_hash import FileHash
 from transfers.fetch.segment_fetch import StoppedError
 from transfers.folder.models_folder import ModelsFolder
-from transfers.folder.records import DownloadRecord, PlacedFile
 from transfers.network.client import NetworkOptions, SourceClient
 from transfers.sources.base import Resolution, SourceFile
 from transfers.sources.source_set import SourceSet
@@ -98,11 +99,13 @@ class DownloadJob:
         try:
             self._check_stop()
             self.progress.set_state("resolving")
-            resolution = self._tools.sources.resolve(
+            resolved = self._tools.sources.resolve(
                 self._reference, include_pickle=self._record.include_pickle, wait=self._wait
             )
-            self._change(pinned=resolution.pinned, main=resolution.main, projector=resolution.projector_target)
+            resolution = choose_folder(resolved, self._list_placed())
+            # First: a removal that goes on while the record is written has looked at it, or is seen by what follows.
             self.progress.set_files(resolution)
+            self._change(pinned=resolution.pinned, main=resolution.main, projector=resolution.projector_target)
             with self._tools.locks.hold(resolution.folder, self._check_stop):
                 self._fetch_missing(resolution)
         finally:
@@ -110,14 +113,15 @@ class DownloadJob:
 
     def _fetch_missing(self, resolution: Resolution) -> None:
         folder = self._tools.folder
-        missing = find_missing(folder, resolution, self._list_placed(), self._check_stop)
+        present = find_present(folder, resolution, self._list_placed(), self._check_stop)
+        missing = present.missing
         for file in resolution.files:
             if file not in missing:
                 self.progress.set_done(file, file.size)
         partials = {file.path: folder.partial_path(self._record.id, file.path) for file in missing}
         self._check_room(missing, partials)
         found = {file.path: self._fetch(file, partials[file.path]) for file in missing}
-        self._place(resolution, missing, partials, found)
+        self._place(resolution, present, partials, found)
         folder.remove_partials(self._record.id)
 
     def _check_room(self, missing: list[SourceFile], partials: dict[str, Path]) -> None:
@@ -139,20 +143,20 @@ class DownloadJob:
     def _place(
         self,
         resolution: Resolution,
-        missing: list[SourceFile],
+        present: PresentFiles,
         partials: dict[str, Path],
         found: dict[str, FileHash],
     ) -> None:
         """Move the files to their places, the main one last: who sees it sees all."""
         self._check_stop()
-        placed = {each.path: each for each in self._record.placed}
-        for file in missing:
+        placed = {each.path: each for each in (*self._record.placed, *present.placed)}
+        for file in present.missing:
             target = resolution.target_of(file)
             mtime_ns = partials[file.path].stat().st_mtime_ns
             placed[target] = PlacedFile(path=target, size=file.size, sha256=found[file.path].sha256, mtime_ns=mtime_ns)
         # Before the first move: a kill in between must not leave files that nobody may remove.
-        self._change(placed=list(placed.values()))
-        for file in reversed(missing):
+        self._change(placed=list(placed.values()), found=present.found)
+        for file in reversed(present.missing):
             self._tools.folder.place_file(partials[file.path], resolution.target_of(file))
 
     def _change(self, **fields: object) -> None:

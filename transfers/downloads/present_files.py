@@ -4,68 +4,99 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
+from controller.schema.downloads import PlacedFile
 from controller.schema.errors import RoundhouseError
 from transfers.fetch.file_fetch import is_right
 from transfers.fetch.file_hash import FileHash, hash_file
 from transfers.folder.models_folder import ModelsFolder
-from transfers.folder.records import PlacedFile
 from transfers.sources.base import Resolution, SourceFile
+
+
+@dataclass(slots=True)
+class PresentFiles:
+    """What the models folder has and has not of a download."""
+
+    missing: list[SourceFile] = field(default_factory=list)
+    placed: list[PlacedFile] = field(default_factory=list)
+    """Here, and put there by a download."""
+    found: list[PlacedFile] = field(default_factory=list)
+    """Here, and put there by somebody else."""
+
+
+def has_kept_state(folder: ModelsFolder, placed: PlacedFile) -> bool:
+    """Return whether a file is there with the size and the time that it was put there with. Raises OSError."""
+    try:
+        status = folder.find_file(placed.path)
+    except RoundhouseError:
+        return False
+    return status is not None and (status.st_size, status.st_mtime_ns) == (placed.size, placed.mtime_ns)
 
 
 def is_unchanged(folder: ModelsFolder, placed: PlacedFile) -> bool:
     """Return whether a file is there as a download put it: by size and time, else by its content. Blocks. Raises
     OSError."""
+    if has_kept_state(folder, placed):
+        return True
     try:
         status = folder.find_file(placed.path)
     except RoundhouseError:
         return False
     if status is None or status.st_size != placed.size:
         return False
-    if status.st_mtime_ns == placed.mtime_ns:
-        return True
     with folder.open_file(placed.path) as descriptor:
         return hash_file(descriptor, placed.size, lambda: None).sha256 == placed.sha256
 
 
-def find_missing(
+def find_present(
     folder: ModelsFolder, resolution: Resolution, placed: Iterable[PlacedFile], check_stop: Callable[[], None]
-) -> list[SourceFile]:
-    """Return the files that the models folder lacks. Those that it has are compared with the source. Blocks.
+) -> PresentFiles:
+    """Return which files the models folder has. They are compared with the source, by their content where no download
+    of late put them there. Blocks.
 
     Raises:
         RoundhouseError: `models_file_conflict`: something else is where a file belongs.
         OSError: the folder cannot be read.
     """
     known = {each.path: each for each in placed}
-    missing = []
+    present = PresentFiles()
     for file in resolution.files:
         target = resolution.target_of(file)
         status = folder.find_file(target)
         if status is None:
-            missing.append(file)
-        elif not _is_same(folder, file, target, status, known.get(target), check_stop):
+            present.missing.append(file)
+            continue
+        record = known.get(target)
+        here = _compare(folder, file, target, status, record, check_stop)
+        if here is None:
             raise RoundhouseError(
                 "models_file_conflict", f"{target!r:.300} in the models folder is another file than the source's."
             )
-    return missing
+        is_ours = record is not None and (record.size, record.sha256) == (here.size, here.sha256)
+        (present.placed if is_ours else present.found).append(here)
+    return present
 
 
-def _is_same(
+def _compare(
     folder: ModelsFolder,
     file: SourceFile,
     target: str,
     status: os.stat_result,
     placed: PlacedFile | None,
     check_stop: Callable[[], None],
-) -> bool:
+) -> PlacedFile | None:
+    """Return what is there; None: it is not the source's."""
     if status.st_size != file.size:
-        return False
+        return None
     if placed is not None and placed.mtime_ns == status.st_mtime_ns and file.sha256 is not None:
-        return placed.sha256 == file.sha256
+        return placed if placed.sha256 == file.sha256 else None
     with folder.open_file(target) as descriptor:
         found = hash_file(descriptor, file.size, check_stop)
-    return is_right(file, found) if file.local_path is None else _is_copy(file, found, check_stop)
+    is_same = is_right(file, found) if file.local_path is None else _is_copy(file, found, check_stop)
+    if not is_same:
+        return None
+    return PlacedFile(path=target, size=file.size, sha256=found.sha256, mtime_ns=status.st_mtime_ns)
 
 
 def _is_copy(file: SourceFile, found: FileHash, check_stop: Callable[[], None]) -> bool:

@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from controller.schema.downloads import Download, DownloadFile, DownloadState
+from controller.schema.downloads import Download, DownloadFile, DownloadRecord, DownloadState
 from transfers.downloads.speed import SpeedMeter
-from transfers.folder.records import DownloadRecord
 from transfers.sources.base import Resolution, SourceFile
 
 
@@ -108,6 +107,7 @@ def build_view(
         bytes_per_s=bytes_per_s,
         remaining_s=remaining_s,
         waiting=waiting,
+        has_finished=record.has_finished,
         error=record.error,
         created_at=record.created_at,
         ended_at=record.ended_at,

@@ -15,6 +15,7 @@ from typing import Final
 
 from common.model_reference import validate_file_path
 from controller.schema.errors import RoundhouseError
+from transfers.folder.rights import adopt_rights
 
 OWN_FOLDER: Final = ".roundhouse"
 """Hidden folder of the downloads' own files, in the models folder, so that a rename never crosses file systems."""
@@ -39,6 +40,11 @@ class ModelsFolder:
             OSError: the folder cannot be written.
         """
         self.own.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(self.own, _FOLDER_FLAGS)
+        try:
+            adopt_rights(descriptor, self.path)  # the controller reads the records in it
+        finally:
+            os.close(descriptor)
         self._lock = os.open(self.own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -66,6 +72,12 @@ class ModelsFolder:
         """Remove what was fetched of a download and did not get into its place. Raises OSError."""
         with suppress(FileNotFoundError):
             shutil.rmtree(self.own / "partial" / download)
+
+    def list_partials(self) -> list[str]:
+        """Return the ids of the downloads of which something was fetched that is not in its place. Raises OSError."""
+        with suppress(FileNotFoundError):
+            return sorted(path.name for path in (self.own / "partial").iterdir())
+        return []
 
     def find_file(self, target: str) -> os.stat_result | None:
         """Return the status of what is at a path below the models folder; None: nothing is.
@@ -102,7 +114,7 @@ class ModelsFolder:
         """
         descriptor = os.open(partial, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            self._adopt(descriptor, is_folder=False)
+            adopt_rights(descriptor, self.path)
             os.fsync(descriptor)
             with self._open_parent(target, makes=True) as (parent, name):
                 _move_new(partial, name, parent, target)
@@ -157,23 +169,12 @@ class ModelsFolder:
             os.mkdir(name, 0o700, dir_fd=parent)
         descriptor = os.open(name, _FOLDER_FLAGS, dir_fd=parent)
         try:
-            self._adopt(descriptor, is_folder=True)
+            adopt_rights(descriptor, self.path)
             os.fsync(parent)
         except OSError:
             os.close(descriptor)
             raise
         return descriptor
-
-    def _adopt(self, descriptor: int, *, is_folder: bool) -> None:
-        """Give what is new the owner and the rights of the models folder."""
-        status = self.path.stat()
-        own = os.fstat(descriptor)
-        if (own.st_uid, own.st_gid) != (status.st_uid, status.st_gid):
-            # Without the right to give files away, they stay this program's.
-            with suppress(PermissionError):
-                os.fchown(descriptor, status.st_uid, status.st_gid)
-        mode = stat.S_IMODE(status.st_mode) & 0o777
-        os.fchmod(descriptor, mode if is_folder else mode & 0o666)
 
 
 def _move_new(partial: Path, name: str, parent: int, target: str) -> None:

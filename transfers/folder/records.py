@@ -4,50 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import re
 from pathlib import Path
 from typing import Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
-from common.atomic_write import write_atomic
-from controller.schema.downloads import DownloadState
-from controller.schema.errors import ErrorBody
+from controller.schema.downloads import DownloadRecord
+from transfers.folder.rights import adopt_rights
 
 log = logging.getLogger(__name__)
 
-SCHEMA_VERSION: Final = 1
 _ID: Final = re.compile(r"dl_[0-9a-f]{24}", re.ASCII)
-
-
-class PlacedFile(BaseModel):
-    """A file that a download put into the models folder."""
-
-    model_config = ConfigDict(frozen=True)
-
-    path: str = Field(description="Path below the models folder.")
-    size: int = Field(description="Bytes.")
-    sha256: str = Field(description="Hash of the content.")
-    mtime_ns: int = Field(description="Time of the last change, in ns, when it was put there.")
-
-
-class DownloadRecord(BaseModel):
-    """What is kept of a download."""
-
-    model_config = ConfigDict(frozen=True)
-
-    schema_version: int = SCHEMA_VERSION
-    id: str
-    reference: str
-    include_pickle: bool = False
-    pinned: str | None = None
-    state: DownloadState = "queued"
-    main: str | None = None
-    projector: str | None = None
-    placed: list[PlacedFile] = Field(default_factory=list)
-    error: ErrorBody | None = None
-    created_at: float
-    ended_at: float | None = None
 
 
 def make_download_id(reference: str, *, include_pickle: bool) -> str:
@@ -57,14 +26,18 @@ def make_download_id(reference: str, *, include_pickle: bool) -> str:
 
 
 class RecordStore:
-    """The records in a folder."""
+    """The records in a folder. It and they have the owner and the rights of the folder above it: the controller reads
+    them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def read_all(self) -> list[DownloadRecord]:
-        """Return all records, by id. One that cannot be read is left out, with a warning in the log. Raises OSError."""
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        """Return all records, by id. One that cannot be read is left out, with a warning in the log. What a kill left
+        of a record that was being written is removed. The folder is made where it is missing. Raises OSError."""
+        self._make_folder()
+        for unfinished in self._folder.glob(".dl_*.new"):
+            unfinished.unlink(missing_ok=True)
         records = []
         for path in sorted(self._folder.glob("dl_*.json")):
             try:
@@ -77,9 +50,30 @@ class RecordStore:
         return records
 
     def write(self, record: DownloadRecord) -> None:
-        """Store a record, on disk when this returns. Raises OSError."""
-        write_atomic(self._folder / f"{record.id}.json", record.model_dump_json(indent=1).encode())
+        """Store a record, on disk when this returns; a reader sees the old one or the new one. Two threads must not
+        write the same one at the same time. Raises OSError: the old one is unchanged."""
+        path = self._folder / f"{record.id}.json"
+        new_path = path.with_name(f".{path.name}.new")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            with os.fdopen(os.open(new_path, flags, 0o600), "wb") as file:
+                file.write(record.model_dump_json(indent=1).encode())
+                file.flush()
+                adopt_rights(file.fileno(), self._folder)
+                os.fsync(file.fileno())
+            new_path.replace(path)
+        except OSError:
+            new_path.unlink(missing_ok=True)
+            raise
 
     def remove(self, download: str) -> None:
         """Remove a record, if it is there. Raises OSError."""
         (self._folder / f"{download}.json").unlink(missing_ok=True)
+
+    def _make_folder(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            adopt_rights(descriptor, self._folder.parent)
+        finally:
+            os.close(descriptor)

@@ -10,6 +10,16 @@ from typing import Final
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+_ISATAP: Final = frozenset({0x00005EFE, 0x02005EFE})
+"""Third quarter of an IPv6 address that carries an IPv4 address in the fourth (RFC 5214)."""
+_SPECIAL: Final = (
+    # Special-purpose registries of IANA, where Python's `ipaddress` does not know them, or not in each version.
+    ipaddress.IPv4Network("192.88.99.0/24"),
+    ipaddress.IPv6Network("64:ff9b:1::/48"),
+    ipaddress.IPv6Network("100:0:0:1::/64"),
+    ipaddress.IPv6Network("3fff::/20"),
+    ipaddress.IPv6Network("5f00::/16"),
+)
 _PORTS: Final = {"http": 80, "https": 443}
 
 
@@ -37,7 +47,13 @@ def parse_allowed_hosts(text: str) -> AllowedHosts:
         host, colon, port = entry.rpartition(":")
         if not colon or entry.endswith("]"):
             host, port = entry, ""
-        if not host or "/" in host or (colon and host == entry[:-1]) or (port and not _is_port(port)):
+        if (
+            not host
+            or "/" in host
+            or _has_bare_colon(host)
+            or (colon and host == entry[:-1])
+            or (port and not _is_port(port))
+        ):
             raise ValueError(f"{entry!r:.100} is neither a host nor HOST:PORT")
         hosts.add((host.strip("[]").lower().rstrip("."), int(port) if port else None))
     return AllowedHosts(frozenset(hosts))
@@ -46,7 +62,8 @@ def parse_allowed_hosts(text: str) -> AllowedHosts:
 def find_refusal(address: Address) -> str | None:
     """Return why downloads must not connect to the address; None: it is on the public internet.
 
-    An IPv6 address that carries an IPv4 address (mapped, compatible, NAT64, 6to4, Teredo) is refused where that one is.
+    An IPv6 address that carries an IPv4 address (mapped, compatible, NAT64, 6to4, Teredo, ISATAP) is refused where that
+    one is.
     """
     for each in _judged_addresses(address):
         if (word := _name_range(each)) is not None:
@@ -85,6 +102,8 @@ def _judged_addresses(address: Address) -> list[Address]:
         judged.append(address.sixtofour)
     if address.teredo is not None:
         judged.extend(address.teredo)
+    if int(address) >> 32 & 0xFFFFFFFF in _ISATAP:
+        judged.append(low)
     return judged
 
 
@@ -96,9 +115,14 @@ def _name_range(address: Address) -> str | None:
         ("multicast", address.is_multicast),
         ("private", address.is_private or (isinstance(address, ipaddress.IPv6Address) and address.is_site_local)),
         ("reserved", address.is_reserved),
-        ("not on the public internet", not address.is_global),
+        ("not on the public internet", not address.is_global or any(address in each for each in _SPECIAL)),
     )
     return next((word for word, applies in named if applies), None)
+
+
+def _has_bare_colon(host: str) -> bool:
+    """Whether an IPv6 address stands without its brackets, so that its end may be meant as a port or not."""
+    return ":" in host and not (host.startswith("[") and host.endswith("]"))
 
 
 def _is_port(text: str) -> bool:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final
+from weakref import WeakSet
 
 import httpcore2
 
@@ -121,6 +122,31 @@ class CheckedBackend(httpcore2.NetworkBackend):
             return [ipaddress.ip_address(each.partition("%")[0]) for each in answer]
         except ValueError as error:
             raise AddressRefusedError(f"{host} must not be connected to: {error}") from None
+
+
+class OpenBackends:
+    """The backends of one program, so that its end need not wait for sources. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._backends: WeakSet[CheckedBackend] = WeakSet()
+        self._is_interrupted = False
+
+    def add(self, backend: CheckedBackend) -> None:
+        """Have a backend interrupted with the others; at once, if that has happened."""
+        with self._lock:
+            self._backends.add(backend)
+            is_late = self._is_interrupted
+        if is_late:
+            backend.interrupt()
+
+    def interrupt(self) -> None:
+        """End all connections of all backends, for good."""
+        with self._lock:
+            self._is_interrupted = True
+            backends = list(self._backends)
+        for each in backends:
+            each.interrupt()
 
 
 class _Stream(httpcore2.NetworkStream):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,8 +13,9 @@ import httpcore2
 import httpx2
 
 from transfers.network.address_rule import AllowedHosts, default_port, find_scheme_refusal
-from transfers.network.backend import CheckedBackend, Resolver, resolve_addresses
+from transfers.network.backend import CheckedBackend, OpenBackends, Resolver, resolve_addresses
 from transfers.network.errors import AddressRefusedError
+from transfers.network.registry_token import find_repository, parse_challenge, parse_token
 
 MOST_REDIRECTS: Final = 8
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
@@ -39,18 +42,23 @@ class NetworkOptions:
     resolver: Resolver = resolve_addresses
     tokens: Mapping[Origin, Callable[[], str | None]] | None = None
     """Bearer token by origin, read for each request; a token that is None is left out. No other origin gets it."""
+    tls: ssl.SSLContext = field(default_factory=httpx2.create_ssl_context)
+    """Certificates that are trusted. One context serves all connections, for making one takes long."""
+    open_backends: OpenBackends = field(default_factory=OpenBackends)
+    """What ends all connections made with these options."""
+    longest_token_answer: int = 64 * 1024
+    """Bytes of what a registry's token server may answer."""
 
 
 class CheckedTransport(httpx2.HTTPTransport):
     """Transport that checks the scheme of every request, and the address of every connection. No proxy is asked."""
 
     def __init__(self, options: NetworkOptions) -> None:
-        super().__init__(trust_env=False)
+        super().__init__(verify=options.tls, trust_env=False)
         self._allowed = options.allowed
         self.backend = CheckedBackend(options.allowed, options.resolver)
-        self._pool = httpcore2.ConnectionPool(
-            ssl_context=httpx2.create_ssl_context(), network_backend=self.backend, max_connections=64
-        )
+        options.open_backends.add(self.backend)
+        self._pool = httpcore2.ConnectionPool(ssl_context=options.tls, network_backend=self.backend, max_connections=64)
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send one request. Raises AddressRefusedError, or an error of `httpx2`."""
@@ -62,8 +70,8 @@ class CheckedTransport(httpx2.HTTPTransport):
 
 
 class SourceClient:
-    """HTTP client whose redirects are followed by hand: each hop is checked, and a token goes to its origin alone.
-    Safe for threads. Close it."""
+    """HTTP client whose redirects are followed by hand: each hop is checked, and a token goes to its origin alone. A
+    registry that wants a token from everybody gets an anonymous one. Safe for threads. Close it."""
 
     def __init__(self, options: NetworkOptions) -> None:
         self._options = options
@@ -76,6 +84,9 @@ class SourceClient:
             follow_redirects=False,
             headers={"user-agent": USER_AGENT, "accept-encoding": "identity"},
         )
+        self._registry_tokens: dict[tuple[Origin, str], str] = {}
+        self._token_lock = threading.Lock()
+        self._challenge_lock = threading.Lock()
 
     def interrupt(self) -> None:
         """End all requests that are under way, and those to come, with an error. May be called from any thread."""
@@ -97,11 +108,20 @@ class SourceClient:
         """
         hops: list[httpx2.Response] = []
         target = httpx2.URL(url)
+        is_challenged = False
         while True:
-            request = self._client.build_request("GET", target, headers={**headers, **self._credentials(target)})
+            credentials = self._credentials(target)
+            request = self._client.build_request("GET", target, headers={**headers, **credentials})
             response = self._client.send(request, stream=True)
             try:
                 location = response.headers.get("location")
+                if (
+                    response.status_code == 401
+                    and not is_challenged
+                    and self._can_answer(target, response, credentials)
+                ):
+                    is_challenged = True
+                    continue
                 if response.status_code not in _REDIRECTS or location is None:
                     yield response, hops
                     return
@@ -110,15 +130,66 @@ class SourceClient:
             hops.append(response)
             if len(hops) > MOST_REDIRECTS:
                 raise httpx2.TooManyRedirects(f"more than {MOST_REDIRECTS} redirects", request=request)
-            following = target.join(location)
-            if target.scheme == "https" and following.scheme != "https":
-                raise AddressRefusedError(f"{target.host} redirects to {following.scheme}, which is not encrypted")
-            target = following
+            refuse_downgrade(response)
+            target = target.join(location)
 
     def _credentials(self, url: httpx2.URL) -> dict[str, str]:
         read_token = (self._options.tokens or {}).get(origin_of(url))
-        token = None if read_token is None else read_token()
+        token = self._find_registry_token(url) if read_token is None else read_token()
         return {} if token is None else {"authorization": f"Bearer {token}"}
+
+    def _find_registry_token(self, url: httpx2.URL) -> str | None:
+        repository = find_repository(url.path)
+        with self._token_lock:
+            return None if repository is None else self._registry_tokens.get((origin_of(url), repository))
+
+    def _can_answer(self, url: httpx2.URL, response: httpx2.Response, credentials: Mapping[str, str]) -> bool:
+        """Whether a registry that refused a request for the address lets everybody in who asks its token server first.
+        The token is kept then, for this repository of this origin. `credentials`: what the request had shown."""
+        repository = find_repository(url.path)
+        challenge = parse_challenge(response.headers.get("www-authenticate", ""))
+        if repository is None or challenge is None or origin_of(url) in (self._options.tokens or {}):
+            return False
+        with self._challenge_lock:
+            if self._credentials(url) != credentials:
+                return True  # another thread has just asked
+            token = self._ask_token(url.join(challenge.realm), challenge.build_query(repository), url.scheme)
+        if token is None:
+            return False
+        with self._token_lock:
+            self._registry_tokens[origin_of(url), repository] = token
+        return True
+
+    def _ask_token(self, realm: httpx2.URL, query: Mapping[str, str], scheme: str) -> str | None:
+        if scheme == "https" and realm.scheme != "https":
+            raise AddressRefusedError(f"{realm.host} gives tokens without encryption")
+        request = self._client.build_request("GET", realm.copy_merge_params(query))
+        response = self._client.send(request, stream=True)
+        try:
+            if response.status_code == 429 or response.status_code >= 500:
+                raise httpx2.HTTPError(f"the token server {realm.host} answers status {response.status_code}")
+            body = bytearray()
+            for chunk in response.iter_raw():
+                body += chunk
+                if len(body) > self._options.longest_token_answer:
+                    return None
+            return parse_token(bytes(body)) if response.status_code == 200 else None
+        finally:
+            response.close()
+
+
+def refuse_downgrade(response: httpx2.Response) -> None:
+    """Refuse a redirect that leaves encryption. Any other answer passes; it may be unread.
+
+    Raises:
+        AddressRefusedError: the answer to a request by https redirects to another scheme.
+        httpx2.InvalidURL: the redirect names no URL.
+    """
+    url, location = response.request.url, response.headers.get("location")
+    if response.status_code in _REDIRECTS and location is not None and url.scheme == "https":
+        following = url.join(location).scheme
+        if following != "https":
+            raise AddressRefusedError(f"{url.host} redirects to {following}, which is not encrypted")
 
 
 def origin_of(url: httpx2.URL) -> Origin:

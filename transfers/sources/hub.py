@@ -21,7 +21,7 @@ from huggingface_hub.hf_api import BlobLfsInfo, ModelInfo, RepoSibling
 
 from common.model_reference import HubReference, validate_file_path
 from controller.schema.errors import RoundhouseError
-from transfers.network.client import CheckedTransport, NetworkOptions
+from transfers.network.client import CheckedTransport, NetworkOptions, refuse_downgrade
 from transfers.network.failures import FAILURES, describe_failure
 from transfers.network.retry import RetryPolicy, parse_retry_after
 from transfers.sources.base import Resolution, SourceFile
@@ -52,6 +52,7 @@ class HubSource:
                 trust_env=False,
                 follow_redirects=True,
                 max_redirects=4,
+                event_hooks={"response": [refuse_downgrade]},
             )
         )
 
@@ -114,6 +115,9 @@ class HubSource:
             except HfHubHTTPError as error:
                 failures += 1
                 status = error.response.status_code
+                if status in (401, 403):
+                    message = f"The hub does not show the repository {reference.repo} to this user (status {status})."
+                    raise RoundhouseError("source_forbidden", message) from None
                 asked = parse_retry_after(error.response.headers.get("retry-after"), time.time())
                 delay = self._policy.choose_delay(failures, asked) if status in _AGAIN else None
                 if delay is None:
@@ -150,3 +154,6 @@ def _translate_errors(reference: HubReference) -> Iterator[None]:
         raise
     except FAILURES as error:
         raise describe_failure(error, "the hub") from None
+    except OSError as error:
+        # Of the library's own making: HF_HUB_OFFLINE, a token file of its own that cannot be read.
+        raise RoundhouseError("source_unavailable", f"The hub is not asked: {error}.") from None

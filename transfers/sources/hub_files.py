@@ -10,7 +10,11 @@ from typing import Final
 DEFAULT_QUANTISATIONS: Final = ("Q4_K_M", "Q8_0")
 """In this order, where a reference names none, as llama-server's `-hf` has it."""
 _SPLIT: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+_PRECISION: Final = re.compile(r"[-.][A-Z_]*(\d{1,3})[A-Z0-9_]*$", re.IGNORECASE | re.ASCII)
+"""The word at the end of a name, such as `Q4_K_M`, `BF16` or `MXFP4`."""
+_BESIDE: Final = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 _WEIGHTS: Final = (".safetensors",)
+_MOST_SHARDS: Final = 999
 _TEXTS: Final = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _CT2_VOCABULARIES: Final = ("shared_vocabulary", "source_vocabulary", "vocabulary")
@@ -48,7 +52,7 @@ def choose_files(
         if path not in every:
             raise NoSuchFileError(f"it has no file {path!r:.200}; {_list_some(every)}")
         return ChosenFiles(tuple(_find_shards(every, path)))
-    models = [each for each in every if _is_gguf(each) and not _is_projector(each) and not _is_matrix(each)]
+    models = [each for each in every if _is_gguf(each) and not _is_beside(each)]
     if quantisation is not None or models:
         return _choose_gguf(every, models, quantisation)
     return _choose_folder(every, include_pickle=include_pickle)
@@ -57,10 +61,12 @@ def choose_files(
 def _choose_gguf(every: Sequence[str], models: Sequence[str], quantisation: str | None) -> ChosenFiles:
     first_shards = [each for each in models if (split := _SPLIT.fullmatch(each)) is None or int(split["number"]) == 1]
     for wanted in DEFAULT_QUANTISATIONS if quantisation is None else (quantisation,):
-        named = re.compile(re.escape(wanted) + r"[.-]", re.IGNORECASE)
-        for each in first_shards:
-            if named.search(each):
-                return _with_projector(every, each)
+        # As llama-server's `-hf` has it, but a whole word first: Q4_K is not IQ4_K.
+        for before in (r"(?<![A-Za-z0-9])", ""):
+            named = re.compile(rf"{before}{re.escape(wanted)}[.-]", re.IGNORECASE)
+            found = next((each for each in first_shards if named.search(each)), None)
+            if found is not None:
+                return _with_projector(every, found)
     if quantisation is None and first_shards:
         return _with_projector(every, first_shards[0])
     have = f"it has {', '.join(first_shards[:12])}" if first_shards else "it has no GGUF file"
@@ -77,8 +83,12 @@ def _with_projector(every: Sequence[str], model: str) -> ChosenFiles:
     ]
     if not near:
         return ChosenFiles(tuple(shards))
-    # The nearest folder, then half precision, which all engines take.
-    projector = min(near, key=lambda each: (-each.count("/"), "f16" not in each.lower().replace("bf16", ""), each))
+    # The nearest folder and then the nearest precision, as llama-server's `-hf` has it; of two that are as near, the
+    # one that is not in bfloat16, which not every GPU computes.
+    bits = _read_bits(model)
+    projector = min(
+        near, key=lambda each: (-each.count("/"), abs(_read_bits(each) - bits), "bf16" in each.lower(), each)
+    )
     return ChosenFiles((*shards, projector), projector=projector)
 
 
@@ -92,10 +102,12 @@ def _find_shards(every: Sequence[str], path: str) -> list[str]:
     if split is None:
         return [path]
     count = int(split["count"])
+    if count > _MOST_SHARDS:
+        raise NoSuchFileError(f"{path!r:.200} is one of {count} parts, which are too many")
     shards = [f"{split['stem']}-{number:05d}-of-{split['count']}.gguf" for number in range(1, count + 1)]
     missing = [each for each in shards if each not in every]
-    if missing or count > 999:
-        raise NoSuchFileError(f"a part of {path!r:.200} is missing: {(missing or [path])[0]}")
+    if missing:
+        raise NoSuchFileError(f"a part of {path!r:.200} is missing: {missing[0]!r:.200}")
     return shards
 
 
@@ -126,9 +138,18 @@ def _is_projector(path: str) -> bool:
     return "mmproj" in path.rpartition("/")[2].lower()
 
 
-def _is_matrix(path: str) -> bool:
-    """Whether the file has an importance matrix, which only quantising reads."""
-    return "imatrix" in path.rpartition("/")[2].lower()
+def _is_beside(path: str) -> bool:
+    """Whether the file is no model of its own: a projector, a draft model for speculation, or an importance matrix,
+    which only quantising reads."""
+    name = path.rpartition("/")[2].lower()
+    return any(each in name for each in _BESIDE)
+
+
+def _read_bits(path: str) -> int:
+    """Return the bits of a weight that the name of a GGUF file tells; 0: it tells none."""
+    split = _SPLIT.fullmatch(path)
+    found = _PRECISION.search(split["stem"] if split is not None else path[: -len(".gguf")])
+    return 0 if found is None else int(found[1])
 
 
 def _list_some(paths: Sequence[str]) -> str:

@@ -58,7 +58,7 @@ def read_range(client: SourceClient, url: str, start: int, end: int) -> Iterator
     """
     try:
         with client.open(url, {"range": f"bytes={start}-{end - 1}"}) as (response, hops):
-            _check_status(response, hops)
+            check_status(response, hops)
             yield _read_head(response, hops, start, end)
     except httpx2.TooManyRedirects:
         raise
@@ -66,13 +66,16 @@ def read_range(client: SourceClient, url: str, start: int, end: int) -> Iterator
         raise AskAgainError(str(error) or type(error).__name__, is_answer=False) from None
 
 
-def _check_status(response: httpx2.Response, hops: Sequence[httpx2.Response]) -> None:
+def check_status(response: httpx2.Response, hops: Sequence[httpx2.Response]) -> None:
+    """Check the status of an answer after the redirects `hops`: 200, 206 and 416 pass. Raises AskAgainError or
+    RoundhouseError, as `read_range` says."""
     status, host = response.status_code, response.url.host
     if status in (200, 206, 416):
         return
     if status in _AGAIN or status >= 500:
         asked = parse_retry_after(response.headers.get("retry-after"), time.time())
-        raise AskAgainError(f"{host} answers status {status}", asked_s=asked)
+        wish = "" if asked is None else f" and asks to wait {asked:.0f} s"
+        raise AskAgainError(f"{host} answers status {status}{wish}", asked_s=asked)
     if status in (401, 403):
         if hops:
             # The address behind a redirect is signed, and valid for some minutes.

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from common.model_reference import (
     HubReference,
     InvalidReferenceError,
-    LocalReference,
     ModelReference,
+    RegistryReference,
     UrlReference,
     parse_reference,
 )
@@ -18,6 +18,7 @@ from controller.schema.errors import RoundhouseError
 from transfers.sources.base import Resolution
 from transfers.sources.hub import HubSource
 from transfers.sources.local import LocalSource
+from transfers.sources.registry import RegistrySource
 from transfers.sources.url import UrlSource
 
 
@@ -28,6 +29,7 @@ class SourceSet:
     hub: HubSource
     url: UrlSource
     local: LocalSource
+    registry: RegistrySource
 
     def resolve(
         self, reference: ModelReference, *, include_pickle: bool, wait: Callable[[float], None] = time.sleep
@@ -38,9 +40,9 @@ class SourceSet:
             return self.hub.resolve(reference, include_pickle=include_pickle, wait=wait)
         if isinstance(reference, UrlReference):
             return self.url.resolve(reference, wait=wait)
-        if isinstance(reference, LocalReference):
-            return self.local.resolve(reference, include_pickle=include_pickle)
-        raise RoundhouseError("source_not_found", f"{reference}: downloads from registries are not built yet.")
+        if isinstance(reference, RegistryReference):
+            return self.registry.resolve(reference, include_pickle=include_pickle, wait=wait)
+        return self.local.resolve(reference, include_pickle=include_pickle)
 
 
 def read_reference(text: str) -> ModelReference:

@@ -184,18 +184,24 @@ def _read_desired(settings: ControllerSettings, folder: FolderFacts) -> tuple[De
     """Return the declared models and keys, and the images that the models need."""
     from controller.config.parse import parse_folder
     from controller.config.read import read_folder
+    from controller.desired.placed_sources import place_models
     from controller.engines import get_engine
 
     if folder.kind != "folder" or not folder.is_readable:
         return DesiredFacts(str(settings.desired)), []
     parsed = parse_folder(read_folder(settings.desired), settings.models.absolute())
-    models = tuple(_read_model(settings, name, each) for name, each in sorted(parsed.definitions.items()))
+    placed, _ = place_models(settings.models.absolute().first, parsed.definitions, parsed.declared_models)
+    models = tuple(
+        _read_model(settings, name, placed.get(name, each), has_files=name in placed)
+        for name, each in sorted(parsed.definitions.items())
+    )
     images = (get_engine(each).resolve_image(each, settings.images) for each in parsed.definitions.values())
     facts = DesiredFacts(str(settings.desired), tuple(map(str, parsed.problems)), models, len(parsed.keys))
     return facts, [image for image in images if image is not None]
 
 
-def _read_model(settings: ControllerSettings, name: str, definition: Definition) -> ModelFacts:
+def _read_model(settings: ControllerSettings, name: str, definition: Definition, *, has_files: bool) -> ModelFacts:
+    """`has_files` False: the model's files are downloaded before it starts, so that nothing of them is looked at."""
     from controller.engines import get_engine
     from controller.redaction.patterns import mask_text
     from controller.runtimes.model_files import check_model
@@ -203,7 +209,7 @@ def _read_model(settings: ControllerSettings, name: str, definition: Definition)
 
     engine = get_engine(definition)
     roots = settings.models.absolute()
-    problem = check_model(roots, engine, definition)
+    problem = check_model(roots, engine, definition) if has_files else None
     commands = HostCommands(roots, settings.state.absolute() / "cache", "127.0.0.1", find_executables())
     lacks = commands.check_command(definition, name) if engine.runs and problem is None else None
     return ModelFacts(

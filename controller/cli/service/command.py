@@ -100,14 +100,15 @@ def run(desired: Desired = None, state: State = None, models: Models = None) -> 
     from controller.cli.up.announce import Announcer
     from controller.cli.up.command import check_folder
     from controller.cli.up.record import lock_state
-    from controller.cli.up.run import drop_retrieval_without_packages, program_specs  # aiohttp and the runtimes
+    from controller.cli.up.run import program_specs  # aiohttp and the runtimes
+    from controller.cli.up.side_programs import drop_programs_without_packages
 
     settings = read_settings(desired=desired, state=state, models=models, runtime="process")
     check_folder(settings.desired)
     lock = lock_state(settings.state)
     try:
         announcer = Announcer(False)
-        settings = drop_retrieval_without_packages(settings, announcer)
+        settings = drop_programs_without_packages(settings, announcer)
         return asyncio.run(ServiceRun(settings, program_specs(settings, os.environ), announcer).run())
     finally:
         os.close(lock)

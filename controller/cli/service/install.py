@@ -123,7 +123,7 @@ def remove_service(name: str, *, is_system: bool, is_stopped: bool) -> Change:
     return change
 
 
-PROGRAM_FOLDERS: Final = ("common", "controller", "gateway", "retrieval")
+PROGRAM_FOLDERS: Final = ("common", "controller", "gateway", "retrieval", "transfers")
 """Folders of the programs that the unit runs, beside the worker's."""
 
 
@@ -152,7 +152,7 @@ def plan_unit(
         read_only=(settings.desired.absolute(), *programs, Path(__file__).parents[3] / "worker"),
         stop_timeout_s=math.ceil(
             stop_timeouts.gateway_stop_timeout_s()
-            + stop_timeouts.MARGIN_S
+            + stop_timeouts.side_programs_stop_timeout_s()
             + stop_timeouts.controller_stop_timeout_s(settings)
             + stop_timeouts.MARGIN_S
         ),

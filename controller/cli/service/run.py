@@ -12,6 +12,7 @@ from controller.cli.exit_codes import ExitCode
 from controller.cli.up.announce import Announcer
 from controller.cli.up.marks import find_children, mark_specs
 from controller.cli.up.record import ChildRecorder, ProcessRecord, remove_record
+from controller.cli.up.side_programs import SIDE_PROGRAMS
 from controller.cli.up.supervisor import Child, ChildSpec, Supervisor
 from controller.runtimes.process.groups import send_signal
 from controller.settings import ControllerSettings
@@ -21,7 +22,7 @@ POLL_S = 0.1
 
 
 class ServiceRun:
-    """Runs the programs of `specs` (controller, gateway and, where it is wanted, retrieval) until a signal, and then
+    """Runs the programs of `specs` (controller, gateway and the side programs) until a signal, and then
     ends these, but not the engines.
 
     The caller must hold `up.lock` of the state folder, which must exist (else OSError), so that no `up` runs at the
@@ -38,7 +39,7 @@ class ServiceRun:
 
     async def run(self) -> ExitCode:
         """Run until SIGTERM, SIGINT or SIGHUP, or until a program ends in a way that a restart cannot mend. Then end
-        gateway, retrieval and controller in this order, by SIGKILL if they do not end in time, and return the exit
+        gateway, side programs and controller in this order, by SIGKILL if they do not end in time, and return the exit
         code: DONE after a signal.
 
         Before the first start, programs that a killed run left behind are ended. Call it once, in the main thread: it
@@ -64,7 +65,7 @@ class ServiceRun:
         that running requests may finish."""
         return (
             ("gateway", stop_timeouts.gateway_stop_timeout_s()),
-            ("retrieval", stop_timeouts.MARGIN_S),
+            *((program.name, stop_timeouts.MARGIN_S) for program in SIDE_PROGRAMS),
             ("controller", stop_timeouts.controller_stop_timeout_s(self._settings)),
         )
 

@@ -37,10 +37,10 @@ def up(
 ) -> int:
     """Serve the models, in the foreground.
 
-    Starts the controller, the gateway and, where its packages are installed, retrieval, and keeps them running. When
-    the first model is ready, prints a request to try. Ctrl-C ends them and every engine; a second Ctrl-C does not wait
-    for running requests. Every option is also a setting (docs/settings.md), in the environment as ROUNDHOUSE_DESIRED
-    and so on.
+    Starts the controller, the gateway and, where their packages are installed, retrieval and transfers, and keeps them
+    running. When the first model is ready, prints a request to try. Ctrl-C ends them and every engine; a second Ctrl-C
+    does not wait for running requests. Every option is also a setting (docs/settings.md), in the environment as
+    ROUNDHOUSE_DESIRED and so on.
     """
     options = {"desired": desired, "state": state, "models": models, "runtime": runtime, "host": host, "port": port}
     settings = read_settings(**options)
@@ -50,16 +50,16 @@ def up(
     from controller.cli.up.port_check import check_port_free
     from controller.cli.up.run import (  # aiohttp and the runtimes
         UpRun,
-        drop_retrieval_without_packages,
         lock_and_check,
         program_specs,
     )
+    from controller.cli.up.side_programs import drop_programs_without_packages
 
     lock = lock_and_check(settings.state)
     try:
         settings = settings.model_copy(update={"port": check_port_free(settings.hosts, settings.port)})
         announcer = Announcer(as_json)
-        settings = drop_retrieval_without_packages(settings, announcer)
+        settings = drop_programs_without_packages(settings, announcer)
         run = UpRun(settings, program_specs(settings, os.environ), announcer)
         return asyncio.run(run.run())
     finally:

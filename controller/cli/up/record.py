@@ -51,7 +51,8 @@ class ProcessRecord(BaseModel):
 
 class UpRecord(BaseModel):
     """The content of `up.json`: one `up` (or `service run`) and its children by name (`controller`, `gateway`,
-    `retrieval`). `boot_id`: the boot of the machine in which it was written. `up` None: nothing is recorded."""
+    `retrieval`, `transfers`). `boot_id`: the boot of the machine in which it was written. `up` None: nothing is
+    recorded."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -8,11 +8,9 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from common.program_address import split_listen_address
 from controller.cli import stop_timeouts
 from controller.cli.admin_client import AdminClient
 from controller.cli.exit_codes import CommandError, ExitCode
@@ -22,6 +20,7 @@ from controller.cli.up.announce import Announcer
 from controller.cli.up.first_model import FirstModelWatcher
 from controller.cli.up.marks import find_children, mark_specs
 from controller.cli.up.record import ChildRecorder, lock_state, remove_record
+from controller.cli.up.side_programs import PROGRAMS_IN_END_ORDER, SIDE_PROGRAMS, program_socket
 from controller.cli.up.supervisor import Child, ChildSpec, Ending, FatalExit, Supervisor
 from controller.settings import ControllerSettings
 
@@ -39,15 +38,11 @@ GATEWAY_ENDS: Final = {
 """Exit codes of the first gateway process of an `up` that end everything."""
 
 
-RETRIEVAL_PACKAGES: Final = ("qdrant_edge", "pypdfium2", "python_multipart")
-"""Modules of the extra `retrieval`, which the program cannot start without."""
-
-
 def program_specs(settings: ControllerSettings, environ: Mapping[str, str]) -> list[ChildSpec]:
-    """Return how to start the controller, the gateway and, where the settings want it, retrieval, in this order:
+    """Return how to start the controller, the gateway and the side programs that the settings want, in this order:
     command line, environment, and the exit codes that end everything. The environment is `environ` with the `settings`
-    in it. Starts and imports none of the programs."""
-    socket = retrieval_socket(settings)
+    in it, or what a side program needs of that. Starts and imports none of the programs."""
+    retrieval, transfers = (f"unix:{program_socket(settings, each.name)}" for each in SIDE_PROGRAMS)
     env = {
         **environ,
         "ROUNDHOUSE_DESIRED": str(settings.desired),
@@ -59,8 +54,11 @@ def program_specs(settings: ControllerSettings, environ: Mapping[str, str]) -> l
         "ROUNDHOUSE_CONTROLLER_LISTEN": settings.listen,
         "ROUNDHOUSE_CONTROLLER_URL": settings.controller_url,
         "ROUNDHOUSE_RETRIEVAL": str(settings.retrieval).lower(),
-        "ROUNDHOUSE_RETRIEVAL_LISTEN": f"unix:{socket}",
-        "ROUNDHOUSE_RETRIEVAL_URL": f"unix:{socket}",
+        "ROUNDHOUSE_RETRIEVAL_LISTEN": retrieval,
+        "ROUNDHOUSE_RETRIEVAL_URL": retrieval,
+        "ROUNDHOUSE_DOWNLOADS": settings.downloads or "",
+        "ROUNDHOUSE_TRANSFERS_LISTEN": transfers,
+        "ROUNDHOUSE_TRANSFERS_URL": transfers,
         "ROUNDHOUSE_GATEWAY_URL": own_gateway_url(settings),
     }
     # -P: do not import a folder `controller` that happens to be in the current folder.
@@ -69,25 +67,12 @@ def program_specs(settings: ControllerSettings, environ: Mapping[str, str]) -> l
         ChildSpec("controller", (*python, "controller"), env, CONTROLLER_ENDS),
         ChildSpec("gateway", (*python, "gateway"), env, GATEWAY_ENDS),
     ]
-    if settings.retrieval:
-        specs.append(ChildSpec("retrieval", (*python, "retrieval"), env, dies_alone=True))
+    specs.extend(
+        ChildSpec(each.name, (*python, each.name), each.variables(settings, env), dies_alone=True)
+        for each in SIDE_PROGRAMS
+        if each.is_wanted(settings)
+    )
     return specs
-
-
-def retrieval_socket(settings: ControllerSettings) -> Path:
-    """Return the path of retrieval's socket: beside the controller's, whose path an operator may have chosen to be
-    short, else in the state folder."""
-    address = split_listen_address(settings.listen)
-    return (address.parent if isinstance(address, Path) else settings.state) / "retrieval.sock"
-
-
-def drop_retrieval_without_packages(settings: ControllerSettings, announcer: Announcer) -> ControllerSettings:
-    """Return the settings without retrieval where its packages are not installed, with a note; else as they are."""
-    missing = [name for name in RETRIEVAL_PACKAGES if find_spec(name) is None]
-    if not settings.retrieval or not missing:
-        return settings
-    announcer.print_note("no documents are served: `pip install 'roundhouse[retrieval]'` brings what is missing")
-    return settings.model_copy(update={"retrieval": False})
 
 
 def lock_and_check(state: Path) -> int:
@@ -99,9 +84,7 @@ def lock_and_check(state: Path) -> int:
     lock = lock_state(state)
     try:
         live_children = [
-            f"{name} (process {child.pid})"
-            for name in ("controller", "gateway", "retrieval")
-            for child in find_children(state, name)
+            f"{name} (process {child.pid})" for name in PROGRAMS_IN_END_ORDER for child in find_children(state, name)
         ]
     except CommandError:
         os.close(lock)
@@ -128,8 +111,8 @@ class UpRun:
 
     async def run(self) -> ExitCode:
         """Run until Ctrl-C, SIGTERM or SIGHUP, or until a program ends in a way that a restart cannot mend. Then end
-        gateway, retrieval, controller and engines in this order, and return the exit code of `up`: DONE after a signal,
-        FAILED where engines may still run.
+        gateway, side programs, controller and engines in this order, and return the exit code of `up`: DONE after a
+        signal, FAILED where engines may still run.
 
         A second Ctrl-C kills the programs without waiting. Call it once, in the main thread: it takes over the signal
         handlers.
@@ -189,7 +172,7 @@ class UpRun:
         controller = self._supervisor.children.get("controller")
         for name, within_s in (
             ("gateway", stop_timeouts.gateway_stop_timeout_s()),
-            ("retrieval", stop_timeouts.MARGIN_S),
+            *((program.name, stop_timeouts.MARGIN_S) for program in SIDE_PROGRAMS),
         ):
             if (child := self._supervisor.children.get(name)) is not None:
                 child.send_signal(signal.SIGTERM)

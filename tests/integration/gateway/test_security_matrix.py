@@ -109,7 +109,8 @@ def inference_routes() -> Iterator[Route]:
 
 async def every_route(here: GatewayHarness) -> list[Route]:
     """Those, those of the document, and some that are in none."""
-    parts: Any = SimpleNamespace(hub=None, journal=None, admin_service=None, declaration_service=None, logs=None)
+    names = ("hub", "journal", "admin_service", "declaration_service", "logs", "downloads", "model_files")
+    parts: Any = SimpleNamespace(**dict.fromkeys(names))
     here.controller.admin.document = create_app(parts, CollectorRegistry()).openapi()
     async with here.client.get(here.url + "/openapi.json", headers=bearer("all")) as answer:
         paths = (await answer.json())["paths"]

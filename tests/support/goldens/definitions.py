@@ -41,6 +41,7 @@ ENGINE: Final[dict[str, Any]] = {
     "structured_output": False,
     "matryoshka": True,
     "role": "aicore",
+    "source": "hf:org/model:Q4_K_M",
 }
 """What every backend has and that says what an engine is and can do."""
 

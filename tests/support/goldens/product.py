@@ -88,6 +88,7 @@ from gateway.storage.database import StateDatabase
 from gateway.storage.responses.records import HistoryBounds, StoredTotals
 from gateway.storage.store import FILE_NAME as RESPONSES_NAME
 from retrieval.settings import RetrievalSettings
+from transfers.settings import TransfersSettings
 from worker.__main__ import LAUNCHERS, parse_engine
 from worker.__main__ import dispatch as run_worker
 from worker.clockwork import main as clockwork_main
@@ -159,6 +160,7 @@ __all__ = [
     "StoredMemory",
     "StoredTotals",
     "StubDefinition",
+    "TransfersSettings",
     "Trouble",
     "Usage",
     "UserIdentity",

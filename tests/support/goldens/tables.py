@@ -31,6 +31,7 @@ from tests.support.goldens.product import (
     Statement,
     StoredTotals,
     StubDefinition,
+    TransfersSettings,
     Usage,
     assess_models,
     controller_registry,
@@ -51,6 +52,7 @@ def make_settings() -> Any:
         "controller": _settings(ControllerSettings),
         "gateway": _settings(GatewaySettings),
         "retrieval": _settings(RetrievalSettings),
+        "transfers": _settings(TransfersSettings),
     }
 
 

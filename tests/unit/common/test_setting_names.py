@@ -10,10 +10,12 @@ from common.setting_names import (
     OTHER_VARIABLES,
     PREFIX,
     RETRIEVAL_VARIABLES,
+    TRANSFERS_VARIABLES,
 )
 from controller.settings import ControllerSettings
 from gateway.settings import GatewaySettings
 from retrieval.settings import RetrievalSettings
+from transfers.settings import TransfersSettings
 
 
 def test_it_lists_the_settings_of_the_programs() -> None:
@@ -21,10 +23,11 @@ def test_it_lists_the_settings_of_the_programs() -> None:
         (ControllerSettings, CONTROLLER_VARIABLES),
         (GatewaySettings, GATEWAY_VARIABLES),
         (RetrievalSettings, RETRIEVAL_VARIABLES),
+        (TransfersSettings, TRANSFERS_VARIABLES),
     ):
         assert {f"{PREFIX}{name.upper()}" for name in settings.model_fields} == listed, settings
 
 
 def test_no_variable_is_listed_twice() -> None:
-    assert not OTHER_VARIABLES & (CONTROLLER_VARIABLES | GATEWAY_VARIABLES | RETRIEVAL_VARIABLES)
+    assert not OTHER_VARIABLES & (CONTROLLER_VARIABLES | GATEWAY_VARIABLES | RETRIEVAL_VARIABLES | TRANSFERS_VARIABLES)
     assert not DEPRECATED_VARIABLES.keys() & KNOWN_VARIABLES

@@ -33,7 +33,9 @@ from controller.schema.admin import (
     ProposedFiles,
     UnloadRequest,
 )
+from controller.schema.downloads import Download, DownloadList, Inspection
 from controller.schema.errors import ERROR_CODES
+from controller.schema.model_files import DeviceFit, InspectedModel, MemoryForecast, ModelFile, ModelFileList
 from controller.schema.status import ActionView, BlockedView, PlanView, Problem, ReplicaStatus, StatementView
 from controller.status.state_machine import LEGAL
 from tests.support.doc_tables import DOCS, row, rows_of
@@ -45,6 +47,16 @@ SECTIONS: dict[str, tuple[type[BaseModel], ...]] = {
     "Rows": (AdminModels, AdminModel, StatementView, HeldBy, ReplicaStatus),
     "Effective values, and null": (LoadConstraint,),
     "Unload": (UnloadRequest,),
+    "Downloads": (
+        DownloadList,
+        Download,
+        InspectedModel,
+        Inspection,
+        MemoryForecast,
+        DeviceFit,
+        ModelFileList,
+        ModelFile,
+    ),
     "GPU memory": (GpuMemoryAnswer, GpuMemory),
     "Plan and dry run": (PlanView, ActionView, BlockedView, ProposedFiles, DryRun, ModelChange, FieldChange, Problem),
     "Drift": (Drift, DriftItem),
@@ -56,7 +68,8 @@ SECTIONS: dict[str, tuple[type[BaseModel], ...]] = {
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    parts: Any = SimpleNamespace(hub=None, journal=None, admin_service=None, declaration_service=None, logs=None)
+    names = ("hub", "journal", "admin_service", "declaration_service", "logs", "downloads", "model_files")
+    parts: Any = SimpleNamespace(**dict.fromkeys(names))
     return create_app(parts, CollectorRegistry()).openapi()
 
 

@@ -12,12 +12,18 @@ from controller.settings import ControllerSettings
 from gateway.settings import GatewaySettings
 from retrieval.settings import RetrievalSettings
 from tests.support.doc_tables import default_words, row
+from transfers.settings import TransfersSettings
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-PROGRAMS = (("controller", ControllerSettings), ("gateway", GatewaySettings), ("retrieval", RetrievalSettings))
+PROGRAMS = (
+    ("controller", ControllerSettings),
+    ("gateway", GatewaySettings),
+    ("retrieval", RetrievalSettings),
+    ("transfers", TransfersSettings),
+)
 
 
 def setting_lines() -> list[str]:

@@ -32,6 +32,9 @@ COMMANDS = (
     "events",
     "history",
     "logs",
+    "pull",
+    "models",
+    "rm",
     "gpu",
     "validate",
     "doctor",
@@ -85,6 +88,7 @@ def test_validate_tells_every_problem(tmp_path: Path, capsys: pytest.CaptureFixt
             },
         ],
         "warnings": [],
+        "downloads": {},
         "models": [],
         "keys": [],
     }

@@ -9,7 +9,18 @@ import pytest
 
 from controller.engines.base import Verdict
 from controller.engines.stub import StubDefinition
-from controller.planning.actions import Blocked, Drain, Plan, Preflight, PullImage, Remove, Start, Stop, Undrain
+from controller.planning.actions import (
+    Blocked,
+    DownloadSource,
+    Drain,
+    Plan,
+    Preflight,
+    PullImage,
+    Remove,
+    Start,
+    Stop,
+    Undrain,
+)
 from controller.planning.backoff import verdict_of_exit
 from controller.planning.model_turn import VANISHED_DRAIN_S
 from controller.planning.plan import plan
@@ -210,6 +221,43 @@ def test_an_image_that_is_missing_is_pulled_once() -> None:
     assert comes_to(planned(ONE, preflights=missing, pulls={"img": WAITS}), blocked=(failed,), wake_at=NOW + 5)
     over = replace(WAITS, retry_at=NOW)
     assert comes_to(planned(ONE, preflights=missing, pulls={"img": over}), pull)
+
+
+def test_a_source_is_downloaded_once_before_anything_is_checked_and_without_room() -> None:
+    awaited = replace(TWO, missing_source="hf:a/b:Q4", gpu_count=1)
+    download = DownloadSource("m", "hf:a/b:Q4", "its files are not in the models folder")
+    assert comes_to(planned(awaited, preflights={}), download), "there is no GPU, and that is not asked yet"
+    assert comes_to(planned(replace(awaited, replicas=1), preflights={}), download)
+    waits = tuple(Blocked("m", index, "hf:a/b:Q4 is being downloaded (40%)") for index in (0, 1))
+    under_way = planned(awaited, downloads={"hf:a/b:Q4": None}, download_fractions={"hf:a/b:Q4": 0.4})
+    assert comes_to(under_way, blocked=waits)
+    failed = Blocked("m", 0, "boom", failed=True, retry_at=NOW + 5)
+    one = replace(ONE, missing_source="hf:a/b:Q4")
+    assert comes_to(planned(one, downloads={"hf:a/b:Q4": WAITS}), blocked=(failed,), wake_at=NOW + 5)
+    over = replace(WAITS, retry_at=NOW)
+    assert comes_to(planned(one, downloads={"hf:a/b:Q4": over}), download)
+    assert comes_to(planned(replace(one, replicas=0)))
+
+
+def test_what_serves_goes_on_until_the_edited_source_is_here() -> None:
+    edited = replace(ONE, missing_source="hf:a/b:Q8")
+    download = DownloadSource("m", "hf:a/b:Q8", "its files are not in the models folder")
+    assert comes_to(planned(edited, seen(spec="old")), download)
+    waits = Blocked("m", 0, "hf:a/b:Q8 is being downloaded")
+    assert comes_to(planned(edited, seen(spec="old"), downloads={"hf:a/b:Q8": None}), blocked=(waits,))
+
+
+def test_no_model_is_evicted_for_one_whose_files_are_not_here() -> None:
+    idle = replace(ONE, name="idle", autoload=True, gpu_count=1, statement=Statement("autoload", 0.0, "asked for"))
+    wanted = replace(ONE, missing_source="hf:a/b:Q4", gpu_count=1)
+    gpu = Gpu("G", 0, "a GPU", 1000)
+    serving = ObservedReplica(
+        ReplicaId("idle", 0, "new", 1), "idle-0", Phase.RUNNING, 0.0, 1.0, Health.READY, 2.0, "http://x", {"G": 1000}
+    )
+    observed = ObservedState(NOW, (serving,), gpus=(gpu,))
+    made = plan(DesiredState(1, {"idle": idle, "m": wanted}), observed, NOW)
+    assert [action.kind for action in made.actions] == ["download"]
+    assert not made.evicted
 
 
 def test_a_failure_is_waited_for_and_counted_on() -> None:

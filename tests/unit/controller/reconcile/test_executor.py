@@ -11,6 +11,7 @@ from controller.reconcile.executor import Executor
 from controller.reconcile.operation_state import OperationState
 from controller.redaction.redactor import Redactor
 from controller.state import DesiredModel, DesiredState, Health, ObservedReplica, Phase, ReplicaId, Statement
+from tests.fakes.fake_downloader import FakeDownloader
 from tests.fakes.fake_runtime import FakeRuntime
 
 SECRET = "s3cret-s3cret"
@@ -25,8 +26,8 @@ async def test_what_a_refused_pull_or_preflight_says_is_kept_without_secrets() -
     runtime, memory = FakeRuntime(lambda: 1_000.0), OperationState()
     runtime.pull_error = runtime.preflight_error = f"denied: {SECRET}"
     operations = Executor(
-        runtime, memory, instance="i", secret=b"s", stop_timeout_s=1.0, wake=lambda: None, clock=lambda: 1_000.0,
-        redact=known.redact_text,
+        runtime, memory, FakeDownloader(), instance="i", secret=b"s", stop_timeout_s=1.0, wake=lambda: None,
+        clock=lambda: 1_000.0, redact=known.redact_text,
     )  # fmt: skip
     operations.issue_action(PullImage("m", "some/image", reason="missing"), DESIRED, {})
     operations.issue_action(Preflight("m", "hash", reason="new"), DESIRED, {})
@@ -43,7 +44,14 @@ async def test_what_was_ready_without_serving_as_declared_waits_longer_each_time
 ) -> None:
     runtime, memory = FakeRuntime(lambda: 1_000.0), OperationState()
     operations = Executor(
-        runtime, memory, instance="i", secret=b"s", stop_timeout_s=1.0, wake=lambda: None, clock=lambda: 1_000.0
+        runtime,
+        memory,
+        FakeDownloader(),
+        instance="i",
+        secret=b"s",
+        stop_timeout_s=1.0,
+        wake=lambda: None,
+        clock=lambda: 1_000.0,
     )
     first = ReplicaId("m", 0, "hash", 1)
     memory.record_failure(first, Verdict("before"), 800.0)

@@ -12,6 +12,7 @@ from controller.reconcile.executor import Executor
 from controller.reconcile.operation_state import OperationState
 from controller.reconcile.preflight import FIRST_REMINDER_S, LONGEST_REMINDER_S, Refusal, decide_mention
 from controller.state import DesiredModel, DesiredState, Statement
+from tests.fakes.fake_downloader import FakeDownloader
 from tests.fakes.fake_runtime import FakeRuntime
 
 MODEL = DesiredModel("m", StubDefinition(backend="stub"), "stub", "hash", 1, Statement("file", 0.0, "enabled"))
@@ -27,8 +28,8 @@ class Looks:
         self.now = NOW
         self.runtime, self.memory = FakeRuntime(lambda: self.now), OperationState()
         self.executor = Executor(
-            self.runtime, self.memory, instance="i", secret=b"s", stop_timeout_s=1.0, wake=lambda: None,
-            clock=lambda: self.now,
+            self.runtime, self.memory, FakeDownloader(), instance="i", secret=b"s", stop_timeout_s=1.0,
+            wake=lambda: None, clock=lambda: self.now,
         )  # fmt: skip
 
     async def look(self, count: int = 1) -> None:

@@ -25,6 +25,7 @@ from controller.schema.status import ModelState
 from controller.sizing.claims import HeldMemory
 from controller.state import HOST, DesiredModel, DesiredState, Gpu, IdleSpan, Statement
 from controller.status.reconcile_round import Round
+from tests.fakes.fake_downloader import FakeDownloader
 from tests.fakes.fake_prober import FakeProber
 from tests.fakes.fake_runtime import FakeRuntime
 
@@ -110,7 +111,7 @@ async def bench() -> AsyncIterator[Bench]:
     async with aiohttp.ClientSession() as session:
         hub = GatewayHub("i", 1, wake=wake.set, clock=clock)
         operations = Executor(
-            runtime, memory, instance="i", secret=b"s", stop_timeout_s=1.0, wake=wake.set, clock=clock
+            runtime, memory, FakeDownloader(), instance="i", secret=b"s", stop_timeout_s=1.0, wake=wake.set, clock=clock
         )
         prober = Prober(session, interval_s=1.0, timeout_s=1.0, wake=wake.set, clock=clock)
         reconciler = Reconciler(

@@ -150,7 +150,7 @@ async def test_only_names_of_desired_state_files_are_taken(harness: DryRunHarnes
         await run_dry_run(
             proposed, folder=harness.folder, roots=MODELS_ROOT, desired_now=harness.desired(),
             observed=ObservedState(NOW), overrides={}, demand={}, rested={}, defaults=Defaults(),
-            declared_now={}, keys_now={}, declarations=RuntimeDeclarations(),
+            declared_now={}, keys_now={}, declarations=RuntimeDeclarations(), find_sources=lambda _: {},
             runtime=harness.runtime, redactor=harness.redactor, now=NOW,
         )  # fmt: skip
     assert (refused.value.entry.code, refused.value.param) == ("invalid_request", "files")

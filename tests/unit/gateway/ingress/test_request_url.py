@@ -10,7 +10,8 @@ import pytest
 
 from tests.campaigns.record import REPOSITORY
 
-PROGRAMS = ("common", "controller", "gateway", "retrieval", "worker")
+PROGRAMS = ("common", "controller", "gateway", "retrieval", "transfers/api", "worker")
+"""What clients ask; the rest of `transfers` has requests of its own."""
 MADE_OF_THE_HOST = ("url", "base_url", "url_for")
 """Attributes of a request that Starlette makes of the Host header."""
 REQUESTS = ("Request", "HTTPConnection", "WebSocket")

@@ -46,7 +46,9 @@ async def test_an_engine_is_asked_once_and_may_clean_up(processes: ProcessEngine
     pids, go, helper, last = (processes.root / name for name in ("pids", "go", "helper", "last"))
     body = f"""
         trap 'echo asked' TERM
-        sleep 600 & echo $! > {pids}
+        sleep 600 & first=$!
+        until [ "$(cat /proc/$first/comm)" = sleep ]; do :; done  # until then it has the shell's ears
+        echo $first > {pids}
         (trap '' TERM; touch {helper}; while [ ! -e {last} ]; do :; done) & child=$!
         while [ ! -e {helper} ]; do :; done; rm {helper}; echo $$ >> {pids}
         while [ ! -e {go} ]; do :; done

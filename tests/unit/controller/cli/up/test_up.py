@@ -224,7 +224,7 @@ async def test_down_ends_a_running_up_in_order(up: Up, capsys: pytest.CaptureFix
     assert out == f"stopped roundhouse up (process {up.process.pid})\n"
     assert err.startswith(
         f"roundhouse: waiting for roundhouse up (process {up.process.pid}): it lets running requests finish, then ends "
-        f"{process_words(up, 'gateway')}, {process_words(up, 'controller')}, the engines; it is killed after 210 s "
+        f"{process_words(up, 'gateway')}, {process_words(up, 'controller')}, the engines; it is killed after 240 s "
         "(--timeout)\n"
     )
     assert "gateway got SIGTERM" in up.events()

@@ -1,0 +1,201 @@
+"""Routes of the admin API for downloads of models, and for what lies in the models folders."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Path, Query, Response
+from fastapi.responses import StreamingResponse
+
+from controller.api.admin_journal import HEARTBEAT, HEARTBEAT_S
+from controller.api.download_examples import INSPECTED, MODEL_FILES, ORDERED, REMOVAL
+from controller.api.examples import example_response
+from controller.api.requests import Actor, error_responses
+from controller.downloads.file_service import ModelFileService
+from controller.downloads.service import DownloadService
+from controller.schema.downloads import Download, DownloadList, Removal
+from controller.schema.model_files import InspectedModel, ModelDownloadOrder, ModelFileList, OrderedDownload
+
+_TAGS: list[Any] = ["admin"]
+_SOURCE_ERRORS = (
+    "reference_invalid",
+    "source_not_found",
+    "source_forbidden",
+    "source_address_refused",
+    "source_unavailable",
+    "source_mismatch",
+)
+_AWAY = ("downloads_disabled", "transfers_unreachable", "models_folder_failed")
+_EVENT = {
+    "type": "object",
+    "description": "One event.",
+    "properties": {
+        "event": {"const": "download"},
+        "data": {"type": "string", "description": "The download as JSON.", "contentMediaType": "application/json"},
+    },
+    "required": ["event", "data"],
+}
+_UNDER_WAY: dict[int | str, dict[str, Any]] = {
+    202: {
+        "model": OrderedDownload,
+        "description": "The download begins.",
+        "content": {"application/json": {"example": ORDERED}},
+    }
+}
+DownloadId = Annotated[
+    str, Path(description="Id of the download.", examples=[ORDERED["id"]], min_length=1, max_length=100)
+]
+
+
+def declare(app: FastAPI, downloads: DownloadService, files: ModelFileService) -> None:
+    """Add the routes `/v1/admin/downloads...` and `/v1/admin/models/files` to `app`. Call before
+    `admin_models.declare`, whose route of one model would match the latter too."""
+    _declare_orders(app, downloads)
+    _declare_downloads(app, downloads)
+    _declare_files(app, files)
+
+
+def _declare_orders(app: FastAPI, downloads: DownloadService) -> None:
+    @app.post(
+        "/v1/admin/downloads/inspect",
+        tags=_TAGS,
+        summary="What a download will take",
+        response_model=InspectedModel,
+        responses=example_response(INSPECTED) | error_responses(*_SOURCE_ERRORS, *_AWAY),
+    )
+    async def inspect(order: ModelDownloadOrder) -> InspectedModel:
+        """What a reference resolves to now, its files and sizes, the memory that the model will take at its default
+        context, and for each GPU and main memory whether it fits, beside which models. Nothing is downloaded but the
+        heads of the files."""
+        return await downloads.inspect_model(order)
+
+    @app.post(
+        "/v1/admin/downloads",
+        tags=_TAGS,
+        summary="Download a model",
+        response_model=OrderedDownload,
+        responses=example_response(ORDERED) | _UNDER_WAY | error_responses(*_SOURCE_ERRORS, *_AWAY, "models_disk_full"),
+    )
+    async def order(order: ModelDownloadOrder, actor: Actor) -> Response:
+        """Begin a download into the models folder, and answer at once with how far it is, what the model will take and
+        where it fits. The same reference again is the same download: status 200 where it is under way. One that was
+        broken off goes on. Nothing is declared by it."""
+        found, is_new = await downloads.order_download(order, actor=actor)
+        return Response(found.model_dump_json(), 202 if is_new else 200, media_type="application/json")
+
+
+def _declare_downloads(app: FastAPI, downloads: DownloadService) -> None:
+    @app.get(
+        "/v1/admin/downloads",
+        tags=_TAGS,
+        summary="Downloads",
+        response_model=DownloadList,
+        responses=error_responses(*_AWAY),
+    )
+    async def list_downloads() -> DownloadList:
+        """All downloads, newest first: those under way, and those that have ended, as long as their files are there."""
+        return DownloadList(downloads=await downloads.list_downloads())
+
+    @app.get(
+        "/v1/admin/downloads/events",
+        tags=_TAGS,
+        summary="Progress of downloads",
+        response_class=StreamingResponse,
+        responses={
+            200: {"description": "Server-sent events.", "content": {"text/event-stream": {"schema": _EVENT}}},
+            **error_responses(*_AWAY),
+        },
+    )
+    async def events(
+        for_s: Annotated[
+            float | None,
+            Query(
+                gt=0,
+                le=86400,
+                allow_inf_nan=False,
+                description="End the stream after this many seconds; default: never.",
+            ),
+        ] = None,
+    ) -> StreamingResponse:
+        """Progress of all downloads, as server-sent events `download`, each with a whole download. The stream begins
+        with every download, so that a client that connects again misses no end."""
+        await downloads.list_downloads()
+        return StreamingResponse(
+            _events(downloads, for_s), media_type="text/event-stream", headers={"cache-control": "no-cache"}
+        )
+
+    @app.get(
+        "/v1/admin/downloads/{download}",
+        tags=_TAGS,
+        summary="One download",
+        response_model=Download,
+        responses=error_responses("download_not_found", *_AWAY),
+    )
+    async def get_download(download: DownloadId) -> Download:
+        """One download, and how far it is."""
+        return await downloads.get_download(download)
+
+    @app.delete(
+        "/v1/admin/downloads/{download}",
+        tags=_TAGS,
+        summary="Cancel a download",
+        response_model=Download,
+        responses=error_responses("download_not_found", *_AWAY),
+    )
+    async def cancel(download: DownloadId, actor: Actor) -> Download:
+        """End a download, and remove what was fetched of it. One that has ended stays as it is: its files are removed
+        with `DELETE /v1/admin/models/files`."""
+        return await downloads.cancel_download(download, actor=actor)
+
+
+def _declare_files(app: FastAPI, files: ModelFileService) -> None:
+    @app.get(
+        "/v1/admin/models/files",
+        tags=_TAGS,
+        summary="Models in the models folders",
+        response_model=ModelFileList,
+        responses=example_response(MODEL_FILES) | error_responses(),
+    )
+    async def list_files() -> ModelFileList:
+        """What lies in the models folders, with its size, whether it was downloaded or put there by hand, which
+        declared models use it, and the memory of a replica. Needs no `transfers`."""
+        return await files.list_files()
+
+    @app.delete(
+        "/v1/admin/models/files",
+        tags=_TAGS,
+        summary="Remove a downloaded model",
+        response_model=Removal,
+        responses=example_response(REMOVAL) | error_responses("models_file_kept", "models_file_in_use", *_AWAY),
+    )
+    async def remove(
+        model: Annotated[
+            str,
+            Query(
+                min_length=1,
+                max_length=2048,
+                description="Path below the models folder, of a file or a folder; else a reference.",
+            ),
+        ],
+        actor: Actor,
+    ) -> Removal:
+        """Remove the files of a download. What is declared or in use, what somebody put there by hand, and what was
+        changed since stays, and nothing is removed then. The main file of a download stands for all of its files."""
+        return await files.remove_model(model, actor=actor)
+
+
+async def _events(downloads: DownloadService, for_s: float | None) -> AsyncIterator[bytes]:
+    yield HEARTBEAT  # so that the headers leave at once
+    loop = asyncio.get_running_loop()
+    ends_at = float("inf") if for_s is None else loop.time() + for_s
+    version = 0
+    while (now := loop.time()) < ends_at:
+        try:
+            async with asyncio.timeout(min(HEARTBEAT_S, ends_at - now)):
+                changed, version = await downloads.wait_for_changes(version)
+        except TimeoutError:
+            yield HEARTBEAT
+            continue
+        yield b"".join(b"event: download\ndata: %b\n\n" % each.model_dump_json().encode() for each in changed)

@@ -1,0 +1,1 @@
+"""`roundhouse pull`: download a model, watch it, and declare it."""

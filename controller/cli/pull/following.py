@@ -1,0 +1,64 @@
+"""Follows one download to its end, over lost connections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from controller.cli.client_errors import NoControllerError, RequestRefusedError
+from controller.cli.follow import FIRST_PAUSE_S, LONGEST_PAUSE_S
+from controller.cli.output import print_error
+from controller.schema.downloads import FINAL_STATES, Download
+
+if TYPE_CHECKING:
+    from controller.cli.admin_client import AdminClient
+
+
+class DownloadFollower:
+    """Waits for the end of one download. Uses an open `client`, and does not close it."""
+
+    def __init__(self, client: AdminClient, ordered: Download, show: Callable[[Download], None]) -> None:
+        """`ordered`: the download as its order was answered. `show` is called with each change."""
+        self._client = client
+        self._ordered = ordered
+        self._show = show
+        self._is_reported = False
+        self._pause_s = FIRST_PAUSE_S
+
+    async def wait_for_end(self) -> Download:
+        """Return the download in its final state. A lost connection is reported once on stderr and made again, without
+        a limit. Raises RequestRefusedError where the controller refuses with a status below 500, and CommandError where
+        its TLS fails."""
+        while True:
+            try:
+                if (end := await self._follow_once()) is not None:
+                    return end
+                reason = "the stream ended"
+            except NoControllerError as error:
+                reason = error.reason
+            except RequestRefusedError as error:
+                # While `transfers` or the controller is away, the answer is 5xx.
+                if error.status < 500:
+                    raise
+                reason = str(error)
+            if not self._is_reported:
+                print_error(f"the connection broke ({reason}); the download goes on, and is asked for again")
+                self._is_reported = True
+            await asyncio.sleep(self._pause_s)
+            self._pause_s = min(LONGEST_PAUSE_S, self._pause_s * 2)
+
+    async def _follow_once(self) -> Download | None:
+        """Follow over one connection. None: it ended before the download."""
+        downloads = self._client.follow_downloads()
+        async with aclosing(downloads):
+            async for each in downloads:
+                # An earlier run of the same reference may be told first.
+                if each.id != self._ordered.id or each.created_at < self._ordered.created_at:
+                    continue
+                self._is_reported, self._pause_s = False, FIRST_PAUSE_S
+                self._show(each)
+                if each.state in FINAL_STATES:
+                    return each
+        return None

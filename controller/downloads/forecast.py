@@ -1,0 +1,232 @@
+"""Where a model will fit that is not here yet: the predictions and the placement of models that are, asked before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from controller.artifacts.facts import Artifact
+from controller.artifacts.model_roots import ModelRoots
+from controller.config.tree import SourcePlace, Table, with_place
+from controller.config.validate import validate_models
+from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired
+from controller.engines import ENGINES, resolve_backend
+from controller.planning.placement import ClaimLedger, NoRoom, place_replica
+from controller.schema.model_files import DeviceFit, MemoryForecast
+from controller.sizing.estimator import Estimate, estimate_model
+from controller.state import HOST, DesiredModel, Gpu, ObservedState, Phase, Requirement
+
+NAME: Final = "the-model-that-is-asked-about"
+"""Name of the model in the forecast's own plan; no declared one has it."""
+_PLACE: Final = SourcePlace("the download")
+_PROJECTOR_FIELDS: Final[Mapping[str, str]] = {"llama_server": "llama_server_mmproj"}
+"""Field of the projector's path, by backend."""
+_MOST_TOLD: Final = 3
+"""Devices and models that a summary names."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPaths:
+    """What of a download a definition names: paths below the models folder, and the backend, if one was named."""
+
+    main: str
+    projector: str | None = None
+    backend: str | None = None
+
+
+class UnknownModelError(Exception):
+    """Nothing serves the files by themselves. The message says why, as half a sentence."""
+
+
+def build_model(paths: ModelPaths, roots: ModelRoots, gpus: int, *, name: str = NAME) -> DesiredModel:
+    """Return the model of these files with default options, on that many GPUs. Raises UnknownModelError where no
+    backend serves them without further options."""
+    fields: dict[str, Any] = {"model_path": paths.main, "gpus": gpus}
+    backend = paths.backend or resolve_backend(paths.main)
+    if backend is None:
+        raise UnknownModelError("the files do not tell which backend serves them; name it with `--backend`")
+    fields["backend"] = backend
+    if paths.projector is not None and (field := _PROJECTOR_FIELDS.get(backend)) is not None:
+        fields[field] = paths.projector
+    models = with_place({name: fields}, _PLACE)
+    assert isinstance(models, Table)
+    validated = validate_models(models, roots)
+    if validated.problems or name not in validated.definitions:
+        raise UnknownModelError(_explain(backend, [each.message for each in validated.problems]))
+    declared = DeclaredModel(validated.definitions[name], fields, 0.0)
+    return resolve_desired({name: declared}, {}, {}, Defaults(), generation=0).models[name]
+
+
+def _explain(backend: str, problems: Sequence[str]) -> str:
+    if backend not in ENGINES:
+        return f"there is no backend {backend!r:.100}; there are {', '.join(ENGINES)}"
+    return f"{backend} needs more than a download tells: {'; '.join(problems)}"
+
+
+def forecast_memory(
+    paths: ModelPaths, artifacts: Mapping[str, Artifact], roots: ModelRoots, observed: ObservedState | None
+) -> MemoryForecast:
+    """Return what a model of these files takes with default options, and for each GPU, for several of them together
+    where one is not enough, and for main memory whether one replica fits, beside what is loaded now.
+
+    `artifacts`: what the heads of the files say, by path. `observed` None: nothing was observed yet.
+    """
+    try:
+        return _Forecaster(paths, artifacts, roots, observed).run()
+    except UnknownModelError as error:
+        return _unknown(paths.backend, str(error))
+
+
+class _Forecaster:
+    def __init__(
+        self,
+        paths: ModelPaths,
+        artifacts: Mapping[str, Artifact],
+        roots: ModelRoots,
+        observed: ObservedState | None,
+    ) -> None:
+        self._paths = paths
+        self._artifacts = artifacts
+        self._roots = roots
+        self._observed = observed
+
+    def run(self) -> MemoryForecast:
+        model = self._build_any()
+        if not model.runs:
+            return _unknown(model.backend, f"{model.backend} loads no files")
+        if self._observed is None:
+            return _unknown(model.backend, "the controller has not made its first observation yet")
+        fits = self._list_fits(self._observed)
+        if not fits:
+            return _unknown(model.backend, self._explain_unpredicted(model, self._observed))
+        why_no_gpus = "the GPUs cannot be read now" if self._observed.gpus is None else None
+        return MemoryForecast(summary=summarize_fits(fits, why_no_gpus), backend=model.backend, devices=fits)
+
+    def _build_any(self) -> DesiredModel:
+        """Return the model in main memory, or on a GPU where its backend needs one."""
+        try:
+            return build_model(self._paths, self._roots, 0)
+        except UnknownModelError:
+            return build_model(self._paths, self._roots, 1)
+
+    def _explain_unpredicted(self, model: DesiredModel, observed: ObservedState) -> str:
+        if model.gpu_count and not observed.gpus:
+            return f"{model.backend} needs a GPU, and this host has none that can be read"
+        estimate = self._estimate(model)
+        return (estimate.reason if estimate is not None else None) or "the backend has no formula for it"
+
+    def _list_fits(self, observed: ObservedState) -> list[DeviceFit]:
+        gpus = observed.gpus or ()
+        fits = [fit for gpu in gpus if (fit := self._judge(observed, (gpu,))) is not None]
+        if not any(fit.fits_alone for fit in fits):
+            # The largest first: engines on several GPUs take as much of each.
+            by_size = sorted((gpu for gpu in gpus if gpu.mig is None), key=lambda gpu: (-gpu.total_mib, gpu.index))
+            for count in range(2, len(by_size) + 1):
+                together = self._judge(observed, tuple(sorted(by_size[:count], key=lambda gpu: gpu.index)))
+                if together is not None and together.fits_alone:
+                    fits.append(together)
+                    break
+        host = self._judge(observed, ())
+        return fits if host is None else [*fits, host]
+
+    def _judge(self, observed: ObservedState, gpus: tuple[Gpu, ...]) -> DeviceFit | None:
+        """Return whether a replica fits on these GPUs together, or in main memory without any. None: not known."""
+        try:
+            model = build_model(self._paths, self._roots, len(gpus))
+        except UnknownModelError:
+            return None
+        model = replace(model, gpu_choice=tuple(gpu.uuid for gpu in gpus))
+        estimate = self._estimate(model)
+        if estimate is None or estimate.source != "predicted":
+            return None
+        requirement = Requirement(
+            estimate.per_gpu_mib if gpus else None, estimate.host_mib, estimate.gpu_share, estimate.host_grows
+        )
+        observed = replace(observed, requirements={**observed.requirements, NAME: requirement})
+        ledger = ClaimLedger.of(observed)
+        # That somebody loads there just now says nothing about the room.
+        ledger.busy_replicas.clear()
+        alone = ledger.copy_without_replicas(_claiming(observed), observed)
+        placed = place_replica(model, observed, ledger)
+        keys = [gpu.uuid for gpu in gpus] or [HOST]
+        free = [_free_mib(key, observed, ledger) for key in keys]
+        return DeviceFit(
+            gpus=[gpu.label for gpu in gpus],
+            needed_mib=max((estimate.mib_on_gpu(gpu.total_mib) for gpu in gpus), default=estimate.host_mib),
+            free_mib=min((mib for mib in free if mib is not None), default=None),
+            total_mib=min((gpu.total_mib for gpu in gpus), default=observed.host_mib),
+            fits=not isinstance(placed, NoRoom),
+            fits_alone=not isinstance(place_replica(model, observed, alone), NoRoom),
+            beside=sorted({name for key in keys for name in ledger.models_by_gpu.get(key, ())}),
+            reason=placed.reason if isinstance(placed, NoRoom) else None,
+        )
+
+    def _estimate(self, model: DesiredModel) -> Estimate | None:
+        paths = ENGINES[model.backend].list_artifacts(model.definition)
+        return estimate_model(model, {path: self._artifacts[path] for path in paths if path in self._artifacts})
+
+
+def _claiming(observed: ObservedState) -> list[Any]:
+    """Return the replicas whose claims are in the ledger of an observation."""
+    return [
+        each
+        for each in observed.replicas
+        if each.phase is Phase.RUNNING or (each.phase is Phase.CREATED and each.name in observed.pending)
+    ]
+
+
+def _free_mib(key: str, observed: ObservedState, ledger: ClaimLedger) -> int | None:
+    gpu = next((each for each in observed.gpus or () if each.uuid == key), None)
+    if gpu is not None:
+        return max(0, gpu.total_mib - max(ledger.claimed_on(key), gpu.used_mib))
+    return None if observed.host_mib is None else max(0, observed.host_mib - ledger.claimed_on(HOST))
+
+
+def summarize_fits(fits: Sequence[DeviceFit], why_no_gpus: str | None = None) -> str:
+    """Return in words where a model fits: on a GPU if it can, else in main memory. `why_no_gpus`: why nothing is known
+    of GPUs; None: they are known, also where there are none."""
+    now = [fit for fit in fits if fit.gpus and fit.fits]
+    later = [fit for fit in fits if fit.gpus and not fit.fits and fit.fits_alone]
+    host = next((fit for fit in fits if not fit.gpus), None)
+    in_host = host is not None and host.fits
+    suffix = f"; {why_no_gpus}" if why_no_gpus is not None else ""
+    if now:
+        return f"fits on {', or on '.join(_describe(fit) for fit in now[:_MOST_TOLD])}"
+    if later:
+        others = f", and now {_describe_host(host)}" if host is not None and in_host else ""
+        return f"fits on {_name(later[0])} once {_list(later[0].beside) or 'its memory'} is gone{others}"
+    if host is not None and in_host:
+        without = "; no GPU has room for it" if any(fit.gpus for fit in fits) else ""
+        return f"fits {_describe_host(host)}{without}{suffix}"
+    if host is not None and host.fits_alone:
+        return f"fits in main memory once {_list(host.beside) or 'other memory'} is gone{suffix}"
+    reasons = [fit.reason for fit in fits if fit.reason is not None]
+    return f"does not fit: {reasons[0]}{suffix}" if reasons else f"not known where it fits{suffix}"
+
+
+def _describe(fit: DeviceFit) -> str:
+    return f"{_name(fit)}{_beside(fit)}"
+
+
+def _describe_host(fit: DeviceFit) -> str:
+    return f"in main memory{_beside(fit)}"
+
+
+def _beside(fit: DeviceFit) -> str:
+    return f" beside {_list(fit.beside)}" if fit.beside else ""
+
+
+def _name(fit: DeviceFit) -> str:
+    return f"GPU {fit.gpus[0]}" if len(fit.gpus) == 1 else f"GPUs {', '.join(fit.gpus)} together"
+
+
+def _list(names: Sequence[str]) -> str:
+    told = list(names[:_MOST_TOLD])
+    if len(names) > _MOST_TOLD:
+        told.append(f"{len(names) - _MOST_TOLD} more")
+    return told[0] if len(told) == 1 else f"{', '.join(told[:-1])} and {told[-1]}" if told else ""
+
+
+def _unknown(backend: str | None, reason: str) -> MemoryForecast:
+    return MemoryForecast(summary=f"what it takes is not known: {reason}", backend=backend, reason=reason)

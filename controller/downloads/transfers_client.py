@@ -1,0 +1,196 @@
+"""The controller's questions to the program `transfers`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Final, Protocol, Self, TypeVar
+
+import aiohttp
+from pydantic import BaseModel, ValidationError
+
+from common.program_address import ProgramAddress
+from common.program_client import ProgramAnswer, ProgramClient, ProgramGoneError
+from controller.schema.download_errors import DOWNLOAD_ERRORS
+from controller.schema.downloads import (
+    TOKEN_HEADER,
+    Download,
+    DownloadList,
+    DownloadOrder,
+    Inspection,
+    RangeOrder,
+    Removal,
+    RemovalOrder,
+)
+from controller.schema.errors import ErrorEnvelope, RoundhouseError
+
+CONNECT_S: Final = 2.0
+QUICK_S: Final = 30.0
+"""Seconds for an answer that needs the disk at most; a cancellation waits for threads."""
+SOURCE_S: Final = 90.0
+"""Seconds for an answer that needs the source; `transfers` gives up after a minute."""
+REMOVAL_S: Final = 600.0
+"""Seconds for a removal, for which files may be read in full."""
+SILENCE_S: Final = 60.0
+"""Seconds without anything, not even a comment, after which a stream of events counts as broken."""
+_PASSED_ON: Final = frozenset({"schema_violation", "internal_error", *(entry.code for entry in DOWNLOAD_ERRORS)})
+"""Codes of errors that are passed on as they are. Others are about the controller, not about whoever asked it."""
+_LONGEST_EVENT: Final = 2**24
+
+Answer = TypeVar("Answer", bound=BaseModel)
+
+
+class Transfers(Protocol):
+    """The program that downloads. Every method raises RoundhouseError: `transfers_unreachable` where it does not answer
+    or in a way that cannot be read, and what it says itself (`source_…`, `models_…`, `download_not_found`,
+    `reference_invalid`)."""
+
+    async def inspect(self, order: DownloadOrder) -> Inspection:
+        """Return what a reference resolves to now."""
+
+    async def read_range(self, order: RangeOrder) -> bytes:
+        """Return bytes of a file of the source, fewer at its end."""
+
+    async def order_download(self, order: DownloadOrder) -> tuple[Download, bool]:
+        """Begin a download. Return it, and whether it is a new run; one that is under way is returned as it is."""
+
+    async def list_downloads(self) -> list[Download]:
+        """Return all downloads, newest first."""
+
+    async def get_download(self, download: str) -> Download:
+        """Return one download."""
+
+    async def cancel_download(self, download: str) -> Download:
+        """End a download, and return it."""
+
+    def follow_downloads(self) -> AsyncGenerator[Download, None]:
+        """Yield every download once, and then each that changes. Ends when the program does. Close it (`aclosing`)."""
+
+    async def remove_files(self, order: RemovalOrder) -> Removal:
+        """Remove what a download put into the models folder."""
+
+
+class TransfersClient:
+    """Asks `transfers` over HTTP: see `Transfers`. An async context manager: requests work only while it is entered."""
+
+    def __init__(self, address: ProgramAddress) -> None:
+        self._client = ProgramClient(address, CONNECT_S, program="transfers")
+
+    async def __aenter__(self) -> Self:
+        await self._client.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.__aexit__(None, None, None)
+
+    async def inspect(self, order: DownloadOrder) -> Inspection:
+        """See `Transfers`."""
+        return _parse(Inspection, (await self._exchange("POST", "/inspect", order, SOURCE_S))[1])
+
+    async def read_range(self, order: RangeOrder) -> bytes:
+        """See `Transfers`."""
+        return (await self._exchange("POST", "/ranges", order, SOURCE_S))[1]
+
+    async def order_download(self, order: DownloadOrder) -> tuple[Download, bool]:
+        """See `Transfers`."""
+        status, content = await self._exchange("POST", "/downloads", order)
+        return _parse(Download, content), status == 202
+
+    async def list_downloads(self) -> list[Download]:
+        """See `Transfers`."""
+        return _parse(DownloadList, (await self._exchange("GET", "/downloads"))[1]).downloads
+
+    async def get_download(self, download: str) -> Download:
+        """See `Transfers`."""
+        return _parse(Download, (await self._exchange("GET", _path(download)))[1])
+
+    async def cancel_download(self, download: str) -> Download:
+        """See `Transfers`."""
+        return _parse(Download, (await self._exchange("DELETE", _path(download)))[1])
+
+    async def remove_files(self, order: RemovalOrder) -> Removal:
+        """See `Transfers`."""
+        return _parse(Removal, (await self._exchange("DELETE", "/files", order, REMOVAL_S))[1])
+
+    async def follow_downloads(self) -> AsyncGenerator[Download, None]:
+        """See `Transfers`."""
+        timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_connect=CONNECT_S, sock_read=SILENCE_S)
+        try:
+            async with await self._client.send_request("GET", "/downloads/events", {}, timeout=timeout) as answer:
+                if answer.status != 200:
+                    raise _read_error(answer, await answer.read_body())
+                events = _read_events(answer)
+                async with aclosing(events):
+                    async for data in events:
+                        yield _parse(Download, data)
+        except (ProgramGoneError, TimeoutError) as error:
+            raise _unreachable(str(error) or "it fell silent") from None
+
+    async def _exchange(
+        self, method: str, path: str, order: BaseModel | None = None, within_s: float = QUICK_S
+    ) -> tuple[int, bytes]:
+        body, headers = b"", dict[str, str]()
+        if order is not None:
+            body, headers = (
+                json.dumps(order.model_dump(exclude_none=True)).encode(),
+                {"content-type": "application/json"},
+            )
+        timeout = aiohttp.ClientTimeout(total=within_s, connect=CONNECT_S, sock_connect=CONNECT_S)
+        try:
+            async with await self._client.send_request(method, path, headers, body, timeout=timeout) as answer:
+                content = await answer.read_body()
+        except TimeoutError:
+            raise _unreachable(f"no answer within {within_s:g} s") from None
+        except ProgramGoneError as error:
+            raise _unreachable(str(error)) from None
+        if answer.status >= 400:
+            raise _read_error(answer, content)
+        return answer.status, content
+
+
+def transfers_address(url: str, token_file: Path | None) -> ProgramAddress:
+    """Return where `transfers` is asked, by the settings. Raises ValueError for an address of another form."""
+    return ProgramAddress.parse(url, token_file, TOKEN_HEADER)
+
+
+def _path(download: str) -> str:
+    if not (download.isascii() and download.replace("_", "").isalnum()):
+        raise RoundhouseError("download_not_found", f"There is no download {download!r:.60}.")
+    return f"/downloads/{download}"
+
+
+def _parse(kind: type[Answer], content: bytes) -> Answer:
+    try:
+        return kind.model_validate_json(content)
+    except ValidationError:
+        raise _unreachable("what answers is no `transfers` of this version") from None
+
+
+async def _read_events(answer: ProgramAnswer) -> AsyncGenerator[bytes, None]:
+    """Yield the data of each event. Comments and other lines are skipped."""
+    rest = b""
+    while part := await answer.read_part():
+        *lines, rest = (rest + part).split(b"\n")
+        if len(rest) > _LONGEST_EVENT:
+            raise _unreachable("it sent an event that is too long")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line.removeprefix(b"data:").strip()
+
+
+def _read_error(answer: ProgramAnswer, content: bytes) -> RoundhouseError:
+    try:
+        error = ErrorEnvelope.model_validate_json(content).error
+    except ValidationError:
+        return _unreachable(f"it answers with status {answer.status}")
+    if error.code not in _PASSED_ON:
+        return _unreachable(f"it refuses the controller: {error.message}")
+    asked = answer.headers.get("retry-after", "")
+    retry_after_s = float(asked) if asked.isascii() and asked.isdigit() else None
+    return RoundhouseError(error.code, error.message, param=error.param, retry_after_s=retry_after_s)
+
+
+def _unreachable(reason: str) -> RoundhouseError:
+    return RoundhouseError("transfers_unreachable", f"Models cannot be downloaded now: {reason}.")

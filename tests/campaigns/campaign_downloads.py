@@ -1,0 +1,37 @@
+"""Downloads: generated faults of a hub, kills at random moments, and the choice of files against llama-server's."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tests.campaigns.pytest_run import run_tests
+from tests.campaigns.record import Outcome, Table
+
+ABOUT = """
+A hub of our own (`tests/support/fake_hub`) with generated faults: dropped, stalled, slow and refused answers,
+lengths, ranges, sizes, hashes and commits that are wrong, redirects without end. Each of 100 downloads ends in the
+right bytes or a clear error, has nothing half-written under a final name, and ends in the right bytes once the hub is
+well. Faults that another try helps against must not be seen at all. 30 kills of a download, at random moments and
+before random changes of files: it goes on, asks for nothing again that it had noted as done, and ends with the right
+bytes and nothing left over. 100 generated repositories of GGUF files: the real `llama-server -hf` fetches the files
+that we choose.
+"""
+TESTS = (
+    "tests/integration/transfers/test_generated_faults.py",
+    "tests/integration/transfers/test_killed_downloads.py",
+    "tests/integration/transfers/test_other_clients.py",
+)
+
+
+def run(seed: int) -> Outcome:
+    """The tests with full counts. The figures of a test are added up over its seeds."""
+    outcome = run_tests(TESTS, seed)
+    tables = [_add_up(table) if table.title == "Figures" else table for table in outcome.tables]
+    return Outcome(tables, outcome.failures)
+
+
+def _add_up(figures: Table) -> Table:
+    sums: Counter[tuple[str, str]] = Counter()
+    for test, figure, value in figures.rows:
+        sums[str(test).partition("[")[0], str(figure)] += int(str(value))
+    return Table(figures.title, figures.columns, [(*names, count) for names, count in sorted(sums.items())])

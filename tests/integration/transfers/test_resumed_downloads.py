@@ -1,0 +1,196 @@
+"""Downloads that end early and begin again: what is kept, what is not trusted, and what a cancellation removes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.download_site import SEGMENT_BYTES, DownloadSite, hash_files, list_models, list_partials, open_site
+from tests.support.fake_hub import FakeHub, Fault, FaultPlan, HubRepository
+from transfers.downloads.progress import DownloadProgress
+from transfers.folder.models_folder import ModelsFolder
+
+NAME = "model-Q4_K_M.gguf"
+CONTENT = random.Random(9).randbytes(9 * SEGMENT_BYTES + 5)
+REFERENCE = "hf:some/model:Q4_K_M"
+RIGHT = hash_files("some/model", {NAME: CONTENT})
+DEAD = Fault("status", status=503, skip=5, times=0)
+"""The storage gives five ranges, and no more."""
+
+
+def make_hub(*faults: Fault) -> FakeHub:
+    return FakeHub([HubRepository("some/model", {NAME: CONTENT})], faults=FaultPlan(*faults))
+
+
+def fail_midway(site: DownloadSite, hub: FakeHub) -> Path:
+    """Let a download fail when a part is here, and mend the hub. Returns the partial file."""
+    found = site.pull(REFERENCE)
+    assert found.error is not None
+    assert found.error.code == "source_unavailable"
+    hub.faults.clear()
+    hub.clear_requests()
+    return site.folder.partial_path(found.id, NAME)
+
+
+def count_bytes(hub: FakeHub) -> int:
+    """Bytes of all ranges that the storage was asked for."""
+    ranges = (each.headers["range"].removeprefix("bytes=") for each in hub.requests if each.server == "storage")
+    return sum(int(last) + 1 - int(first) for first, _, last in (each.partition("-") for each in ranges))
+
+
+def test_a_download_that_failed_goes_on_with_what_is_here(tmp_path: Path) -> None:
+    with make_hub(DEAD) as hub, open_site(tmp_path / "models", hub.endpoint) as site:
+        fail_midway(site, hub)
+        assert site.pull(REFERENCE).state == "finished"
+        assert count_bytes(hub) <= len(CONTENT) - 3 * SEGMENT_BYTES
+        assert list_models(site.models) == RIGHT
+        assert list_partials(site.models) == []
+
+
+def spoil_bytes(partial: Path) -> None:
+    with partial.open("r+b") as file:
+        file.write(b"not what was there")
+
+
+def cut_bytes(partial: Path) -> None:
+    with partial.open("r+b") as file:
+        file.truncate(10)
+
+
+def remove_partial(partial: Path) -> None:
+    partial.unlink()
+
+
+def claim_everything(partial: Path) -> None:
+    journal = partial.with_name(f"{partial.name}.journal")
+    journal.write_text(f"{journal.read_text()}\n0 {len(CONTENT)}\n")
+
+
+def write_nonsense(partial: Path) -> None:
+    journal = partial.with_name(f"{partial.name}.journal")
+    journal.write_bytes(journal.read_bytes() + b"\n7 3\n-1 5\n0 99999999999999\n\xff\xfe\n1 2 3\n12")
+
+
+def name_other_content(partial: Path) -> None:
+    journal = partial.with_name(f"{partial.name}.journal")
+    journal.write_text(f"{len(CONTENT)} {'0' * 64}\n\n0 {len(CONTENT)}\n")
+
+
+@pytest.mark.parametrize(
+    "spoil", [spoil_bytes, cut_bytes, remove_partial, claim_everything, write_nonsense, name_other_content]
+)
+def test_what_is_here_is_not_believed(spoil: Callable[[Path], None], tmp_path: Path) -> None:
+    """As a power cut leaves it, which may keep the journal and lose bytes."""
+    with make_hub(DEAD) as hub, open_site(tmp_path / "models", hub.endpoint) as site:
+        spoil(fail_midway(site, hub))
+        assert site.pull(REFERENCE).state == "finished"
+        assert list_models(site.models) == RIGHT
+        assert list_partials(site.models) == []
+
+
+def test_a_download_goes_on_by_itself_with_the_commit_that_it_began_with(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    stall = Fault("stall", after_bytes=100, skip=5, times=0)
+    with make_hub(stall) as hub:
+        with open_site(models, hub.endpoint) as site:
+            download = site.order(REFERENCE)
+            hub.faults.wait_hit()
+        assert list_models(models) == {}
+        hub.faults.clear()
+        hub.repositories["some/model"].commit({NAME: b"another model"})
+        with open_site(models, hub.endpoint) as site:
+            assert site.wait_final(download).state == "finished"
+        assert list_models(models) == RIGHT
+        assert list_partials(models) == []
+
+
+def test_a_file_that_changed_at_the_source_begins_anew(tmp_path: Path) -> None:
+    other = random.Random(10).randbytes(len(CONTENT))
+    with make_hub(DEAD) as hub, open_site(tmp_path / "models", hub.endpoint) as site:
+        fail_midway(site, hub)
+        hub.repositories["some/model"].commit({NAME: other})
+        assert site.pull(REFERENCE).state == "finished"
+        assert list_models(site.models) == hash_files("some/model", {NAME: other})
+
+
+def test_a_cancelled_download_leaves_nothing(tmp_path: Path) -> None:
+    with (
+        make_hub(Fault("stall", after_bytes=100, skip=5, times=0)) as hub,
+        open_site(tmp_path / "models", hub.endpoint) as site,
+    ):
+        download = site.order(REFERENCE)
+        hub.faults.wait_hit()
+        assert site.board.cancel(download).state == "cancelled"
+        assert list_models(site.models) == {}
+        assert list_partials(site.models) == []
+        hub.faults.clear()
+        assert site.pull(REFERENCE).state == "finished"
+        assert list_models(site.models) == RIGHT
+
+
+def test_why_nothing_comes_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str | None] = []
+    monkeypatch.setattr(DownloadProgress, "set_waiting", lambda _self, reason: said.append(reason))
+    busy = Fault("status", site="resolve", status=429, retry_after="0")
+    with make_hub(busy) as hub, open_site(tmp_path / "models", hub.endpoint) as site:
+        assert site.pull(REFERENCE).state == "finished"
+    assert "127.0.0.1 answers status 429 and asks to wait 0 s" in said
+    assert said[-1] is None
+
+
+def test_a_source_that_asks_to_wait_for_too_long_is_given_up(tmp_path: Path) -> None:
+    with (
+        make_hub(Fault("status", site="resolve", status=429, retry_after="86400")) as hub,
+        open_site(tmp_path / "models", hub.endpoint) as site,
+    ):
+        found = site.pull(REFERENCE)
+    assert found.error is not None
+    assert found.error.code == "source_unavailable"
+    assert "86400" in found.error.message
+
+
+@pytest.mark.parametrize("faults", [(), (Fault("ignored_range", times=0),)], ids=["range", "whole"])
+@pytest.mark.parametrize(
+    "other", [CONTENT * 3, CONTENT[:-1], b"", CONTENT[::-1]], ids=["more", "less", "none", "other"]
+)
+def test_a_hub_that_lies_about_a_file_is_found_out(faults: tuple[Fault, ...], other: bytes, tmp_path: Path) -> None:
+    """The storage has another file than the hub's list says. No more is written than was announced."""
+    with make_hub(*faults) as hub, open_site(tmp_path / "models", hub.endpoint) as site:
+        hub.repositories["some/model"].swap_content(NAME, other)
+        found = site.pull(REFERENCE)
+        sizes = [path.stat().st_size for path in site.folder.own.glob("partial/*/*")]
+        assert list_models(site.models) == {}
+    assert found.error is not None
+    assert found.error.code == "source_mismatch"
+    assert max(sizes, default=0) <= len(CONTENT)
+
+
+def test_a_file_of_an_address_that_claims_to_be_huge_is_not_begun(tmp_path: Path) -> None:
+    with make_hub(Fault("huge", times=0)) as hub, open_site(tmp_path / "models", hub.endpoint) as site:
+        address = hub.store(CONTENT)
+        found = site.pull(f"{address}#sha256={'0' * 64}")
+        assert len(hub.requests) == 2
+    assert found.error is not None
+    assert found.error.code == "models_disk_full"
+
+
+def test_the_main_file_appears_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever sees the main file sees all of the model."""
+    placed: list[str] = []
+    place = ModelsFolder.place_file
+
+    def note(self: ModelsFolder, partial: Path, target: str) -> object:
+        placed.append(target)
+        return place(self, partial, target)
+
+    monkeypatch.setattr(ModelsFolder, "place_file", note)
+    names = [f"a-Q8_0-{number:05d}-of-00003.gguf" for number in (1, 2, 3)] + ["mmproj-F16.gguf"]
+    repository = HubRepository("some/model", {name: name.encode() for name in names})
+    with FakeHub([repository]) as hub, open_site(tmp_path / "models", hub.endpoint) as site:
+        found = site.pull("some/model")
+    assert found.main == "some/model/a-Q8_0-00001-of-00003.gguf"
+    assert len(placed) == len(names)
+    assert placed[-1] == found.main

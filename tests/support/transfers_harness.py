@@ -1,0 +1,60 @@
+"""A transfers program in this process, with a models folder, and a file server that it may ask."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from common.model_reference import ModelReference
+from controller.schema.downloads import FINAL_STATES, Download
+from tests.support.file_server import FileServer
+from transfers.assembly import Transfers
+from transfers.settings import TransfersSettings
+from transfers.sources.source_set import read_reference
+
+DEADLINE_S = 60.0
+
+
+def make_transfers(models: Path, server: FileServer, **settings: Any) -> Transfers:
+    """Return a program, to be entered, that has room on any disk."""
+    said = {"transfers_keep_free_gb": 0.0, "transfers_ollama_registry": server.url, "hub_endpoint": server.url}
+    return Transfers(
+        TransfersSettings.model_validate(
+            {"models": str(models), "transfers_allow_hosts": f"127.0.0.1:{server.port}", **said, **settings}
+        )
+    )
+
+
+def add_file(server: FileServer, path: str, content: bytes) -> ModelReference:
+    """Put a file on the server, and return the reference to it."""
+    server.files[path] = content
+    return read_reference(f"{server.url}{path}#sha256={hashlib.sha256(content).hexdigest()}")
+
+
+def wait_for(what: str, look: Callable[[], Any]) -> Any:
+    """Return the first true answer of `look`. Raises AssertionError where none comes in time."""
+    ends = time.monotonic() + DEADLINE_S
+    while not (found := look()):
+        assert time.monotonic() < ends, f"waited in vain for: {what}"
+        time.sleep(0.01)
+    return found
+
+
+def wait_for_end(transfers: Transfers, download: str) -> Download:
+    """Return a download when it has ended."""
+
+    def look() -> Download | None:
+        found = transfers.board.find(download)
+        return found if found.state in FINAL_STATES else None
+
+    found = wait_for(f"the end of {download}", look)
+    assert isinstance(found, Download)
+    return found
+
+
+def fetch(transfers: Transfers, reference: ModelReference) -> Download:
+    """Order a download, and return it when it has ended."""
+    return wait_for_end(transfers, transfers.board.order(reference, include_pickle=False)[0].id)

@@ -1,0 +1,238 @@
+"""`pull`, `models` and `rm` against a whole controller, which asks a stand-in of `transfers`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.cli.app import run
+from controller.cli.exit_codes import ExitCode
+from controller.cli.output import duration_words, size_words
+from controller.cli.pull.declaration import build_fields
+from controller.schema.downloads import Inspection
+from controller.schema.errors import RoundhouseError
+from controller.schema.model_files import DeviceFit, MemoryForecast
+from tests.fakes.fake_transfers import FakeSource, FakeTransfers
+from tests.support.cli import PROGRAM, Terminal
+from tests.support.controller_app import Running, running
+from tests.support.gguf_files import write_llama
+from tests.support.wait import until
+
+REFERENCE = "hf:user/tiny-GGUF:Q8_0"
+PINNED = "hf:user/tiny-GGUF/tiny-Q8_0.gguf@abc123"
+MAIN = "user/tiny-GGUF/tiny-Q8_0.gguf"
+
+
+@dataclass
+class Site:
+    """A controller, and the `transfers` that it asks."""
+
+    running: Running
+    transfers: FakeTransfers
+    root: Path
+
+    async def run(self, *arguments: str) -> int:
+        """The exit code of a command."""
+        return await asyncio.to_thread(run, [*arguments, "--controller", self.running.url])
+
+    async def start(self, *arguments: str, **streams: Any) -> asyncio.subprocess.Process:
+        """A command as a process of its own."""
+        given = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE, **streams}
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "30"}
+        return await asyncio.create_subprocess_exec(
+            PROGRAM, *arguments, "--controller", self.running.url, env=environment, **given
+        )
+
+    async def order(self) -> str:
+        """The id of the download, once it is ordered."""
+        await until("it is ordered", lambda: any(each.state == "queued" for each in self.transfers.downloads.values()))
+        return next(iter(self.transfers.downloads))
+
+    @property
+    def size(self) -> int:
+        """Bytes of the model."""
+        return self.transfers.sources[REFERENCE].size_of(MAIN)
+
+
+@pytest.fixture
+async def site(folder: Path) -> AsyncIterator[Site]:
+    write_llama(folder / "hand.gguf", layers=1)
+    async with FakeTransfers(folder, folder) as transfers:
+        transfers.sources[REFERENCE] = FakeSource({MAIN: (folder / "hand.gguf").read_bytes()}, MAIN, PINNED)
+        models = {"mine": {"model_path": "hand.gguf", "enabled": False}}
+        async with running(folder, models, transfers_url=transfers.url) as made:
+            yield Site(made, transfers, folder)
+
+
+async def test_pull_declares_what_it_fetched(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    pulling = asyncio.create_task(site.run("pull", "user/tiny-GGUF:Q8_0", "--declare"))
+    download = await site.order()
+    site.transfers.set_state(download, "downloading", done=site.size // 2)
+    site.transfers.set_state(download, "finished")
+    assert await pulling == ExitCode.DONE
+    told = capsys.readouterr()
+    assert told.out == (
+        f"model_path: {MAIN}\nsource: {PINNED}\ntiny: declared; `roundhouse status --wait` waits until it serves\n"
+    )
+    first, memory, *_ = told.err.splitlines()
+    assert first.startswith(f"roundhouse: {REFERENCE}: 1 file, {size_words(site.size)}; ")
+    assert memory.startswith("roundhouse: memory: ")
+    assert memory.endswith("MiB, at the default context; fits in main memory")
+    declared = site.running.controller.declaration_service.get_declaration("models", "tiny")
+    assert declared.fields["model_path"] == MAIN
+    assert "gpus" not in declared.fields
+    again = asyncio.create_task(site.run("pull", REFERENCE, "--declare", "--json"))
+    site.transfers.set_state(await site.order(), "finished")
+    assert await again == ExitCode.DONE, "the same again changes nothing"
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["name"], printed["declared"], printed["download"]["pinned"]) == ("tiny", True, PINNED)
+    assert printed["inspection"]["files"][0]["is_present"]
+
+
+async def test_what_cannot_be_declared_is_said_before_anything_is_fetched(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.transfers.sources["hf:user/folder"] = FakeSource({"user/folder/x.safetensors": b"x"}, "user/folder", PINNED)
+    for arguments, code, words in (
+        ((REFERENCE, "--declare", "--as", "mine"), ExitCode.FAILED, "a model mine is declared already"),
+        ((REFERENCE, "--as", "other"), ExitCode.USAGE, "--as names the model of --declare"),
+        (("user/folder", "--declare"), ExitCode.USAGE, "name it with --backend"),
+        (("",), ExitCode.USAGE, "REF is empty"),
+        (("nothing",), ExitCode.FAILED, "a repository is named USER/REPO"),
+        (("user/nothing",), ExitCode.FAILED, "There is no hf:user/nothing"),
+    ):
+        assert await site.run("pull", *arguments) == code
+        assert words in capsys.readouterr().err
+    assert site.transfers.downloads == {}
+
+
+async def test_a_failed_download_is_told_with_what_to_do(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    pulling = asyncio.create_task(site.run("pull", REFERENCE))
+    download = await site.order()
+    site.transfers.set_state(download, "failed", error=RoundhouseError("models_disk_full", "It needs 5 GiB."))
+    assert await pulling == ExitCode.FAILED
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "roundhouse: the download failed: It needs 5 GiB. Remove models with `roundhouse rm`, or enlarge the disk."
+    )
+    pulling = asyncio.create_task(site.run("pull", REFERENCE))
+    await site.order()
+    assert await site.run("pull", REFERENCE, "--cancel") == ExitCode.DONE
+    assert await pulling == ExitCode.FAILED
+    assert "the download was cancelled" in capsys.readouterr().err
+    assert await site.run("pull", REFERENCE, "--cancel") == ExitCode.FAILED
+    assert "is under way" in capsys.readouterr().err
+
+
+async def test_pull_outlives_transfers(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    pulling = asyncio.create_task(site.run("pull", REFERENCE))
+    download = await site.order()
+    site.transfers.set_state(download, "downloading", done=10)
+    await site.transfers.close()
+    await site.transfers.open()
+    site.transfers.set_state(download, "finished")
+    assert await pulling == ExitCode.DONE
+    assert capsys.readouterr().out.splitlines()[0] == f"model_path: {MAIN}"
+
+
+async def test_without_transfers_pull_says_so_and_models_lists_all_the_same(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await site.transfers.close()
+    assert await site.run("pull", REFERENCE) == ExitCode.FAILED
+    assert "Models cannot be downloaded now: transfers accepts no connection" in capsys.readouterr().err
+    assert await site.run("models") == ExitCode.DONE
+    assert "hand.gguf" in capsys.readouterr().out
+    await site.transfers.open()
+
+
+async def test_ctrl_c_leaves_the_download(site: Site) -> None:
+    async with Terminal() as terminal:
+        process = await site.start("pull", REFERENCE, stderr=terminal.end)
+        download = await site.order()
+        site.transfers.set_state(download, "downloading", done=site.size // 2)
+        await until("the bar is shown", lambda: "1000 B/s, 5 s left" in terminal.text)
+        assert "tiny-Q8_0.gguf" in terminal.text
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == ExitCode.INTERRUPTED
+        line = f"the download goes on; `roundhouse pull {REFERENCE} --cancel` ends it"
+        await until("it says how to cancel", lambda: line in terminal.text)
+    assert site.transfers.downloads[download].state == "downloading"
+
+
+async def test_models_and_rm(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    pulling = asyncio.create_task(site.run("pull", REFERENCE, "--declare", "--as", "chat"))
+    site.transfers.set_state(await site.order(), "finished")
+    assert await pulling == ExitCode.DONE
+    capsys.readouterr()
+    assert await site.run("models") == ExitCode.DONE
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert rows["hand.gguf"].split()[-3:] == ["mine", "by", "hand"]
+    assert rows[MAIN].split()[-2:] == ["chat", PINNED]
+    assert "MiB main memory" in rows[MAIN]
+    assert await site.run("models", "--json") == ExitCode.DONE
+    listed = json.loads(capsys.readouterr().out)
+    assert [each["path"] for each in listed["models"] if each["path"].endswith(".gguf")] == ["hand.gguf", MAIN]
+    for name, words in ((MAIN, "is of the model chat"), ("hand.gguf", "No download put 'hand.gguf'")):
+        assert await site.run("rm", name) == ExitCode.FAILED
+        assert words in capsys.readouterr().err
+    assert await site.run("declarations", "rm", "chat") == ExitCode.DONE
+    capsys.readouterr()
+    assert await site.run("rm", REFERENCE) == ExitCode.DONE
+    assert capsys.readouterr().out == f"{MAIN}: removed\n1 file removed, {size_words(site.size)} freed\n"
+    assert not (site.root / MAIN).exists()
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1048575, "1.0 MiB"),
+        (2.5 * 2**30, "2.50 GiB"),
+        (2**41, "2.00 TiB"),
+    ],
+)
+def test_sizes(size: float, words: str) -> None:
+    assert size_words(size) == words
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(-1, "0 s"), (59.4, "59 s"), (60, "1 min 0 s"), (4260, "1 h 11 min")])
+def test_durations(seconds: float, words: str) -> None:
+    assert duration_words(seconds) == words
+
+
+def test_the_declaration_names_gpus_only_where_it_fits() -> None:
+    inspection = Inspection(
+        reference=REFERENCE,
+        pinned=PINNED,
+        files=[],
+        main=MAIN,
+        projector="user/tiny-GGUF/mmproj.gguf",
+        total_bytes=1,
+        missing_bytes=1,
+        free_bytes=1,
+    )
+
+    def fit(*gpus: str, fits: bool) -> DeviceFit:
+        return DeviceFit(gpus=list(gpus), needed_mib=1, fits=fits, fits_alone=fits, beside=[])
+
+    def fields(*devices: DeviceFit, backend: str | None = None) -> dict[str, Any]:
+        forecast = MemoryForecast(summary="", backend="llama_server", devices=list(devices))
+        return build_fields(inspection, forecast, backend)
+
+    both = fields(fit("0", fits=False), fit("0", "1", fits=True), fit(fits=True))
+    assert (both["gpus"], both["llama_server_mmproj"]) == (2, inspection.projector)
+    assert "gpus" not in fields(fit("0", fits=False), fit(fits=True))
+    assert fields(fit("0", fits=True), fit("0", "1", fits=True))["gpus"] == 1
+    other = fields(backend="llama_cpp")
+    assert (other["backend"], other["model_path"]) == ("llama_cpp", MAIN)
+    assert "llama_server_mmproj" not in other

@@ -1,0 +1,176 @@
+"""What a reference resolves to, and some bytes of its files, before anything is downloaded."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from common.model_reference import ModelReference
+from controller.schema.downloads import LONGEST_RANGE, Inspection, PlacedFile, RemoteFile
+from controller.schema.errors import RoundhouseError
+from transfers.downloads.present_files import has_kept_state
+from transfers.downloads.revision_folder import choose_folder
+from transfers.folder.models_folder import ModelsFolder
+from transfers.network.client import NetworkOptions, SourceClient
+from transfers.network.errors import InterruptedConnectionError
+from transfers.network.failures import FAILURES, describe_failure
+from transfers.sources.base import Resolution, SourceFile
+from transfers.sources.range_request import AskAgainError, read_range
+from transfers.sources.source_set import SourceSet
+
+LONGEST_WAIT_S: Final = 10.0
+"""Seconds that an inspection waits in all where a source asks to wait; somebody waits for its answer."""
+KEPT_S: Final = 60.0
+"""Seconds for which the answer of a source is used for the ranges of its files."""
+_MOST_KEPT: Final = 32
+
+
+class Inspector:
+    """Looks at references. Safe for threads."""
+
+    def __init__(
+        self,
+        sources: SourceSet,
+        folder: ModelsFolder,
+        network: NetworkOptions,
+        list_placed: Callable[[], Sequence[PlacedFile]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`list_placed` returns the files that all downloads have put into place. `clock`: seconds, never back."""
+        self._sources = sources
+        self._folder = folder
+        self._network = network
+        self._list_placed = list_placed
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._kept: dict[str, tuple[float, Resolution]] = {}
+
+    def inspect(self, reference: ModelReference, *, include_pickle: bool) -> Inspection:
+        """Ask the source what the reference is now. Blocks, a minute at most. Raises RoundhouseError `source_…`, or
+        OSError where the models folder cannot be read."""
+        placed = self._list_placed()
+        resolution = choose_folder(self._resolve(reference, include_pickle=include_pickle), placed)
+        known = {each.path: each for each in placed}
+        files = [self._describe(resolution, file, known) for file in resolution.files]
+        return Inspection(
+            reference=resolution.reference,
+            pinned=resolution.pinned,
+            revision=resolution.revision,
+            files=files,
+            main=resolution.main,
+            projector=resolution.projector_target,
+            total_bytes=sum(each.size for each in files),
+            missing_bytes=sum(each.size for each in files if not each.is_present),
+            free_bytes=self._folder.measure_free(),
+        )
+
+    def read_range(self, reference: ModelReference, path: str, start: int, length: int) -> bytes:
+        """Return bytes of a file of the source, fewer at its end. Blocks, a minute at most. Raises RoundhouseError
+        `source_…`."""
+        resolution = self._find_kept(str(reference)) or self._resolve(reference, include_pickle=True)
+        file = next((each for each in resolution.files if each.path == path), None)
+        if file is None:
+            raise RoundhouseError("source_not_found", f"{reference} has no file {path!r:.200}.", param="path")
+        end = min(start + length, file.size)
+        if start >= end:
+            return b""
+        return _read_local(file, start, end) if file.local_path is not None else self._read_remote(file, start, end)
+
+    def _describe(self, resolution: Resolution, file: SourceFile, known: dict[str, PlacedFile]) -> RemoteFile:
+        target = resolution.target_of(file)
+        placed = known.get(target)
+        is_same = placed is not None and placed.size == file.size and file.sha256 in (None, placed.sha256)
+        return RemoteFile(
+            path=file.path,
+            target=target,
+            size=file.size,
+            sha256=file.sha256,
+            is_present=is_same and placed is not None and has_kept_state(self._folder, placed),
+        )
+
+    def _resolve(self, reference: ModelReference, *, include_pickle: bool) -> Resolution:
+        wait = _Patience(LONGEST_WAIT_S).wait
+        try:
+            resolution = self._sources.resolve(reference, include_pickle=include_pickle, wait=wait)
+        except InterruptedConnectionError:
+            raise _ending() from None
+        now = self._clock()
+        with self._lock:
+            self._kept = {text: kept for text, kept in self._kept.items() if now - kept[0] < KEPT_S}
+            while len(self._kept) >= _MOST_KEPT:
+                del self._kept[next(iter(self._kept))]
+            self._kept[resolution.reference] = self._kept[resolution.pinned] = now, resolution
+        return resolution
+
+    def _find_kept(self, reference: str) -> Resolution | None:
+        with self._lock:
+            at, resolution = self._kept.get(reference, (0.0, None))
+        return resolution if resolution is not None and self._clock() - at < KEPT_S else None
+
+    def _read_remote(self, file: SourceFile, start: int, end: int) -> bytes:
+        assert file.url is not None
+        client = SourceClient(self._network)
+        try:
+            with read_range(client, file.url, start, end) as answer:
+                if answer.total != file.size:
+                    raise RoundhouseError(
+                        "source_mismatch", f"{file.path}: the source has {answer.total} bytes, and not {file.size}."
+                    )
+                return _collect(answer.chunks, start - answer.start, end - start)
+        except AskAgainError as error:
+            raise RoundhouseError("source_unavailable", f"{file.path}: {error}.", retry_after_s=error.asked_s) from None
+        except InterruptedConnectionError:
+            raise _ending() from None
+        except FAILURES as error:
+            raise describe_failure(error, "the source") from None
+        finally:
+            client.close()
+
+
+class _Patience:
+    """Sleeps between tries, but not for longer than somebody waits."""
+
+    def __init__(self, seconds: float) -> None:
+        self._left_s = seconds
+
+    def wait(self, seconds: float) -> None:
+        """Sleep. Raises RoundhouseError `source_unavailable` where it would take too long."""
+        if seconds > self._left_s:
+            raise RoundhouseError(
+                "source_unavailable", f"The source is busy, and asks to wait {seconds:.0f} s.", retry_after_s=seconds
+            )
+        self._left_s -= seconds
+        time.sleep(seconds)
+
+
+def _ending() -> RoundhouseError:
+    return RoundhouseError("source_unavailable", "Transfers ends; ask again when it has started anew.")
+
+
+def _collect(chunks: Iterator[bytes], skipped: int, length: int) -> bytes:
+    """Return `length` bytes after `skipped` ones, of a source that ignores ranges. Raises AskAgainError where fewer
+    come, or where too much would have to be skipped."""
+    if skipped > LONGEST_RANGE:
+        raise AskAgainError("the source gives no parts of files")
+    found = bytearray()
+    for chunk in chunks:
+        if skipped >= len(chunk):
+            skipped -= len(chunk)
+            continue
+        found += chunk[skipped:]
+        skipped = 0
+        if len(found) >= length:
+            return bytes(found[:length])
+    raise AskAgainError("the source ended the answer early")
+
+
+def _read_local(file: SourceFile, start: int, end: int) -> bytes:
+    assert file.local_path is not None
+    try:
+        with file.local_path.open("rb") as source:
+            return os.pread(source.fileno(), end - start, start)
+    except OSError as error:
+        raise RoundhouseError("source_not_found", f"{file.local_path}: {error.strerror}.") from None

@@ -1,0 +1,55 @@
+"""The anonymous tokens of registries: what a refusal asks for, and what the token server answers. Pure.
+
+A registry (distribution specification of the Open Container Initiative) answers 401 with the address of its token
+server, which gives everybody a token for public repositories.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Final
+
+_PARAMETER: Final = re.compile(r'([A-Za-z_]+)=(?:"([^"]*)"|([^\s,]+))', re.ASCII)
+_PATH: Final = re.compile(r"/v2/(.+)/(?:manifests|blobs)/[^/]+")
+_TOKEN: Final = re.compile(r"[!-~]{1,32768}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """What a `WWW-Authenticate` header with the scheme `Bearer` asks for."""
+
+    realm: str
+    """Address of the token server."""
+    service: str | None
+
+    def build_query(self, repository: str) -> dict[str, str]:
+        """Return the query for a token that may read the repository, whatever scope the registry named."""
+        service = {} if self.service is None else {"service": self.service}
+        return {**service, "scope": f"repository:{repository}:pull"}
+
+
+def parse_challenge(header: str) -> Challenge | None:
+    """Return what the header asks for; None: no token server is named."""
+    scheme, _, rest = header.strip().partition(" ")
+    if scheme.lower() != "bearer":
+        return None
+    found = {key.lower(): quoted or plain for key, quoted, plain in _PARAMETER.findall(rest)}
+    return Challenge(found["realm"], found.get("service")) if found.get("realm") else None
+
+
+def find_repository(path: str) -> str | None:
+    """Return the repository that a path of a registry names; None: it is no such path."""
+    found = _PATH.fullmatch(path)
+    return None if found is None else found[1]
+
+
+def parse_token(body: bytes) -> str | None:
+    """Return the token in a token server's answer; None: it has none."""
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    named = (answer.get("token"), answer.get("access_token")) if isinstance(answer, dict) else ()
+    return next((each for each in named if isinstance(each, str) and _TOKEN.fullmatch(each)), None)

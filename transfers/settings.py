@@ -1,0 +1,131 @@
+"""The settings of transfers: environment variables, read once at start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from common.gateway_token import read_token
+from common.log_formats import LogFormat
+from transfers.network.address_rule import AllowedHosts, find_scheme_refusal, parse_allowed_hosts
+
+_SEPARATOR = ","
+
+
+class TransfersSettings(BaseSettings):
+    """Every setting of transfers, read from environment variables when the object is made. Immutable.
+
+    The variable is `ROUNDHOUSE_` and the field's name in upper case; an empty one counts as unset, and unknown ones are
+    ignored. Making the object raises pydantic's ValidationError for invalid values. No file or address is checked.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="ROUNDHOUSE_", env_ignore_empty=True, extra="ignore", frozen=True)
+
+    models: str = Field(
+        "models", description="Folders with model files, comma-separated. Downloads go into the first one."
+    )
+    transfers_listen: str = Field(
+        "unix:state/transfers.sock",
+        description="Where transfers listens for the controller: `unix:/path/transfers.sock`, or `host:port`.",
+    )
+    transfers_token_file: Path | None = Field(
+        None,
+        description="File with the token that the controller shows to a transfers program that listens on `host:port`. "
+        "Transfers creates the file.",
+    )
+    transfers_allow_hosts: str = Field(
+        "",
+        description="Hosts, comma-separated, each with or without `:port`, that downloads may connect to wherever "
+        "their addresses are, also without encryption: mirrors and registries of your own network.",
+    )
+    transfers_local_folders: str = Field(
+        "", description="Folders, comma-separated, from which `file:` references may take models; default: none."
+    )
+    transfers_parallel: int = Field(2, ge=1, le=16, description="Downloads that are made at the same time.")
+    transfers_connections: int = Field(
+        4, ge=1, le=32, description="Connections at the same time for one file of a download."
+    )
+    transfers_keep_free_gb: float = Field(
+        2.0, ge=0, description="Space on the disk of the models folder that downloads leave free, in GB."
+    )
+    transfers_ollama_registry: str = Field(
+        "https://registry.ollama.ai", description="Address of the registry that `ollama:` references mean."
+    )
+    hub_endpoint: str = Field(
+        "https://huggingface.co", description="Address of the Hugging Face hub, or of a mirror of it."
+    )
+    hub_token: str | None = Field(
+        None, description="Token for gated and private repositories of the hub. Rather use a file.", repr=False
+    )
+    hub_token_file: Path | None = Field(
+        None, description="File with that token. It is read for each download, so that it can be replaced."
+    )
+    log_level: str = Field("INFO", description="Level of the log: DEBUG, INFO, WARNING or ERROR.")
+    log_format: LogFormat = Field(
+        "human", description="Form of log lines: `human`, or `json` for one JSON object per line."
+    )
+
+    @field_validator("transfers_allow_hosts")
+    @classmethod
+    def _hosts_can_be_read(cls, text: str) -> str:
+        parse_allowed_hosts(text)
+        return text
+
+    @field_validator("models")
+    @classmethod
+    def _has_a_folder(cls, text: str) -> str:
+        if not _split(text):
+            raise ValueError("names no folder")
+        return text
+
+    @model_validator(mode="after")
+    def _addresses_are_allowed(self) -> TransfersSettings:
+        import httpx2
+
+        for variable, address in (
+            ("ROUNDHOUSE_HUB_ENDPOINT", self.hub_endpoint),
+            ("ROUNDHOUSE_TRANSFERS_OLLAMA_REGISTRY", self.transfers_ollama_registry),
+        ):
+            try:
+                url = httpx2.URL(address)
+            except (httpx2.InvalidURL, TypeError):
+                raise ValueError(f"{variable} is no address") from None
+            port = url.port or (80 if url.scheme == "http" else 443)
+            refusal = (
+                "it has no host" if not url.host else find_scheme_refusal(url.scheme, url.host, port, self.allowed)
+            )
+            if refusal is not None:
+                raise ValueError(f"{variable} cannot be used: {refusal}; see ROUNDHOUSE_TRANSFERS_ALLOW_HOSTS")
+        return self
+
+    @property
+    def models_folder(self) -> Path:
+        """The folder that downloads go into."""
+        return Path(_split(self.models)[0]).expanduser()
+
+    @property
+    def local_folders(self) -> tuple[Path, ...]:
+        """The folders from which local models may be taken."""
+        return tuple(Path(each).expanduser() for each in _split(self.transfers_local_folders))
+
+    @property
+    def allowed(self) -> AllowedHosts:
+        """`transfers_allow_hosts`, parsed."""
+        return parse_allowed_hosts(self.transfers_allow_hosts)
+
+    @property
+    def keep_free_bytes(self) -> int:
+        """`transfers_keep_free_gb` in bytes."""
+        return round(self.transfers_keep_free_gb * 10**9)
+
+    def read_hub_token(self) -> str | None:
+        """Return the token of the hub: the variable's, else the file's; None: there is none. Blocks for a read."""
+        if self.hub_token is not None:
+            return self.hub_token.strip()
+        return None if self.hub_token_file is None else read_token(self.hub_token_file)
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(_SEPARATOR) if part.strip()]
