@@ -30,6 +30,7 @@ from gateway.api import (
     health,
     models,
     retrieval,
+    router,
     stored_completions,
     stored_responses,
     streams,
@@ -61,6 +62,7 @@ from gateway.ingress.route_access import RouteAccess
 from gateway.metrics.engine_scraper import EngineScraper
 from gateway.metrics.registry import Metrics
 from gateway.routing.live_routes import LiveRoutes
+from gateway.routing.model_events import ModelEventLog
 from gateway.server.tls_certificate import TlsCertificate
 from gateway.settings import MIB, GatewaySettings
 from gateway.storage.benchmark_results import BenchmarkResults
@@ -109,6 +111,8 @@ class Gateway:
     """The streams that clients can read again."""
     health: health.HealthSources
     """What `/health` tells."""
+    model_events: ModelEventLog
+    """What clients of llama-server's router follow."""
 
     def begin_stop(self) -> None:
         """End answers of admin routes and of retrieval that would never end by themselves, such as event streams;
@@ -119,6 +123,7 @@ class Gateway:
         self.health.is_stopping = True
         self.forward.begin_stop()
         self.retrieval.begin_stop()
+        self.model_events.close()
 
     @property
     def is_busy(self) -> bool:
@@ -304,6 +309,9 @@ def create_gateway(
     aicore.declare(app, live, aicore_probe, benchmark_runs)
     benchmarks.declare(app, live, benchmark_runs)
     models.declare(app, live)
+    model_events = ModelEventLog()
+    live.on_models = model_events.follow_table
+    router.declare(app, live, model_events, controller, heartbeat_s=settings.heartbeat_s)
     stored_responses.declare(app, responses, resumable_streams, heartbeat_s=settings.heartbeat_s)
     streams.declare(app, resumable_streams, settings.max_body_bytes)
     stored_completions.declare(app, completions, settings.max_body_bytes)
@@ -337,7 +345,9 @@ def create_gateway(
         now=time.monotonic,
     )
     direct = DirectRoutes(inference, health_sources, cors)
-    return Gateway(ingress, direct, inference, forward, retrieval_forward, resumable_streams, health_sources)
+    return Gateway(
+        ingress, direct, inference, forward, retrieval_forward, resumable_streams, health_sources, model_events
+    )
 
 
 def _new_advertiser(settings: GatewaySettings) -> MdnsAdvertiser:

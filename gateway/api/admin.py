@@ -131,8 +131,12 @@ async def _read_body(scope: Scope, receive: Receive) -> bytes:
 
 
 def _forwarded_headers(scope: Scope) -> dict[str, str]:
-    headers = forwarded_headers(scope, _ASKED)
+    return {**forwarded_headers(scope, _ASKED), "x-roundhouse-actor": name_actor(scope)}
+
+
+def name_actor(scope: Scope) -> str:
+    """Return who makes an authenticated request, for the controller's history: the key's name and the client's
+    address."""
     client, caller = scope.get("client"), scope["state"]["caller"]
     actor = "api" if caller.name is None else f"key {caller.name}"
-    headers["x-roundhouse-actor"] = f"{actor} {client[0]}" if client else actor
-    return headers
+    return f"{actor} {client[0]}" if client else actor

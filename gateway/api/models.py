@@ -1,10 +1,10 @@
-"""GET /v1/models and /v1/models/{name}, and GET /models, the list in the form of llama-server's router."""
+"""GET /v1/models and /v1/models/{name}."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Path, Request
 from pydantic import BaseModel, Field
@@ -17,17 +17,6 @@ from gateway.ingress.route_access import require_access
 from gateway.protocols.api_matrix import offered_paths
 from gateway.routing.availability import find_model
 from gateway.routing.live_routes import LiveRoutes
-
-RouterState = Literal["unloaded", "loading", "loaded"]
-_ROUTER_STATES: Final[dict[ModelState, RouterState]] = {
-    ModelState.UNLOADED: "unloaded",
-    ModelState.LOADING: "loading",
-    ModelState.LOADED: "loaded",
-    # llama-server's router has no such states. A failed model is unloaded there, with `failed` set.
-    ModelState.UNLOADING: "unloaded",
-    ModelState.FAILED: "unloaded",
-}
-"""The state as llama-server's router calls it."""
 
 
 class ModelObject(BaseModel):
@@ -60,7 +49,7 @@ class ModelObject(BaseModel):
     @classmethod
     def of(cls, route: ModelRoute) -> ModelObject:
         """Return the model object that clients see for `route`. Its `id` is the model's name, never an alias."""
-        return cls(**_fields(route))
+        return cls(**model_fields(route))
 
 
 class ModelList(BaseModel):
@@ -73,37 +62,8 @@ class ModelList(BaseModel):
     last_id: str | None = Field(description="Id of the last model; null: the list is empty.")
 
 
-class RouterStatus(BaseModel):
-    """A model's state in the words of llama-server's router."""
-
-    value: RouterState
-    args: list[str] = Field(description="Always empty. The admin API shows command lines.")
-    failed: bool = Field(description="Whether the last load of the model failed.")
-
-
-class RouterArchitecture(BaseModel):
-    """Kinds of input that a model accepts and of output that it makes, as llama-server's router lists them."""
-
-    input_modalities: list[Modality]
-    output_modalities: list[Literal["text"]]
-
-
-class RouterModel(ModelObject):
-    """A model as llama-server's router lists it, and as GET /v1/models does."""
-
-    tags: list[str] = Field(description="Always empty.")
-    status: RouterStatus
-    architecture: RouterArchitecture
-
-
-class RouterModelList(BaseModel):
-    """The list of llama-server's router."""
-
-    object: Literal["list"] = "list"
-    data: list[RouterModel] = Field(description="The models, in name order.")
-
-
-def _fields(route: ModelRoute) -> dict[str, Any]:
+def model_fields(route: ModelRoute) -> dict[str, Any]:
+    """Return the values of a `ModelObject`'s fields, by name."""
     return {
         "id": route.name,
         "created": route.created,
@@ -120,16 +80,8 @@ def _fields(route: ModelRoute) -> dict[str, Any]:
     }
 
 
-def _router_model(route: ModelRoute) -> RouterModel:
-    is_failed = route.state is ModelState.FAILED
-    fields = _fields(route)
-    architecture = RouterArchitecture(input_modalities=fields["modalities"], output_modalities=["text"])
-    status = RouterStatus(value=_ROUTER_STATES[route.state], args=[], failed=is_failed)
-    return RouterModel(**fields, tags=[], status=status, architecture=architecture)
-
-
 def declare(app: FastAPI, live: LiveRoutes) -> None:
-    """Add `GET /v1/models`, `/v1/models/{name}` and `/models` to `app`. Call after `benchmarks.declare`.
+    """Add `GET /v1/models` and `/v1/models/{name}` to `app`. Call after `benchmarks.declare`.
 
     They show the models of the table in force in `live` that the caller may see, loaded or not. Without a table, they
     answer `controller_unavailable`.
@@ -154,18 +106,6 @@ def declare(app: FastAPI, live: LiveRoutes) -> None:
         models = [ModelObject.of(route) for route in seen(request)]
         end_ids = (models[0].id, models[-1].id) if models else (None, None)
         return ModelList(data=models, first_id=end_ids[0], last_id=end_ids[1])
-
-    @app.get(
-        "/models",
-        summary="Declared models, as llama-server's router",
-        description="Lists the same models in the form of llama-server's router, with `status.value` unloaded, "
-        "loading or loaded.\n\n" + codes_paragraph(list_codes),
-        tags=["models"],
-        responses=error_responses(*list_codes),
-    )
-    @require_access("inference")
-    async def list_for_router(request: Request) -> RouterModelList:
-        return RouterModelList(data=[_router_model(route) for route in seen(request)])
 
     @app.get(
         "/v1/models/{name:path}",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from controller.schema.errors import RoundhouseError
-from controller.schema.routing import RoutingTable
+from controller.schema.routing import ModelRoute, RoutingTable
 from gateway.routing.table import Routes
 
 
@@ -20,6 +20,8 @@ class LiveRoutes:
         self._current: Routes | None = None
         self.on_table: Callable[[Routes], None] = lambda _: None
         """Called within `apply_table`, after the new table has come into force."""
+        self.on_models: Callable[[Mapping[str, ModelRoute]], None] = lambda _: None
+        """Called with the models by name, after `on_table`."""
 
     @property
     def current_or_none(self) -> Routes | None:
@@ -44,9 +46,10 @@ class LiveRoutes:
         _ = self.current
 
     def apply_table(self, table: RoutingTable) -> None:
-        """Put `table` in force, and call `on_table`, whose exceptions are not caught.
+        """Put `table` in force, and call `on_table` and `on_models`, whose exceptions are not caught.
 
         Its stamp is not compared: the caller must have refused an older table, or one of another controller.
         """
         self._current = routes = Routes.of(table)
         self.on_table(routes)
+        self.on_models(routes.models)

@@ -20,11 +20,11 @@ _OTHER_NAMES: Final[Mapping[bytes, bytes]] = {
 """Other paths of llama-server, and the routes that they mean."""
 _BARE: Final = re.compile(
     rb"/(?:(?:chat/completions|completions|conversations|embeddings|messages|responses)(?:/.*)?"
-    rb"|models/(?!(?:load|unload)$)[^/].*)",
+    rb"|models/(?!(?:load|unload|sse)$)[^/].*)",
     re.DOTALL,
 )
-"""Paths of a client whose base URL lacks `/v1`. `/models` itself is another route, and `/models/load` and
-`/models/unload` are routes of llama-server's router, which are not served."""
+"""Paths of a client whose base URL lacks `/v1`. `/models` itself, `/models/load`, `/models/unload` and `/models/sse`
+are routes of llama-server's router."""
 
 
 def head_size(target: bytes, headers: Iterable[Header]) -> int:

@@ -205,7 +205,7 @@ UNKNOWN_ROUTES = (
     ("POST", "/v1/responses/nothing"),
     ("PUT", "/v1/responses/nothing"),
     ("GET", "/v1/responses/nothing/more"),
-    ("POST", "/models/load"),
+    ("POST", "/models/reload"),
     ("DELETE", "/nothing"),
 )
 

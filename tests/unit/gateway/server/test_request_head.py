@@ -38,6 +38,7 @@ UNCHANGED = (
         "/models//",
         "/models?x=1",
         "/models/load",
+        "/models/sse",
         "/v1/models/m",
     ),
     *("/completion", "/embedding", "/rerank", "/v2/rerank", "/chat", "/chat/", "/completionsx", "/xcompletions"),
