@@ -38,6 +38,7 @@ from controller.reconcile.operation_state import OperationState
 from controller.reconcile.reconciler import Reconciler
 from controller.reconcile.watchers import follow_files, follow_runtime
 from controller.redaction.redactor import Redactor
+from controller.reports.command_lines import list_command_lines
 from controller.reports.drift_detector import DriftDetector
 from controller.reports.dry_run import run_dry_run
 from controller.reports.metrics import MemorySource, create_registry
@@ -46,7 +47,7 @@ from controller.reports.views import plan_view, status_view
 from controller.runtimes.base import Runtime, SeenReplica
 from controller.runtimes.ended_logs import EndedLogs
 from controller.runtimes.naming import replica_token
-from controller.schema.admin import Drift, DryRun, ProposedFiles
+from controller.schema.admin import CommandLines, Drift, DryRun, ProposedFiles
 from controller.schema.attempts import AttemptNumbers
 from controller.schema.routing import GatewayReport
 from controller.schema.status import ControllerStatus, PlanView
@@ -419,6 +420,12 @@ class Controller:
         before the first observation."""
         current_round = self.admin_service.read_current_state()
         return await self._drift_detector.check_drift(current_round)
+
+    def list_command_lines(self) -> CommandLines:
+        """Return the command lines of the engines that the last observation saw running, with their secrets masked.
+        Raises RoundhouseError `controller_unavailable` before the first observation."""
+        observed = self.admin_service.read_current_state().observed
+        return list_command_lines(observed.replicas, self._redactor.redact_text)
 
     def set_paused(self, paused: bool, *, actor: str) -> None:
         """Pause or resume the controller, and record that in the journal as done by `actor`, also where nothing

@@ -179,8 +179,8 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a replica ended: its exit code, whether it was killed for lack of memory (`oom`), and its last log lines.
-    `code` is None where the exit code is unknown, because the process was not a child of this controller."""
+    """How a replica ended: its exit code (None: unknown, because the process was not a child of this controller),
+    whether it was killed for lack of memory (`oom`), and its last log lines."""
 
     code: int | None
     oom: bool = False
@@ -340,11 +340,11 @@ class Failure:
     """Unix time of the next attempt. None means parked: the same definition cannot succeed, and only an edit helps."""
     attempt: int = 0
     """Highest attempt number that failed."""
+    exit_code: int | None = None  # of the engine that failed last; None: no engine ended, or its code is not known
 
     def must_wait(self, now: float) -> bool:
-        """Return whether the next attempt must not begin yet at Unix time `now`. Always True where `retry_at` is None;
-        False where `now` is before the failure, since the clock was set back."""
-        # A `now` before `at` means that the clock was set back, so that `retry_at` means nothing any more.
+        """Whether the next attempt must not begin yet at Unix time `now`: always where `retry_at` is None, never where
+        the clock was set back before the failure."""
         return self.retry_at is None or self.at <= now < self.retry_at
 
 

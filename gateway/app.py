@@ -40,11 +40,14 @@ from gateway.api.benchmarks import Benchmarks
 from gateway.api.declare import TAGS
 from gateway.api.direct_routes import DirectRoutes
 from gateway.api.retrieval import RetrievalForward
+from gateway.control.admin_requests import AdminRequests
 from gateway.control.aicore_probe import AicoreProbe
+from gateway.control.download_feed import DownloadFeed
 from gateway.control.inflight import InflightCounts
 from gateway.control.link import ControllerLink, LinkState
 from gateway.control.program_probe import ProgramProbe
 from gateway.control.remote_prober import RemoteProber
+from gateway.control.router_changes import RouterChanges
 from gateway.discovery.advert import Advert, choose_advert
 from gateway.discovery.advertiser import MdnsAdvertiser, is_in_container, list_local_ips
 from gateway.exchange.dispatcher import InferenceDispatcher
@@ -294,7 +297,10 @@ def create_gateway(
     clients_of_programs = (controller,) if retrieval_client is None else (controller, retrieval_client)
     retrieval_probe = None if retrieval_client is None else ProgramProbe(retrieval_client)
     aicore_probe = AicoreProbe(live)
-    loops = [link.run, inference.run_timers, resumable_streams.remove_expired, aicore_probe.run]
+    model_events = ModelEventLog()
+    live.on_models = model_events.follow_table
+    download_feed = DownloadFeed(controller, model_events.follow_downloads)
+    loops = [link.run, download_feed.run, inference.run_timers, resumable_streams.remove_expired, aicore_probe.run]
     loops += [] if certificate is None else [certificate.follow_files]
     loops += [] if retrieval_probe is None else [retrieval_probe.run]
     loops += [] if settings.is_local or not settings.mdns else [_new_advertiser(settings).run]
@@ -308,10 +314,9 @@ def create_gateway(
     warm_up.declare(app, live, inner_requests, aicore_probe, default_model=settings.default_model, now=time.monotonic)
     aicore.declare(app, live, aicore_probe, benchmark_runs)
     benchmarks.declare(app, live, benchmark_runs)
-    models.declare(app, live)
-    model_events = ModelEventLog()
-    live.on_models = model_events.follow_table
-    router.declare(app, live, model_events, controller, heartbeat_s=settings.heartbeat_s)
+    models.declare(app, live, model_events)
+    router_changes = RouterChanges(AdminRequests(controller), live, model_events)
+    router.declare(app, live, model_events, router_changes, gate, heartbeat_s=settings.heartbeat_s)
     stored_responses.declare(app, responses, resumable_streams, heartbeat_s=settings.heartbeat_s)
     streams.declare(app, resumable_streams, settings.max_body_bytes)
     stored_completions.declare(app, completions, settings.max_body_bytes)

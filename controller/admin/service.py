@@ -24,7 +24,7 @@ from controller.reconcile.reconciler import Reconciler
 from controller.redaction.patterns import mask_fields
 from controller.reports.views import gpu_statuses, unread_gpu_statuses
 from controller.runtimes.base import Runtime
-from controller.schema.admin import AdminModel, GpuMemoryAnswer, ListContext, ModelLive
+from controller.schema.admin import AdminModel, GpuMemoryAnswer, ListContext, ModelLive, ReloadResult
 from controller.schema.errors import RoundhouseError
 from controller.schema.override import Override
 from controller.schema.status import ModelState, ModelStatus
@@ -258,6 +258,22 @@ class AdminService:
         if self._files.drop_override(model_name):
             self._record(model_name, actor, "back to what the files say", {"action": "reset"})
             self._wake()
+
+    async def reload_files(self) -> ReloadResult:
+        """Read the desired-state files now, look for the files of sources, and wake the reconcile loop. The removal of
+        a model is confirmed by a second reading, two seconds later. Waits up to TAKEN_WITHIN_S until the gateways apply
+        a change. Raises RoundhouseError `controller_unavailable` before the first observation."""
+        before = self.read_current_state().desired.revision
+        await self._files.read_files()
+        if (wake_at := self._files.wake_at()) is not None:
+            await asyncio.sleep(max(0.0, wake_at - self._clock()))
+            await self._files.read_files()
+        await self._files.refresh_sources()
+        is_changed = self._files.revision != before
+        if is_changed:
+            self._wake()
+            await self._wait_for_round(lambda _: True, self._files.revision, TAKEN_WITHIN_S)
+        return ReloadResult(is_changed=is_changed, problems=list(self._files.list_problems()))
 
     def _read_standing(self, name: str) -> ModelStanding:
         current_round = self.read_current_state()

@@ -12,6 +12,7 @@ from typing import Final
 from common.model_names import suggest_model_name
 from common.model_reference import InvalidReferenceError, ModelReference, parse_reference
 from controller.artifacts.model_roots import ModelRoots
+from controller.downloads.declared_fields import build_fields
 from controller.downloads.download_log import DownloadLog
 from controller.downloads.forecast import ModelPaths, forecast_memory
 from controller.downloads.permission import DownloadPermission
@@ -93,7 +94,9 @@ class DownloadService:
         reference = _parse(order.reference)
         inspection = await self._transfers.inspect(_plain(order, reference))
         forecast = await self._forecast(inspection, order.backend)
-        found = InspectedModel(name=suggest_model_name(reference), inspection=inspection, forecast=forecast)
+        fields = build_fields(inspection, forecast)
+        name = suggest_model_name(reference)
+        found = InspectedModel(name=name, inspection=inspection, forecast=forecast, fields=fields)
         self._keep_inspection(order, found)
         return found
 

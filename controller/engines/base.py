@@ -147,6 +147,8 @@ class Verdict:
     message: str
     permanent: bool = False
     """True: another start with the same definition cannot help."""
+    exit_code: int | None = None
+    """Exit code of the engine's process, negative for a signal; None: no process ended, or its code is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ def verdict_of_exit(backend: str, end: Exit, *, was_ready: bool) -> Verdict:
     message = f"{verdict.message}; the engine {ending}" if verdict else f"the engine {ending}"
     # An engine that has served once had good arguments and files: its end is never a permanent error.
     permanent = verdict is not None and verdict.permanent and not was_ready
-    return Verdict(with_log_tail(message, end.log_tail), permanent)
+    return Verdict(with_log_tail(message, end.log_tail), permanent, end.code)
 
 
 def _describe_exit(code: int | None) -> str:
@@ -72,7 +72,7 @@ def next_failure(
         steps = count - 1 if ready_for_s is None else count - 2
         retry_at = now if steps < 0 else now + min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(steps, 20))
     highest = max(attempt, previous.attempt if previous else 0)
-    return Failure(count, now, verdict.message, retry_at, highest)
+    return Failure(count, now, verdict.message, retry_at, highest, verdict.exit_code)
 
 
 def has_recovered(replica: ObservedReplica, now: float) -> bool:

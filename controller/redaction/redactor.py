@@ -6,10 +6,10 @@ definitions are remembered as long as the controller lives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol
 
-from controller.redaction.patterns import collect_secrets, replace_secrets
+from controller.redaction.patterns import collect_secrets, mask_field, replace_secrets
 
 REMEMBERED: Final = 200
 """Secrets remembered per model. The oldest are forgotten first; those of the current definition always stay."""
@@ -28,6 +28,15 @@ def redact_nothing(model: str, text: str, replica: str | None = None) -> str:
     """Return the text unchanged. Use it where engines know no secrets, as in tests."""
     del model, replica
     return text
+
+
+def redact_words(words: Iterable[str], redact: Callable[[str], str]) -> list[str]:
+    """Return a command line's words with their secrets masked: those that the words themselves mark as secret, and
+    those that `redact` knows."""
+    # The whole list at once: whether a word is secret may depend on the word before it.
+    safe = mask_field("argv", list(words))
+    assert isinstance(safe, list)
+    return [redact(str(word)) for word in safe]
 
 
 class Redactor:

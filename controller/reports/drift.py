@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pydantic import JsonValue
 
 from controller.planning.actions import Blocked
-from controller.redaction.patterns import mask_field, mask_fields
-from controller.redaction.redactor import Redact
+from controller.redaction.patterns import mask_fields
+from controller.redaction.redactor import Redact, redact_words
 from controller.runtimes.base import Rendered
 from controller.schema.admin import DriftItem
 from controller.state import DesiredModel, DesiredState, Health, ObservedReplica, ObservedState, Phase
@@ -268,11 +268,5 @@ def _differing_words(
                 # A value alone says little: add the flag before it.
                 if begin and not words[begin].startswith("-") and words[begin - 1].startswith("-"):
                     places.add(begin - 1)
-    return _masked_words(declared, kept_places[0], redact), _masked_words(running, kept_places[1], redact)
-
-
-def _masked_words(words: Sequence[str], places: set[int], redact: Callable[[str], str]) -> list[JsonValue]:
-    # Mask the whole list at once: whether a word is secret may depend on the word before it.
-    safe = mask_field("argv", list(words))
-    assert isinstance(safe, list)
-    return [redact(str(safe[place])) for place in sorted(places)]
+    safe = redact_words(declared, redact), redact_words(running, redact)
+    return [safe[0][place] for place in sorted(kept_places[0])], [safe[1][place] for place in sorted(kept_places[1])]

@@ -417,6 +417,24 @@ class Drift(BaseModel):
     checked_at: float = Field(description="Unix time in seconds of the check.")
 
 
+class ReloadResult(BaseModel):
+    """What reading the desired-state files again has changed."""
+
+    is_changed: bool = Field(description="Whether the desired state changed.")
+    problems: list[Problem] = Field(
+        description="Errors in the files. If there are any, the last valid state stays in force."
+    )
+
+
+class CommandLines(BaseModel):
+    """The command lines of the engines that run."""
+
+    models: dict[str, list[str]] = Field(
+        description="Words of the command line of the model's newest engine, secrets masked, by public model name. A "
+        "model without an engine that runs is absent."
+    )
+
+
 # Journal.
 
 EventKind = Literal[

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from controller.schema.admin import EstimateSource
 from controller.schema.downloads import Download, DownloadOrder, Inspection
@@ -54,6 +54,9 @@ class InspectedModel(Wire):
     name: str = Field(description="A name for the model, made from the reference.")
     inspection: Inspection = Field(description="Files and sizes.")
     forecast: MemoryForecast = Field(description="Memory, and where it fits.")
+    fields: dict[str, JsonValue] = Field(
+        description="Fields of a definition that serves the model, for a file or a runtime declaration."
+    )
 
 
 class OrderedDownload(Download):

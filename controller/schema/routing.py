@@ -158,7 +158,14 @@ class ModelRoute(Wire):
         default=None, description="Why the model is not loaded, if it should be; null: no reason."
     )
     last_error: str | None = None
+    exit_code: int | None = Field(
+        default=None, description="Exit code of the engine that `last_error` is about; null: not known, or none ended."
+    )
     retry_at: float | None = None
+    source: str | None = Field(
+        default=None,
+        description="Reference, in its canonical form, from which the model's files are downloaded; null: none.",
+    )
     progress: float | None = Field(
         default=None,
         description="Progress of loading, from 0 to 1; null: not loading, or the engine does not report it.",

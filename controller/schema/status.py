@@ -81,6 +81,11 @@ class ModelStatus(Wire):
     retry_at: float | None = Field(
         default=None, description="Unix time in seconds of the next attempt after a failure; null: none is planned."
     )
+    exit_code: int | None = Field(
+        default=None,
+        description="Exit code of the engine whose failure `last_error` describes, negative for a signal; null: no "
+        "engine ended, or its code is not known.",
+    )
     blocked: list[str] = Field(
         default_factory=list,
         description="Sentences that say why the model cannot reach its wanted state now.",

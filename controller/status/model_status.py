@@ -11,6 +11,7 @@ from controller.schema.status import ModelState, ModelStatus, ReplicaStatus, Sta
 from controller.state import (
     DesiredModel,
     DesiredState,
+    Failure,
     Health,
     ObservedReplica,
     ObservedState,
@@ -68,6 +69,7 @@ def _model_status(
     error, retry_at = _last_error(model, blocked, observed)
     if model is not None and model.runs and _all_run_again(model, replicas):
         error, retry_at = None, None
+    failure = None if error is None or model is None else _find_failure(model, observed)
     if model is None:
         state = ModelState.UNLOADING
         statement = Statement("file", observed.at, "no longer declared")
@@ -91,6 +93,7 @@ def _model_status(
         ],
         last_error=error,
         retry_at=retry_at,
+        exit_code=None if failure is None else failure.exit_code,
         blocked=[item.reason for item in blocked],
         progress=model_progress(model, replicas, observed.progress) if model and state is ModelState.LOADING else None,
         drift=[
@@ -167,11 +170,16 @@ def _last_error(
     for item in blocked:
         if item.failed:
             return item.reason, item.retry_at
+    failure = _find_failure(model, observed)
+    return (failure.error, failure.retry_at) if failure else (None, None)
+
+
+def _find_failure(model: DesiredModel, observed: ObservedState) -> Failure | None:
+    """Return the failures of the first replica that has any."""
     failures = (
         observed.failures.get(ReplicaKey(model.name, index, model.spec_hash)) for index in range(model.replicas)
     )
-    failure = next((each for each in failures if each is not None), None)
-    return (failure.error, failure.retry_at) if failure else (None, None)
+    return next((each for each in failures if each is not None), None)
 
 
 def _replica_status(

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
+from controller.config.model_sources import definition_source
 from controller.engines import ENGINES
 from controller.engines.base import Engine, EngineFigures
 from controller.schema.keys import Key, KeyDefinition
@@ -106,6 +107,8 @@ def _route(
         autoload=model.autoload and not (status.state is ModelState.UNLOADING and model.statement.kind == "unload"),
         reason=_unloaded_reason(model) if status.state is ModelState.UNLOADED else None,
         last_error=status.last_error,
+        exit_code=status.exit_code,
+        source=definition_source(model.definition),
         retry_at=status.retry_at,
         progress=status.progress,
         capabilities=engine.derive_capabilities(model.definition),

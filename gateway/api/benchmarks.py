@@ -24,6 +24,7 @@ from gateway.ingress.route_access import require_access
 from gateway.protocols.common.addresses import hide_addresses
 from gateway.routing.availability import find_model
 from gateway.routing.live_routes import LiveRoutes
+from gateway.routing.model_events import ModelView
 from gateway.server.asgi import ClientGoneError
 from gateway.storage.benchmark_results import BenchmarkResults
 
@@ -192,7 +193,7 @@ def declare(app: FastAPI, live: LiveRoutes, benchmarks: Benchmarks) -> None:
 
     def find_whole(request: Request, name: str) -> ModelObject | None:
         is_declared = name in live.current.names
-        return ModelObject.of(find_visible(request, name)) if is_declared else None
+        return ModelObject.of(ModelView(find_visible(request, name))) if is_declared else None
 
     @app.get(
         "/v1/models/{name:path}/status",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -10,13 +9,41 @@ from fastapi import FastAPI, Path, Request
 from pydantic import BaseModel, Field
 
 from controller.schema.admin import Capabilities, Modality
-from controller.schema.routing import ModelRoute
 from controller.schema.status import ModelState
 from gateway.api.declare import ANY_OTHER, INGRESS_CODES, codes_paragraph, error_responses
 from gateway.ingress.route_access import require_access
 from gateway.protocols.api_matrix import offered_paths
 from gateway.routing.availability import find_model
 from gateway.routing.live_routes import LiveRoutes
+from gateway.routing.model_events import ModelEventLog, ModelView, RouterState, describe_progress, describe_status
+
+
+class RouterStatus(BaseModel):
+    """A model's state in the words of llama-server's router."""
+
+    value: RouterState
+    args: list[str] = Field(
+        default_factory=list,
+        description="Command line of the model's engine, secrets masked, where GET /models is asked with the scope "
+        "`admin`; else empty.",
+    )
+    failed: bool = Field(default=False, description="Whether the last load of the model failed.")
+    exit_code: int | None = Field(
+        default=None,
+        description="Exit code of the engine whose load failed; 1 if none ended. null: no load failed.",
+    )
+    progress: dict[str, Any] | None = Field(
+        default=None,
+        description="While loading: `stages`, `current` and `value`, from 0 to 1. While downloading: `done` and "
+        "`total` in bytes, by file. null: neither, or not known.",
+    )
+
+
+class RouterArchitecture(BaseModel):
+    """Kinds of input that a model accepts and of output that it makes, as llama-server's router lists them."""
+
+    input_modalities: list[Modality]
+    output_modalities: tuple[Literal["text"]] = ("text",)
 
 
 class ModelObject(BaseModel):
@@ -45,11 +72,15 @@ class ModelObject(BaseModel):
         description="Maximum tokens of one request, prompt and answer together; null: not known, because the "
         "definition does not set it and no ready engine reports it."
     )
+    status: RouterStatus = Field(description="State of the model, as llama-server's router lists it.")
+    architecture: RouterArchitecture = Field(description="Modalities, as llama-server's router lists them.")
+    tags: list[str] = Field(default_factory=list, description="Always empty.")
+    can_remove: bool = Field(description="Whether the model has a source, so that DELETE /models removes its files.")
 
     @classmethod
-    def of(cls, route: ModelRoute) -> ModelObject:
-        """Return the model object that clients see for `route`. Its `id` is the model's name, never an alias."""
-        return cls(**model_fields(route))
+    def of(cls, view: ModelView) -> ModelObject:
+        """Return the model object that clients see for a model. Its `id` is the model's name, never an alias."""
+        return cls(**model_fields(view))
 
 
 class ModelList(BaseModel):
@@ -62,8 +93,19 @@ class ModelList(BaseModel):
     last_id: str | None = Field(description="Id of the last model; null: the list is empty.")
 
 
-def model_fields(route: ModelRoute) -> dict[str, Any]:
+def router_status(view: ModelView) -> RouterStatus:
+    """Return the model's state as llama-server's router lists it, without the engine's command line."""
+    told = describe_status(view)
+    download = view.running_download
+    if told["status"] == "downloading" and download is not None:
+        return RouterStatus(value="downloading", progress=describe_progress(download))
+    fields = {name: told[name] for name in ("failed", "exit_code", "progress") if name in told}
+    return RouterStatus(value=told["status"], **fields)
+
+
+def model_fields(view: ModelView) -> dict[str, Any]:
     """Return the values of a `ModelObject`'s fields, by name."""
+    route = view.route
     return {
         "id": route.name,
         "created": route.created,
@@ -77,21 +119,20 @@ def model_fields(route: ModelRoute) -> dict[str, Any]:
         "capabilities": route.capabilities,
         "modalities": list(route.capabilities.modalities),
         "context_length": route.context_length,
+        "status": router_status(view),
+        "architecture": RouterArchitecture(input_modalities=list(route.capabilities.modalities)),
+        "can_remove": route.source is not None,
     }
 
 
-def declare(app: FastAPI, live: LiveRoutes) -> None:
+def declare(app: FastAPI, live: LiveRoutes, events: ModelEventLog) -> None:
     """Add `GET /v1/models` and `/v1/models/{name}` to `app`. Call after `benchmarks.declare`.
 
-    They show the models of the table in force in `live` that the caller may see, loaded or not. Without a table, they
-    answer `controller_unavailable`.
+    They show the models of the table in force in `live` that the caller may see, loaded or not, with their downloads as
+    `events` knows them. Without a table, they answer `controller_unavailable`.
     """
     list_codes = ("scope_required", *INGRESS_CODES)
     model_codes = ("model_not_allowed", "unknown_model", *list_codes)
-
-    def seen(request: Request) -> Iterator[ModelRoute]:
-        may_see = request.state.caller.may_see_model
-        return (route for route in live.current.models.values() if may_see(route))
 
     @app.get(
         "/v1/models",
@@ -103,7 +144,7 @@ def declare(app: FastAPI, live: LiveRoutes) -> None:
     )
     @require_access("inference")
     async def list_models(request: Request) -> ModelList:
-        models = [ModelObject.of(route) for route in seen(request)]
+        models = list_models_seen(request, live, events)
         end_ids = (models[0].id, models[-1].id) if models else (None, None)
         return ModelList(data=models, first_id=end_ids[0], last_id=end_ids[1])
 
@@ -121,4 +162,12 @@ def declare(app: FastAPI, live: LiveRoutes) -> None:
     ) -> ModelObject:
         route = find_model(live.current, name)
         request.state.caller.require_model(route)
-        return ModelObject.of(route)
+        return ModelObject.of(events.views.get(route.name, ModelView(route)))
+
+
+def list_models_seen(request: Request, live: LiveRoutes, events: ModelEventLog) -> list[ModelObject]:
+    """Return the models of the table in force that the caller of a request may see, in name order. Raises
+    RoundhouseError `controller_unavailable` without a table."""
+    live.check_table()
+    may_see = request.state.caller.may_see_model
+    return [ModelObject.of(view) for view in events.views.values() if may_see(view.route)]

@@ -1,71 +1,52 @@
-"""The routes of llama-server's router mode: GET /models, GET /models/sse, POST /models/load and /models/unload.
+"""The routes of llama-server's router mode: GET, POST and DELETE /models, GET /models/sse, POST /models/load and
+/models/unload.
 
-llama-server's README (tools/server, "Using multiple models") describes them.
+llama-server's README (tools/server, "Using multiple models") describes them; docs/router.md says what is different.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Annotated, Any, Final, Literal
-from urllib.parse import quote
 
-from fastapi import Body, FastAPI, Header, Request
+from fastapi import Body, FastAPI, Header, Query, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
-from common.program_client import ProgramClient, ProgramGoneError
-from controller.schema.admin import Modality
-from controller.schema.errors import ERROR_CODES, RoundhouseError
 from controller.schema.routing import ModelRoute
-from controller.schema.status import ModelState
 from gateway.api.admin import name_actor
 from gateway.api.declare import ADMIN_SCOPE_CODES, ANY_OTHER, INGRESS_CODES, codes_paragraph, error_responses
-from gateway.api.models import ModelObject, model_fields
-from gateway.control.link import check_token_taken
+from gateway.api.models import ModelObject, list_models_seen
+from gateway.control.router_changes import RouterChanges
+from gateway.ingress.admin_gate import AdminGate
 from gateway.ingress.route_access import require_access
-from gateway.routing.availability import find_model
 from gateway.routing.live_routes import LiveRoutes
-from gateway.routing.model_events import ALL_MODELS, ROUTER_STATES, ModelEvent, ModelEventLog, RouterState
+from gateway.routing.model_events import ALL_MODELS, ModelEvent, ModelEventLog
+from gateway.server.asgi import local_address_of
+from gateway.server.request_head import ROUTER_PROPS_PATH
 
 _LIST_CODES: Final = ("scope_required", *INGRESS_CODES)
-_CHANGE_CODES: Final = (
-    *("unknown_model", "state_conflict", "invalid_load_request", "scope_required", "controller_unavailable"),
-    *ADMIN_SCOPE_CODES,
-    *INGRESS_CODES,
+_RELOAD_CODES: Final = ("controller_unavailable", *ADMIN_SCOPE_CODES, *_LIST_CODES)
+_CHANGE_CODES: Final = ("unknown_model", "state_conflict", "controller_unavailable", *ADMIN_SCOPE_CODES, *_LIST_CODES)
+_LOAD_CODES: Final = ("invalid_load_request", *_CHANGE_CODES)
+_SOURCE_CODES: Final = (
+    *("reference_invalid", "source_not_found", "source_forbidden", "source_address_refused", "source_unavailable"),
+    *("source_mismatch", "downloads_disabled", "transfers_unreachable", "models_folder_failed"),
 )
-
-
-class RouterStatus(BaseModel):
-    """A model's state in the words of llama-server's router."""
-
-    value: RouterState
-    args: list[str] = Field(description="Always empty. The admin API shows command lines.")
-    failed: bool = Field(description="Whether the last load of the model failed.")
-
-
-class RouterArchitecture(BaseModel):
-    """Kinds of input that a model accepts and of output that it makes, as llama-server's router lists them."""
-
-    input_modalities: list[Modality]
-    output_modalities: list[Literal["text"]]
-
-
-class RouterModel(ModelObject):
-    """A model as llama-server's router lists it, and as GET /v1/models does."""
-
-    tags: list[str] = Field(description="Always empty.")
-    status: RouterStatus
-    architecture: RouterArchitecture
+_DOWNLOAD_CODES: Final = ("invalid_declaration", "declared_in_files", "models_disk_full", *_SOURCE_CODES)
+_REMOVE_CODES: Final = ("declared_in_files", "models_file_kept", "downloads_disabled", "transfers_unreachable")
+ROUTER_PROPS: Final = ROUTER_PROPS_PATH.decode()
+_NameQuery = Annotated[str, Query(description="Name or alias of the model.", min_length=1, max_length=400)]
 
 
 class RouterModelList(BaseModel):
     """The list of llama-server's router."""
 
     object: Literal["list"] = "list"
-    data: list[RouterModel] = Field(description="The models, in name order.")
+    data: list[ModelObject] = Field(description="The models, in name order.")
 
 
 class RouterRequest(BaseModel):
@@ -74,51 +55,92 @@ class RouterRequest(BaseModel):
     model: str = Field(description="Name or alias of the model.", min_length=1, max_length=400)
 
 
+class RouterDownload(BaseModel):
+    """Body of a download. Other fields are ignored."""
+
+    model: str = Field(
+        description="What to download, such as `ggml-org/gemma-3-4b-it-GGUF:Q4_K_M`: a reference of docs/transfers.md. "
+        "It is the model's name, too.",
+        min_length=1,
+        max_length=400,
+    )
+
+
 class RouterDone(BaseModel):
-    """Answer to a load or an unload that has begun, or was not needed."""
+    """Answer to a change that has begun, or was not needed."""
 
     success: Literal[True] = True
 
 
-def describe_model(route: ModelRoute) -> RouterModel:
-    """Return the model as llama-server's router lists it."""
-    is_failed = route.state is ModelState.FAILED
-    fields = model_fields(route)
-    architecture = RouterArchitecture(input_modalities=fields["modalities"], output_modalities=["text"])
-    status = RouterStatus(value=ROUTER_STATES[route.state], args=[], failed=is_failed)
-    return RouterModel(**fields, tags=[], status=status, architecture=architecture)
-
-
 def declare(
-    app: FastAPI, live: LiveRoutes, events: ModelEventLog, controller: ProgramClient, *, heartbeat_s: float
+    app: FastAPI,
+    live: LiveRoutes,
+    events: ModelEventLog,
+    changes: RouterChanges,
+    gate: AdminGate,
+    *,
+    heartbeat_s: float,
 ) -> None:
-    """Add the routes to `app`. Loads and unloads are asked of `controller`; `events` must follow the tables of `live`.
+    """Add the routes to `app`. `events` must follow the tables of `live`; `gate` says who may change something.
 
     `heartbeat_s`: seconds of silence before a comment is sent in an event stream.
     """
+    _declare_lists(app, live, events, changes, gate)
+    _declare_events(app, live, events, heartbeat_s)
+    _declare_loads(app, changes)
+    _declare_downloads(app, changes)
 
-    def seen(request: Request) -> Iterator[ModelRoute]:
-        may_see = request.state.caller.may_see_model
-        return (route for route in live.current.models.values() if may_see(route))
 
+def _declare_lists(
+    app: FastAPI, live: LiveRoutes, events: ModelEventLog, changes: RouterChanges, gate: AdminGate
+) -> None:
     @app.get(
         "/models",
         summary="Declared models, as llama-server's router",
-        description="Lists the same models in the form of llama-server's router, with `status.value` unloaded, "
-        "loading or loaded.\n\n" + codes_paragraph(_LIST_CODES),
+        description="Lists the same models as GET /v1/models. With the scope `admin`, `status.args` is the engine's "
+        "command line, and `reload` reads the desired-state files first; models whose definition is unchanged go on."
+        "\n\n" + codes_paragraph(_RELOAD_CODES),
+        tags=["models"],
+        responses=error_responses(*_RELOAD_CODES),
+    )
+    @require_access("inference")
+    async def list_for_router(
+        request: Request,
+        reload: Annotated[
+            str, Query(description="Any value: read the files first. Needs the scope `admin`.", max_length=100)
+        ] = "",
+    ) -> RouterModelList:
+        caller, address = request.state.caller, local_address_of(request.scope)
+        if reload:
+            gate.authorize_request(caller, "admin", address)
+            await changes.reload_files(name_actor(request.scope))
+        models = list_models_seen(request, live, events)
+        if gate.allows_admin(caller, address):
+            commands = await changes.list_commands()
+            for each in models:
+                each.status.args = commands.get(each.id, [])
+        return RouterModelList(data=models)
+
+
+def _declare_events(app: FastAPI, live: LiveRoutes, events: ModelEventLog, heartbeat_s: float) -> None:
+    @app.get(
+        ROUTER_PROPS,
+        summary="Properties of the router",
+        description="What `GET /props` answers where no model is named, as llama-server's router does.\n\n"
+        + codes_paragraph(_LIST_CODES),
         tags=["models"],
         responses=error_responses(*_LIST_CODES),
     )
     @require_access("inference")
-    async def list_for_router(request: Request) -> RouterModelList:
-        return RouterModelList(data=[describe_model(route) for route in seen(request)])
+    async def props() -> dict[str, Any]:
+        return describe_router(live)
 
     @app.get(
         "/models/sse",
         summary="Events of models, as llama-server's router",
         description="Server-sent events from now on, or after `Last-Event-ID`: `model_status`, `model_remove`, "
-        "`models_reload`. After events that are not kept any more comes `models_reload`: list the models anew.\n\n"
-        + codes_paragraph(_LIST_CODES),
+        "`models_reload`, `download_progress`, `download_finished`, `download_failed`. After events that are not kept "
+        "any more comes `models_reload`: list the models anew.\n\n" + codes_paragraph(_LIST_CODES),
         tags=["models"],
         responses=error_responses(*_LIST_CODES),
     )
@@ -129,34 +151,65 @@ def declare(
         stream = follow_events(events, request.state.caller.may_see_model, after, heartbeat_s)
         return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
-    async def change(request: Request, name: str, step: str, body: dict[str, Any]) -> RouterDone:
-        route = find_model(live.current, name)
-        await _ask_controller(controller, f"{quote(route.name)}/{step}?wait=false", body, name_actor(request.scope))
-        return RouterDone()
 
+def _declare_loads(app: FastAPI, changes: RouterChanges) -> None:
     @app.post(
         "/models/load",
         summary="Load a model, as llama-server's router",
         description="Begins to load a model and answers at once. The admin API can wait, and set values.\n\n"
-        + codes_paragraph(_CHANGE_CODES),
+        + codes_paragraph(_LOAD_CODES),
         tags=["models"],
-        responses=error_responses(*_CHANGE_CODES) | ANY_OTHER,
+        responses=error_responses(*_LOAD_CODES) | ANY_OTHER,
     )
     @require_access("admin")
     async def load(request: Request, body: Annotated[RouterRequest, Body()]) -> RouterDone:
-        return await change(request, body.model, "load", {})
+        await changes.load_model(body.model, name_actor(request.scope))
+        return RouterDone()
 
     @app.post(
         "/models/unload",
         summary="Unload a model, as llama-server's router",
         description="Begins to unload a model and answers at once: running requests finish. As in llama-server, the "
-        "next request loads an `autoload` model again.\n\n" + codes_paragraph(_CHANGE_CODES),
+        "next request loads an `autoload` model again, and a download of the model's files is cancelled.\n\n"
+        + codes_paragraph(_LOAD_CODES),
         tags=["models"],
-        responses=error_responses(*_CHANGE_CODES) | ANY_OTHER,
+        responses=error_responses(*_LOAD_CODES) | ANY_OTHER,
     )
     @require_access("admin")
     async def unload(request: Request, body: Annotated[RouterRequest, Body()]) -> RouterDone:
-        return await change(request, body.model, "unload", {"hold": False})
+        await changes.unload_model(body.model, name_actor(request.scope))
+        return RouterDone()
+
+
+def _declare_downloads(app: FastAPI, changes: RouterChanges) -> None:
+    @app.post(
+        "/models",
+        summary="Download a model, as llama-server's router",
+        description="Looks what the reference is, declares a model of that name, which a request loads once its files "
+        "are here, begins the download and answers. GET /models/sse tells how far it is. The same again goes on with a "
+        "download that was cancelled or has failed.\n\n" + codes_paragraph((*_DOWNLOAD_CODES, *_CHANGE_CODES)),
+        tags=["models"],
+        responses=error_responses(*_DOWNLOAD_CODES, *_CHANGE_CODES) | ANY_OTHER,
+    )
+    @require_access("admin")
+    async def download(request: Request, body: Annotated[RouterDownload, Body()]) -> RouterDone:
+        await changes.download_model(body.model, name_actor(request.scope))
+        return RouterDone()
+
+    @app.delete(
+        "/models",
+        summary="Delete a model, as llama-server's router",
+        description="Takes a model back that was downloaded and declared at run time: ends its download, takes its "
+        "declaration back, and removes those of its files that no other model uses. A model that is loaded is refused "
+        "(`state_conflict`): unload it first. One that the files declare is refused, too.\n\n"
+        + codes_paragraph((*_REMOVE_CODES, *_CHANGE_CODES)),
+        tags=["models"],
+        responses=error_responses(*_REMOVE_CODES, *_CHANGE_CODES) | ANY_OTHER,
+    )
+    @require_access("admin")
+    async def remove(request: Request, model: _NameQuery) -> RouterDone:
+        await changes.remove_model(model, name_actor(request.scope))
+        return RouterDone()
 
 
 def _read_event_id(text: str | None, newest_id: int) -> int:
@@ -201,24 +254,17 @@ async def _wait_for(changed: asyncio.Event, seconds: float) -> bool:
     return False
 
 
-async def _ask_controller(controller: ProgramClient, path: str, body: dict[str, Any], actor: str) -> None:
-    """Make an admin request about a model. Raises RoundhouseError with the controller's own code, or
-    `controller_unavailable`."""
-    headers = {"content-type": "application/json", "x-roundhouse-actor": actor}
-    target = f"/v1/admin/models/{path}"
-    try:
-        async with await controller.send_request("POST", target, headers, json.dumps(body).encode()) as answer:
-            check_token_taken(answer)
-            if answer.status >= 400:
-                raise _read_error(await answer.read_body())
-    except ProgramGoneError as error:
-        message = f"The controller does not answer: {error}. Inference goes on without it."
-        raise RoundhouseError("controller_unavailable", message) from error
-
-
-def _read_error(body: bytes) -> RoundhouseError:
-    with suppress(ValueError, KeyError, TypeError):
-        error = json.loads(body)["error"]
-        if error["code"] in ERROR_CODES:
-            return RoundhouseError(error["code"], error["message"], param=error.get("param"))
-    return RoundhouseError("internal_error", "The controller failed on this request.")
+def describe_router(live: LiveRoutes) -> dict[str, Any]:
+    """Return what GET /props answers where no model is named: that of llama-server's router, for its web page."""
+    names = sorted(live.current.models)
+    return {
+        "role": "router",
+        "max_instances": len(names),
+        "models_autoload": any(route.autoload for route in live.current.models.values()),
+        "model_alias": "roundhouse",
+        "model_path": "none",
+        "default_generation_settings": {"params": {}, "n_ctx": 0},
+        "ui_settings": {},
+        "build_info": "roundhouse",
+        "cors_proxy_enabled": False,
+    }

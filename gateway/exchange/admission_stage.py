@@ -17,7 +17,7 @@ from gateway.admission.token_pool import TokenClaim
 from gateway.exchange.attempt import Attempt
 from gateway.exchange.exchange_state import ExchangeState
 from gateway.exchange.hooks import SendHook
-from gateway.exchange.load_wait import begin_load_wait, check_worth_waiting
+from gateway.exchange.load_wait import begin_load_wait, check_worth_waiting, forbids_autoload
 from gateway.protocols.api_matrix import ServingOption, serving_option
 from gateway.protocols.common.choices import count_slots
 from gateway.protocols.common.prompt_length import check_length
@@ -210,9 +210,12 @@ class AdmissionStage:
         return refusal_of(route, services.clock(), shows_paths=may_see_paths and not exchange.hides_paths)
 
     def _await_load(self, route: ModelRoute, refusal: RoundhouseError, now: float) -> None:
-        """Begin to wait for a load of the model. Raises `refusal` if nothing is going to load it."""
+        """Begin to wait for a load of the model. Raises `refusal` if nothing is going to load it, or the request says
+        `?autoload=false`."""
         exchange = self._exchange
         services = exchange.services
+        if forbids_autoload(exchange.client.query):
+            raise refusal
         deadline = now + services.settings.autoload_timeout_s
         exchange.load_wait = begin_load_wait(services.ledger, route, refusal, deadline)
         exchange.set_due()

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from controller.schema.errors import RoundhouseError
 from controller.schema.routing import ModelRoute
 from gateway.control.inflight import InflightCounts
 from gateway.exchange.progress import load_comment
 from gateway.routing.availability import is_worth_waiting, no_longer_loading
+
+_AUTOLOAD_OFF: Final = re.compile(rb"(?:^|&)autoload=(?:false|0)(?:&|$)")
+
+
+def forbids_autoload(query: bytes) -> bool:
+    """Return whether a request's query, as sent, says that the request must load no model: `autoload=false`, as
+    llama-server's router reads it."""
+    return bool(query) and _AUTOLOAD_OFF.search(query) is not None
 
 
 class LoadWait:

@@ -1,4 +1,4 @@
-"""What changes from one routing table to the next, as events of llama-server's router. Pure.
+"""What changes from one routing table to the next, and in downloads, as events of llama-server's router. Pure.
 
 llama-server's README (tools/server, "GET /models/sse") has the events and their fields.
 """
@@ -6,15 +6,18 @@ llama-server's README (tools/server, "GET /models/sse") has the events and their
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
+from controller.schema.downloads import FINAL_STATES, Download
 from controller.schema.routing import ModelRoute
 from controller.schema.status import ModelState
 
-EventName = Literal["model_status", "model_remove", "models_reload"]
-RouterState = Literal["unloaded", "loading", "loaded"]
+EventName = Literal[
+    "model_status", "model_remove", "models_reload", "download_progress", "download_finished", "download_failed"
+]
+RouterState = Literal["downloading", "unloaded", "loading", "loaded"]
 ROUTER_STATES: Final[Mapping[ModelState, RouterState]] = {
     ModelState.UNLOADED: "unloaded",
     ModelState.LOADING: "loading",
@@ -23,13 +26,35 @@ ROUTER_STATES: Final[Mapping[ModelState, RouterState]] = {
     ModelState.UNLOADING: "unloaded",
     ModelState.FAILED: "unloaded",
 }
-"""The state of a model as llama-server's router calls it."""
+"""The state of a model as llama-server's router calls it, while its files are not being downloaded."""
+NO_ENGINE: Final = 1
+"""`exit_code` of a failed load where no engine ended, or its code is not known: clients tell a failure by it."""
 ALL_MODELS: Final = "*"
 """What stands for the model's name in `models_reload`."""
 LOAD_STAGE: Final = "text_model"
 """The one stage of a load: engines report their progress as one figure."""
 KEPT_EVENTS: Final = 1000
 """Events that a reader which comes back can still get."""
+
+
+class ModelView(NamedTuple):
+    """A model, and the newest download of its files. `download` None: nothing is known of any."""
+
+    route: ModelRoute
+    download: Download | None = None
+
+    @property
+    def running_download(self) -> Download | None:
+        """The download, while it is under way; None: none is."""
+        return None if self.download is None or self.download.state in FINAL_STATES else self.download
+
+
+class Change(NamedTuple):
+    """One event of a change. `data` None: the event has none."""
+
+    event: EventName
+    model: str
+    data: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,43 +74,88 @@ class ModelEvent:
         return told if self.data is None else {**told, "data": dict(self.data)}
 
 
-def find_changes(
-    before: Mapping[str, ModelRoute], after: Mapping[str, ModelRoute]
-) -> list[tuple[EventName, str, Mapping[str, Any] | None]]:
-    """Return the events of the change between two tables, models in name order: removed ones, then `models_reload` if
-    names, aliases or backends differ, then what the state or the progress of each model is now, where it differs."""
-    found: list[tuple[EventName, str, Mapping[str, Any] | None]] = [
-        ("model_remove", name, None) for name in sorted(before.keys() - after.keys())
-    ]
-    if _identities(before) != _identities(after):
-        found.append(("models_reload", ALL_MODELS, None))
-    for name in sorted(after):
-        status, earlier = describe_status(after[name]), before.get(name)
-        if earlier is None or describe_status(earlier) != status:
-            found.append(("model_status", name, status))
-    return found
+def join_downloads(models: Mapping[str, ModelRoute], downloads: Iterable[Download]) -> dict[str, ModelView]:
+    """Return the models by name, each with the newest download of its source, ordered with or without a revision."""
+    newest: dict[str | None, Download] = {}
+    for download in sorted(downloads, key=lambda each: each.created_at):
+        newest[download.reference] = download
+        if download.pinned is not None:
+            newest[download.pinned] = download
+    return {
+        name: ModelView(route, newest.get(route.source) if route.source is not None else None)
+        for name, route in models.items()
+    }
 
 
-def _identities(models: Mapping[str, ModelRoute]) -> dict[str, tuple[str, tuple[str, ...]]]:
-    return {name: (route.backend, route.aliases) for name, route in models.items()}
-
-
-def describe_status(route: ModelRoute) -> dict[str, Any]:
-    """Return the `data` of a `model_status`: the state, with `failed` after a failed load, and while a load reports its
-    progress, `progress`."""
+def describe_status(view: ModelView) -> dict[str, Any]:
+    """Return the `data` of a `model_status`: the state, with `failed` and `exit_code` after a failed load, and while a
+    load reports its progress, `progress`."""
+    route = view.route
+    if view.running_download is not None and route.state not in (ModelState.LOADED, ModelState.UNLOADING):
+        return {"status": "downloading"}
     status: dict[str, Any] = {"status": ROUTER_STATES[route.state]}
     if route.state is ModelState.FAILED:
         status["failed"] = True
+        status["exit_code"] = NO_ENGINE if route.exit_code is None else route.exit_code
     if route.state is ModelState.LOADING and route.progress is not None:
         status["progress"] = {"stages": [LOAD_STAGE], "current": LOAD_STAGE, "value": route.progress}
     return status
 
 
+def describe_progress(download: Download) -> dict[str, Any]:
+    """Return how far each file of a download is, in bytes, by its path below the models folder."""
+    return {file.path: {"done": file.done_bytes, "total": file.size} for file in download.files}
+
+
+def find_changes(before: Mapping[str, ModelView], after: Mapping[str, ModelView]) -> list[Change]:
+    """Return the events of the change between two states, models in name order: removed ones, then `models_reload` if
+    names, aliases or backends differ, then of each model, where they differ: the end of its download, its state with
+    the progress of its load, and the progress of its download."""
+    found = [Change("model_remove", name) for name in sorted(before.keys() - after.keys())]
+    if _identities(before) != _identities(after):
+        found.append(Change("models_reload", ALL_MODELS))
+    for name in sorted(after):
+        view, earlier = after[name], before.get(name)
+        if view is earlier or view == earlier:
+            continue
+        known = None if earlier is None else earlier.download
+        found += _find_end(name, known, view.download)
+        status = describe_status(view)
+        if earlier is None or describe_status(earlier) != status:
+            found.append(Change("model_status", name, status))
+        found += _find_progress(name, known, view.running_download)
+    return found
+
+
+def _identities(models: Mapping[str, ModelView]) -> dict[str, tuple[str, tuple[str, ...]]]:
+    return {name: (view.route.backend, view.route.aliases) for name, view in models.items()}
+
+
+def _find_end(name: str, before: Download | None, after: Download | None) -> Iterator[Change]:
+    if after is None or after.state not in FINAL_STATES or after == before:
+        return
+    if after.state == "finished":
+        yield Change("download_finished", name)
+    else:
+        yield Change("download_failed", name, None if after.error is None else {"error": after.error.message})
+
+
+def _find_progress(name: str, before: Download | None, running: Download | None) -> Iterator[Change]:
+    if running is not None and running.files:
+        progress = describe_progress(running)
+        if before is None or describe_progress(before) != progress:
+            yield Change("download_progress", name, {"progress": progress})
+
+
 class ModelEventLog:
-    """The last `KEPT_EVENTS` events of one gateway, and who is to be told of new ones. Use it in one event loop."""
+    """The models of one gateway with their downloads, the last `KEPT_EVENTS` events, and who is to be told of new ones.
+    Use it in one event loop."""
 
     def __init__(self) -> None:
-        self._models: Mapping[str, ModelRoute] = {}
+        self._models: Mapping[str, ModelRoute] | None = None
+        self._downloads: Sequence[Download] | None = None
+        self.views: Mapping[str, ModelView] = {}
+        """The models as they are now, by name."""
         self._events: deque[ModelEvent] = deque(maxlen=KEPT_EVENTS)
         self._listeners: set[Callable[[], None]] = set()
         self.last_id = 0
@@ -96,11 +166,25 @@ class ModelEventLog:
     def follow_table(self, models: Mapping[str, ModelRoute]) -> None:
         """Add the events of the change to these models, which are those of the routing table in force, and call the
         listeners if there are any."""
-        before, self._models = self._models, models
-        changes = find_changes(before, models)
+        self._models = models
+        self._update(is_told=True)
+
+    def follow_downloads(self, downloads: Sequence[Download]) -> None:
+        """Add the events of the change to these downloads, which are all that are known, and call the listeners if
+        there are any. Those of the first call are no news."""
+        is_told = self._downloads is not None
+        self._downloads = downloads
+        self._update(is_told=is_told)
+
+    def _update(self, *, is_told: bool) -> None:
+        before, self.views = self.views, join_downloads(self._models or {}, self._downloads or ())
+        if not is_told:
+            return
+        changes = find_changes(before, self.views)
         for event, model, data in changes:
             self.last_id += 1
-            route = models.get(model) or before.get(model)
+            view = self.views.get(model) or before.get(model)
+            route = None if view is None else view.route
             self._events.append(ModelEvent(self.last_id, event, model, data, route))
         if changes:
             for listener in list(self._listeners):

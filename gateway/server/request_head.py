@@ -18,6 +18,10 @@ _OTHER_NAMES: Final[Mapping[bytes, bytes]] = {
     b"/v1/health": b"/health",
 }
 """Other paths of llama-server, and the routes that they mean."""
+ROUTER_PROPS_PATH: Final = b"/router/props"
+"""The route that `GET /props` means where no model is named."""
+_PROPS_PATH: Final = b"/props"
+_NAMED_MODEL: Final = re.compile(rb"[?&]model=[^&#]")
 _BARE: Final = re.compile(
     rb"/(?:(?:chat/completions|completions|conversations|embeddings|messages|responses)(?:/.*)?"
     rb"|models/(?!(?:load|unload|sse)$)[^/].*)",
@@ -53,17 +57,19 @@ def in_origin_form(target: bytes, headers: Sequence[Header]) -> tuple[bytes, lis
     return target, list(headers)
 
 
-def with_declared_path(target: bytes) -> bytes:
+def with_declared_path(method: bytes, target: bytes) -> bytes:
     """Return the target with the path that the gateway's route declares, for another name of that route.
 
-    Other names are those of llama-server (`/reranking`) and paths without `/v1`. `target`: in origin form, with its
-    query, which is kept. Other targets are returned unchanged.
+    Other names are those of llama-server (`/reranking`), `GET /props` without a model, and paths without `/v1`.
+    `target`: in origin form, with its query, which is kept. Other targets are returned unchanged.
     """
     end = _PATH_END.search(target)
     path = target[: end.start()] if end else target
     name = unquote_to_bytes(path) if b"%" in path else path
     if (declared_path := _OTHER_NAMES.get(name)) is not None:
         return declared_path + target[len(path) :]
+    if name == _PROPS_PATH and method == b"GET" and not _NAMED_MODEL.search(target, len(path)):
+        return ROUTER_PROPS_PATH + target[len(path) :]
     return b"/v1" + target if _BARE.fullmatch(name) else target
 
 

@@ -233,7 +233,7 @@ class RequestReader(HttpToolsProtocol):
         self._idle_bytes = 0
         if self.url[:1] != b"/":
             self.url, self.headers = in_origin_form(self.url, self.headers)
-        self.url = with_declared_path(self.url)
+        self.url = with_declared_path(method, self.url)
         path, _, query = self.url.partition(b"?")
         opener = self._direct.open_request(method, path)
         if opener is None:

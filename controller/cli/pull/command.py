@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -86,13 +86,11 @@ class _Pull:
     async def run(self, url: str) -> ExitCode:
         from controller.cli.admin_client import AdminClient  # aiohttp takes 150 ms
         from controller.cli.pull.bars import open_view
-        from controller.cli.pull.declaration import build_fields
         from controller.cli.pull.following import DownloadFollower
 
         async with AdminClient(url) as client:
             found = await client.inspect_download(self.order)
             name = self.name or found.name
-            fields = build_fields(found.inspection, found.forecast, self.order.backend)
             _print_inspection(found)
             if self.is_declared:
                 await self._check_declaration(client, name, found)
@@ -102,8 +100,8 @@ class _Pull:
                 ended = await DownloadFollower(client, ordered, view.show_download).wait_for_end()
             _check_end(ended)
             if self.is_declared:
-                await client.put_declaration("models", name, fields)
-        self._print_result(ended, found, name, fields)
+                await client.put_declaration("models", name, found.fields)
+        self._print_result(ended, found, name)
         return ExitCode.DONE
 
     async def _check_declaration(self, client: AdminClient, name: str, found: InspectedModel) -> None:
@@ -113,7 +111,7 @@ class _Pull:
         if found.forecast.backend is None:
             raise CommandError(f"{found.forecast.summary}: name it with --backend", ExitCode.USAGE)
         earlier = (await client.list_declarations()).models.get(name)
-        if earlier is not None and earlier.fields.get("model_path") == found.inspection.main:
+        if earlier is not None and earlier.fields.get("source") == found.inspection.pinned:
             return
         try:
             await client.get_model(name)
@@ -123,7 +121,7 @@ class _Pull:
         else:
             raise CommandError(f"a model {name} is declared already: choose another name with --as")
 
-    def _print_result(self, ended: Download, found: InspectedModel, name: str, fields: dict[str, Any]) -> None:
+    def _print_result(self, ended: Download, found: InspectedModel, name: str) -> None:
         if self.as_json:
             print_json(
                 {
@@ -131,7 +129,7 @@ class _Pull:
                     "inspection": found.inspection.model_dump(mode="json"),
                     "forecast": found.forecast.model_dump(mode="json"),
                     "name": name,
-                    "fields": fields,
+                    "fields": found.fields,
                     "declared": self.is_declared,
                 }
             )

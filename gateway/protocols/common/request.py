@@ -148,7 +148,8 @@ def parse_native(
 
     `sole_model` serves a request that names none; None: several models have the route, or no model has. `body` says
     what JSON the route needs; where that is no object, the body may be empty, but a body that came is decoded and must
-    be JSON. The result's `target` is `path` and `query` without `model`.
+    be JSON. The result's `target` is `path` and `query` without `model` and `autoload`,
+    which are for the gateway.
 
     Raises:
         RoundhouseError: `invalid_json`: the body is not the JSON that the route needs. `invalid_request`: no model is
@@ -157,7 +158,7 @@ def parse_native(
     """
     pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
     names = {value for name, value in pairs if name == "model" and value}
-    other_query = urlencode([pair for pair in pairs if pair[0] != "model"])
+    other_query = urlencode([pair for pair in pairs if pair[0] not in ("model", "autoload")])
     raw, large_body = split_body(raw_body)
     json_value = _decode(raw, large_body) if raw or body == "object" else {}
     if body == "object" and not isinstance(json_value, dict):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 
+from controller.schema.errors import RoundhouseError
 from controller.schema.status import ModelState
+from tests.fakes.fake_admin import Asked
 from tests.fakes.fake_controller import route
+from tests.fakes.fake_downloads import PINNED, FakeDownloads, download
 from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
 
 
@@ -59,7 +64,7 @@ async def test_events_of_a_load_come_in_order() -> None:
             assert await reader.next() == {"model": "m", "event": "model_remove"}
             assert await reader.next() == {"model": "*", "event": "models_reload"}
             assert await reader.next() == {
-                "model": "n", "event": "model_status", "data": {"status": "unloaded", "failed": True},
+                "model": "n", "event": "model_status", "data": {"status": "unloaded", "failed": True, "exit_code": 1},
             }  # fmt: skip
 
 
@@ -85,13 +90,18 @@ async def test_a_stop_ends_readers() -> None:
         assert await reader.next() is None
 
 
+def changes_asked(here: GatewayHarness) -> list[Asked]:
+    """What the controller was asked to change so far."""
+    return [each for each in here.controller.admin.asked if each.method != "GET"]
+
+
 async def test_load_and_unload_are_asked_of_the_controller() -> None:
     async with gateway_harness() as here:
         await here.publish(route("org/m:Q4", aliases=("short",), state=ModelState.UNLOADED))
         for step, expected in (("load", {}), ("unload", {"hold": False})):
             async with here.post(f"/models/{step}", model="short") as answer:
                 assert (answer.status, await answer.json()) == (200, {"success": True})
-            asked = here.controller.admin.asked[-1]
+            asked = changes_asked(here)[-1]
             assert (asked.method, asked.target) == ("POST", f"/v1/admin/models/org/m%3AQ4/{step}?wait=false")
             assert asked.headers["x-roundhouse-actor"] == "api 127.0.0.1"
             assert json.loads(asked.body) == expected
@@ -100,3 +110,148 @@ async def test_load_and_unload_are_asked_of_the_controller() -> None:
         await here.controller.stop()
         async with here.post("/models/load", model="short") as answer:
             assert (answer.status, (await answer.json())["error"]["code"]) == (503, "controller_unavailable")
+
+
+@asynccontextmanager
+async def with_downloads() -> AsyncIterator[tuple[GatewayHarness, FakeDownloads]]:
+    """A gateway that follows the downloads of its controller, of which there are none."""
+    fake = FakeDownloads()
+    async with gateway_harness() as here:
+        here.controller.admin.answer = fake
+        async with asyncio.timeout(60):
+            await fake.followed.wait()
+        yield here, fake
+
+
+async def status_of(here: GatewayHarness, model: str, path: str = "/models") -> dict[str, Any]:
+    """The status of a model as the list has it."""
+    async with here.client.get(f"{here.url}{path}") as answer:
+        assert answer.status == 200
+        [status] = [each["status"] for each in (await answer.json())["data"] if each["id"] == model]
+    return dict(status)
+
+
+async def test_a_download_is_told_from_its_order_to_its_end() -> None:
+    name = "user/tiny-GGUF:Q8_0"
+    async with with_downloads() as (here, fake):
+        await here.publish(route("m"))
+        async with following(here) as reader:
+            async with here.post("/models", model=name) as answer:
+                assert (answer.status, await answer.json()) == (200, {"success": True})
+            declared, ordered = changes_asked(here)[-2:]
+            assert (declared.method, declared.target) == ("PUT", "/v1/admin/declarations/models/user/tiny-GGUF%3AQ8_0")
+            assert json.loads(declared.body) == {"source": PINNED, "backend": "llama_server", "autoload": True}
+            assert (ordered.target, json.loads(ordered.body)) == ("/v1/admin/downloads", {"reference": PINNED})
+            # Whichever comes first, the download or the table that has the model: nothing is lost.
+            fake.show(download("downloading", 25))
+            await here.publish(route("m"), route(name, state=ModelState.UNLOADED, source=PINNED))
+            assert await reader.next() == {"model": "*", "event": "models_reload"}
+            progress = {"user/tiny-GGUF/tiny.gguf": {"done": 25, "total": 100}}
+            while (told := await reader.next()) == {
+                "model": name,
+                "event": "model_status",
+                "data": {"status": "unloaded"},
+            }:
+                pass  # the table came first
+            assert told == {"model": name, "event": "model_status", "data": {"status": "downloading"}}
+            assert await reader.next() == {"model": name, "event": "download_progress", "data": {"progress": progress}}
+            for path in ("/models", "/v1/models"):
+                status = await status_of(here, name, path)
+                assert (status["value"], status["progress"]) == ("downloading", progress)
+            last_id = reader.last_id
+        fake.show(download("finished", 100))
+        async with following(here, last_id) as reader:
+            assert await reader.next() == {"model": name, "event": "download_finished"}
+            assert await reader.next() == {"model": name, "event": "model_status", "data": {"status": "unloaded"}}
+        assert (await status_of(here, name))["value"] == "unloaded"
+
+
+async def test_unload_cancels_a_download_and_the_same_order_goes_on_with_it() -> None:
+    unloaded = route("user/tiny-GGUF:Q8_0", state=ModelState.UNLOADED, source=PINNED)
+    async with with_downloads() as (here, fake):
+        await here.publish(unloaded)
+        async with following(here) as reader:
+            fake.show(download("downloading", 1))
+            assert [(await reader.next() or {})["event"] for _ in range(2)] == ["model_status", "download_progress"]
+            async with here.post("/models/unload", model=unloaded.name) as answer:
+                assert answer.status == 200
+            assert [each.target.rpartition("/")[2] for each in changes_asked(here)] == ["unload?wait=false", "dl_1"]
+            fake.show(download("cancelled", 1))
+            assert [(await reader.next() or {})["event"] for _ in range(2)] == ["download_failed", "model_status"]
+        async with here.post("/models", model=unloaded.name) as answer:
+            assert answer.status == 200
+        asked = changes_asked(here)[-1]
+        assert (asked.target, json.loads(asked.body)) == ("/v1/admin/downloads", {"reference": PINNED})
+
+
+async def test_what_cannot_be_downloaded_is_not_declared() -> None:
+    async with with_downloads() as (here, fake):
+        await here.publish(route("m"))
+        async with here.post("/models", model="m") as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (409, "state_conflict")
+        fake.refusals["POST /v1/admin/downloads"] = RoundhouseError("models_disk_full", "It needs 5 GiB.")
+        async with here.post("/models", model="user/tiny-GGUF") as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (507, "models_disk_full")
+        last = changes_asked(here)[-1]
+        assert (last.method, last.target) == ("DELETE", "/v1/admin/declarations/models/user/tiny-GGUF")
+
+
+async def test_a_model_is_deleted_unless_it_is_loaded_or_not_ours() -> None:
+    async with with_downloads() as (here, fake):
+        await here.publish(
+            route("files", state=ModelState.UNLOADED, source=PINNED),
+            route("hand", state=ModelState.UNLOADED),
+            route("loaded", source=PINNED),
+            route("loading", state=ModelState.LOADING, source=PINNED),
+            route("m", state=ModelState.UNLOADED, source=PINNED),
+        )
+        unknown = RoundhouseError("unknown_declaration", "There is none.")
+        fake.refusals["DELETE /v1/admin/declarations/models/files"] = unknown
+        for model, code in (
+            ("loaded", "state_conflict"),
+            ("loading", "state_conflict"),
+            ("hand", "models_file_kept"),
+            ("files", "declared_in_files"),
+            ("nobody", "unknown_model"),
+        ):
+            async with here.client.delete(f"{here.url}/models", params={"model": model}) as answer:
+                assert (await answer.json())["error"]["code"] == code
+        assert [each.target for each in changes_asked(here)] == ["/v1/admin/declarations/models/files"]
+        async with here.client.delete(f"{here.url}/models", params={"model": "m"}) as answer:
+            assert (answer.status, await answer.json()) == (200, {"success": True})
+        dropped, removed = changes_asked(here)[-2:]
+        assert dropped.target == "/v1/admin/declarations/models/m"
+        assert (removed.method, removed.target) == ("DELETE", f"/v1/admin/models/files?model={quote(PINNED, safe='')}")
+
+
+async def test_the_list_has_command_lines_and_reads_the_files_where_asked() -> None:
+    async with with_downloads() as (here, _):
+        await here.publish(route("m"), route("n", state=ModelState.FAILED, exit_code=-9))
+        assert (await status_of(here, "m"))["args"] == ["llama-server", "--port", "1"]
+        failed = await status_of(here, "n")
+        assert (failed["value"], failed["failed"], failed["exit_code"]) == ("unloaded", True, -9)
+        assert (await status_of(here, "m", "/v1/models"))["args"] == []
+        assert changes_asked(here) == []
+        await status_of(here, "m", "/models?reload=1")
+        assert [each.target for each in changes_asked(here)] == ["/v1/admin/reload"]
+
+
+async def test_props_without_a_model_are_the_routers() -> None:
+    async with gateway_harness() as here:
+        await here.publish(route("m", autoload=True))
+        for query in ("", "?autoload=false", "?model="):
+            async with here.client.get(f"{here.url}/props{query}") as answer:
+                props = await answer.json()
+            assert (props["role"], props["models_autoload"]) == ("router", True)
+
+
+async def test_autoload_false_loads_nothing() -> None:
+    async with gateway_harness() as here:
+        await here.publish(route("m", state=ModelState.UNLOADED, autoload=True))
+        for query in ("autoload=false", "x=1&autoload=0"):
+            async with here.post(f"/v1/chat/completions?{query}", model="m", messages=[]) as answer:
+                assert (answer.status, (await answer.json())["error"]["code"]) == (503, "model_not_loaded")
+        async with here.client.get(f"{here.url}/props?model=m&autoload=false") as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (503, "model_not_loaded")
+        report = await here.controller.report_where(lambda _: True)
+        assert report.demand == {}

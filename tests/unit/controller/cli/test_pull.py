@@ -16,7 +16,7 @@ import pytest
 from controller.cli.app import run
 from controller.cli.exit_codes import ExitCode
 from controller.cli.output import duration_words, size_words
-from controller.cli.pull.declaration import build_fields
+from controller.downloads.declared_fields import build_fields
 from controller.schema.downloads import Inspection
 from controller.schema.errors import RoundhouseError
 from controller.schema.model_files import DeviceFit, MemoryForecast
@@ -87,8 +87,7 @@ async def test_pull_declares_what_it_fetched(site: Site, capsys: pytest.CaptureF
     assert memory.startswith("roundhouse: memory: ")
     assert memory.endswith("MiB, at the default context; fits in main memory")
     declared = site.running.controller.declaration_service.get_declaration("models", "tiny")
-    assert declared.fields["model_path"] == MAIN
-    assert "gpus" not in declared.fields
+    assert declared.fields == {"source": PINNED, "backend": "llama_server"}
     again = asyncio.create_task(site.run("pull", REFERENCE, "--declare", "--json"))
     site.transfers.set_state(await site.order(), "finished")
     assert await again == ExitCode.DONE, "the same again changes nothing"
@@ -225,14 +224,11 @@ def test_the_declaration_names_gpus_only_where_it_fits() -> None:
     def fit(*gpus: str, fits: bool) -> DeviceFit:
         return DeviceFit(gpus=list(gpus), needed_mib=1, fits=fits, fits_alone=fits, beside=[])
 
-    def fields(*devices: DeviceFit, backend: str | None = None) -> dict[str, Any]:
-        forecast = MemoryForecast(summary="", backend="llama_server", devices=list(devices))
-        return build_fields(inspection, forecast, backend)
+    def fields(*devices: DeviceFit, backend: str | None = "llama_server") -> dict[str, Any]:
+        return build_fields(inspection, MemoryForecast(summary="", backend=backend, devices=list(devices)))
 
     both = fields(fit("0", fits=False), fit("0", "1", fits=True), fit(fits=True))
-    assert (both["gpus"], both["llama_server_mmproj"]) == (2, inspection.projector)
+    assert both == {"source": PINNED, "backend": "llama_server", "gpus": 2}
     assert "gpus" not in fields(fit("0", fits=False), fit(fits=True))
     assert fields(fit("0", fits=True), fit("0", "1", fits=True))["gpus"] == 1
-    other = fields(backend="llama_cpp")
-    assert (other["backend"], other["model_path"]) == ("llama_cpp", MAIN)
-    assert "llama_server_mmproj" not in other
+    assert fields(backend=None) == {"source": PINNED}

@@ -49,9 +49,9 @@ UNCHANGED = (
 
 @pytest.mark.parametrize("target", READ_AS)
 def test_a_path_with_another_name(target: str) -> None:
-    assert with_declared_path(target.encode()) == READ_AS[target].encode()
+    assert with_declared_path(b"GET", target.encode()) == READ_AS[target].encode()
 
 
 @pytest.mark.parametrize("target", [*UNCHANGED, *READ_AS.values()])
 def test_any_other_stays(target: str) -> None:
-    assert with_declared_path(target.encode()) == target.encode()
+    assert with_declared_path(b"GET", target.encode()) == target.encode()

@@ -1,0 +1,65 @@
+"""Asks the controller's admin API on behalf of a client whose access was checked."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any, Final
+
+import aiohttp
+from pydantic import JsonValue
+
+from common.program_client import ProgramClient, ProgramGoneError
+from controller.schema.errors import ERROR_CODES, RoundhouseError
+from gateway.control.link import check_token_taken
+
+ANSWER_S: Final = 120.0
+"""Seconds that an answer may take: a look at what a download will take reads the heads of its files."""
+
+
+class AdminRequests:
+    """Sends admin requests to the controller, and returns the JSON of their answers. One for a gateway."""
+
+    def __init__(self, controller: ProgramClient) -> None:
+        """`controller`: an entered client, which the caller closes."""
+        self._controller = controller
+
+    async def send_request(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, JsonValue] | None = None,
+        *,
+        actor: str = "gateway",
+        within_s: float = ANSWER_S,
+    ) -> Any:
+        """Send a request and return the JSON of its answer.
+
+        `path`: below `/v1/admin/`, percent-encoded, with the query. `actor`: who asks, for the history. Raises
+        RoundhouseError with the controller's own code, or `controller_unavailable` if it does not answer within
+        `within_s` seconds.
+        """
+        headers = {"x-roundhouse-actor": actor} | ({} if body is None else {"content-type": "application/json"})
+        content = b"" if body is None else json.dumps(body).encode()
+        timeout = aiohttp.ClientTimeout(total=within_s)
+        try:
+            async with await self._controller.send_request(
+                method, f"/v1/admin/{path}", headers, content, timeout=timeout
+            ) as answer:
+                check_token_taken(answer)
+                answered = await answer.read_body()
+        except (ProgramGoneError, TimeoutError) as error:
+            reason = str(error) or f"no answer within {within_s:g} s"
+            message = f"The controller does not answer: {reason}. Inference goes on without it."
+            raise RoundhouseError("controller_unavailable", message) from error
+        if answer.status >= 400:
+            raise _read_error(answered)
+        return json.loads(answered)
+
+
+def _read_error(body: bytes) -> RoundhouseError:
+    with suppress(ValueError, KeyError, TypeError):
+        error = json.loads(body)["error"]
+        if error["code"] in ERROR_CODES:
+            return RoundhouseError(error["code"], error["message"], param=error.get("param"))
+    return RoundhouseError("internal_error", "The controller failed on this request.")
