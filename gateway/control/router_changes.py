@@ -7,7 +7,11 @@ from contextlib import suppress
 from typing import Final
 from urllib.parse import quote
 
+from pydantic import ValidationError
+
+from controller.schema.admin import CommandLines
 from controller.schema.errors import RoundhouseError
+from controller.schema.model_files import InspectedModel
 from controller.schema.routing import ModelRoute
 from controller.schema.status import ModelState
 from gateway.control.admin_requests import AdminRequests
@@ -38,10 +42,9 @@ class RouterChanges:
 
     async def list_commands(self) -> Mapping[str, list[str]]:
         """Return the command line of each model's engine, by model name. Empty if the controller does not answer."""
-        with suppress(RoundhouseError):
+        with suppress(RoundhouseError, ValidationError):
             answered = await self._admin.send_request("GET", "commands", within_s=COMMANDS_S)
-            models: Mapping[str, list[str]] = answered["models"]
-            return models
+            return CommandLines.model_validate(answered).models
         return {}
 
     async def load_model(self, name: str, actor: str) -> None:
@@ -65,12 +68,11 @@ class RouterChanges:
                 raise _conflict(route, "is declared already")
             await self._admin.send_request("POST", "downloads", {"reference": route.source}, actor=actor)
             return
-        found = await self._admin.send_request("POST", "downloads/inspect", {"reference": reference}, actor=actor)
+        found = await self._inspect(reference, actor)
         path = f"declarations/models/{quote(reference)}"
-        await self._admin.send_request("PUT", path, {**found["fields"], "autoload": True}, actor=actor)
+        await self._admin.send_request("PUT", path, {**found.fields, "autoload": True}, actor=actor)
         try:
-            source = found["inspection"]["pinned"]
-            await self._admin.send_request("POST", "downloads", {"reference": source}, actor=actor)
+            await self._admin.send_request("POST", "downloads", {"reference": found.inspection.pinned}, actor=actor)
         except RoundhouseError:
             with suppress(RoundhouseError):
                 await self._admin.send_request("DELETE", path, actor=actor)
@@ -100,6 +102,14 @@ class RouterChanges:
         except RoundhouseError as error:
             if error.entry.code not in _NOT_OURS:
                 raise
+
+    async def _inspect(self, reference: str, actor: str) -> InspectedModel:
+        answered = await self._admin.send_request("POST", "downloads/inspect", {"reference": reference}, actor=actor)
+        try:
+            return InspectedModel.model_validate(answered)
+        except ValidationError as error:
+            message = "The controller answers in a form that this gateway does not know: start both in one version."
+            raise RoundhouseError("controller_unavailable", message) from error
 
     async def _drop_declaration(self, route: ModelRoute, actor: str) -> None:
         try:

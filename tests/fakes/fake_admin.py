@@ -29,6 +29,9 @@ class FakeAdmin:
     asked: list[Asked] = field(default_factory=list)
     answer: Answer | None = None
     """Gives the answer to everything; None: a small JSON object."""
+    downloads: Answer | None = None
+    """Gives the answers about downloads, which every gateway asks for by itself; None: they
+    are switched off. Such requests are not in `asked`."""
     document: dict[str, Any] | None = None
     """None: there is none."""
     running: int = 0
@@ -61,6 +64,8 @@ class FakeAdmin:
         return answer
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if request.method == "GET" and request.path.startswith("/v1/admin/downloads"):
+            return await self.downloads(request) if self.downloads else web.json_response({}, status=403)
         headers = {name.lower(): value for name, value in request.headers.items()}
         self.asked.append(Asked(request.method, request.raw_path, headers, await request.read()))
         transport = cast("asyncio.Transport", request.transport)

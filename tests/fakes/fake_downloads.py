@@ -7,10 +7,27 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from controller.schema.downloads import Download, DownloadFile
+from controller.schema.downloads import Download, DownloadFile, Inspection
 from controller.schema.errors import RoundhouseError
+from controller.schema.model_files import InspectedModel, MemoryForecast
 
 PINNED = "hf:user/tiny-GGUF:Q8_0@0123456789abcdef0123456789abcdef01234567"
+
+INSPECTED = InspectedModel(
+    name="tiny",
+    inspection=Inspection(
+        reference="hf:user/tiny-GGUF:Q8_0",
+        pinned=PINNED,
+        files=[],
+        main="user/tiny-GGUF/tiny.gguf",
+        total_bytes=100,
+        missing_bytes=100,
+        free_bytes=1000,
+    ),
+    forecast=MemoryForecast(summary="fits in main memory", backend="llama_server"),
+    fields={"source": PINNED, "backend": "llama_server"},
+)
+"""What the reference is."""
 
 
 def download(state: str = "downloading", done: int = 0, *, source: str = PINNED, created_at: float = 1.0) -> Download:
@@ -49,8 +66,7 @@ class FakeDownloads:
             listed = [each.model_dump(mode="json") for each in self.downloads.values()]
             return web.json_response({"downloads": listed})
         if request.path == "/v1/admin/downloads/inspect":
-            fields = {"source": PINNED, "backend": "llama_server"}
-            return web.json_response({"inspection": {"pinned": PINNED}, "fields": fields})
+            return web.json_response(INSPECTED.model_dump(mode="json"))
         if request.path == "/v1/admin/commands":
             return web.json_response({"models": {"m": ["llama-server", "--port", "1"]}})
         return web.json_response({})

@@ -20,6 +20,7 @@ from gateway.app import Gateway, create_gateway
 from gateway.exchange.api_spec import ApiSpec
 from gateway.ingress.route_access import Access, UndeclaredRouteError, require_access
 from gateway.routing.live_routes import LiveRoutes
+from gateway.routing.model_events import ModelEventLog
 from gateway.settings import GatewaySettings
 from tests.fakes.fake_controller import route
 from tests.fakes.gateway_harness import GatewayHarness, engines, gateway_harness
@@ -92,22 +93,22 @@ def test_what_engines_serve_is_declared_to_the_framework_too() -> None:
 
 def test_a_gateway_with_a_route_that_declares_nothing_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     _add_route(monkeypatch, lambda: None)
-    with pytest.raises(UndeclaredRouteError, match=r"no access is declared for POST /models$"):
+    with pytest.raises(UndeclaredRouteError, match=r"no access is declared for POST /one-more$"):
         create_gateway(GatewaySettings(), None)
 
 
 def test_a_route_that_nobody_decided_about_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     _add_route(monkeypatch, require_access("any_key")(lambda: None))
     declared = declarations(create_gateway(GatewaySettings(), None))
-    assert list_differences(declared) == ["POST /models: declared any_key, decided None"]
+    assert list_differences(declared) == ["POST /one-more: declared any_key, decided None"]
 
 
 def _add_route(monkeypatch: pytest.MonkeyPatch, endpoint: Any) -> None:
     declare = models.declare
 
-    def declare_one_more(app: FastAPI, live: LiveRoutes) -> None:
-        declare(app, live)
-        app.post("/models")(endpoint)
+    def declare_one_more(app: FastAPI, live: LiveRoutes, events: ModelEventLog) -> None:
+        declare(app, live, events)
+        app.post("/one-more")(endpoint)
 
     monkeypatch.setattr(models, "declare", declare_one_more)
 

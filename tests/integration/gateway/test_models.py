@@ -77,6 +77,10 @@ async def test_everything_that_is_told_of_a_model() -> None:
             },
             "modalities": ["text", "image"],
             "context_length": 8192,
+            "status": {"value": "loaded", "args": [], "failed": False, "exit_code": None, "progress": None},
+            "architecture": {"input_modalities": ["text", "image"], "output_modalities": ["text"]},
+            "tags": [],
+            "can_remove": False,
         }
         assert {"/v1/chat/completions", "/props", "/v1/responses", "/v1/messages"} <= set(served), "translated ones too"
         assert "/v1/embeddings" not in served
@@ -99,12 +103,16 @@ async def test_the_list_of_llama_servers_router() -> None:
         listed = await get(here, "/models")
         assert listed["object"] == "list"
         for model in listed["data"]:
-            status, architecture, tags = (model.pop(name) for name in ("status", "architecture", "tags"))
             assert model == own[model["id"]]
             failed = model["state"] == "failed"
-            assert status == {"value": ROUTER_STATES[model["state"]], "args": [], "failed": failed}
-            assert architecture == {"input_modalities": model["modalities"], "output_modalities": ["text"]}
-            assert tags == []
+            assert model["status"] == {
+                "value": ROUTER_STATES[model["state"]],
+                "args": [],
+                "failed": failed,
+                "exit_code": 1 if failed else None,
+                "progress": None,
+            }
+            assert model["architecture"] == {"input_modalities": model["modalities"], "output_modalities": ["text"]}
 
 
 async def probe(here: GatewayHarness, base: str, bearer: str | None) -> tuple[int, list[tuple[str, str]]]:

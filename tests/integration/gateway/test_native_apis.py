@@ -206,8 +206,14 @@ async def test_what_has_no_body_is_named_in_the_query(
 ) -> None:
     for name in ("plain", "alias-of-plain"):
         status, told = await ask(here, "GET", f"{path}?model={name}")
-        assert (status, known(told)) == (200, known(json.loads(servers["plain"].ask("GET", path)[1])))
+        expected = known(json.loads(servers["plain"].ask("GET", path)[1]))
+        if path == "/props":
+            expected["ui"] = True
+        assert (status, known(told)) == (200, expected)
     status, told = await ask(here, "GET", path)
+    if path == "/props":
+        assert (status, told["role"]) == (200, "router")
+        return
     assert (status, told["error"]["code"], told["error"]["param"]) == (400, "invalid_request", "model")
     assert "?model=NAME" in told["error"]["message"]
     assert (await ask(here, "GET", f"{path}?model=nobody"))[1]["error"]["code"] == "unknown_model"
@@ -221,7 +227,7 @@ async def test_without_a_model_the_only_one_that_has_the_route_is_meant(
     assert (await ask(here, "POST", "/infill", GAP))[0] == 200
     assert (await ask(here, "POST", "/infill?model=alias-of-caller", GAP))[0] == 200
     await here.publish(model(servers, "plain"))
-    assert (await ask(here, "GET", "/props"))[1]["model_alias"] == "inner-plain"
+    assert (await ask(here, "GET", "/props"))[1]["role"] == "router", "as in llama-server's router mode, also for one"
     assert "tokens" in (await ask(here, "POST", "/tokenize", {"content": "a"}))[1]
 
 

@@ -117,7 +117,7 @@ async def with_downloads() -> AsyncIterator[tuple[GatewayHarness, FakeDownloads]
     """A gateway that follows the downloads of its controller, of which there are none."""
     fake = FakeDownloads()
     async with gateway_harness() as here:
-        here.controller.admin.answer = fake
+        here.controller.admin.answer = here.controller.admin.downloads = fake
         async with asyncio.timeout(60):
             await fake.followed.wait()
         yield here, fake

@@ -205,7 +205,7 @@ UNKNOWN_ROUTES = (
     ("POST", "/v1/responses/nothing"),
     ("PUT", "/v1/responses/nothing"),
     ("GET", "/v1/responses/nothing/more"),
-    ("POST", "/models/reload"),
+    ("POST", "/router/nothing"),
     ("DELETE", "/nothing"),
 )
 
@@ -334,6 +334,10 @@ async def test_the_openapi_document_describes_the_routes() -> None:
         "/v1/models/{name}/status",
         "/v1/models/{name}/benchmark",
         "/models",
+        "/models/load",
+        "/models/unload",
+        "/models/sse",
+        "/router/props",
         "/health",
         "/health/live",
         "/health/ready",

@@ -435,3 +435,28 @@ async def test_a_secret_in_a_loads_parameter_is_shown_nowhere(tmp_path: Path) ->
         told = bench.harness.journal.read_page(("statement",), "m", None, 50)
         assert "***@host" in str(told)
         assert "pa55word" not in f"{row} {told}"
+
+
+async def test_a_reload_applies_an_edit_at_once_and_keeps_the_rest(tmp_path: Path) -> None:
+    runs = {**STUB, "enabled": True}
+    async with opened(tmp_path, {"m": runs, "n": runs}) as bench:
+        await bench.round(3)
+        before = set(bench.runtime.replicas)
+        assert len(before) == 2
+        bench.declare({"m": runs, "new": runs})
+        (tmp_path / "desired" / "broken.yaml").write_text("models: [")
+        desk = bench.harness.admin_service
+        broken = await desk.reload_files()
+        assert (broken.is_changed, len(broken.problems)) == (False, 1)
+        (tmp_path / "desired" / "broken.yaml").unlink()
+        reload = asyncio.create_task(desk.reload_files())
+        while not reload.done():
+            await asyncio.sleep(0.01)
+            bench.time[0] += 1.0
+            await bench.round()
+        assert (await reload).is_changed
+        await bench.round(3)
+        kept = set(bench.runtime.replicas)
+        assert {name.split("-")[2] for name in kept} == {"m", "new"}
+        assert len(before & kept) == 1, "the unchanged one was not started again"
+        assert not (await desk.reload_files()).is_changed
