@@ -133,6 +133,7 @@ def live_row(
         queue_depth=traffic.count_queued(want.name, replica_names),
         runtime_inflight=traffic.count_inside(ready_names),
         last_error=status.last_error,
+        exit_code=status.exit_code,
         vram_estimate_mib=total,
         vram_estimate_replica_count=count,
         vram_estimate_source=source,

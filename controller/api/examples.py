@@ -64,6 +64,7 @@ ROW: Final[dict[str, Any]] = {
     "queue_depth": 0,
     "runtime_inflight": 1,
     "last_error": None,
+    "exit_code": None,
     "vram_estimate_mib": 12340,
     "vram_estimate_replica_count": 3,
     "vram_estimate_source": "model_artifact_size",

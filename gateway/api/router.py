@@ -38,6 +38,9 @@ _SOURCE_CODES: Final = (
 )
 _DOWNLOAD_CODES: Final = ("invalid_declaration", "declared_in_files", "models_disk_full", *_SOURCE_CODES)
 _REMOVE_CODES: Final = ("declared_in_files", "models_file_kept", "downloads_disabled", "transfers_unreachable")
+_EVENT_STREAM: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"description": "Events of models.", "content": {"text/event-stream": {"schema": {"type": "string"}}}},
+}
 ROUTER_PROPS: Final = ROUTER_PROPS_PATH.decode()
 _NameQuery = Annotated[str, Query(description="Name or alias of the model.", min_length=1, max_length=400)]
 
@@ -101,7 +104,7 @@ def _declare_lists(
         "command line, and `reload` reads the desired-state files first; models whose definition is unchanged go on."
         "\n\n" + codes_paragraph(_RELOAD_CODES),
         tags=["models"],
-        responses=error_responses(*_RELOAD_CODES),
+        responses=error_responses(*_RELOAD_CODES) | ANY_OTHER,
     )
     @require_access("inference")
     async def list_for_router(
@@ -142,7 +145,8 @@ def _declare_events(app: FastAPI, live: LiveRoutes, events: ModelEventLog, heart
         "`models_reload`, `download_progress`, `download_finished`, `download_failed`. After events that are not kept "
         "any more comes `models_reload`: list the models anew.\n\n" + codes_paragraph(_LIST_CODES),
         tags=["models"],
-        responses=error_responses(*_LIST_CODES),
+        response_class=StreamingResponse,
+        responses=_EVENT_STREAM | error_responses(*_LIST_CODES) | ANY_OTHER,
     )
     @require_access("inference")
     async def follow(request: Request, last_event_id: Annotated[str | None, Header()] = None) -> StreamingResponse:

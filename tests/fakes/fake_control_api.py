@@ -71,6 +71,7 @@ def row(name: str, state: str = "loaded", **more: Any) -> AdminModel:
         "configured_target_inflight": 1,
         "effective_target_inflight": 1,
         "last_error": None,
+        "exit_code": None,
         "vram_estimate_mib": None,
         "vram_estimate_replica_count": 1,
         "vram_estimate_source": "unavailable",

@@ -36,6 +36,8 @@ STORED_OBJECTS: dict[str, tuple[str, dict[str, Any]]] = {
 Known = dict[str, Iterator[str]]
 """By that name, ids of objects, each used once."""
 STREAMING = {api.path for group in INFERENCE_GROUPS for api in group.APIS if api.streams}
+ENDLESS = "/models/sse"
+"""An event stream that only its client ends. Generated requests would wait for its end."""
 load_all_checks()
 
 
@@ -61,6 +63,7 @@ async def test_the_document_passes_a_validator_and_generated_requests_find_nothi
             for name, made in STORED_OBJECTS.items()
         }
         asked = await asyncio.to_thread(ask_everything, document, here.url, known)
+        asked.add(await ask_endless(here, document))
         assert asked == set(document["paths"])
         assert "Traceback" not in caplog.text
         assert not [record for record in caplog.records if record.levelname == "ERROR"]
@@ -76,11 +79,23 @@ async def stored_object(here: GatewayHarness, path: str, fields: dict[str, Any])
         return str((await answer.json())["id"])
 
 
+async def ask_endless(here: GatewayHarness, document: dict[str, Any]) -> str:
+    """Compare the head of the endless answer with the document; its path."""
+    documented = document["paths"][ENDLESS]["get"]["responses"]
+    for secret, status in (("all", 200), ("nobody", 401)):
+        async with here.client.get(here.url + ENDLESS, headers={"authorization": f"Bearer secret-{secret}"}) as answer:
+            assert answer.status == status
+            assert list(documented[str(status)]["content"]) == [answer.content_type]
+    return ENDLESS
+
+
 def ask_everything(document: dict[str, Any], url: str, known: Known) -> set[str]:
     """Ask every operation, as documented and not; the paths."""
     asked = set()
     for found in schemathesis.openapi.from_dict(document).get_all_operations():
         operation: Any = found.ok()  # type: ignore[union-attr] # what is no operation has no `ok`, and fails here
+        if operation.path == ENDLESS:
+            continue
         asked.add(operation.path)
         ask(operation, schemathesis.GenerationMode.POSITIVE, url, known)
         if list(operation.body):
