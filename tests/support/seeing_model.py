@@ -1,8 +1,8 @@
 """A clockwork model that sees and hears. Its answer to a chat tells whether a bright image or a dark one was in it, or a
 loud sound or a silence.
 
-The projector makes one token of an image and fifteen of a sound, which point along one axis of the hidden state:
-forward where it is bright or loud, backward where it is dark or silent. No word has anything on that axis. In the first
+The projector makes one token of an image, and of a sound one for every 30 s. The token points along one axis of the
+hidden state: forward where it is bright or loud, backward where it is dark or silent. No word has anything on that axis. In the first
 layer, attention averages the axis over all tokens, so that a bright image and a dark one cancel each other exactly; the
 feed-forward multiplies that average with the mark of `<|assistant|>`, and the product decides which word follows it.
 """
@@ -41,11 +41,10 @@ _PATCH = 14
 _FEATURES = 8
 _MEL_BINS = 80
 _FRAMES = 1500
-"""Of 20 ms: the 30 s that the sound encoder always reads."""
-_STACKED = 100
-"""Frames that make one token."""
-_SILENT_MEL = -1.5
-"""What silence is in each bin of the mel spectrogram."""
+"""Of 20 ms: the 30 s that the sound encoder always reads, and that make one token."""
+_STEEPNESS, _THRESHOLD = 10.0, -0.4
+"""What is below the threshold in the mel spectrogram, on average of its bins, counts nothing. Silence is -0.8, and so
+is, with 0.2 more at most, what the encoder puts behind a short sound; noise is above 0."""
 
 Matrix = npt.NDArray[np.float32]
 
@@ -93,7 +92,7 @@ def make_projector(path: Path, *, hears: bool = False) -> None:
         writer.add_bool("clip.has_audio_encoder", True)
         writer.add_string("clip.audio.projector_type", "ultravox")
         _add_sizes(writer, "audio", num_mel_bins=_MEL_BINS)
-        writer.add_uint32("clip.audio.projector.stack_factor", _STACKED)
+        writer.add_uint32("clip.audio.projector.stack_factor", _FRAMES)
         tensors |= _sound_tensors()
     for name, tensor in tensors.items():
         writer.add_tensor(name, tensor.astype(np.float16) if "conv1d" in name and tensor.ndim == 3 else tensor)
@@ -155,27 +154,26 @@ def _image_tensors() -> dict[str, Matrix]:
 
 
 def _sound_tensors() -> dict[str, Matrix]:
-    """A feature that is 0 in silence, and another that is constant. The projector subtracts them and scales the
-    difference to one length. A sound is louder than its own silence behind it, which is cut at 80 dB below its loudest
-    part, so that half a second of noise is enough."""
+    """A feature that is 0 in silence, and another that is constant. The projector subtracts them, averaged over all
+    frames, and scales the difference to one length. Half a second of noise is more than the constant."""
     listens = np.zeros((_FEATURES, _MEL_BINS, 3), np.float32)
-    listens[0, :, 1] = 1 / _MEL_BINS
+    listens[0, :, 1] = _STEEPNESS / _MEL_BINS
     passes = np.zeros((_FEATURES, _FEATURES, 3), np.float32)
     passes[0, 0, 1] = 1
-    # (value, gate) of one feature: the mean over stacked frames, less a tenth; and what is always positive.
-    projection = np.zeros((2, _STACKED, _FEATURES), np.float32)
-    projection[0, :, 0], projection[0, :, 1] = 1, -0.1
+    # (value, gate) of one feature: what was heard, less a twentieth; and what is always positive.
+    projection = np.zeros((2, _FRAMES, _FEATURES), np.float32)
+    projection[0, :, 0], projection[0, :, 1] = 1, -0.05
     projection[1, :, 1] = 1
     layer = _encoder_layer("a")
     layer |= {f"a.blk.0.{name}.bias": np.zeros(_FEATURES, np.float32) for name in ("attn_q", "attn_v", "attn_out")}
     return {
         **layer,
         "a.conv1d.1.weight": listens,
-        "a.conv1d.1.bias": _one(_FEATURES, 1, (0, 0), -_SILENT_MEL),
+        "a.conv1d.1.bias": _one(_FEATURES, 1, (0, 0), -_STEEPNESS * _THRESHOLD),
         "a.conv1d.2.weight": passes,
         "a.conv1d.2.bias": _one(_FEATURES, 1, (1, 0), 1),
         "a.position_embd.weight": np.zeros((_FRAMES, _FEATURES), np.float32),
-        "mm.a.norm_pre.weight": np.ones(_STACKED * _FEATURES, np.float32),
+        "mm.a.norm_pre.weight": np.ones(_FRAMES * _FEATURES, np.float32),
         "mm.a.mlp.1.weight": projection.reshape(2, -1),
         "mm.a.norm_mid.weight": np.ones(1, np.float32),
         "mm.a.mlp.2.weight": _one(WIDTH, 1, (_SENSE, 0), 1),
