@@ -9,6 +9,8 @@ from typing import Any
 import anthropic
 import openai
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from controller.engines.llama_server import LlamaServer, LlamaServerDefinition
 from tests.fakes.fake_controller import route
@@ -30,14 +32,12 @@ pytestmark = [pytest.mark.engines, pytest.mark.embedded]
 
 TOKEN = "replica-token"
 CONTEXT = 4096
-SEEING, BLIND, HEARING = (
-    LlamaServerDefinition.model_validate({"model_path": "m.gguf", **more})
-    for more in (
-        {"llama_server_mmproj": "p.gguf"},
-        {},
-        {"llama_server_mmproj": "p.gguf", "modalities": ["text", "image", "audio"]},
-    )
-)
+DEFINITIONS: dict[str, dict[str, Any]] = {
+    "seeing": {"llama_server_mmproj": "p.gguf"},
+    "blind": {},
+    "hearing": {"llama_server_mmproj": "p.gguf", "modalities": ["text", "image", "audio"]},
+    "fetching": {"llama_server_mmproj": "p.gguf", "media_urls": True},
+}
 LIGHT, NIGHT = make_image(230), make_image(20)
 SEEN: list[tuple[tuple[bytes, ...], str]] = [
     ((), SENTENCE),
@@ -67,9 +67,11 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 async def here(engine: Worker) -> AsyncIterator[GatewayHarness]:
-    """A gateway that knows it as `seeing` and `hearing`, and as `blind` without a projector's declaration."""
-    models = [
-        route(
+    """A gateway that knows it under each name of `DEFINITIONS`, with what is declared there."""
+    models = []
+    for name, more in DEFINITIONS.items():
+        definition = LlamaServerDefinition.model_validate({"model_path": "m.gguf", **more})
+        made = route(
             name,
             [f"http://127.0.0.1:{engine.port}"],
             backend="llama_server",
@@ -81,8 +83,7 @@ async def here(engine: Worker) -> AsyncIterator[GatewayHarness]:
             longest_token=6,
             target_inflight=4,
         )
-        for name, definition in (("seeing", SEEING), ("blind", BLIND), ("hearing", HEARING))
-    ]
+        models.append(made)
     async with gateway_harness() as built:
         await built.publish(*models)
         yield built
@@ -162,6 +163,8 @@ async def test_what_is_counted_is_what_the_engine_makes_of_an_image_and_not_its_
             told = await answer.json()
             assert answer.status == 200, told
             prompt_tokens[name] = told["usage"]["prompt_tokens"]
+        async with here.post("/v1/chat/completions/input_tokens", model="seeing", messages=messages) as answer:
+            assert (await answer.json())["input_tokens"] == prompt_tokens[name]
     each = prompt_tokens["one"] - prompt_tokens["none"]
     assert 0 < each < 100
     assert prompt_tokens["two"] == prompt_tokens["one"] + each
@@ -187,7 +190,8 @@ async def test_a_model_without_a_projector_takes_no_images(
 
 
 async def test_the_lists_say_what_each_model_takes(here: GatewayHarness, engine: Worker) -> None:
-    wanted = {"seeing": ["text", "image"], "blind": ["text"], "hearing": ["text", "image", "audio"]}
+    seen = ["text", "image"]
+    wanted = {"seeing": seen, "blind": ["text"], "hearing": [*seen, "audio"], "fetching": seen}
     for path in ("/v1/models", "/models"):
         async with here.client.get(here.url + path) as answer:
             listed = (await answer.json())["data"]
@@ -195,6 +199,64 @@ async def test_the_lists_say_what_each_model_takes(here: GatewayHarness, engine:
         assert all(model["architecture"]["output_modalities"] == ["text"] for model in listed)
     props = json.loads(engine.ask("GET", "/props")[1])["modalities"]
     assert (props["vision"], props["audio"]) == (True, True)
+
+
+@pytest.fixture
+async def elsewhere() -> AsyncIterator[tuple[str, list[str]]]:
+    """Where a dark image is served, and the paths that were asked for."""
+    asked: list[str] = []
+
+    async def serve(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(body=NIGHT, content_type="image/png")
+
+    app = web.Application()
+    app.router.add_get("/{name}", serve)
+    async with TestServer(app) as server:
+        yield str(server.make_url("/")).rstrip("/"), asked
+
+
+async def test_an_address_is_fetched_by_a_model_that_declares_it_and_by_no_other(
+    here: GatewayHarness, elsewhere: tuple[str, list[str]]
+) -> None:
+    url, asked = elsewhere
+    chat = {"messages": user([{"type": "image_url", "image_url": {"url": f"{url}/chat"}}])}
+    requests: list[tuple[str, dict[str, Any], str]] = [
+        ("/v1/chat/completions", chat, "messages"),
+        ("/v1/chat/completions/input_tokens", chat, "messages"),
+        ("/apply-template", chat, "messages"),
+        ("/v1/responses", {"input": user([{"type": "input_image", "image_url": f"{url}/response"}])}, "input"),
+        (
+            "/v1/messages",
+            {
+                "max_tokens": 64,
+                "messages": user([{"type": "image", "source": {"type": "url", "url": f"{url}/message"}}]),
+            },
+            "messages",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": user([{"type": "video_url", "video_url": {"url": f"{url}/video"}}])},
+            "messages",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": user([{"type": "input_audio", "input_audio": {"data": f"{url}/sound", "format": "wav"}}])},
+            "messages",
+        ),
+    ]
+    for path, body, place in requests:
+        async with here.post(path, model="hearing", **body) as answer:
+            error = (await answer.json())["error"]
+        assert (answer.status, error["code"]) == (400, "invalid_request"), path
+        assert error["param"] == f"{place}[0].content[0]"
+        assert error["message"] == (
+            "The model 'hearing' fetches no addresses: send the data itself, as base64 or as a `data:` URL."
+        )
+    assert asked == []
+    async with here.post("/v1/chat/completions", model="fetching", **chat) as answer:
+        assert (await answer.json())["choices"][0]["message"]["content"] == DARK
+    assert asked == ["/chat"]
 
 
 CUT = LIGHT[: len(LIGHT) // 2]
@@ -221,9 +283,9 @@ async def test_a_broken_image_is_the_client_s_error_in_every_api(
         ("/v1/messages", {"max_tokens": 9, "messages": user(message_content(image))}),
     ):
         async with here.post(path, model="seeing", stream=stream, **body) as answer:
-            text = await answer.text()
-        assert "Failed to load image" in text, path
-        assert answer.status == 400 or (stream and answer.status == 200), (path, text)
+            error = (await answer.json())["error"]
+        told = (answer.status, error["code"], error["type"], error["message"])
+        assert told == (400, "engine_error", "invalid_request_error", "Failed to load image or audio file"), path
     # The engine goes on.
     async with here.chat("seeing") as answer:
         assert (await answer.json())["choices"][0]["message"]["content"] == SENTENCE
