@@ -21,8 +21,9 @@ _STANDARD_DESCRIPTORS: Final = (0, 1, 2)
 
 
 class LineWriter:
-    """Writes lines to the file descriptor of a stream, without its buffer. A line that the reader does not take in time
-    is lost, whole or in part; nothing raises. Not thread-safe.
+    """Writes lines to the file descriptor of a stream, past the stream's own buffer.
+
+    A line that the reader does not take in time is lost, whole or in part; nothing raises. Not thread-safe.
 
     Several programs may write to one pipe. If two of them take its last free page at the same moment, one still blocks
     until the reader reads.
@@ -87,8 +88,11 @@ class LineHandler(logging.Handler):
         self._writer = writer
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record as a line. Never raises: where formatting fails, the line holds the traceback instead, and a
-        line that the output does not take is lost."""
+        """Write one record as a line, which may block as `LineWriter.write_line` does.
+
+        Never raises: where formatting fails, the line holds the traceback instead, and a line that the output does not
+        take is lost.
+        """
         try:
             line = self.format(record)
         except Exception:  # noqa: BLE001 - what the arguments of a record raise

@@ -152,8 +152,11 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def check_content(db: sqlite3.Connection) -> None:
-    """Check the file's pages and indexes, which reads the whole file and blocks for so long. Returns nothing if the
-    content is sound; raises sqlite3.DatabaseError for the first fault, for which `is_damaged` returns True."""
+    """Check the file's pages and indexes. Blocks while it reads the whole file.
+
+    Returns nothing if the content is sound. Raises sqlite3.DatabaseError for the first fault, for which `is_damaged`
+    returns True; another sqlite3.Error if the file cannot be read.
+    """
     [verdict] = db.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != "ok":
         error = sqlite3.DatabaseError(str(verdict))
@@ -193,7 +196,7 @@ class OpenedDatabase(Protocol):
         where that cannot be read."""
 
     def close(self) -> None:
-        """Close the database."""
+        """Close the database. `DatabaseFile` calls this once, and no method afterwards."""
 
 
 Database = TypeVar("Database", bound=OpenedDatabase)
