@@ -126,12 +126,12 @@ class ModelQueue:
     def admit_ticket(self, ticket: Ticket, now: float) -> Endpoint | None:
         """Admit or queue a new ticket, and set its `place`.
 
-        Returns the endpoint whose slot the ticket now holds; None: it waits, and a later grant has the endpoint or an
-        error.
+        Returns the endpoint whose slot the ticket now holds; None: the ticket waits, and a later grant has the endpoint
+        or an error. `now`: monotonic seconds.
 
         Raises:
-            RoundhouseError: `queue_full`; or `engine_unreachable` if the model is loaded and no replica accepts
-                requests. The ticket stays new.
+            RoundhouseError: `queue_full` (`ticket.place` is set), or `engine_unreachable` if the model is loaded and no
+                replica accepts requests. The ticket stays new.
         """
         fair_queue = self.fair_queue
         if fair_queue.waiting_count == self.retrying_count:
@@ -162,7 +162,7 @@ class ModelQueue:
         """Give back the slot of a ticket that is inside, and settle its tenant's charge.
 
         The time inside counts in `mean_s`, unless the request was retried, preempted or refused by the engine. The
-        caller sets `ticket.state`, and calls `serve_queue` for those that wait.
+        caller sets `ticket.state`, and calls `serve_queue` for the tickets that wait. `now`: monotonic seconds.
         """
         replica = ticket.replica
         replica.release(ticket)
@@ -201,7 +201,8 @@ class ModelQueue:
         """Admit every waiting ticket that can enter now. Returns their grants, in the order of entry.
 
         While the model is loaded, tickets that have no replica left to try are removed, and get grants that hold the
-        `engine_unreachable` error. The caller must deliver the grants, as for `Admission`.
+        `engine_unreachable` error. The caller must pass each grant to its ticket's owner, or release the ticket. `now`:
+        monotonic seconds.
         """
         grants: list[Grant] = []
         fair_queue = self.fair_queue
@@ -222,8 +223,11 @@ class ModelQueue:
         return grants
 
     def waiting_tickets(self) -> list[Ticket]:
-        """Return the waiting tickets, next to enter first. One that needs more than is free when its turn comes may be
-        overtaken."""
+        """Return the waiting tickets, next to enter first.
+
+        Tickets further behind may still overtake a ticket that needs more of a replica than is free when its turn
+        comes.
+        """
         return list(self.fair_queue.queue_order(self.mean_s or _UNKNOWN_COST))
 
     def list_places(self) -> list[tuple[Ticket, QueuePlace]]:
@@ -275,7 +279,8 @@ class ModelQueue:
     def explain_unreachable(self, retries: RetryState, now: float) -> RoundhouseError:
         """Return, and do not raise, the `engine_unreachable` error that says why `replicas_left` is empty.
 
-        The error has a time to retry after only if every replica is left out by its circuit breaker.
+        The error has a time to retry after only if every replica is left out by its circuit breaker. `now`: monotonic
+        seconds.
         """
         wait_s = None
         if not self.replicas:

@@ -48,7 +48,8 @@ class ReplicaSlots:
     def apply_endpoint(self, endpoint: Endpoint) -> None:
         """Adopt the replica's entry of a new table, and resize the token pool to its `kv_cache_tokens`.
 
-        None there drops the pool. A pool that is new here does not count the requests that are inside already.
+        If `kv_cache_tokens` is None, the pool is dropped. A new pool does not count the requests that are inside
+        already.
         """
         self.endpoint = endpoint
         capacity = endpoint.kv_cache_tokens

@@ -22,7 +22,7 @@ class SessionTerms(NamedTuple):
 
     @classmethod
     def of(cls, route: ModelRoute) -> SessionTerms | None:
-        """Return the terms of the model `route`; None: its replicas keep no sessions."""
+        """Return the terms of sessions for the model of `route`; None: its replicas keep no sessions."""
         if not route.session_cache:
             return None
         slot_count = route.target_inflight if route.session_binding == "slot" else None
