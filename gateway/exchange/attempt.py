@@ -80,10 +80,12 @@ class AnswerForm(NamedTuple):
 
 
 class Attempt:
-    """Sends the request to one replica and passes its answer on to the client. Used for one `send_request`.
+    """Sends the request to one replica and passes its answer on to the client.
 
-    The engine's connection calls the methods `engine_*`, in the event loop. While it is under way, the request counts
-    as in flight at the replica; the slot is the owner's. Call `cancel` to end it early.
+    Make one for each call of `send_request`.
+
+    The engine's connection calls the methods `engine_*`, in the event loop. While the attempt is under way, the request
+    counts as in flight at the replica; the slot belongs to the owner. Call `cancel` to end it early.
     """
 
     __slots__ = (
@@ -224,7 +226,12 @@ class Attempt:
             )
 
     def engine_data(self, data: bytes) -> None:
-        """Pass on a part of the body. One that cannot be passed on cancels the attempt and fails the request."""
+        """Pass on a part of the body. If it cannot be passed on, cancel the attempt and fail the request.
+
+        Raises nothing.
+
+        Called after `engine_head`. Calls `AttemptOwner.extend_answer` if the answer has `mark` events or more.
+        """
         assert self._relay is not None
         try:
             self._relay.feed_data(data)
