@@ -46,11 +46,13 @@ class LineWriter:
                 self._descriptor = None
 
     def write_line(self, line: str) -> bool:
-        """Write one line, to which the newline is added. Return whether it was written; False: it is lost, whole or in
-        part, which is no error.
+        """Write one line, to which the newline is added.
 
-        May block up to `patience_s` seconds for each part of PIPE_BUF bytes. Once a reader took nothing for so long,
-        lines are lost at once until there is room again; the next line that is written follows one that says how many.
+        Return whether it was written; False: it is lost, whole or in part, which is no error.
+
+        May block up to `patience_s` seconds for each part of PIPE_BUF bytes. Once a reader has taken nothing for so
+        long, lines are lost at once until there is room again; then a line with the number of lost lines is written
+        first.
         """
         lines = [f"roundhouse: {self._lost_lines} lines were lost here: nobody took them", line]
         text = "".join(f"{each}\n" for each in (lines if self._lost_lines else lines[1:]))
