@@ -237,13 +237,16 @@ class ModelQueue:
         return list(zip(self.waiting_tickets(), places, strict=True))
 
     def has_other_replica(self, name: str, now: float) -> bool:
-        """Return whether the table in force has a replica other than `name` whose circuit breaker admits requests now;
-        it may be full."""
+        """Return whether the table in force has another replica than `name` whose circuit breaker admits requests.
+
+        The replica may be full. `now`: monotonic seconds.
+        """
         return any(replica.endpoint.replica != name and replica.admits_request(now) for replica in self.replicas)
 
     def choose_replica(self, now: float, retries: RetryState) -> Endpoint:
-        """Return the endpoint of the replica with the fewest requests inside, for a request that takes no slot. Nothing
-        is reserved.
+        """Return the endpoint of the replica with the fewest requests inside, for a request that takes no slot.
+
+        Nothing is reserved. `now`: monotonic seconds.
 
         A replica is never chosen during its circuit breaker's pause or if it refused the request before (`retries`);
         one whose trial runs, or that broke the request's connection, only if there is no other.
@@ -262,7 +265,7 @@ class ModelQueue:
     def replicas_left(self, retries: RetryState, now: float) -> list[ReplicaSlots]:
         """Return the replicas that a request with these `retries` may try now, or once they have room or pass a trial.
 
-        Empty: the request has nothing left to try.
+        Empty: the request has nothing left to try. `now`: monotonic seconds.
         """
         candidates = [replica for replica in self.replicas if replica.may_admit_soon(now)]
         if retries is NO_RETRIES:

@@ -62,13 +62,16 @@ class ReplicaSlots:
             self.token_pool.resize(capacity)
 
     def admits_request(self, now: float) -> bool:
-        """Return whether the circuit breaker lets a request enter now. Slots and tokens are not looked at."""
+        """Return whether the circuit breaker lets a request enter now. Slots and tokens are not looked at.
+
+        `now`: monotonic seconds.
+        """
         return self.breaker is None or self.breaker.admits_request(now)
 
     def may_admit_soon(self, now: float) -> bool:
         """Return whether the circuit breaker lets a request enter now, or once a running trial succeeds.
 
-        Slots and tokens are not looked at.
+        Slots and tokens are not looked at. `now`: monotonic seconds.
         """
         return self.breaker is None or self.breaker.may_admit_soon(now)
 
