@@ -105,12 +105,12 @@ class AicoreProbe:
             await asyncio.sleep(self._interval_s)
 
     async def ask(self, route: ModelRoute, *, probes_all: bool = False) -> AicoreStatus:
-        """Ask the server of the model `route` for the state of AICore now, for `TIMEOUT_S` seconds at most, and return
-        it. Does not set `latest`; call it within the context.
+        """Ask the server of the model `route` for the state of AICore now, and return the answer.
 
-        `probes_all`: have the server check each of its configurations, too. A remote model that has no endpoint now is
-        not asked: its code is None. A model that is no remote is not asked either: its own state counts (loaded 3,
-        loading 1, else 2 if it is `autoload` and 0 if not). Failures are part of the result.
+        Waits `TIMEOUT_S` seconds at most. Does not set `latest`; call it within the context. `probes_all`: have the
+        server check each of its configurations, too. A remote model that has no endpoint now is not asked: its code is
+        None. A model that is no remote is not asked either: its own state counts (loaded 3, loading 1, else 2 if it is
+        `autoload` and 0 if not). Failures are part of the result.
         """
         remote = next((endpoint for endpoint in route.endpoints if endpoint.remote), None)
         if remote is None:

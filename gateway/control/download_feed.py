@@ -28,8 +28,11 @@ log = logging.getLogger(__name__)
 
 
 class DownloadFeed:
-    """Follows the downloads of the controller as long as `run` runs, and tells all of them whenever one has changed.
-    Downloads that nobody makes any more, and those of a controller that is away, stay as they were seen last."""
+    """Follows the downloads of the controller as long as `run` runs.
+
+    Calls `on_downloads` with all of them whenever one has changed. Downloads that nobody makes any more, and those of a
+    controller that is away, stay as they were seen last.
+    """
 
     def __init__(self, controller: ProgramClient, on_downloads: Callable[[Sequence[Download]], None]) -> None:
         """`controller`: an entered client, which the caller closes. `on_downloads` is called with all downloads: first
