@@ -131,8 +131,9 @@ class ResponseSession:
     # From the connection
 
     def take_message(self, message: bytes) -> None:
-        """Serve a message, or keep it until those before it are served. One that is no valid request is answered with
-        an error.
+        """Serve a message, or keep it until those before it are served.
+
+        A message that is no valid request is answered with an error.
 
         `message`: the bytes of the text. With more than `MOST_WAITING` messages or too many bytes waiting, reading from
         the client is paused. Does nothing once the connection is to be closed.
