@@ -125,5 +125,8 @@ class Metrics:
         self.registry.register(CertificateCollector(has_problem))
 
     def show_connections(self, *, count_idle: Callable[[], int], count_busy: Callable[[], int]) -> None:
-        """Add the gauge of connections to engines. Call at most once. Both functions are called when Prometheus reads."""
+        """Add the gauge of connections to engines. Call at most once.
+
+        Both functions are called when Prometheus reads.
+        """
         self.registry.register(ConnectionCollector(count_idle, count_busy))
