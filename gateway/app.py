@@ -176,7 +176,7 @@ def open_streams(settings: GatewaySettings, live: LiveRoutes) -> ResumableStream
 
 
 def open_certificate(settings: GatewaySettings) -> TlsCertificate | None:
-    """Load the HTTPS certificate of the settings; None if they name none, so that HTTP is served.
+    """Load the HTTPS certificate of the settings; None if they name none, so that HTTP is served. Blocks.
 
     Raises:
         CertificateError: the certificate or its key cannot be used.
