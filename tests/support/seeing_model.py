@@ -1,10 +1,11 @@
-"""A clockwork model that sees and hears. Its answer to a chat tells whether a bright image or a dark one was in it, or a
-loud sound or a silence.
+"""A clockwork model that sees and hears. Its answer to a chat tells whether a bright image or a dark one was in it, or
+a loud sound or a silence.
 
 The projector makes one token of an image, and of a sound one for every 30 s. The token points along one axis of the
-hidden state: forward where it is bright or loud, backward where it is dark or silent. No word has anything on that axis. In the first
-layer, attention averages the axis over all tokens, so that a bright image and a dark one cancel each other exactly; the
-feed-forward multiplies that average with the mark of `<|assistant|>`, and the product decides which word follows it.
+hidden state: forward where it is bright or loud, backward where it is dark or silent. No word has anything on that
+axis. In the first layer, attention averages the axis over all tokens, so that a bright image and a dark one cancel each
+other exactly; the feed-forward multiplies that average with the mark of `<|assistant|>`, and the product decides which
+word follows it.
 """
 
 from __future__ import annotations

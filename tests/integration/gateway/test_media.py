@@ -19,7 +19,6 @@ from tests.support.llama_servers import Kind, needed, started
 from tests.support.seeing_model import (
     BRIGHT,
     DARK,
-    SENTENCE,
     encode,
     make_image,
     make_projector,
@@ -27,6 +26,7 @@ from tests.support.seeing_model import (
     make_sound,
 )
 from tests.support.worker_process import Worker
+from worker.clockwork import SENTENCE
 
 pytestmark = [pytest.mark.engines, pytest.mark.embedded]
 
@@ -273,9 +273,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", BROKEN)
-async def test_a_broken_image_is_the_client_s_error_in_every_api(
-    here: GatewayHarness, name: str, stream: bool
-) -> None:
+async def test_a_broken_image_is_the_client_s_error_in_every_api(here: GatewayHarness, name: str, stream: bool) -> None:
     image = BROKEN[name]
     for path, body in (
         ("/v1/chat/completions", {"messages": user(chat_content(image))}),

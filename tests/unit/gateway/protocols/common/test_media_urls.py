@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -42,14 +43,19 @@ ADDRESSES = (
 )
 
 
-def found(*parts: Any, role: str = "user", capabilities: Capabilities = SEES) -> str | None:
-    """The `param` of the refusal, or None."""
+def refused(check: Callable[[], None]) -> str | None:
+    """The `param` of the refusal, after its code where that is another; None: nothing is refused."""
     try:
-        check_capabilities({"messages": [{"role": role, "content": [TEXT, *parts]}]}, capabilities, "m")
+        check()
     except RoundhouseError as error:
-        assert error.entry.code == "invalid_request"
-        return error.param
+        return f"{error.entry.code} {error.param}".removeprefix("invalid_request ")
     return None
+
+
+def found(*parts: Any, capabilities: Capabilities = SEES) -> str | None:
+    """The same of a user's message with these parts, passed through."""
+    fields = {"messages": [{"role": "user", "content": [TEXT, *parts]}]}
+    return refused(lambda: check_capabilities(fields, capabilities, "m"))
 
 
 @pytest.mark.parametrize("value", DATA)
@@ -116,12 +122,7 @@ def test_a_model_that_takes_text_alone_is_left_to_its_engine() -> None:
 @pytest.mark.parametrize("medium", [Image, lambda value, place: Audio(value, "wav", place)], ids=["image", "audio"])
 def test_a_translated_request_is_held_to_the_same(medium: Any, value: str) -> None:
     def place_of(turn: User | ToolResult, capabilities: Capabilities = SEES) -> str | None:
-        try:
-            check_prompt(Prompt(turns=(turn,)), capabilities, "m")
-        except RoundhouseError as error:
-            assert error.entry.code == "invalid_request"
-            return error.param
-        return None
+        return refused(lambda: check_prompt(Prompt(turns=(turn,)), capabilities, "m"))
 
     def parts(value: str, place: str) -> tuple[Part, ...]:
         part: Part = Image(value, place=place) if medium is Image else medium(value, place)
@@ -155,9 +156,4 @@ def test_a_large_body_s_outline_tells_the_same(value: str, place: str | None, at
     body.add_part((" " * max(0, at - len(head)) + head + value + tail).encode())
     body.finish()
     assert len(body.outline) < 20_000 + at
-    try:
-        check_capabilities(json.loads(body.outline), SEES, "m")
-    except RoundhouseError as error:
-        assert error.param == place
-    else:
-        assert place is None
+    assert refused(lambda: check_capabilities(json.loads(body.outline), SEES, "m")) == place
