@@ -56,7 +56,7 @@ class Gguf:
 
     @property
     def weights(self) -> int:
-        """Bytes of all tensors."""
+        """Total size of all tensors in bytes."""
         return sum(self.blocks) + self.embedding + self.output + self.rest
 
     def get_number(self, name: str, default: int | None = None) -> int | None:
