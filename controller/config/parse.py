@@ -69,8 +69,8 @@ def read_documents(
     snapshot: FolderSnapshot, known: Mapping[str, Document] = MappingProxyType({})
 ) -> dict[str, Document]:
     """Parse each file of the snapshot, and return the documents by path. Never raises: faults are problems of the
-    document. A file with the path and the bytes of a document of `known` is that document: reading is most of the work
-    of `parse_folder`, and depends on nothing else."""
+    document. A document of `known` is used again for a file with the same path and bytes: parsing is most of the
+    work of `parse_folder`, and depends on nothing else."""
     documents: dict[str, Document] = {}
     for name, content in snapshot.files.items():
         path = snapshot.path_of(name)
