@@ -140,8 +140,8 @@ class DesiredStateSource:
 
     def recover_last_good(self) -> None:
         """Put the stored last good state into force, so that broken files do not stop what ran. Where there is none
-        that can be used, the state in force stays None. Call it once, before the first `read_files`; it raises nothing
-        and does not call `on_edit`."""
+        that can be used, the state in force stays None. Call it once, before the first `read_files`; it raises
+        nothing and does not call `on_edit`. Blocks: reads files."""
         self._learn({name: override.params for name, override in self.stored_state.overrides.items()})
         state = self._files.recover_last_good()
         if state is not None:
@@ -150,8 +150,9 @@ class DesiredStateSource:
             self._persistence.update_state({"first_declared_at": self._first_declared_at(state)})
 
     async def read_files(self) -> None:
-        """Read the folder now, and put what it declares into force unless a file has a problem: see
-        `FileSource.read_files`. An edit ends the overrides, demand and evictions that it contradicts."""
+        """Read the folder now, and put what it declares into force unless a file has a problem (see `list_problems`).
+        Problems raise nothing. The removal of a model, or of the last key, comes into force only with a second
+        reading at `wake_at` or later. An edit ends the overrides, demand and evictions that it contradicts."""
         await self._files.read_files()
         self._end_superseded()
 
@@ -190,11 +191,12 @@ class DesiredStateSource:
         return {name: known.get(name, now) for name in state.declared_models}
 
     def declared_since(self, name: str) -> float:
-        """See `FileSource.declared_since`."""
+        """Return the Unix time since when the files declare the model's present fields, or of this controller's start
+        if that is later. For a model that is not declared: the present time."""
         return self._files.declared_since(name)
 
     def all_declared_since(self) -> dict[str, float]:
-        """See `FileSource.all_declared_since`."""
+        """Return `declared_since` of every model in force, by name, as a new dict."""
         return self._files.all_declared_since()
 
     def list_problems(self) -> list[Problem]:
@@ -297,7 +299,7 @@ class DesiredStateSource:
 
     def evict_models(self, models: Mapping[str, str]) -> None:
         """Record that these models were evicted, and drop the demand for them until the next request for each.
-        `models`: name to the reason, in words. No engine is stopped by this."""
+        `models`: name to the reason, in words. An empty mapping does nothing. No engine is stopped by this."""
         self._demand.evict_models(models)
 
     def note_published(self, revision: int, stamp: Stamp) -> None:
