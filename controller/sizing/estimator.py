@@ -243,8 +243,9 @@ class _CachedEstimate:
 
 
 def estimate_model(model: DesiredModel, artifacts: Mapping[str, Artifact]) -> Estimate | None:
-    """Return the estimate for one replica of a model, from what was read of its files, by model path. None: the backend
-    cannot predict, and the sizes of the files are not all known. Never raises: a formula that fails is logged."""
+    """Return the estimate for one replica of a model. `artifacts`: what was read of its files, by model path. None: the
+    backend cannot predict, and the sizes of the files are not all known. Never raises: a formula that fails is
+    logged."""
     engine, gpus = ENGINES[model.backend], model.gpu_count
     paths = engine.list_artifacts(model.definition)
     try:
