@@ -178,7 +178,8 @@ class ExLlamaV3(Engine[ExLlamaV3Definition]):
         return override
 
     def session_cache(self, definition: ExLlamaV3Definition) -> int:
-        """Return the configured number: ExLlamaV3's page cache finds what it has computed, while there is room."""
+        """Return the configured number of sessions (`configured_sessions`): ExLlamaV3's page cache finds what it has
+        computed, while there is room."""
         return self.configured_sessions(definition)
 
     def derive_capabilities(self, definition: ExLlamaV3Definition) -> Capabilities:
