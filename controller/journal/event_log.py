@@ -74,7 +74,8 @@ class EventLog:
 
     @property
     def oldest_id(self) -> int:
-        """Id of the oldest entry that still exists; 0 means there is none."""
+        """Id of the oldest entry that still exists; 0 means there is none. While the file cannot be read, of the oldest
+        entry in memory. Never raises."""
         return self._read_bounds().oldest_id or (self._unwritten[0].id if self._unwritten else 0)
 
     @property
@@ -85,13 +86,14 @@ class EventLog:
     def lacks_after(self, entry_id: int) -> bool:
         """Return whether a client that resumes after `entry_id` misses entries: newer ones existed, or may have existed
         in an earlier journal, and are no longer kept; or `entry_id` is above `newest_id`, so that it is not of this
-        journal."""
+        journal. Never raises."""
         lost_id = max(self._lost_id, self._read_bounds().lost_id)
         # Before its first entry there may have been another journal.
         return entry_id > self._newest_id or entry_id < (lost_id or self.oldest_id - 1)
 
     def record_entries(self, entries: Iterable[NewEntry], now: float) -> list[JournalEntry]:
-        """Append entries that happened at `now` (Unix time in seconds), and wake every `wait_for_entries`.
+        """Append entries that happened at `now` (Unix time in seconds), write them to the file at once, and wake every
+        `wait_for_entries`.
 
         Return the entries with their ids. A write that fails raises nothing: the entries stay in memory, up to
         `UNWRITTEN`, and calls from `RETRY_S` later on try again. Call it with no entries just to retry.
