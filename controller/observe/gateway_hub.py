@@ -100,7 +100,7 @@ class GatewayHub:
 
     async def wait_until_applied(self) -> None:
         """Wait, without limit, until every connected gateway reports that it routes by the current table or a newer
-        one. Returns at once if no gateway is connected; never before the first table."""
+        one. Returns at once if no gateway is connected; but before the first table is published, it does not return."""
         while not self._is_applied():
             await self._report_received.wait()
 
@@ -138,8 +138,8 @@ class GatewayHub:
             self._on_link(gateway_id, True)
 
     def close_link(self, gateway_id: str) -> None:
-        """Uncount a link that ended. After a gateway's last one its request counts are unknown, and the reconciler is
-        woken. Raises KeyError if no link of the gateway is open.
+        """Note that a link of a gateway ended. After the last one, the gateway's request counts are unknown, and the
+        reconciler is woken. Raises KeyError if no link of the gateway is open.
 
         A gateway that reported that it ends is forgotten; any other one counts as lost from now on.
         """

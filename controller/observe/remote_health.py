@@ -103,9 +103,9 @@ class RemoteHealth:
         self._report_received = asyncio.Event()
 
     def track_models(self, models: Iterable[DesiredModel]) -> None:
-        """Track exactly the remote ones of these models from now on, and read their API keys. Gateways learn what to
-        probe from the next table (`list_probes`). A model whose spec hash changed starts anew. A key that cannot be
-        read raises nothing: it becomes the model's error."""
+        """Track exactly the remote ones of these models from now on, and read their API keys, which blocks on key
+        files. Gateways learn what to probe from the next table (`list_probes`). A model whose spec hash changed
+        starts anew. A key that cannot be read raises nothing: it becomes the model's error."""
         tracked_states: dict[str, _RemoteState] = {}
         for model in models:
             remote = ENGINES[model.backend].describe_remote(model.definition)
@@ -157,10 +157,9 @@ class RemoteHealth:
         return errors
 
     def list_retries(self) -> dict[str, float]:
-        """Return the Unix time of the next probe of each failed remote model, by name, by its gateway's clock.
-
-        Healthy models are absent, and models whose probes are useless before their API key changes.
-        """
+        """Return, by name of each failed remote model, the Unix time of its next probe, by the clock of the gateway
+        that probes. Healthy models are absent, and so are models whose probes are useless before their API key
+        changes."""
         return {name: result.retry_at for name, result in self._judge_all().items() if result.retry_at is not None}
 
     def _judge_all(self) -> dict[str, GatewayResult]:

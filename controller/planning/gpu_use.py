@@ -21,8 +21,8 @@ SETTLED_S: Final = 20.0
 def measure_gpu_use(
     replica: ObservedReplica, gpus: tuple[Gpu, ...], growth_mib: Mapping[str, int], now: float
 ) -> dict[str, int]:
-    """Return GPU uuid to the MiB that a replica holds there, for the GPUs that it claims. A GPU is left out where that
-    is not known.
+    """Return, by GPU uuid, the MiB that a replica holds of each GPU that it claims. A GPU is left out where that is not
+    known.
 
     Empty unless the replica has been ready for `SETTLED_S` at `now` (Unix time). `growth_mib`: GPU uuid to the MiB by
     which the GPU's use grew while the replica loaded, where no other process changed it. It is used where the driver
