@@ -414,7 +414,7 @@ class Reading:
 
     @classmethod
     def from_line(cls, line: str) -> Reading:
-        """Parse a line of `to_line`. Unknown fields of another version are ignored.
+        """Parse a line that `to_line` returned. Unknown fields of another version are ignored.
 
         Raises ValueError if the line is not a reading.
         """
