@@ -45,7 +45,8 @@ def program_socket(settings: ControllerSettings, name: str) -> Path:
 
 
 def drop_programs_without_packages(settings: ControllerSettings, announcer: Announcer) -> ControllerSettings:
-    """Return the settings without the programs whose packages are not installed, with a note for each."""
+    """Return the settings without the programs whose packages are not installed. `announcer` prints a note for each,
+    which says what to install."""
     for program in SIDE_PROGRAMS:
         if program.is_wanted(settings) and any(find_spec(name) is None for name in program.packages):
             announcer.print_note(
