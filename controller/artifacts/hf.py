@@ -21,11 +21,12 @@ _TEXT_MODELS: Final = ("text_config", "llm_config", "language_config")
 
 
 def head_length(data: bytes, size: int) -> int:
-    """Return the length in bytes of the JSON header that follows the first HEAD_LENGTH bytes of a safetensors file.
+    """Return the length in bytes of the JSON header that follows the first 8 bytes (`HEAD_LENGTH`) of a safetensors
+    file.
 
     `data`: these first bytes, which hold that length and are not part of it. `size`: bytes of the whole file. Raises
-    ArtifactError where the file is damaged, cut off, or no safetensors file, and where its header is longer than
-    LONGEST_READ_HEAD.
+    ArtifactError where the file is damaged, cut off, or no safetensors file, and where its header is longer than 32 MiB
+    (`LONGEST_READ_HEAD`).
     """
     length = int.from_bytes(data, "little")
     if len(data) < HEAD_LENGTH or not 0 < length <= _LONGEST_HEAD:

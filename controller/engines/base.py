@@ -393,7 +393,7 @@ class Engine(Generic[DefinitionT]):
         raise TypeError(f"backend {self.name} is probed as a remote")
 
     def describe_remote(self, definition: DefinitionT) -> Remote | None:
-        """Return where another server serves the model; None: Roundhouse starts an engine for it, as here."""
+        """Return where another server serves the model; None: Roundhouse starts an engine for it. Here always None."""
         return None
 
     def list_apis(self, definition: DefinitionT) -> tuple[str, ...]:
@@ -403,7 +403,7 @@ class Engine(Generic[DefinitionT]):
 
     def list_extra_fields(self, definition: DefinitionT) -> tuple[str, ...] | None:
         """Return the names of the request fields that the gateway passes on beside those that the API family knows;
-        None: all fields, as here."""
+        None: all fields. Here always None."""
         return None
 
     def explain_exit(self, exit_code: int | None, log_tail: str) -> Verdict | None:
