@@ -69,8 +69,8 @@ class GatewayHub:
         return list(dict.fromkeys(address for report in reports for address in report.addresses))
 
     def publish_table(self, models: tuple[ModelRoute, ...], keys: tuple[Key, ...] = ()) -> Stamp:
-        """Make these routes and keys the current table, wake every `wait_for_table`, and return the current table's
-        stamp. Does not wait for gateways; see `wait_until_applied`.
+        """Make these routes and keys the current table, wake every waiting call of `wait_for_table`, and return the
+        current table's stamp. Does not wait for gateways; see `wait_until_applied`.
 
         If they equal the current table, it stays in force with its stamp, and nothing is sent to gateways.
         """
@@ -157,7 +157,7 @@ class GatewayHub:
         self._wake()
 
     def forget_lost(self) -> None:
-        """Forget gateways that were lost `FORGET_S` ago or earlier: they no longer hold requests."""
+        """Forget gateways that were lost 10 min (`FORGET_S`) ago or earlier: they no longer hold requests."""
         now = self._clock()
         for gateway_id, view in list(self._views.items()):
             if view.lost_at is not None and now - view.lost_at >= FORGET_S:

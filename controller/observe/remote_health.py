@@ -55,7 +55,7 @@ def judge_remote(results: Mapping[str, GatewayResult], connected: Collection[str
     `results` is by gateway id, `connected` the ids of connected gateways, `now` Unix time. A remote is healthy if any
     gateway finds it healthy: all gateways share one routing table, and while a gateway that alone cannot reach the
     remote fails only its own clients, removing the route would fail everybody's. The results of connected gateways
-    count; if there are none, those of lost gateways count for `KEPT_S`.
+    count; if there are none, those of lost gateways count for 60 s (`KEPT_S`) after they were heard.
     """
     known_results = [result for gateway, result in results.items() if gateway in connected] or [
         result for result in results.values() if now - result.heard_at < KEPT_S
@@ -119,7 +119,7 @@ class RemoteHealth:
         self._remote_states = tracked_states
 
     async def wait_for_first_round(self, loaded_before: Collection[str]) -> None:
-        """Wait for the first report of a gateway, but for `ARRIVAL_S` seconds at most, since there may be no gateway.
+        """Wait for the first report of a gateway, but for 5 s (`ARRIVAL_S`) at most, since there may be no gateway.
         Returns either way.
 
         Without it, a new controller's first table would drop remote models that the previous controller routed to.

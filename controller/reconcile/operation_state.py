@@ -118,7 +118,7 @@ class OperationState:
 
     def forget_finished(self, began_at: float) -> None:
         """Drop the operations that ended before `began_at`, the Unix time at which an observation began: it shows their
-        effects. Also drop those whose end lies more than `CLOCK_SLACK_S` seconds after it: the clock was set back."""
+        effects. Also drop those whose end lies more than 60 s (`CLOCK_SLACK_S`) after it: the clock was set back."""
         finished_names = [
             name
             for name, operation in self.pending.items()

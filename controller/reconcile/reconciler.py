@@ -189,7 +189,7 @@ class Reconciler:
 
     async def run(self) -> None:
         """Run rounds until cancelled. Errors of a round are not raised: they are logged and in `error`, and the next
-        round begins after `RETRY_S` seconds at most. Actions under way go on after the end."""
+        round begins after 1 s (`RETRY_S`) at most. Actions under way go on after the end."""
         while True:
             self._wake.clear()
             began_at = self._clock()
