@@ -51,7 +51,7 @@ class JournalBounds(NamedTuple):
 
 class JournalDatabase:
     """An open journal file. `EventLog` uses it through a `DatabaseFile`. Every method may raise sqlite3.Error, and
-    blocks: it reads or writes the file, and waits up to BUSY_S seconds for another process's lock."""
+    blocks: it reads or writes the file, and waits up to 0.05 s (`BUSY_S`) for another process's lock."""
 
     def __init__(self, path: Path) -> None:
         """Open the file, and make it if it is missing. Reads the whole file to check it. Raises sqlite3.Error (one that

@@ -95,8 +95,8 @@ class EventLog:
         """Append entries that happened at `now` (Unix time in seconds), write them to the file at once, and wake every
         `wait_for_entries`.
 
-        Return the entries with their ids. A write that fails raises nothing: the entries stay in memory, up to
-        `UNWRITTEN`, and calls from `RETRY_S` later on try again. Call it with no entries just to retry.
+        Return the entries with their ids. A write that fails raises nothing: the entries stay in memory, up to 1,000 of
+        them (`UNWRITTEN`), and calls 30 s (`RETRY_S`) or more later try again. Call it with no entries just to retry.
         """
         new_entries = [self._make_entry(entry, now) for entry in entries]
         self._unwritten.extend(new_entries)
@@ -148,8 +148,8 @@ class EventLog:
         return entries[:limit]
 
     async def wait_for_entries(self, after_id: int) -> list[JournalEntry]:
-        """Wait without limit until there are entries with ids above `after_id`. Return at most `FOLLOWED_AT_ONCE` of
-        them, oldest first, never none; call again with the last one's id for more."""
+        """Wait without limit until there are entries with ids above `after_id`. Return at most 500 (`FOLLOWED_AT_ONCE`)
+        of them, oldest first, never none; call again with the last one's id for more."""
         while not (entries := self.read_after(after_id, FOLLOWED_AT_ONCE)):
             await self._changed.wait()
         return entries

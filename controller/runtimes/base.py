@@ -37,7 +37,7 @@ RENDER_ERRORS: Final = (ValueError, TypeError, KeyError)
 
 def no_command_error(model: str, error: Exception) -> StartError:
     """Return (not raise) the permanent error of a start of `model` whose definition yields no command line: rendering
-    raised `error`, one of `RENDER_ERRORS`."""
+    raised `error`, one of `RENDER_ERRORS` (ValueError, TypeError, KeyError)."""
     return StartError(f"the definition of {model} cannot be turned into a command line: {error}", permanent=True)
 
 

@@ -79,8 +79,7 @@ class Daemon:
 
         Raises RuntimeUnavailableError if the daemon does not answer in time, and its subclasses RuntimeGoneError if
         nothing listens at its address and DaemonRefusedError if the daemon answers with an error. Other errors of
-        `work`, such as StartError, are raised as they are. On a timeout or if the caller is cancelled, `work` goes on
-        in its thread.
+        `work` are raised as they are. On a timeout or if the caller is cancelled, `work` goes on in its thread.
         """
         try:
             async with asyncio.timeout(2 * self._timeout_s):

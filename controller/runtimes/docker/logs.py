@@ -155,7 +155,7 @@ def read_log_part(
     """Return the whole lines that a container wrote after `cursor`, each exactly once, oldest first. Blocks.
 
     With a `cursor` of None, or one that cannot be parsed, return the last `lines` lines. With a cursor, a part has at
-    most about `PART_BYTES` bytes, and `running` stays true until all was returned. If the daemon refuses, as for a
+    most about 256 KiB (`PART_BYTES`), and `running` stays true until all was returned. If the daemon refuses, as for a
     container that is being removed, nothing is raised: the part is then empty, or None if there is no cursor yet. Its
     log is then among the kept ones (`read_ended_part`). Raises the errors of requests if the daemon does not answer.
     """

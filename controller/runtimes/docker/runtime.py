@@ -473,8 +473,7 @@ class DockerRuntime:
 
     async def close(self) -> None:
         """Release connections, end `watch_events` and pulls, and remove the GPU probe and an unused network. Engines go
-        on running. If the daemon does not answer within `CLOSE_S` seconds, probe and network stay; nothing is raised.
-        """
+        on running. If the daemon does not answer within 5 s (`CLOSE_S`), probe and network stay; nothing is raised."""
         for stop_event in tuple(self._pull_stops):
             stop_event.set()
         for watch in tuple(self._watches):

@@ -136,8 +136,8 @@ class ProcessLogs:
         return the last `lines` lines. Blocks. Raises OSError if the log cannot be read.
 
         `has_ended`: no more will be written, so that an unfinished last line is returned too. A line that is written
-        while the log is cut may be incomplete. A part has at most `PART_BYTES` bytes; `running` stays true until all
-        was returned. Of a removed replica, return what follows in its kept log. If there is none either, return an
+        while the log is cut may be incomplete. A part has at most 256 KiB (`PART_BYTES`); `running` stays true until
+        all was returned. Of a removed replica, return what follows in its kept log. If there is none either, return an
         empty part with `running` False, or None without a cursor.
         """
         log_cursor = ProcessLogCursor.parse(cursor)
