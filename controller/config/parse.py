@@ -90,7 +90,7 @@ def parse_folder(snapshot: FolderSnapshot, roots: ModelRoots) -> ParsedFolder:
 
 def parse_documents(snapshot: FolderSnapshot, documents: Mapping[str, Document], roots: ModelRoots) -> ParsedFolder:
     """Merge and validate documents that `read_documents` returned for this snapshot. `roots` are absolute. Never
-    raises: every fault is a problem of the result. See `parse_folder`."""
+    raises: every fault is a problem of the result."""
     problems = [*snapshot.problems, *(problem for each in documents.values() for problem in each.problems)]
     tables = [each.table for each in documents.values() if each.table is not None]
     if snapshot.problems or len(tables) < len(snapshot.files):

@@ -246,8 +246,8 @@ class ExportReader:
         self._file.close()
 
     def read_documents(self) -> Iterator[ExportedDocument]:
-        """Yield the documents, in the order of the file. Raises ExportError for a line that is none, and OSError where
-        the file cannot be read."""
+        """Yield the documents, in the order of the file. Raises ExportError for a line that is no document, and OSError
+        where the file cannot be read."""
         assert self._documents is not None
         with self.path.open("rb") as file:
             file.seek(self._documents.offset)
