@@ -344,7 +344,7 @@ class Engine(Generic[DefinitionT]):
         """Predict the memory of one replica, in bytes.
 
         `artifacts` holds what was read of the model files, by model path. `Unpredicted`: a file was not read, or the
-        formula does not cover the model or an option. None: the backend has no formula, as here.
+        formula does not cover the model or an option. None: the backend has no formula. Here always None.
         """
         return None
 

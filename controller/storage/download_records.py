@@ -40,8 +40,8 @@ def find_by_path(records: Iterable[DownloadRecord], path: str) -> list[DownloadR
 
 
 def find_by_reference(records: Sequence[DownloadRecord], text: str) -> DownloadRecord | None:
-    """Return the download that was ordered by this reference, or whose pinned reference it is; of several, the newest,
-    and one that was ordered by it before one that was not. None: there is none, or `text` is no reference."""
+    """Return the newest download that was ordered by the reference `text`, else the newest whose pinned reference it
+    is. None: there is neither, or `text` is no reference."""
     try:
         canonical = str(parse_reference(text))
     except InvalidReferenceError:

@@ -20,7 +20,7 @@ _TOTAL: Final = "all files"
 
 
 class LineView:
-    """Prints a line for each new state, reason to wait, and tenth of the bytes."""
+    """Shows a download on stderr: a line for each new state, reason to wait, and tenth of the bytes."""
 
     def __init__(self) -> None:
         self._told: tuple[str, str | None, int] | None = None
@@ -36,7 +36,7 @@ class LineView:
 
 
 class BarView:
-    """Moves a bar for each file, and one for all of them where there are several."""
+    """Shows a download by bars: one for each file, and one for all of them where there are several."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

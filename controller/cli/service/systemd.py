@@ -81,20 +81,20 @@ class Systemd:
 
     def enable(self, unit: str) -> None:
         """Start the unit now, unless it runs, and from now on with the machine or, for a user's manager, at the user's
-        login. Blocks until it has started. Raises CommandError where `systemctl` is missing, fails, as for a unit
-        that does not start, or takes longer than 5 minutes."""
+        login. Blocks until it has started. Raises CommandError where `systemctl` is missing, fails (also where the
+        unit does not start), or takes longer than 5 minutes."""
         self._systemctl("enable", "--now", unit)
 
     def restart(self, unit: str) -> None:
         """Restart the unit, or start it if it does not run. Call `reload` first if its unit file has changed. Blocks
-        until it has started. Raises CommandError where `systemctl` is missing, fails, as for a unit that does not
-        start, or takes longer than 5 minutes."""
+        until it has started. Raises CommandError where `systemctl` is missing, fails (also where the unit does not
+        start), or takes longer than 5 minutes."""
         self._systemctl("restart", unit)
 
     def disable(self, unit: str) -> None:
         """Stop the unit, and do not start it with the machine or a login any more. Blocks until it has ended. Raises
-        CommandError where `systemctl` is missing, fails, as for an unknown unit, or takes longer than 5 minutes, in
-        which case the unit may still end."""
+        CommandError where `systemctl` is missing, fails (also for an unknown unit), or takes longer than 5 minutes,
+        in which case the unit may still end."""
         self._systemctl("disable", "--now", unit)
 
     def _systemctl(self, *arguments: str) -> str:

@@ -15,7 +15,8 @@ from controller.settings import ControllerSettings
 
 @dataclass(frozen=True, slots=True)
 class SideProgram:
-    """A program that the others go on without. Its name is its Python package and its extra, too."""
+    """A program without which the others go on. Its `name` is also that of its Python package, and of the extra that
+    installs what it needs."""
 
     name: str
     packages: tuple[str, ...]

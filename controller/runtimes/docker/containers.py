@@ -32,8 +32,8 @@ def labels_of(container: Inspected) -> Mapping[str, str]:
 
 
 def own_containers(client: docker.APIClient, instance: str) -> list[Inspected]:
-    """Return the inspection of every container of this instance, in any state, including helpers such as the GPU probe.
-    Containers that are removed meanwhile are left out. Blocks. Raises the errors of docker-py and requests."""
+    """Return the inspection of every container of this instance, in any state, including helpers (the GPU probe is
+    one). Containers that are removed meanwhile are left out. Blocks. Raises the errors of docker-py and requests."""
     containers: list[Inspected] = []
     for row in client.containers(all=True, filters={"label": own_filter(instance)}):
         with suppress(NotFound):  # removed since it was listed
