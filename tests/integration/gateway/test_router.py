@@ -140,7 +140,8 @@ async def test_a_download_is_told_from_its_order_to_its_end() -> None:
                 assert (answer.status, await answer.json()) == (200, {"success": True})
             declared, ordered = changes_asked(here)[-2:]
             assert (declared.method, declared.target) == ("PUT", "/v1/admin/declarations/models/user/tiny-GGUF%3AQ8_0")
-            assert json.loads(declared.body) == {"source": PINNED, "backend": "llama_server", "autoload": True}
+            assert json.loads(declared.body) == {"source": PINNED, "backend": "llama_server", "enabled": False, "autoload": True,
+            }
             assert (ordered.target, json.loads(ordered.body)) == ("/v1/admin/downloads", {"reference": PINNED})
             # Whichever comes first, the download or the table that has the model: nothing is lost.
             fake.show(download("downloading", 25))
