@@ -234,7 +234,12 @@ async def test_a_model_is_deleted_unless_it_is_loaded_or_not_ours() -> None:
 
 async def test_the_list_has_command_lines_and_reads_the_files_where_asked() -> None:
     async with with_downloads() as (here, _):
-        await here.publish(route("m"), route("n", state=ModelState.FAILED, exit_code=-9))
+        own = route("own", source=PINNED, is_runtime_declared=True)
+        failed_route = route("n", state=ModelState.FAILED, exit_code=-9)
+        await here.publish(route("m"), failed_route, own, route("files", source=PINNED))
+        async with here.client.get(f"{here.url}/models") as answer:
+            removable = {each["id"]: each["can_remove"] for each in (await answer.json())["data"]}
+        assert removable == {"files": False, "m": False, "n": False, "own": True}
         assert (await status_of(here, "m"))["args"] == ["llama-server", "--port", "1"]
         failed = await status_of(here, "n")
         assert (failed["value"], failed["failed"], failed["exit_code"]) == ("unloaded", True, -9)
