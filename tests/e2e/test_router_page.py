@@ -180,6 +180,14 @@ def stack(hub: FakeHub) -> Iterator[RoundhouseStack]:
         assert ProcessRuntimeFixture().left(made) == []
 
 
+async def refuse_files(page: Page, hub: FakeHub) -> None:
+    """Let the hub refuse the file of the next download for some tries, once the download has begun."""
+    before = len(hub.requests)
+    await page.ask("POST", "/v1/admin/downloads/inspect", {"reference": DOWNLOADED})
+    looked = sum(each.server == "storage" for each in hub.requests[before:])
+    hub.faults.add(Fault("status", skip=looked, times=5))
+
+
 @pytest.fixture
 async def page(stack: RoundhouseStack) -> AsyncIterator[Page]:
     async with aiohttp.ClientSession() as session:
@@ -275,10 +283,8 @@ async def test_the_page_reads_a_prompt_ahead_of_the_next_question(page: Page) ->
 
 
 async def test_the_page_downloads_a_model_and_removes_it(page: Page, stack: RoundhouseStack, hub: FakeHub) -> None:
-    await page.ask("POST", "/v1/admin/downloads/inspect", {"reference": DOWNLOADED})
-    looked = sum(each.server == "storage" for each in hub.requests)
     # The file comes once the page has been told how far the download is.
-    hub.faults.add(Fault("status", skip=looked, times=5))
+    await refuse_files(page, hub)
     async with page.follow() as feed:
         await page.change("POST", "/models", DOWNLOADED)
         progress = (await feed.of(DOWNLOADED, "download_progress"))["data"]["progress"]
@@ -299,6 +305,24 @@ async def test_the_page_downloads_a_model_and_removes_it(page: Page, stack: Roun
         await stack.model_where(DOWNLOADED, lambda each: each.state is ModelState.UNLOADED, "it is unloaded")
         await page.change("DELETE", "/models", DOWNLOADED)
         await feed.of(DOWNLOADED, "model_remove")
+    assert DOWNLOADED not in await page.list_models()
+    assert not (stack.models / REPO).exists()
+
+
+async def test_the_page_pauses_a_download_and_cancels_it(page: Page, stack: RoundhouseStack, hub: FakeHub) -> None:
+    await refuse_files(page, hub)
+    async with page.follow() as feed:
+        await page.change("POST", "/models", DOWNLOADED)
+        await feed.of(DOWNLOADED, "download_progress")
+        assert (await page.list_models())[DOWNLOADED]["status"]["value"] == "downloading"
+        await page.change("POST", "/models/unload", DOWNLOADED)
+        await feed.of(DOWNLOADED, "download_failed")
+        assert await feed.reaches(DOWNLOADED, "unloaded") == "unloaded"
+        await page.change("POST", "/models", DOWNLOADED)
+        assert await feed.reaches(DOWNLOADED, "downloading") == "downloading"
+        await page.change("DELETE", "/models", DOWNLOADED)
+        await feed.of(DOWNLOADED, "model_remove")
+    hub.faults.clear()
     assert DOWNLOADED not in await page.list_models()
     assert not (stack.models / REPO).exists()
 
