@@ -108,11 +108,13 @@ class _ModelValidator:
         if engine is None:
             self.check_common_fields(values)
             return None
-        if values.get("source") is not None and not engine.definition.model_fields["model_path"].is_required():
+        definition = self.parse_definition(engine.definition, {**values, "backend": engine.name}, engine)
+        if definition is None:
+            return None
+        if definition.source is not None and not engine.list_artifacts(definition):
             self.add_problem(f"the backend {engine.name} loads no files of a model, so that it has no source", "source")
             return None
-        definition = self.parse_definition(engine.definition, {**values, "backend": engine.name}, engine)
-        return self.with_normalized_paths(definition) if definition is not None else None
+        return self.with_normalized_paths(definition)
 
     def find_source_path(self, values: Mapping[str, Any]) -> str | None:
         """Return the path that stands for the files of `source`. None: the model names its path itself, or no source,

@@ -166,6 +166,9 @@ class ModelRoute(Wire):
         default=None,
         description="Reference, in its canonical form, from which the model's files are downloaded; null: none.",
     )
+    is_runtime_declared: bool = Field(
+        default=False, description="Whether the model was declared through the admin API, and not by the files."
+    )
     progress: float | None = Field(
         default=None,
         description="Progress of loading, from 0 to 1; null: not loading, or the engine does not report it.",

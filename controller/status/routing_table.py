@@ -109,6 +109,7 @@ def _route(
         last_error=status.last_error,
         exit_code=status.exit_code,
         source=definition_source(model.definition),
+        is_runtime_declared=model.is_runtime_declared,
         retry_at=status.retry_at,
         progress=status.progress,
         capabilities=engine.derive_capabilities(model.definition),
