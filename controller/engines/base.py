@@ -58,6 +58,8 @@ class RenderContext:
     """Process runtime: paths of the programs found at boot, by name (`llama-server`, `python`). Empty in containers."""
     images: Mapping[str, str] = field(default_factory=dict)
     """Docker runtime: default image by image kind (`llama-server`, `worker`)."""
+    index: int = 0
+    """Number of the replica among those of its model, from 0."""
     gpus: tuple[ClaimedGpu, ...] = ()
     """GPUs of the replica in PCI order, which is the engine's order. Empty in a preflight, which runs before GPUs are
     chosen."""
@@ -82,6 +84,8 @@ class Launch:
     """Environment variable from which the engine reads the replica's token; None: the engine checks no token."""
     shm_bytes: int | None = None
     """Size of the container's shared memory; None: Docker's default."""
+    folders: tuple[PurePosixPath, ...] = ()
+    """Folders below `RenderContext.cache_dir` that the runtime creates before the start. They outlive the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +262,11 @@ class Engine(Generic[DefinitionT]):
     def session_binding(self, definition: DefinitionT) -> SessionBinding | None:
         """Return how requests name their session to the engine (see `SessionBinding`); None: they do not, since the
         engine keeps no sessions or finds by itself what it has computed. Here always None."""
+        return None
+
+    def lora_modules(self, definition: DefinitionT) -> tuple[str, ...] | None:
+        """Return the names of LoRA modules that the engine serves as models of their own. None: it has no such modules,
+        and reads `lora` itself, if at all."""
         return None
 
     def max_choices(self, definition: DefinitionT) -> int | None:
