@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import PurePosixPath
 from typing import ClassVar, Final
 from urllib.parse import quote
@@ -315,14 +315,13 @@ def _saved_slots_folder(ctx: RenderContext) -> PurePosixPath:
 
 
 def _scale_adapters(definition: LlamaServerDefinition, args: list[str]) -> list[str]:
-    """Return the arguments with the adapters' scales, if the definition sets them."""
+    """Return the arguments with the adapters' scales, if the definition sets them. An adapter without one has 1."""
     scales = definition.llama_server_lora_scales
-    if scales is None:
+    if scales is None or not definition.llama_server_lora:
         return args
     position = args.index("--lora") + 1
-    scaled = (
-        f"{path}:{round(scale, _DECIMALS)}" for path, scale in zip(args[position].split(","), scales, strict=True)
-    )
+    pairs = zip_longest(args[position].split(","), scales, fillvalue=1)
+    scaled = (f"{path}:{round(scale, _DECIMALS)}" for path, scale in pairs)
     return [*args[: position - 1], "--lora-scaled", ",".join(scaled), *args[position + 1 :]]
 
 

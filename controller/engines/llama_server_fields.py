@@ -168,8 +168,8 @@ class LlamaServerDefinition(Definition):
     ] = Field(
         default=None,
         min_length=1,
-        description="Scale of each adapter of `llama_server_lora`, in the same order; 0: the adapter applies to "
-        "requests alone that name it in `lora`; default: 1 each.",
+        description="Scale of each adapter of `llama_server_lora`, in the same order, and 1 of those that are left; 0: "
+        "the adapter applies to requests alone that name it in `lora`. Ignored without `llama_server_lora`.",
     )
     llama_server_image_min_tokens: Annotated[int | None, Flag("--image-min-tokens")] = Field(
         default=None, ge=1, description="Minimum vision tokens per image."
@@ -264,7 +264,8 @@ class LlamaServerDefinition(Definition):
     )
     llama_server_slot_save: Annotated[bool, SpecialFlag("--slot-save-path")] = Field(
         default=False,
-        description="Let `POST /slots/{id}?action=save` write the cache of a slot into a file, and `restore` read it.",
+        description="Let `POST /slots/{id}` save the cache of a slot into a file in a folder of the replica's own, and "
+        "restore it.",
     )
     llama_server_props: Annotated[bool, Switch("--props")] = Field(
         default=False, description="Let `POST /props` change the engine's properties."
@@ -344,11 +345,12 @@ class LlamaServerDefinition(Definition):
         return self
 
     @model_validator(mode="after")
-    def _has_scale_for_each_adapter(self) -> Self:
+    def _adapters_can_be_written(self) -> Self:
         adapters = self.llama_server_lora or []
-        if self.llama_server_lora_scales is not None and len(self.llama_server_lora_scales) != len(adapters):
-            raise ValueError(f"llama_server_lora_scales must have as many values as llama_server_lora: {len(adapters)}")
-        separators = "," if self.llama_server_lora_scales is None else ",:"
+        scales = self.llama_server_lora_scales or []
+        if adapters and len(scales) > len(adapters):
+            raise ValueError(f"llama_server_lora_scales has {len(scales)} values for {len(adapters)} adapters")
+        separators = ",:" if scales else ","
         if mark := next((each for each in separators if any(each in path for path in adapters)), None):
             raise ValueError(f"llama_server_lora: llama-server takes no path with {mark!r}")
         return self

@@ -21,8 +21,8 @@ _LORA = _state("/lora-adapters", body="any")
 APIS = (_SLOTS, _SLOT, _PROPS, _LORA)
 
 _OFF = (
-    "Served only with `ROUNDHOUSE_ENGINE_STATE_ROUTES=1`; a key needs the scope `admin`. `?replica=` names a replica, by "
-    "its number or its name."
+    "Served only with `ROUNDHOUSE_ENGINE_STATE_ROUTES=1`; a key needs the scope `admin`. `?replica=` names a "
+    "replica, by its number or its name."
 )
 
 

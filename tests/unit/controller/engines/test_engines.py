@@ -109,13 +109,16 @@ def test_llama_server_gets_adapters_with_their_scales() -> None:
         *("--mmproj", "/models/e.gguf", "--lora-scaled", "/models/b.gguf:0.0,/models/c/d.gguf:-0.5"),
     ]
     assert "--lora" not in argv
+    argv, _ = _launch("llama_server", DOCKER, **lora, llama_server_lora_scales=[0.25])
+    assert argv[-2:] == ["--lora-scaled", "/models/b.gguf:0.25,/models/c/d.gguf:1"]
+    alone = {"model_path": "a.gguf", "llama_server_lora_scales": [0.25]}
+    assert _launch("llama_server", DOCKER, **alone) == _launch("llama_server", DOCKER, model_path="a.gguf")
 
 
 @pytest.mark.parametrize(
     ("lora", "words"),
     [
-        ({"llama_server_lora_scales": [1]}, "must have as many values as llama_server_lora: 0"),
-        ({"llama_server_lora": ["a", "b"], "llama_server_lora_scales": [1]}, "as many values as llama_server_lora: 2"),
+        ({"llama_server_lora": ["a"], "llama_server_lora_scales": [1, 2]}, "has 2 values for 1 adapters"),
         ({"llama_server_lora": ["a,b"]}, "takes no path with ','"),
         ({"llama_server_lora": ["a:b"], "llama_server_lora_scales": [1]}, "takes no path with ':'"),
     ],
