@@ -58,13 +58,13 @@ class RenderContext:
     """Process runtime: paths of the programs found at boot, by name (`llama-server`, `python`). Empty in containers."""
     images: Mapping[str, str] = field(default_factory=dict)
     """Docker runtime: default image by image kind (`llama-server`, `worker`)."""
-    index: int = 0
-    """Number of the replica among those of its model, from 0."""
     gpus: tuple[ClaimedGpu, ...] = ()
     """GPUs of the replica in PCI order, which is the engine's order. Empty in a preflight, which runs before GPUs are
     chosen."""
     model_paths: Mapping[str, str] = field(default_factory=dict)
     """Engine-side path by model path, for the model paths that the runtime looked up."""
+    index: int = 0
+    """Number of the replica among those of its model, from 0."""
 
     def resolve_path(self, model_path: str) -> str:
         """Return the path at which the engine sees a model path. A path that the runtime did not look up is taken to

@@ -84,9 +84,12 @@ def rendered(
 ) -> Launch:
     root = PurePosixPath(str(models))
     gpus = tuple(ClaimedGpu(f"GPU-{number}", mib, 2**20) for number, mib in enumerate(claims))
-    return ENGINE.render_command(
-        definition, RenderContext("process", served, root, "::1", 1, PurePosixPath("/c"), executables, gpus=gpus)
+    launch = ENGINE.render_command(
+        definition, RenderContext("process", served, root, "::1", 1, root / "cache", executables, gpus=gpus)
     )
+    for folder in launch.folders:  # as the runtime does; the parser looks at them
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    return launch
 
 
 def test_every_field_of_a_load_is_tried() -> None:
