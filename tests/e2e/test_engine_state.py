@@ -105,10 +105,12 @@ async def test_a_saved_slot_outlives_its_engine(stack: RoundhouseStack, runtime_
     status, saved = await client.post("/slots/1?action=save&model=saving", filename="talk.bin")
     assert status == 200, saved
     assert saved["n_saved"] >= whole
-    for path, state in (("unload", ModelState.UNLOADED), ("load", ModelState.LOADED)):
-        status, answer = await client.post(f"/models/{path}", model="saving")
-        assert status == 200, answer
-        await stack.model_where("saving", lambda model, state=state: model.state is state, str(state))
+    status, answer = await client.post("/models/unload", model="saving")
+    assert status == 200, answer
+    await stack.model_where("saving", lambda model: model.state is ModelState.UNLOADED, "unloaded")
+    status, answer = await client.post("/models/load", model="saving")
+    assert status == 200, answer
+    await stack.loaded("saving")
     status, restored = await client.post("/slots/1?action=restore&model=saving", filename="talk.bin")
     assert status == 200, restored
     assert restored["n_restored"] == saved["n_saved"]

@@ -65,7 +65,8 @@ def definitions(draw: st.DrawFn, tried: Mapping[str, st.SearchStrategy[Any]] = F
     if "llama_server_chat_template" in fields:
         fields.pop("llama_server_chat_template_file", None)
     if "llama_server_lora" in fields and "llama_server_lora_scales" in fields:
-        del fields["llama_server_lora_scales"][len(fields["llama_server_lora"]) :]
+        adapters = len(fields["llama_server_lora"])
+        fields["llama_server_lora_scales"] = fields["llama_server_lora_scales"][:adapters]
     if fields.get("llama_server_spec_type") in ("draft-simple", "draft-eagle3"):
         fields.setdefault("llama_server_draft_model_path", "draft.gguf")
     declared = LlamaServerDefinition.model_validate(fields)
