@@ -147,5 +147,5 @@ GPU_MEMORY: Final[dict[str, Any]] = {
 
 
 def example_response(value: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
-    """Return the OpenAPI `responses` entry for status 200 with this example."""
+    """Return the OpenAPI `responses` entry for status 200 with `value` as its example."""
     return {200: {"content": {"application/json": {"example": value}}}}

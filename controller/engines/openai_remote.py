@@ -98,7 +98,8 @@ class OpenAIRemote(Engine[OpenAIRemoteDefinition]):
         return tuple(definition.remote_fields)
 
     def session_cache(self, definition: OpenAIRemoteDefinition) -> int:
-        """Return the configured number for a server that is declared to take `session_id`, else 0."""
+        """Return the configured number of sessions (`configured_sessions`) for a server that is declared to take
+        `session_id`, else 0."""
         return self.configured_sessions(definition) if self.session_binding(definition) else 0
 
     def session_binding(self, definition: OpenAIRemoteDefinition) -> SessionBinding | None:
