@@ -203,6 +203,11 @@ class ModelRoute(Wire):
     shortens_embeddings: bool = Field(
         default=False, description="Whether the gateway may truncate embeddings to the `dimensions` of a request."
     )
+    lora_modules: tuple[str, ...] | None = Field(
+        default=None,
+        description="LoRA modules that the engine serves as models of their own; a request chooses one by its name in "
+        "`lora`. null: the engine reads `lora` itself, if at all.",
+    )
     session_cache: int = Field(
         default=0, description="Sessions of which each replica keeps what it has computed; 0: sessions mean nothing."
     )

@@ -120,6 +120,7 @@ def _route(
         system_first=any(replica.system_first for replica in replicas),
         takes_dimensions=engine.takes_dimensions,
         shortens_embeddings=model.definition.matryoshka,
+        lora_modules=engine.lora_modules(model.definition),
         session_cache=engine.session_cache(model.definition),
         session_binding=engine.session_binding(model.definition),
     )
