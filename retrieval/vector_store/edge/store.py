@@ -192,7 +192,7 @@ class EdgeStore:
 
     async def close(self) -> None:
         """Flush all collections, end their processes, and give up the folder's lock. Optimizations under way are given
-        up. Other methods then raise KeyError, and must not be called; a second `close` does nothing."""
+        up. No other method may be called afterwards; a second `close` does nothing."""
         async with self._changing:
             collections = list(self._collections.values())
             self._collections.clear()
