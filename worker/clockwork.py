@@ -296,10 +296,11 @@ def _hf_tokenizer(vocabulary: Vocabulary) -> dict[str, Any]:
 
 @contextmanager
 def replace_file(path: Path) -> Iterator[Path]:
-    """Yield a path beside `path` to write to, and make the folder if needed. When the block ends, what was written
-    takes the name of `path`; where the block raises, it is removed, and `path` stays as it was.
+    """Return a context manager that yields a path beside `path` to write to, and makes the folder if needed. When the
+    block ends, what was written takes the name of `path`. If the block raises, what was written is removed, and `path`
+    stays as it was.
 
-    Raises OSError; FileNotFoundError where the block wrote nothing.
+    Raises OSError; FileNotFoundError if the block wrote nothing.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")

@@ -130,7 +130,8 @@ class Stub:
 
 
 def split_words(text: str) -> list[str]:
-    """Split a text into the stub's tokens; joined, they are the text again."""
+    """Return the stub's tokens of a text, in order: each is a word with the white space before it, and white space at
+    the end is one of its own. Joined, they are the text again."""
     return re.findall(r"\s*\S+|\s+$", text)
 
 
