@@ -165,8 +165,8 @@ def write_gguf(
     template: str = CHAT_TEMPLATE,
     layers: int = LAYERS,
 ) -> None:
-    """Write the GGUF file to `path`, over an existing one: matrices as float16, norms as float32. `context`, in tokens,
-    is the length that the file states. `layers` must be the number of layers in `weights`.
+    """Write the demo model as a GGUF file to `path`, over an existing one: matrices as float16, norms as float32.
+    `context`, in tokens, is the length that the file states. `layers` must be the number of layers in `weights`.
 
     Raises OSError if it cannot be written, which may leave a part of it; ModuleNotFoundError without gguf or numpy.
     """
@@ -217,9 +217,9 @@ def _add_tokenizer(writer: Any, token_type: Any, vocabulary: Vocabulary) -> None
 
 
 def write_hf(folder: Path, vocabulary: Vocabulary, weights: Tensors, layers: int = LAYERS) -> None:
-    """Write the Hugging Face folder, and make it if needed. Each file is replaced whole; the weights come last, so a
-    folder with weights is complete. `layers` must be the number of layers in `weights`. Raises OSError if a file cannot
-    be written, ModuleNotFoundError without safetensors."""
+    """Write the demo model to `folder` in Hugging Face's form, and make the folder if needed. Each file is replaced
+    whole; the weights come last, so a folder with weights is complete. `layers` must be the number of layers in
+    `weights`. Raises OSError if a file cannot be written, ModuleNotFoundError without safetensors."""
     from safetensors.numpy import save
 
     for name, content in hf_files(vocabulary, layers).items():

@@ -144,7 +144,7 @@ class IncomingOriginal:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of what was written so far, in lower-case hex."""
+        """SHA-256 of the bytes that were written so far, in lower-case hex."""
         return self._hash.hexdigest()
 
     def keep(self) -> str:

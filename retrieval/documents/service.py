@@ -67,8 +67,8 @@ class DocumentPage:
 
 @dataclass(frozen=True, slots=True)
 class DocumentFields:
-    """What a client sends with a document's content. Nothing is checked here; `accept_document` does it. None: not
-    sent."""
+    """What a client sends with a document's content. Nothing is checked here; `accept_document` does it. A field that
+    is None was not sent."""
 
     id: str | None = None
     """None: `doc-` and the beginning of the content's SHA-256, so that the same content has the same id."""
@@ -84,9 +84,9 @@ class DocumentService:
     """Accepts, reads and deletes the documents of all tenants and spaces ("" or a vector store's id). It indexes
     nothing: the IngestionPipeline does.
 
-    Methods that take a DocumentKey of an existing document raise RoundhouseError `document_not_found` where there is
-    none of that key. Methods that store or delete raise `storage_full` or `storage_failed` where the disk fails;
-    nothing is changed then. Methods that read raise sqlite3.Error.
+    Methods that take a DocumentKey of an existing document raise RoundhouseError `document_not_found` if there is no
+    document of that key. Methods that store or delete raise `storage_full` or `storage_failed` if the disk fails;
+    nothing is changed then. Methods that read raise sqlite3.Error if the catalog cannot be read.
     """
 
     def __init__(

@@ -159,8 +159,8 @@ class Index:
         return self.active
 
     async def fill(self) -> None:
-        """Write the visible versions that are missing in the active collection; then finish a collection that an
-        earlier process was building, as `reindex` does. May take hours.
+        """Write the visible versions that are missing in the active collection. Then finish a collection that an
+        earlier process was building, which takes the place of the active one (see `reindex`). May take hours.
 
         Raises what `CollectionWriter.write_version` raises, except VersionGoneError: VectorStoreError,
         ModelUnavailableError, ModelRefusedError, DimensionChangedError, KeyError or sqlite3.Error. What was written

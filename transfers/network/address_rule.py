@@ -63,7 +63,7 @@ def parse_allowed_hosts(text: str) -> AllowedHosts:
 
 
 def find_refusal(address: Address) -> str | None:
-    """Return why downloads must not connect to the address; None: it is on the public internet.
+    """Return why downloads must not connect to the address; None: it is on the public internet, and they may.
 
     An IPv6 address that carries an IPv4 address (mapped, compatible, NAT64, 6to4, Teredo, ISATAP) is also refused if
     the IPv4 address is.

@@ -88,8 +88,9 @@ class LiteRTLM(PartialEngine):
 
     def load_model(self) -> None:
         """Load the file, and find out whether its chat template takes tools. Raises LoadError if the package is
-        missing, the file is no usable language model, or it lacks what the command line asks for. If the library fails,
-        only its log on stderr says why. See `Engine.load_model`."""
+        missing, the file is no usable language model, or it lacks what the command line asks for. Raises OSError if the
+        folder of `--cache-dir` cannot be made. If the library fails, only its log on stderr says why. See
+        `Engine.load_model`."""
         args = self._args
         check_litertlm(args.model)
         try:

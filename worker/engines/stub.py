@@ -78,7 +78,7 @@ class Stub:
 
     def embed_texts(self, texts: list[str], job: Job) -> list[list[float]]:
         """Return one vector of length 1 and DIMENSIONS numbers for each text, in order, equal for equal texts. Counts
-        the words as prompt tokens. Raises no RequestError, and does not look whether the job is cancelled."""
+        the words as prompt tokens. Raises no RequestError, and goes on if the job is cancelled."""
         job.count_prompt_tokens(sum(count_words(text) for text in texts))
         return [make_embedding(text) for text in texts]
 

@@ -48,8 +48,9 @@ nonsense."""
 
 
 class HFEngine:
-    """The base of engines with a Hugging Face model folder: implements all of `Engine` for one model but `load_model`,
-    which must call `open_folder`, and `generate_tokens`. These and `slots` are a subclass's. Refuses embeddings."""
+    """The base of engines with a Hugging Face model folder: implements `Engine` for one model, except `load_model`,
+    `generate_tokens` and `slots`, which a subclass defines. `load_model` must call `open_folder`. Embeddings are
+    refused."""
 
     name: ClassVar[str]
     """Name of the engine in error messages."""

@@ -21,7 +21,7 @@ class HFFolder:
     `tokenizer.json` is."""
 
     def __init__(self, folder: Path, model: Path) -> None:
-        """Read the JSON files. `folder` holds the tokenizer, `model` is the folder of the weights, mostly the same;
+        """Read the JSON files. `folder` holds the tokenizer, and `model` the weights; both may be the same;
         `config.json` and `generation_config.json` are read in both. Blocks. Raises LoadError if `tokenizer.json` is
         missing, or another file cannot be read or is not a JSON object; other missing files are no error."""
         self.path = folder

@@ -73,8 +73,8 @@ class Shape(Protocol):
         for usage."""
 
     def whole_answer(self, pieces: Sequence[Piece], job: Job) -> Object:
-        """Return the answer to a request that does not stream, with token counts. `pieces` are all of the answer;
-        without a finish reason in them, it is `stop`."""
+        """Return the answer to a request that does not stream, with token counts. `pieces`: all pieces of the answer.
+        If none of them has a finish reason, the answer's is `stop`."""
 
 
 @dataclass(frozen=True, slots=True)
