@@ -36,6 +36,7 @@ ROW: Final[dict[str, Any]] = {
     },
     "capabilities": {
         "modalities": ["text"],
+        "media_urls": False,
         "multi_turn": True,
         "thinking_modes": ["default", "enabled", "disabled"],
         "tools": True,

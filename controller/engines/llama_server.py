@@ -75,6 +75,7 @@ _VERDICTS: tuple[tuple[str, Verdict], ...] = (
     (r"corrupted or incomplete", Verdict("the file is corrupted or incomplete", True)),
     (r"couldn't bind|address already in use|port .* in use", Verdict("port taken")),
     (r"No such file or directory|failed to open", Verdict("file missing")),
+    (r"failed to load multimodal model", Verdict("`llama_server_mmproj` is no projector of this model", True)),
 )
 
 

@@ -31,18 +31,18 @@ class EndedLogs:
         """Keep the last `KEPT_BYTES` (64 KiB) of a log, from the start of a line, and delete all but the newest
         `KEPT_LOGS` (50) logs. A kept log of the same name is replaced. Empty `data` changes nothing. Blocks.
 
-        A failed write, for example on a full disk, is only logged: it must not prevent the removal of the replica.
-        Raises OSError if an old log cannot be deleted.
+        A failed write or deletion, for example on a full disk, is only logged: it must not prevent the removal of the
+        replica.
         """
         if not data:
             return
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomic(self.log_path(name), _last(data), durable=False)
+            for path in self._newest_first()[KEPT_LOGS:]:
+                path.unlink(missing_ok=True)
         except OSError as error:
-            log.warning("the log of %s is not kept: %s", name, error.strerror or error)
-        for path in self._newest_first()[KEPT_LOGS:]:
-            path.unlink(missing_ok=True)
+            log.warning("the log of %s is not kept, or older ones are: %s", name, error.strerror or error)
 
     def read_log(self, name: str) -> bytes | None:
         """Return the kept end of a replica's log, unparsed; None if none is kept. Blocks. Raises OSError if the file

@@ -58,7 +58,10 @@ class AdminRequests:
             raise RoundhouseError("controller_unavailable", message) from error
         if answer.status >= 400:
             raise _read_error(answered)
-        return json.loads(answered)
+        try:
+            return json.loads(answered)
+        except ValueError:
+            raise RoundhouseError("controller_unavailable", "The controller's answer is no JSON.") from None
 
 
 def _read_error(body: bytes) -> RoundhouseError:

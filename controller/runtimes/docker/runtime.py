@@ -220,7 +220,9 @@ class DockerRuntime:
             return None if container is None else read_log(client, container["Id"], max(lines, 400))
 
         data = await self._read_daemon.call(read)
-        return plain_tail((self._ended_logs.read_log(name) or b"") if data is None else data, lines)
+        if data is None:
+            data = await asyncio.to_thread(self._ended_logs.read_log, name) or b""
+        return plain_tail(data, lines)
 
     async def list_ended_logs(self, model: str) -> builtins.list[str]:
         """Return the names of the model's removed replicas whose logs are kept, newest first; empty: there are none."""
