@@ -48,7 +48,7 @@ _GPU_TYPES = ("GGML_BACKEND_DEVICE_TYPE_GPU", "GGML_BACKEND_DEVICE_TYPE_IGPU")
 def run(arguments: Sequence[str]) -> int:
     """Host llama.cpp's server with these flags until a signal or its end, and return the worker's exit code: 0 after a
     signal, 2 for wrong flags, 3 for a taken port, else 1. For a code other than 0, the last line on stderr says why.
-    Call in the main thread."""
+    Blocks. Call once, in the main thread."""
     try:
         settings = parse_flags(arguments, os.environ)
         check_preflight(settings)
@@ -94,8 +94,8 @@ def first_error(line: str) -> str | None:
 
 
 def explain_ending(ending: Ending, settings: Sequence[Setting]) -> tuple[int, str | None]:
-    """Return the worker's exit code and one plain line that says why the server ended. After a signal that asked for
-    the end: 0 and None."""
+    """Return the worker's exit code, and one plain line that says why the server ended. If a signal to the worker asked
+    for the end, they are 0 and None."""
     if ending.asked_for:
         return 0, None
     cause = f": {ending.first_error}" if ending.first_error and not ending.was_ready else ""
@@ -128,8 +128,8 @@ def check_devices(named_devices: Sequence[str], devices: Iterable[Mapping[str, A
 
 
 def apply_settings(settings: Iterable[Setting], params: Any, xllamacpp: Any) -> None:
-    """Set the settings, in order, on `params`, an xllamacpp `CommonParams`; except for the devices, which it has no
-    field for. Raises AttributeError if this version of xllamacpp lacks one."""
+    """Set the settings, in order, on `params`, an xllamacpp `CommonParams`; except the devices, for which it has no
+    field. Raises AttributeError if this version of xllamacpp lacks one."""
     for setting in settings:
         if setting.attribute == DEVICES:
             continue
