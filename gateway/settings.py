@@ -205,8 +205,8 @@ class GatewaySettings(BaseSettings):
     )
     mcp: bool = Field(
         True,
-        description="Serve `/mcp`, by which agents list, load, unload and read models. It opens nothing that a key does "
-        "not open elsewhere.",
+        description="Serve `/mcp`, by which agents list, load, unload and read models. It opens nothing that a key "
+        "does not open elsewhere.",
     )
     retrieval: bool = Field(
         True,

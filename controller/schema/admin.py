@@ -198,7 +198,8 @@ class ModelLive(ModelEstimate):
         description="Why the last attempt failed, followed by the engine's last log lines; null: no failure."
     )
     exit_code: int | None = Field(
-        description="Exit code of the engine that `last_error` is about, negative for a signal; null: not known, or none ended."
+        description="Exit code of the engine that `last_error` is about, negative for a signal; null: not known, or "
+        "none ended."
     )
     load_override: dict[str, JsonValue] = Field(
         description="Fields that the load in force sets. A key that is present overrides the definition, also with a "

@@ -82,7 +82,9 @@ def cut_log(log: bytes, left_out: int, most_bytes: int) -> str:
         start = end.index(b"\n") + 1
         left_out, end = left_out + start, end[start:]
     text = end.decode(errors="replace")
-    return f"[{left_out} earlier bytes are left out: ask for fewer `lines`, or one `replica`]\n{text}" if left_out else text
+    if not left_out:
+        return text
+    return f"[{left_out} earlier bytes are left out: ask for fewer `lines`, or one `replica`]\n{text}"
 
 
 def _cut_value(value: Any, room: int) -> tuple[Any, str]:

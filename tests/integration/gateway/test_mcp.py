@@ -298,6 +298,7 @@ async def test_a_client_is_told_who_serves() -> None:
     async with gateway_harness() as here, mcp_client(here.url, generation="legacy") as client:
         assert isinstance(client, Client)
         assert (client.server_info.name, client.server_info.title) == ("roundhouse", "Roundhouse")
-        assert client.instructions is not None and "Roundhouse" in client.instructions
+        assert client.instructions is not None
+        assert "Roundhouse" in client.instructions
         assert client.server_capabilities.tools is not None
         assert client.server_capabilities.resources is None

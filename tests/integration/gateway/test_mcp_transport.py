@@ -1,4 +1,4 @@
-"""`/mcp` as a route: what is refused before it is read, clients that leave, a stop, and what is left of many clients."""
+"""`/mcp` as a route: what is refused, clients that leave, a stop, and what is left of many clients."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ MODERN = {"mcp-protocol-version": "2026-07-28"}
 PACKAGES = ("fastapi", "gateway", "mcp_types", "starlette")
 """What a message and its answer are made of. Of the library, a few small objects without a message stay."""
 CLIENTS = 30
+MANY_LOOKS = 20
 
 
 def post(here: GatewayHarness, body: bytes, **headers: str) -> Any:
@@ -54,10 +55,14 @@ def calls_of(here: GatewayHarness) -> Any:
 
 
 def say_loading(here: GatewayHarness) -> None:
-    """Let the controller answer that the model is being loaded, for ever."""
+    """Let the controller answer that the model is being loaded, and after many looks that it is loaded."""
+    looks = 0
 
     async def answer(_: web.Request) -> web.Response:
-        return web.json_response({"name": "m", "runtime_state": "loading", "load_progress": None, "last_error": None})
+        nonlocal looks
+        looks += 1
+        state = "loading" if looks < MANY_LOOKS else "loaded"
+        return web.json_response({"name": "m", "runtime_state": state, "load_progress": None, "last_error": None})
 
     here.controller.admin.answer = answer
 

@@ -91,7 +91,8 @@ def test_an_error_has_its_code_and_next_steps() -> None:
     error = answer.fields["error"]
     assert (error["code"], error["param"], error["request_id"]) == ("unknown_model", "model", "req-1")
     assert answer.is_error
-    assert answer.text == "unknown_model: No model is named 'x'." + "".join(f"\n- {each}" for each in error["next_steps"])
+    steps = "".join(f"\n- {each}" for each in error["next_steps"])
+    assert answer.text == f"unknown_model: No model is named 'x'.{steps}"
     assert error["next_steps"]
     long = answer_error(RoundhouseError("model_failed", "x" * 100_000), "req-1")
     assert long.fields["error"]["message"] == "x" * MOST_MESSAGE + " [...]"
