@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from mcp import Client, MCPError
+from mcp import MCPError
 
 from controller.schema.status import ModelState
 from gateway.mcp_server.answers import MOST_BYTES
@@ -296,7 +296,7 @@ async def test_mcp_can_be_turned_off() -> None:
 
 async def test_a_client_is_told_who_serves() -> None:
     async with gateway_harness() as here, mcp_client(here.url, generation="legacy") as client:
-        assert isinstance(client, Client)
+        assert client.server_info is not None
         assert (client.server_info.name, client.server_info.title) == ("roundhouse", "Roundhouse")
         assert client.instructions is not None
         assert "Roundhouse" in client.instructions

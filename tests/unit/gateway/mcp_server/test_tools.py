@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
 
 from gateway.mcp_server.handlers import HANDLERS
 from gateway.mcp_server.tools import TOOLS, Tool
@@ -30,9 +29,8 @@ def _cells(tool: Tool) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.name)
-def test_schemas_are_valid_and_explain_each_argument(tool: Tool) -> None:
+def test_schemas_explain_each_argument(tool: Tool) -> None:
     schema = tool.build_schema()
-    Draft202012Validator.check_schema(schema)
     assert schema["type"] == "object"
     assert schema["additionalProperties"] is False
     properties: dict[str, dict[str, Any]] = schema["properties"]
