@@ -47,6 +47,7 @@ def save_last_good(
     now: float,
 ) -> None:
     """Store the declared models and keys, each by name with its fields, in the state folder. `now` is Unix time.
+    Blocks.
 
     Raises OSError (disk full, folder gone); the previous file then stays.
     """
@@ -56,7 +57,7 @@ def save_last_good(
 
 def load_last_good(state_folder: Path, roots: ModelRoots) -> DebouncedState | None:
     """Load the stored declarations and validate them as this version does. None means that none were ever stored.
-    `roots` are absolute.
+    `roots` are absolute. Blocks.
 
     Raises LastGoodError where they cannot be read or are not valid; the caller goes on without them.
     """

@@ -41,13 +41,17 @@ class AdminRequests:
 
         Raises:
             RoundhouseError: the controller's own error code, or `internal_error` if the gateway does not know that
-                code; `controller_unavailable` if the controller does not answer in time or refuses the gateway's token.
-            ValueError: an answer without an error is no JSON.
+                code; `controller_unavailable` if the controller does not answer in time, refuses the gateway's token, or
+                answers what is no JSON.
         """
         headers = {"x-roundhouse-actor": actor} | ({} if body is None else {"content-type": "application/json"})
         content = b"" if body is None else json.dumps(body).encode()
         async with self._open_answer(method, path, headers, content, within_s) as answer:
-            return json.loads(await answer.read_body())
+            answered = await answer.read_body()
+        try:
+            return json.loads(answered)
+        except ValueError:
+            raise RoundhouseError("controller_unavailable", "The controller's answer is no JSON.") from None
 
     async def fetch_end(
         self, path: str, most_bytes: int, *, actor: str = "gateway", within_s: float = ANSWER_S

@@ -275,7 +275,7 @@ def read_create(message: bytes, recent: RecentResponse) -> tuple[dict[str, Any],
     if fields.pop("background", None):
         raise field_error("background", "must be false: over WebSocket a response is made while its client waits")
     generates = fields.pop("generate", None)
-    if generates not in (None, True, False):
+    if generates is not None and not isinstance(generates, bool):
         raise field_error("generate", f"must be true or false; it is {generates!r:.60}")
     fields["stream"] = True
     return fields, SocketTurn(recent, generates is not False)

@@ -221,16 +221,16 @@ async def test_errors_of_the_controller_keep_their_code() -> None:
             error = await call_failing(client, tool, model="m")
             assert (error["code"], error["message"], error["param"]) == ("state_conflict", "It is unloading.", "model")
             assert error["request_id"].startswith("req-")
-        here.controller.admin.answer = not_json
-        error = await call_failing(client, "get_plan")
+        here.controller.admin.answer = not_a_page
+        error = await call_failing(client, "list_events")
         assert (error["code"], error["message"]) == ("internal_error", "The gateway failed on this call.")
         await here.controller.stop()
         assert (await call_failing(client, "get_plan"))["code"] == "controller_unavailable"
 
 
-async def not_json(_: web.Request) -> web.Response:
+async def not_a_page(_: web.Request) -> web.Response:
     """An answer that no controller gives."""
-    return web.Response(text="<html>")
+    return web.json_response([])
 
 
 async def test_events_are_asked_for_by_model_kind_and_page_and_cut_where_they_are_many() -> None:
