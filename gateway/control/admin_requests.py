@@ -41,8 +41,8 @@ class AdminRequests:
 
         Raises:
             RoundhouseError: the controller's own error code, or `internal_error` if the gateway does not know that
-                code; `controller_unavailable` if the controller does not answer in time, refuses the gateway's token, or
-                answers what is no JSON.
+                code; `controller_unavailable` if the controller does not answer in time, refuses the gateway's token,
+                or answers what is no JSON.
         """
         headers = {"x-roundhouse-actor": actor} | ({} if body is None else {"content-type": "application/json"})
         content = b"" if body is None else json.dumps(body).encode()
@@ -56,8 +56,13 @@ class AdminRequests:
     async def fetch_end(
         self, path: str, most_bytes: int, *, actor: str = "gateway", within_s: float = ANSWER_S
     ) -> tuple[bytes, int]:
-        """Return the last bytes of a text, and how many before them were left out. `most_bytes`: most that are
-        returned. Other arguments and errors as for `send_request`."""
+        """Return the last bytes of a text, and how many before them were left out.
+
+        `path`, `actor`, `within_s`: as for `send_request`. `most_bytes`: most bytes that are returned.
+
+        Raises:
+            RoundhouseError: as `send_request`.
+        """
         end, left_out = b"", 0
         async with self._open_answer("GET", path, {"x-roundhouse-actor": actor}, b"", within_s) as answer:
             while part := await answer.read_part():
