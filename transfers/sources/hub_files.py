@@ -124,7 +124,10 @@ def _choose_folder(every: Sequence[str], *, include_pickle: bool) -> ChosenFiles
     if not weights:
         pickles = [each for each in top if each.endswith(_PICKLES)]
         if pickles:
-            raise NoSuchFileError(f"its weights are pickles, which run code when they are loaded: {', '.join(pickles)}")
+            names = ", ".join(pickles)
+            raise NoSuchFileError(
+                f"its weights are pickles, which run code when they are loaded: {names}. `--pickle` takes them"
+            )
         raise NoSuchFileError(f"it has no weights that an engine loads; {_list_some(every)}")
     texts = [each for each in every if each.endswith(_TEXTS) and not each.startswith(".") and "/." not in each]
     return ChosenFiles((*weights, *(each for each in texts if each not in weights)), is_folder=True)

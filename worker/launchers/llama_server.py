@@ -25,6 +25,7 @@ from worker.launchers.child_process import Ending, supervise
 from worker.launchers.llama_server_flags import (
     DEVICES,
     INSTEAD,
+    Adapter,
     Member,
     Setting,
     UsageError,
@@ -69,6 +70,10 @@ def check_preflight(settings: Sequence[Setting]) -> None:
         path = value_of(settings, attribute)
         if isinstance(path, Path):
             check_gguf(path)
+    adapters = value_of(settings, "lora_adapters")
+    for adapter in adapters if isinstance(adapters, list) else ():
+        if isinstance(adapter, Adapter):
+            check_gguf(Path(adapter.path))
     if importlib.util.find_spec("xllamacpp") is None:
         raise LoadError("No module named 'xllamacpp': install the extra `embedded`, or name a llama-server program")
     port = value_of(settings, "port")
@@ -135,9 +140,11 @@ def apply_settings(settings: Iterable[Setting], params: Any, xllamacpp: Any) -> 
         setattr(owner, name, _native(setting.value, xllamacpp))
 
 
-def _native(value: Value, xllamacpp: Any) -> Any:
+def _native(value: Value | Adapter, xllamacpp: Any) -> Any:
     if isinstance(value, Member):
         return getattr(getattr(xllamacpp, value.enum), value.name)
+    if isinstance(value, Adapter):
+        return xllamacpp.CommonAdapterLoraInfo(value.path, value.scale)
     if isinstance(value, list):
         return [_native(item, xllamacpp) for item in value]
     return str(value) if isinstance(value, Path) else value

@@ -6,8 +6,9 @@ Errors of the daemon that a function does not name are raised as docker-py raise
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import PurePosixPath
 from typing import Any
 
 import docker
@@ -83,13 +84,19 @@ def create_container(client: docker.APIClient, name: str, config: Mapping[str, A
     return str(response["Id"])
 
 
-def start_replica(client: docker.APIClient, instance: str, name: str, config: Mapping[str, Any]) -> None:
+def start_replica(
+    client: docker.APIClient,
+    instance: str,
+    name: str,
+    config: Mapping[str, Any],
+    folders: Sequence[PurePosixPath] = (),
+) -> None:
     """Create and start a replica's container. One that was already created is only started; one that was already
     started is left as it is. Blocks.
 
-    `config` is that of `container_config`. Raises StartError if the daemon refuses to create or start it, or if the
-    name is taken by a container that is no replica of this instance. A container whose start the daemon refused is
-    removed again. Raises the other errors of docker-py and requests as they are.
+    `config` is that of `container_config`, `folders` are `Launch.folders`. Raises StartError if the daemon refuses to
+    create or start it, or if the name is taken by a container that is no replica of this instance. A container whose
+    start the daemon refused is removed again. Raises the other errors of docker-py and requests as they are.
     """
     container = _create_or_find(client, instance, name, config)
     if phase_of(container) is not Phase.CREATED:
@@ -97,7 +104,7 @@ def start_replica(client: docker.APIClient, instance: str, name: str, config: Ma
     container_id = str(container["Id"])
     uid, _, gid = str(container["Config"]["User"]).partition(":")
     try:
-        _make_cache_folder(client, container_id, int(uid), int(gid or uid))
+        _make_cache_folders(client, container_id, cache_folder_archive(int(uid), int(gid or uid), folders))
         client.start(container_id)
     except APIError as error:
         refused_error = refused_error_of(error)
@@ -106,9 +113,8 @@ def start_replica(client: docker.APIClient, instance: str, name: str, config: Ma
         raise start_error(refused_error.message, str(config["Image"])) from error
 
 
-def _make_cache_folder(client: docker.APIClient, container_id: str, uid: int, gid: int) -> None:
-    """Create the user's folder in the cache volume, which all containers of the instance share."""
-    archive = cache_folder_archive(uid, gid)
+def _make_cache_folders(client: docker.APIClient, container_id: str, archive: bytes) -> None:
+    """Create the folders of `archive` in the cache volume, which all containers of the instance share."""
     try:
         client.put_archive(container_id, str(CACHE), archive)
     except APIError as error:

@@ -249,7 +249,7 @@ class DockerRuntime:
         RuntimeUnavailableError if the daemon does not answer."""
         try:
             gpus = describe_claims(replica.claims, await self._claimed_gpus(replica.claims))
-            launch, _ = await self._render_launch(replica.id.model, definition, image, gpus)
+            launch, _ = await self._render_launch(replica.id.model, replica.id.index, definition, image, gpus)
         except (*RENDER_ERRORS, AssertionError, OSError, StartError):
             return None
         image_name = launch.image
@@ -400,7 +400,9 @@ class DockerRuntime:
         gpus = await self._claimed_gpus(request.claims)
         claims = describe_claims(request.claims, gpus)
         try:
-            launch, identity = await self._render_launch(request.served_name, request.definition, request.image, claims)
+            launch, identity = await self._render_launch(
+                request.served_name, request.id.index, request.definition, request.image, claims
+            )
         except RENDER_ERRORS as error:
             raise no_command_error(request.served_name, error) from error
         if launch.image is None:
@@ -415,16 +417,18 @@ class DockerRuntime:
                     client, self._network, self._instance, publishes_ports=surroundings.publishes_ports
                 )
             )
-        await self._write_daemon.call(lambda client: start_replica(client, self._instance, request.name, config))
+        await self._write_daemon.call(
+            lambda client: start_replica(client, self._instance, request.name, config, launch.folders)
+        )
 
     async def _render_launch(
-        self, model: str, definition: Definition, image: str | None, gpus: tuple[ClaimedGpu, ...]
+        self, model: str, index: int, definition: Definition, image: str | None, gpus: tuple[ClaimedGpu, ...]
     ) -> tuple[Launch, UserIdentity]:
         engine = get_engine(definition)
         paths = [check.path for check in engine.list_files(definition)]
         identity = choose_identity(await asyncio.to_thread(entries_to_read, self._roots, paths))
         model_paths = await asyncio.to_thread(lambda: find_engine_paths(self._roots, paths, self._mounts()))
-        context = render_context(model, identity, self._images, gpus, model_paths)
+        context = render_context(model, identity, self._images, gpus, model_paths, index)
         launch = engine.render_command(definition, context)
         return replace(launch, image=image or launch.image), identity
 
