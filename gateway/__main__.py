@@ -138,6 +138,18 @@ def main() -> int:
     keep_log_file(settings.state, "gateway", settings.log_mib, settings.log_format)
     disable_created_metrics()  # type: ignore[no-untyped-call]
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("mcp").setLevel(logging.WARNING)  # it logs every request
+    _open_listeners(settings, listeners)
+    raise_file_limit()
+    tune_garbage_collector()
+    if store is not None:
+        shorten_switch_interval()
+    server.run(sockets=listeners)
+    return 0
+
+
+def _open_listeners(settings: GatewaySettings, listeners: Sequence[socket.socket]) -> None:
+    """Accept connections at the bound sockets, and log their addresses."""
     for listener in listeners:
         listener.listen(BACKLOG)  # before the log says so: clients that read it may connect
     scheme = "https" if settings.tls_cert else "http"
@@ -147,12 +159,6 @@ def main() -> int:
         log.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
     if settings.serves_everybody and not settings.opens_admin:
         log.info("admin requests are refused while no keys are declared (ROUNDHOUSE_OPEN_ADMIN)")
-    raise_file_limit()
-    tune_garbage_collector()
-    if store is not None:
-        shorten_switch_interval()
-    server.run(sockets=listeners)
-    return 0
 
 
 def raise_file_limit() -> None:
