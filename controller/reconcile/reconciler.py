@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from controller.engines import ENGINES
+from controller.engines import REPLICA_ENGINES
 from controller.observe.gateway_hub import GatewayHub
 from controller.observe.load_progress import LoadProgress
 from controller.observe.prober import Prober, ProbeTarget
@@ -53,7 +53,7 @@ from controller.state import (
     Phase,
 )
 from controller.status.model_status import assess_models, is_starting
-from controller.status.permissions import build_permissions
+from controller.status.permissions import build_permissions, find_addresses, read_addresses
 from controller.status.reconcile_round import Round
 from controller.status.routing_table import build_routes
 from controller.status.state_machine import publishable_statuses
@@ -251,7 +251,7 @@ class Reconciler:
         cannot be observed."""
         desired = self._desired.desired_state()
         if desired is not None:
-            self._hub.replace_permissions(*build_permissions(desired))
+            self._hub.replace_permissions(*build_permissions(desired, read_addresses(self._hub.table)))
 
     def _publish_round(self, desired: DesiredState, observed: ObservedState, round_plan: Plan) -> None:
         """Assess the models after the plan's actions were issued, and publish their statuses and routes."""
@@ -272,7 +272,7 @@ class Reconciler:
                 self._remotes.list_probes(),
                 self._get_longest_tokens(desired.models.values()),
             ),
-            *build_permissions(desired),
+            *build_permissions(desired, find_addresses(issued_state, statuses, self._endpoint_token)),
         )
         self._remote_drains.note_published(stamp)
         for name, drain in self._memory.drains.items():
@@ -402,7 +402,7 @@ class Reconciler:
                 # serves and is idle still matters.
                 kept_names.add(replica.name)
             if model is not None and model.runs:
-                probe = ENGINES[model.backend].describe_probe(model.definition)
+                probe = REPLICA_ENGINES[model.backend].describe_probe(model.definition)
                 token, ready_since = self._operations.replica_token(replica.name), self._ready_since.get(replica.name)
                 targets[replica.name] = ProbeTarget(replica.base_url, probe, token, ready_since)
         self._prober.track_targets(targets, kept_names)
@@ -469,7 +469,7 @@ class Reconciler:
         replica_models = ((replica.name, desired.models.get(replica.id.model), replica) for replica in replicas)
         self._progress.track_engines(
             {
-                name: ENGINES[model.backend]
+                name: REPLICA_ENGINES[model.backend]
                 for name, model, replica in replica_models
                 if model is not None and is_starting(model, replica)
             }
