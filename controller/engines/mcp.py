@@ -13,6 +13,7 @@ from controller.engines.base import Engine, Launch, Probe, RenderContext, Verdic
 from controller.engines.options import Hashed
 from controller.engines.worker import WORKER_TOKEN_ENV, worker_python
 from controller.schema.desired import Definition
+from controller.schema.tools import REPLICA_PREFIX
 
 HTTP_PATH: Final = "/mcp"
 """Path at which the bridge offers the server over streamable HTTP."""
@@ -50,7 +51,14 @@ class McpBridge(Engine[McpBridgeDefinition]):
         """Return the command line `python -m worker mcp ...`, with the server's command at its end. As a process,
         raises KeyError if the runtime knows no `python`."""
         variables = [word for name in sorted(definition.env) for word in ("--pass-env", name)]
-        listen_flags = ("--host", ctx.host, "--port", str(ctx.port), "--name", ctx.served_name)
+        listen_flags = (
+            "--host",
+            ctx.host,
+            "--port",
+            str(ctx.port),
+            "--name",
+            ctx.served_name.removeprefix(REPLICA_PREFIX),
+        )
         argv = (worker_python(ctx), "-m", "worker", self.name, "--", *listen_flags, *variables, "--")
         return Launch(
             (*argv, *definition.mcp_command),

@@ -82,11 +82,14 @@ def create_container(client: docker.APIClient, name: str, config: Mapping[str, A
     return str(response["Id"])
 
 
-def start_replica(client: docker.APIClient, instance: str, name: str, config: Mapping[str, Any]) -> None:
+def start_replica(
+    client: docker.APIClient, instance: str, name: str, config: Mapping[str, Any], further_network: str | None = None
+) -> None:
     """Create and start a replica's container. One that was already created is only started; one that was already
     started is left as it is.
 
-    `config` is that of `container_config`. Raises StartError if the daemon refuses to create or start it, or if the
+    `config` is that of `container_config`. `further_network` names a network that the container joins besides that of
+    `config`; None: none. Raises StartError if the daemon refuses to create or start it, or if the
     name is taken by a container that is no replica of this instance. A container whose start the daemon refused is
     removed again.
     """
@@ -96,7 +99,10 @@ def start_replica(client: docker.APIClient, instance: str, name: str, config: Ma
     container_id = str(container["Id"])
     uid, _, gid = str(container["Config"]["User"]).partition(":")
     try:
-        _make_cache_folder(client, container_id, int(uid), int(gid or uid))
+        if any(mount["Target"] == str(CACHE) for mount in config["HostConfig"]["Mounts"]):
+            _make_cache_folder(client, container_id, int(uid), int(gid or uid))
+        if further_network is not None and further_network not in container["NetworkSettings"]["Networks"]:
+            client.connect_container_to_network(container_id, further_network)
         client.start(container_id)
     except APIError as error:
         refused_error = refused_error_of(error)

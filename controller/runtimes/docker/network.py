@@ -1,4 +1,4 @@
-"""Creates and removes the Docker network that engines join. Blocking."""
+"""Creates and removes the Docker networks that engines join. Blocking."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ensure_network(client: docker.APIClient, name: str, instance: str, *, publis
     if not networks:
         if not publishes_ports:
             raise StartError(f"Docker network {name} is missing: `docker compose up` creates it")
-        _create_network(client, name, instance)
+        _create_network(client, name, instance, {"com.docker.network.bridge.enable_ip_masquerade": "false"})
         networks = _find_networks(client, name)
     # Two controllers at once may create two networks of one name, although the daemon was told to check, and then the
     # daemon starts nothing on either (seen on 20.10). All controllers keep the oldest.
@@ -47,8 +47,25 @@ def ensure_network(client: docker.APIClient, name: str, instance: str, *, publis
         )
 
 
+def egress_network(instance: str) -> str:
+    """Return the name of the network by which containers that may do so reach the world.
+
+    It begins with a digit because a container on several networks has the default route of the one whose name sorts
+    first (Docker before 28 knows no other order), and the network of engines leads nowhere.
+    """
+    return f"0-rh-{instance}-egress"
+
+
+def ensure_egress_network(client: docker.APIClient, instance: str) -> None:
+    """Create the network of `egress_network`, unless it exists. Its members cannot reach each other. Call it before
+    each start of a container that needs it, one call at a time. Raises StartError if the daemon refuses."""
+    name = egress_network(instance)
+    if not _find_networks(client, name):
+        _create_network(client, name, instance, {"com.docker.network.bridge.enable_icc": "false"})
+
+
 def remove_network(client: docker.APIClient, name: str, instance: str) -> None:
-    """Remove the network of engines if this instance created it and no container is on it.
+    """Remove a network of engines if this instance created it and no container is on it.
 
     Otherwise do nothing. Does not raise if the daemon refuses, only if it does not answer.
     """
@@ -67,11 +84,10 @@ def _find_networks(client: docker.APIClient, name: str) -> list[Mapping[str, Any
     return sorted((each for each in networks if each["Name"] == name), key=lambda each: (each["Created"], each["Id"]))
 
 
-def _create_network(client: docker.APIClient, name: str, instance: str) -> None:
-    options = {"com.docker.network.bridge.enable_ip_masquerade": "false"}
+def _create_network(client: docker.APIClient, name: str, instance: str, options: Mapping[str, str]) -> None:
     labels = own_labels(instance, NETWORK_ROLE)
     try:
-        client.create_network(name, driver="bridge", options=options, labels=labels, check_duplicate=True)
+        client.create_network(name, driver="bridge", options=dict(options), labels=labels, check_duplicate=True)
     except APIError as error:
         if error.status_code != 409:  # another controller was first
             raise start_error(refused_error_of(error).message, None) from error

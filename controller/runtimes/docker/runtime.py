@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,7 +53,7 @@ from controller.runtimes.docker.labels import REPLICA_ROLE, ROLE, UnreadableLabe
 from controller.runtimes.docker.loader_variables import find_loader_problem
 from controller.runtimes.docker.logs import ExitTails, read_ended_part, read_log, read_log_part
 from controller.runtimes.docker.memory import container_host_mib, pids_of
-from controller.runtimes.docker.network import ensure_network, remove_network
+from controller.runtimes.docker.network import egress_network, ensure_egress_network, ensure_network, remove_network
 from controller.runtimes.docker.self_inspect import DockerSetupError, Surroundings, inspect_surroundings
 from controller.runtimes.docker.stop import stop_container
 from controller.runtimes.docker.user import UNPRIVILEGED, UserIdentity, choose_identity, entries_to_read
@@ -408,7 +409,12 @@ class DockerRuntime:
                     client, self._network, self._instance, publishes_ports=surroundings.publishes_ports
                 )
             )
-        await self._write_daemon.call(lambda client: start_replica(client, self._instance, request.name, config))
+            if launch.has_egress:
+                await self._write_daemon.call(lambda client: ensure_egress_network(client, self._instance))
+        further_network = egress_network(self._instance) if launch.has_egress else None
+        await self._write_daemon.call(
+            lambda client: start_replica(client, self._instance, request.name, config, further_network)
+        )
 
     async def _render_launch(
         self, model: str, definition: Definition, image: str | None, gpus: tuple[ClaimedGpu, ...]
@@ -477,7 +483,8 @@ class DockerRuntime:
         try:
             async with asyncio.timeout(CLOSE_S):
                 await self._probe.close()
-                await self._read_daemon.call(lambda client: remove_network(client, self._network, self._instance))
+                for network in (self._network, egress_network(self._instance)):
+                    await self._read_daemon.call(partial(remove_network, name=network, instance=self._instance))
         except (RuntimeUnavailableError, TimeoutError) as error:
             log.debug("left behind on close: %s", error)
         self._nvml.close()
