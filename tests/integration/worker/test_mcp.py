@@ -6,17 +6,16 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import httpx2
 import psutil
 import pytest
 from mcp import Client, MCPError
-from mcp.client.streamable_http import streamable_http_client
-from mcp_types import TextContent
 
+from tests.support.mcp_bridges import bridge_client, call_text, read_health
 from tests.support.ports import free_port
 from tests.support.worker_process import Worker, eventually
 
@@ -36,34 +35,18 @@ def bridge(log: Path, *command: str, port: int | None = None) -> Worker:
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[Worker]:
     with bridge(tmp_path / "log", *SERVER) as made:
-        eventually("the server has introduced itself", lambda: health(made) == 200)
+        eventually("the server has introduced itself", lambda: read_health(url_of(made)) == 200)
         yield made
 
 
-def health(worker: Worker) -> int | None:
-    """The status of /health, without a token; None: nobody answers."""
-    try:
-        return httpx2.get(f"http://127.0.0.1:{worker.port}/health").status_code
-    except httpx2.TransportError:
-        return None
+def url_of(worker: Worker) -> str:
+    """Where the bridge answers."""
+    return f"http://127.0.0.1:{worker.port}"
 
 
-@asynccontextmanager
-async def client_of(worker: Worker) -> AsyncIterator[Client]:
+def client_of(worker: Worker) -> AbstractAsyncContextManager[Client]:
     """A client with the replica's token."""
-    url, headers = f"http://127.0.0.1:{worker.port}/mcp", {"Authorization": f"Bearer {TOKEN}"}
-    async with (
-        httpx2.AsyncClient(headers=headers, timeout=60) as http,
-        Client(streamable_http_client(url, http_client=http)) as client,
-    ):
-        yield client
-
-
-async def call(client: Client, tool: str, **arguments: str) -> str:
-    """The text that a tool answers."""
-    [content] = (await client.call_tool(tool, arguments)).content
-    assert isinstance(content, TextContent)
-    return content.text
+    return bridge_client(url_of(worker), TOKEN)
 
 
 async def test_tools_resources_and_prompts_pass_through(worker: Worker) -> None:
@@ -74,7 +57,7 @@ async def test_tools_resources_and_prompts_pass_through(worker: Worker) -> None:
         assert sorted(tools) == ["echo", "end", "environment", "fail", "spawn", "wait"]
         assert tools["echo"].description == "Answer the text."
         assert tools["echo"].input_schema["required"] == ["text"]
-        assert await call(client, "echo", text="Grüße 😀\n") == "Grüße 😀\n"
+        assert await call_text(client, "echo", text="Grüße 😀\n") == "Grüße 😀\n"
         failed = await client.call_tool("fail", {})
         assert failed.is_error
         assert "Error executing tool fail" in str(failed.content)
@@ -89,7 +72,7 @@ async def test_tools_resources_and_prompts_pass_through(worker: Worker) -> None:
 
 async def test_the_server_gets_the_declared_variables_and_none_of_ours(worker: Worker) -> None:
     async with client_of(worker) as client:
-        environment = json.loads(await call(client, "environment"))
+        environment = json.loads(await call_text(client, "environment"))
     assert environment["A_VARIABLE"] == "declared"
     assert environment["ROUNDHOUSE_START"] == "start-id", "by which the controller finds what is left of it"
     assert "PATH" in environment
@@ -117,13 +100,13 @@ async def test_calls_run_beside_each_other_and_a_client_that_leaves_cancels_its_
     async with client_of(worker) as client:
         waiting = asyncio.create_task(client.call_tool("wait", {}, progress_callback=report))
         await asyncio.wait_for(reported.wait(), 60)
-        assert await call(client, "echo", text="meanwhile") == "meanwhile"
+        assert await call_text(client, "echo", text="meanwhile") == "meanwhile"
         assert "cancelled" not in worker.log
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
         await asyncio.to_thread(eventually, "the server learns of it", lambda: "cancelled" in worker.log)
-        assert await call(client, "echo", text="after") == "after"
+        assert await call_text(client, "echo", text="after") == "after"
 
 
 async def test_the_bridge_ends_with_its_server(worker: Worker) -> None:
@@ -136,7 +119,7 @@ async def test_the_bridge_ends_with_its_server(worker: Worker) -> None:
 
 async def test_nothing_of_the_server_outlives_a_stop(worker: Worker) -> None:
     async with client_of(worker) as client:
-        stray = psutil.Process(int(await call(client, "spawn")))
+        stray = psutil.Process(int(await call_text(client, "spawn")))
     family = worker.family()
     assert len(family) >= 3
     worker.process.send_signal(signal.SIGTERM)
@@ -146,7 +129,7 @@ async def test_nothing_of_the_server_outlives_a_stop(worker: Worker) -> None:
 
 async def test_nothing_of_the_server_outlives_a_killed_bridge(worker: Worker) -> None:
     async with client_of(worker) as client:
-        stray = psutil.Process(int(await call(client, "spawn")))
+        stray = psutil.Process(int(await call_text(client, "spawn")))
     host = worker.process.children()[0]
     family = worker.family()
     host.kill()
@@ -173,8 +156,8 @@ def test_a_server_that_cannot_be_used_is_said_in_the_last_line(
 
 def test_a_server_that_says_nothing_is_not_healthy(tmp_path: Path) -> None:
     with bridge(tmp_path / "log", "/bin/sleep", "600") as made:
-        eventually("it listens", lambda: health(made) is not None)
-        assert health(made) == 503
+        eventually("it listens", lambda: read_health(url_of(made)) is not None)
+        assert read_health(url_of(made)) == 503
         answer = httpx2.post(f"http://127.0.0.1:{made.port}/mcp", json={}, headers={"Authorization": f"Bearer {TOKEN}"})
         assert answer.status_code == 503
         made.process.send_signal(signal.SIGTERM)

@@ -9,20 +9,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 from mcp import Client
-from mcp.client.streamable_http import streamable_http_client
-from mcp_types import TextContent
 
 from controller.engines.mcp import McpBridgeDefinition
 from controller.runtimes.base import StartRequest
 from controller.runtimes.docker.network import egress_network
 from controller.runtimes.docker.runtime import DockerRuntime
 from tests.support.docker_engine import DockerEngines, images
+from tests.support.mcp_bridges import bridge_client, call_text
 from tests.support.runtime_contract import exited
 from tests.support.veth_host import PORT, outside_host
-from tests.support.wait import until
 
 pytestmark = [pytest.mark.engines, pytest.mark.docker]
 
@@ -63,9 +60,7 @@ class Probe:
         """What the code's `result` is inside, or the name of its error."""
         for name, word in words.items():
             code = code.replace(f"{{{name}}}", str(word))
-        [content] = (await self._client.call_tool("look", {"code": code})).content
-        assert isinstance(content, TextContent)
-        return content.text
+        return await call_text(self._client, "look", code=code)
 
 
 @asynccontextmanager
@@ -74,19 +69,8 @@ async def started(runtime: DockerRuntime, request: StartRequest) -> AsyncIterato
     await runtime.start_replica(request)
     [seen] = [each for each in await runtime.list_replicas() if each.name == request.name]
     assert seen.base_url is not None
-    headers = {"Authorization": f"Bearer {request.token}"}
-    async with httpx2.AsyncClient(headers=headers, timeout=60) as http:
-        await until("the server has introduced itself", lambda: is_ready(f"{seen.base_url}/health"), 120)
-        async with Client(streamable_http_client(f"{seen.base_url}/mcp", http_client=http)) as client:
-            yield Probe(client)
-
-
-def is_ready(url: str) -> bool:
-    """Whether the health route answers 200."""
-    try:
-        return httpx2.get(url).status_code == 200
-    except httpx2.TransportError:
-        return False
+    async with bridge_client(seen.base_url, request.token) as client:
+        yield Probe(client)
 
 
 async def test_the_server_has_nothing_but_what_is_declared(containers: DockerEngines) -> None:
