@@ -69,7 +69,8 @@ def _values(table: Table) -> Mapping[str, Any]:
 
 
 def field_name(path: Iterable[str | int]) -> str:
-    """Return a path as problems show it, such as `models.chat.aliases[1]`."""
+    """Return a path as problems show it: names joined by dots, and the numbers of list items, from 0, in brackets
+    (`models.chat.aliases[1]`)."""
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
 
 

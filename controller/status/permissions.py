@@ -80,8 +80,8 @@ def read_addresses(table: RoutingTable | None) -> dict[str, ServerAddress]:
 
 
 def build_keys(keys: Mapping[str, KeyDefinition]) -> tuple[Key, ...]:
-    """Return the API keys for the routing table, in name order, with those that have expired: gateways check that. A
-    key without a `tenant` gets its own name as one."""
+    """Return the API keys for the routing table, in name order. Keys that have expired are included: gateways check the
+    expiry. A key without a `tenant` gets its own name as its tenant."""
     return tuple(_key(name, keys[name]) for name in sorted(keys))
 
 
