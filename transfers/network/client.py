@@ -51,7 +51,8 @@ class NetworkOptions:
 
 
 class CheckedTransport(httpx2.HTTPTransport):
-    """Transport that checks the scheme of every request, and the address of every connection. No proxy is asked."""
+    """Transport of `httpx2` that checks the scheme of every request, and the addresses of every connection. No proxy is
+    used."""
 
     def __init__(self, options: NetworkOptions) -> None:
         super().__init__(verify=options.tls, trust_env=False)
@@ -61,7 +62,8 @@ class CheckedTransport(httpx2.HTTPTransport):
         self._pool = httpcore2.ConnectionPool(ssl_context=options.tls, network_backend=self.backend, max_connections=64)
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send one request. Raises AddressRefusedError, or an error of `httpx2`."""
+        """Send one request, and return the answer, whose body is unread. Follows no redirect. Blocks. Raises
+        AddressRefusedError, InterruptedConnectionError after `backend.interrupt`, or httpx2.HTTPError."""
         origin = origin_of(request.url)
         refusal = find_scheme_refusal(origin.scheme, origin.host, origin.port, self._allowed)
         if refusal is not None:
@@ -70,8 +72,9 @@ class CheckedTransport(httpx2.HTTPTransport):
 
 
 class SourceClient:
-    """HTTP client whose redirects are followed by hand: each hop is checked, and a token goes to its origin alone. A
-    registry that wants a token from everybody gets an anonymous one. Safe for threads. Close it."""
+    """HTTP client that follows redirects itself: each hop is checked, and a token goes only to its own origin. For a
+    registry that wants a token from everybody, the client gets an anonymous one. Methods may be called from several
+    threads. The owner calls `close`."""
 
     def __init__(self, options: NetworkOptions) -> None:
         self._options = options
@@ -89,7 +92,8 @@ class SourceClient:
         self._challenge_lock = threading.Lock()
 
     def interrupt(self) -> None:
-        """End all requests that are under way, and those to come, with an error. May be called from any thread."""
+        """End all requests that are under way with an error, and refuse those to come. Does not wait. May be called
+        from any thread."""
         self._transport.backend.interrupt()
 
     def close(self) -> None:
@@ -98,12 +102,15 @@ class SourceClient:
 
     @contextmanager
     def open(self, url: str, headers: Mapping[str, str]) -> Iterator[tuple[httpx2.Response, list[httpx2.Response]]]:
-        """Send `GET`, and yield the answer after the redirects, unread, and the redirects before it.
+        """Return a context manager that sends `GET`, and yields the answer after the redirects, unread, and the
+        redirects before it in their order. The answer is closed at the end of the block. Its status is not checked.
+        Blocks.
 
         Raises:
             AddressRefusedError: the host, or one that is redirected to, must not be connected to.
             InterruptedConnectionError: `interrupt` was called.
-            httpx2.HTTPError: the connection failed, or there are too many redirects.
+            httpx2.HTTPError: the connection failed, a registry's token server is busy or fails, or there are more than
+                `MOST_REDIRECTS` redirects (httpx2.TooManyRedirects).
             httpx2.InvalidURL: a redirect names no URL.
         """
         hops: list[httpx2.Response] = []
@@ -179,7 +186,7 @@ class SourceClient:
 
 
 def refuse_downgrade(response: httpx2.Response) -> None:
-    """Refuse a redirect that leaves encryption. Any other answer passes; it may be unread.
+    """Raise an error for a redirect from https to another scheme. Any other answer passes; it may be unread.
 
     Raises:
         AddressRefusedError: the answer to a request by https redirects to another scheme.
