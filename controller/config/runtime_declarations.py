@@ -13,6 +13,7 @@ from typing import Any, Final
 from controller.artifacts.model_roots import ModelRoots
 from controller.config.debounce import DebouncedState
 from controller.config.keys import validate_keys
+from controller.config.mcp_replicas import with_server_replicas
 from controller.config.parse import redact_problems
 from controller.config.tree import SourcePlace, Table, with_place
 from controller.config.validate import field_name, validate_models
@@ -30,7 +31,8 @@ class CombinedDeclarations:
     """What is declared, by files and at run time together."""
 
     state: DebouncedState
-    """The files' state with the runtime declarations that are in force."""
+    """The files' state with the runtime declarations that are in force, and with a definition for each MCP server that
+    the controller runs."""
     runtime_models: frozenset[str] = frozenset()
     """Names of the models in force that the files do not declare."""
     problems: tuple[Problem, ...] = ()
@@ -55,7 +57,7 @@ def combine_declarations(
     declare has no effect; one with a problem is left out, and its problems are in the result. `roots` are absolute.
     Never raises."""
     if not declarations.models and not declarations.keys:
-        return CombinedDeclarations(files)
+        return CombinedDeclarations(with_server_replicas(files))
     result = _Combination(
         dict(files.definitions), dict(files.declared_models), dict(files.keys), dict(files.declared_keys)
     )
@@ -73,7 +75,7 @@ def combine_declarations(
         declared_keys=result.declared_keys,
     )
     runtime_models = frozenset(result.definitions.keys() - files.definitions.keys())
-    return CombinedDeclarations(state, runtime_models, redact_problems(result.problems))
+    return CombinedDeclarations(with_server_replicas(state), runtime_models, redact_problems(result.problems))
 
 
 def check_declaration(

@@ -11,7 +11,7 @@ from controller.artifacts.model_roots import ModelRoots
 from controller.config.tree import SourcePlace, Table, with_place
 from controller.config.validate import validate_models
 from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired
-from controller.engines import ENGINES, resolve_backend
+from controller.engines import ENGINES, REPLICA_ENGINES, resolve_backend
 from controller.planning.placement import ClaimLedger, NoRoom, place_replica
 from controller.schema.model_files import DeviceFit, MemoryForecast
 from controller.sizing.estimator import Estimate, estimate_model
@@ -165,7 +165,7 @@ class _Forecaster:
         )
 
     def _estimate(self, model: DesiredModel) -> Estimate | None:
-        paths = ENGINES[model.backend].list_artifacts(model.definition)
+        paths = REPLICA_ENGINES[model.backend].list_artifacts(model.definition)
         return estimate_model(model, {path: self._artifacts[path] for path in paths if path in self._artifacts})
 
 

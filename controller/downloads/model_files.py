@@ -12,7 +12,7 @@ from typing import Final
 from controller.artifacts.facts import ArtifactError
 from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.read import SPLIT_FILE, files_below
-from controller.engines import ENGINES
+from controller.engines import REPLICA_ENGINES
 from controller.engines.options import list_paths, split_paths
 from controller.state import DesiredModel
 
@@ -136,7 +136,7 @@ def _list_named(model: DesiredModel) -> set[str]:
     """Return every model path that a definition names."""
     definition = model.definition
     named = {path for _, _, value in list_paths(definition) for path in split_paths(value)}
-    named.update(ENGINES[model.backend].list_artifacts(definition))
+    named.update(REPLICA_ENGINES[model.backend].list_artifacts(definition))
     if definition.model_path is not None and model.runs:
         named.add(definition.model_path)
     return named

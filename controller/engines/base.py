@@ -84,6 +84,11 @@ class Launch:
     """Environment variable from which the engine reads the replica's token; None: the engine checks no token."""
     shm_bytes: int | None = None
     """Size of the container's shared memory; None: Docker's default."""
+    mounts: tuple[str, ...] | None = None
+    """Folders of the host that a container gets, as `HOST:CONTAINER`, read-only, or `HOST:CONTAINER:rw`, in place of
+    the models folders and the cache volume. None: it gets models and cache."""
+    has_egress: bool = False
+    """Whether a container may reach what lies beyond the network of engines."""
     folders: tuple[PurePosixPath, ...] = ()
     """Folders below `RenderContext.cache_dir` that the runtime creates before the start. They outlive the engine."""
 

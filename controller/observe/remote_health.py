@@ -18,7 +18,7 @@ from typing import Final
 
 from pydantic import SecretStr
 
-from controller.engines import ENGINES
+from controller.engines import REPLICA_ENGINES
 from controller.engines.base import Remote
 from controller.observe.gateway_hub import GatewayHub
 from controller.planning.draining import ARRIVAL_S
@@ -108,7 +108,7 @@ class RemoteHealth:
         starts anew. A key that cannot be read raises nothing: it becomes the model's error."""
         tracked_states: dict[str, _RemoteState] = {}
         for model in models:
-            remote = ENGINES[model.backend].describe_remote(model.definition)
+            remote = REPLICA_ENGINES[model.backend].describe_remote(model.definition)
             if remote is None:
                 continue
             remote_state = self._remote_states.get(model.name)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from controller.engines import ENGINES
+from controller.engines import REPLICA_ENGINES
 from controller.observe.gateway_hub import GatewayHub
 from controller.observe.load_progress import LoadProgress
 from controller.observe.prober import Prober, ProbeTarget
@@ -53,8 +53,9 @@ from controller.state import (
     Phase,
 )
 from controller.status.model_status import assess_models, is_starting
+from controller.status.permissions import build_permissions, find_addresses, read_addresses
 from controller.status.reconcile_round import Round
-from controller.status.routing_table import build_keys, build_routes
+from controller.status.routing_table import build_routes
 from controller.status.state_machine import publishable_statuses
 
 log = logging.getLogger(__name__)
@@ -214,8 +215,8 @@ class Reconciler:
         """Observe, plan, start the plan's actions, publish the result, and return the round.
 
         None means that the runtime did not answer, or that no valid files were ever read. No engine was changed then,
-        at most the API keys were published, and `error` says why. Other exceptions are raised; `run` catches them.
-        While the controller is paused, the round is planned and published, but no action is started.
+        at most API keys, tools and MCP servers were published, and `error` says why. Other exceptions are raised; `run`
+        catches them. While the controller is paused, the round is planned and published, but no action is started.
         """
         try:
             desired, observed = await self._observe()
@@ -224,7 +225,7 @@ class Reconciler:
                 log.warning("nothing is changed while the runtime does not answer: %s", error)
             self.error = mask_text(str(error))
             self.silence = extend_silence(self.silence, is_gone=isinstance(error, RuntimeGoneError), now=self._clock())
-            self._publish_keys()
+            self._publish_permissions()
             return None
         self.silence = None
         if desired is None:
@@ -247,11 +248,11 @@ class Reconciler:
         self._publish_round(desired, observed, round_plan)
         return self.round
 
-    def _publish_keys(self) -> None:
-        """Publish the current API keys alone: a revoked key must stop working even while engines cannot be observed."""
+    def _publish_permissions(self) -> None:
+        """Publish keys, tools and MCP servers alone: what is revoked must end even while engines cannot be observed."""
         desired = self._desired.desired_state()
         if desired is not None:
-            self._hub.replace_keys(build_keys(desired.keys))
+            self._hub.replace_permissions(*build_permissions(desired, read_addresses(self._hub.table)))
 
     def _publish_round(self, desired: DesiredState, observed: ObservedState, round_plan: Plan) -> None:
         """Assess the models after the plan's actions were issued, and publish their statuses and routes."""
@@ -272,7 +273,7 @@ class Reconciler:
                 self._remotes.list_probes(),
                 self._get_longest_tokens(desired.models.values()),
             ),
-            build_keys(desired.keys),
+            *build_permissions(desired, find_addresses(issued_state, statuses, self._endpoint_token)),
         )
         self._remote_drains.note_published(stamp)
         for name, drain in self._memory.drains.items():
@@ -402,7 +403,7 @@ class Reconciler:
                 # serves and is idle still matters.
                 kept_names.add(replica.name)
             if model is not None and model.runs:
-                probe = ENGINES[model.backend].describe_probe(model.definition)
+                probe = REPLICA_ENGINES[model.backend].describe_probe(model.definition)
                 token, ready_since = self._operations.replica_token(replica.name), self._ready_since.get(replica.name)
                 targets[replica.name] = ProbeTarget(replica.base_url, probe, token, ready_since)
         self._prober.track_targets(targets, kept_names)
@@ -469,7 +470,7 @@ class Reconciler:
         replica_models = ((replica.name, desired.models.get(replica.id.model), replica) for replica in replicas)
         self._progress.track_engines(
             {
-                name: ENGINES[model.backend]
+                name: REPLICA_ENGINES[model.backend]
                 for name, model, replica in replica_models
                 if model is not None and is_starting(model, replica)
             }

@@ -12,7 +12,7 @@ from typing import Final
 from controller.artifacts.facts import Artifact, ArtifactError, UnreadArtifact
 from controller.artifacts.model_roots import ModelRoots
 from controller.artifacts.read import Stamp, files_below, read_artifact, stamp_of
-from controller.engines import ENGINES
+from controller.engines import REPLICA_ENGINES
 from controller.engines.memory import MIB, Prediction, Unpredicted
 from controller.schema.admin import EstimateSource
 from controller.state import DesiredModel, Gpu, Requirement
@@ -149,7 +149,7 @@ class Estimator:
         """Return the length in bytes of the longest token in each model's vocabulary, by name, from the files read so
         far. Models of which it is not known are absent. Never waits."""
         longest_tokens = {
-            model.name: ENGINES[model.backend].longest_token(model.definition, self._known_artifacts(model))
+            model.name: REPLICA_ENGINES[model.backend].longest_token(model.definition, self._known_artifacts(model))
             for model in models
         }
         return {name: each for name, each in longest_tokens.items() if each is not None}
@@ -157,7 +157,9 @@ class Estimator:
     def has_seen(self, model: DesiredModel) -> bool:
         """Return whether all files of the model were looked at at least once, even if they were missing. True for a
         model whose backend needs none. May be false again once an hour (`KEPT_S`) passed without a look."""
-        return all(path in self._read_artifacts for path in ENGINES[model.backend].list_artifacts(model.definition))
+        return all(
+            path in self._read_artifacts for path in REPLICA_ENGINES[model.backend].list_artifacts(model.definition)
+        )
 
     async def refresh_artifacts(self, models: Iterable[DesiredModel]) -> bool:
         """Look again at those files of the models that were not checked for 30 s (`FRESH_S`), and wait until that is
@@ -167,7 +169,7 @@ class Estimator:
         damaged raise nothing.
         """
         now = self._clock()
-        paths = {path for model in models for path in ENGINES[model.backend].list_artifacts(model.definition)}
+        paths = {path for model in models for path in REPLICA_ENGINES[model.backend].list_artifacts(model.definition)}
         stale_paths = [path for path in paths if not self._is_fresh(path, now)]
         new_paths = [path for path in stale_paths if path not in self._read_tasks]
         if new_paths:
@@ -209,7 +211,7 @@ class Estimator:
                 del self._read_tasks[path]
 
     def _known_artifacts(self, model: DesiredModel) -> Mapping[str, Artifact]:
-        paths = ENGINES[model.backend].list_artifacts(model.definition)
+        paths = REPLICA_ENGINES[model.backend].list_artifacts(model.definition)
         return {path: self._read_artifacts[path].artifact for path in paths if path in self._read_artifacts}
 
     def _estimate(self, model: DesiredModel) -> Estimate | None:
@@ -246,7 +248,7 @@ def estimate_model(model: DesiredModel, artifacts: Mapping[str, Artifact]) -> Es
     """Return the estimate for one replica of a model. `artifacts`: what was read of its files, by model path. None: the
     backend cannot predict, and the sizes of the files are not all known. Never raises: a formula that fails is
     logged."""
-    engine, gpus = ENGINES[model.backend], model.gpu_count
+    engine, gpus = REPLICA_ENGINES[model.backend], model.gpu_count
     paths = engine.list_artifacts(model.definition)
     try:
         forecast = engine.predict_memory(model.definition, artifacts)

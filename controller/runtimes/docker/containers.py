@@ -90,13 +90,15 @@ def start_replica(
     name: str,
     config: Mapping[str, Any],
     folders: Sequence[PurePosixPath] = (),
+    further_network: str | None = None,
 ) -> None:
     """Create and start a replica's container. One that was already created is only started; one that was already
     started is left as it is. Blocks.
 
-    `config` is that of `container_config`, `folders` are `Launch.folders`. Raises StartError if the daemon refuses to
-    create or start it, or if the name is taken by a container that is no replica of this instance. A container whose
-    start the daemon refused is removed again. Raises the other errors of docker-py and requests as they are.
+    `config` is that of `container_config`, `folders` are `Launch.folders`. `further_network` names a network that the
+    container joins besides that of `config`; None: none. Raises StartError if the daemon refuses to create or start it,
+    or if the name is taken by a container that is no replica of this instance. A container whose start the daemon
+    refused is removed again. Raises the other errors of docker-py and requests as they are.
     """
     container = _create_or_find(client, instance, name, config)
     if phase_of(container) is not Phase.CREATED:
@@ -104,7 +106,10 @@ def start_replica(
     container_id = str(container["Id"])
     uid, _, gid = str(container["Config"]["User"]).partition(":")
     try:
-        _make_cache_folders(client, container_id, cache_folder_archive(int(uid), int(gid or uid), folders))
+        if any(mount["Target"] == str(CACHE) for mount in config["HostConfig"]["Mounts"]):
+            _make_cache_folders(client, container_id, cache_folder_archive(int(uid), int(gid or uid), folders))
+        if further_network is not None and further_network not in container["NetworkSettings"]["Networks"]:
+            client.connect_container_to_network(container_id, further_network)
         client.start(container_id)
     except APIError as error:
         refused_error = refused_error_of(error)

@@ -1,4 +1,4 @@
-"""Creates and removes the Docker network that engines join. Blocking."""
+"""Creates and removes the Docker networks that engines join. Blocking."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from docker.errors import APIError
 
 from controller.runtimes.base import StartError
 from controller.runtimes.docker.client import refused_error_of
+from controller.runtimes.docker.container_spec import HostContext
 from controller.runtimes.docker.error_messages import start_error
 from controller.runtimes.docker.labels import NETWORK_ROLE, is_own, own_labels
 
@@ -33,7 +34,7 @@ def ensure_network(client: docker.APIClient, name: str, instance: str, *, publis
     if not networks:
         if not publishes_ports:
             raise StartError(f"Docker network {name} is missing: `docker compose up` creates it")
-        _create_network(client, name, instance)
+        _create_network(client, name, instance, {"com.docker.network.bridge.enable_ip_masquerade": "false"})
         networks = _find_networks(client, name)
     # Two controllers at once may create two networks of one name, although the daemon was told to check, and then the
     # daemon starts nothing on either (seen on 20.10). All controllers keep the oldest.
@@ -48,8 +49,39 @@ def ensure_network(client: docker.APIClient, name: str, instance: str, *, publis
         )
 
 
+def ensure_networks(client: docker.APIClient, host: HostContext, *, has_egress: bool) -> str | None:
+    """Create the networks that a container joins, unless they exist, and return the name of the second one, by which it
+    reaches the world; None: it has none, without `has_egress`. Blocks. Call it before each start, one call at a time.
+
+    Raises as `ensure_network` does.
+    """
+    ensure_network(client, host.network, host.instance, publishes_ports=host.publishes_ports)
+    if not has_egress:
+        return None
+    name = egress_network(host.instance)
+    if not _find_networks(client, name):
+        # Its members, which are not trusted, cannot reach each other.
+        _create_network(client, name, host.instance, {"com.docker.network.bridge.enable_icc": "false"})
+    return name
+
+
+def egress_network(instance: str) -> str:
+    """Return the name of the network by which containers that may do so reach the world.
+
+    It begins with a digit because a container on several networks has the default route of the one whose name sorts
+    first (Docker before 28 knows no other order), and the network of engines leads nowhere.
+    """
+    return f"0-rh-{instance}-egress"
+
+
+def remove_networks(client: docker.APIClient, name: str, instance: str) -> None:
+    """Remove the network of engines and that of `egress_network`, each as `remove_network` does."""
+    for each in (name, egress_network(instance)):
+        remove_network(client, each, instance)
+
+
 def remove_network(client: docker.APIClient, name: str, instance: str) -> None:
-    """Remove the network of engines if this instance created it and no container is on it. Blocks.
+    """Remove a network of engines if this instance created it and no container is on it. Blocks.
 
     Otherwise do nothing. Raises nothing if the daemon refuses, and the errors of requests if it does not answer.
     """
@@ -68,11 +100,10 @@ def _find_networks(client: docker.APIClient, name: str) -> list[Mapping[str, Any
     return sorted((each for each in networks if each["Name"] == name), key=lambda each: (each["Created"], each["Id"]))
 
 
-def _create_network(client: docker.APIClient, name: str, instance: str) -> None:
-    options = {"com.docker.network.bridge.enable_ip_masquerade": "false"}
+def _create_network(client: docker.APIClient, name: str, instance: str, options: Mapping[str, str]) -> None:
     labels = own_labels(instance, NETWORK_ROLE)
     try:
-        client.create_network(name, driver="bridge", options=options, labels=labels, check_duplicate=True)
+        client.create_network(name, driver="bridge", options=dict(options), labels=labels, check_duplicate=True)
     except APIError as error:
         if error.status_code != 409:  # another controller was first
             raise start_error(refused_error_of(error).message, None) from error

@@ -52,7 +52,7 @@ from controller.runtimes.docker.labels import REPLICA_ROLE, ROLE, UnreadableLabe
 from controller.runtimes.docker.loader_variables import find_loader_problem
 from controller.runtimes.docker.logs import ExitTails, read_ended_part, read_log, read_log_part
 from controller.runtimes.docker.memory import container_host_mib, pids_of
-from controller.runtimes.docker.network import ensure_network, remove_network
+from controller.runtimes.docker.network import ensure_networks, remove_networks
 from controller.runtimes.docker.self_inspect import DockerSetupError, Surroundings, inspect_surroundings
 from controller.runtimes.docker.stop import stop_container
 from controller.runtimes.docker.user import UNPRIVILEGED, UserIdentity, choose_identity, entries_to_read
@@ -410,15 +410,13 @@ class DockerRuntime:
         gpu_env = visible_gpus(gpus) if gpus and self._is_wsl2 else {}
         config = container_config(request, launch, identity, host, time.time(), gpu_env)
 
-        # One at a time, since the daemon would create two networks of one name (see `ensure_network`).
+        # One at a time, since the daemon would create two networks of one name (see `ensure_networks`).
         async with self._network_lock:
-            await self._write_daemon.call(
-                lambda client: ensure_network(
-                    client, self._network, self._instance, publishes_ports=surroundings.publishes_ports
-                )
+            further_network = await self._write_daemon.call(
+                lambda client: ensure_networks(client, host, has_egress=launch.has_egress)
             )
         await self._write_daemon.call(
-            lambda client: start_replica(client, self._instance, request.name, config, launch.folders)
+            lambda client: start_replica(client, self._instance, request.name, config, launch.folders, further_network)
         )
 
     async def _render_launch(
@@ -487,7 +485,7 @@ class DockerRuntime:
         try:
             async with asyncio.timeout(CLOSE_S):
                 await self._probe.close()
-                await self._read_daemon.call(lambda client: remove_network(client, self._network, self._instance))
+                await self._read_daemon.call(lambda client: remove_networks(client, self._network, self._instance))
         except (RuntimeUnavailableError, TimeoutError) as error:
             log.debug("left behind on close: %s", error)
         self._nvml.close()
