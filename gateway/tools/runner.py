@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Final
 
 from controller.schema.errors import RoundhouseError
@@ -29,7 +29,8 @@ class _BoundTool:
     """A tool with its limits and the check of its arguments."""
 
     tool: Tool
-    check: ArgumentCheck
+    check: ArgumentCheck | None
+    """None: it has not been made yet, for the tool was never called."""
     timeout_s: float
     max_output_bytes: int
 
@@ -52,7 +53,7 @@ class ToolRunner:
         self._servers = servers
         self._count_call = count_call
         self._routes: tuple[ToolRoute, ...] = ()
-        self._builtin: Mapping[str, _BoundTool] = {}
+        self._builtin: dict[str, _BoundTool] = {}
         self.log = ToolCallLog()
         """The latest calls, for reports."""
 
@@ -90,7 +91,8 @@ class ToolRunner:
         outcome, output_bytes = "cancelled", 0
         try:
             bound = await self._find_tool(caller, name)
-            bound.check.check(arguments)
+            check = await self._check_of(bound) if bound.check is None else bound.check
+            check.check(arguments)
             call = ToolCall(
                 caller=caller,
                 document_tenant=caller.tenant if document_tenant is None else document_tenant,
@@ -123,6 +125,14 @@ class ToolRunner:
             raise RoundhouseError("tool_not_found", f"There is no tool {name!r:.100}.", param="tool")
         return _BoundTool(offer.tool, offer.check, offer.route.timeout_s, offer.route.max_output_kib * 1024)
 
+    async def _check_of(self, bound: _BoundTool) -> ArgumentCheck:
+        """Make the check of a built-in tool, in a thread: the library is imported for the first one."""
+        check = await asyncio.to_thread(ArgumentCheck, bound.tool.spec.parameters)
+        name = bound.tool.spec.name
+        if self._builtin.get(name) is bound:
+            self._builtin[name] = replace(bound, check=check)
+        return check
+
     def _note(
         self,
         caller: Caller,
@@ -153,7 +163,7 @@ class ToolRunner:
 
 
 def _bind(route: ToolRoute, tool: Tool) -> _BoundTool:
-    return _BoundTool(tool, ArgumentCheck(tool.spec.parameters), route.timeout_s, route.max_output_kib * 1024)
+    return _BoundTool(tool, None, route.timeout_s, route.max_output_kib * 1024)
 
 
 async def _run_within(tool: Tool, call: ToolCall) -> ToolResult:

@@ -174,8 +174,8 @@ class ServerConnection:
                     raise
                 await self._refresh(client)  # it knows the tool's headers by the listing
                 result = await client.session.send_request(request, _RESULT)
-        except ValidationError:
-            raise self._failure("its answer cannot be read") from None
+        except ValidationError as error:
+            raise self._failure(_describe_failure(error)) from None
         except RuntimeError as error:
             raise self._failure("it was disconnected") from error
         if isinstance(result, InputRequiredResult):
@@ -387,5 +387,6 @@ def _describe_failure(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return f"it does not answer within {CONNECT_S:g} s"
     if isinstance(error, ValidationError):
-        return "its answer cannot be read"
+        first = error.errors(include_url=False, include_input=False)[0]
+        return f"its answer cannot be read: {'.'.join(map(str, first['loc'])):.150}: {first['msg']:.100}"
     return f"the connection ended ({type(error).__name__})"
