@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from controller.schema.errors import RoundhouseError
-from controller.schema.tools import SEPARATOR
 from gateway.api.deadline import Lifetime
 from gateway.api.declare import ANY_OTHER, INGRESS_CODES, codes_paragraph, error_responses
 from gateway.api.forwarding import RunningForwards
@@ -152,7 +151,9 @@ class ToolCalls:
         return _answer({"error" if result.is_error else "plain_text_response": result.text})
 
 
-def declare(app: FastAPI, runner: ToolRunner, servers: McpServers, calls: ToolCalls, gate: AdminGate, max_body_bytes: int) -> None:
+def declare(
+    app: FastAPI, runner: ToolRunner, servers: McpServers, calls: ToolCalls, gate: AdminGate, max_body_bytes: int
+) -> None:
     """Add the routes of tools to `app`. `gate` tells who is shown reasons. `max_body_bytes`: largest request body."""
 
     @app.get(

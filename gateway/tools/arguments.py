@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Fields
@@ -27,7 +27,8 @@ LARGEST_SCHEMA: Final = 64 * 1024
 _UNBOUNDED: Final = ("pattern", "patternProperties", "format")
 """Keywords that are left out: a regular expression may take any time. The server checks its own arguments again."""
 
-_Keyword = Callable[..., Iterator["ValidationError"] | None]
+_Errors: TypeAlias = "Iterator[ValidationError] | None"
+_Keyword: TypeAlias = "Callable[..., _Errors]"
 
 
 class SchemaProblem(Exception):  # noqa: N818 - it is a problem of the server's schema, which its reason says
@@ -67,7 +68,7 @@ class ArgumentCheck:
             error = next(self._validator.iter_errors(arguments), None)
         except (_TooManyStepsError, RecursionError):
             raise RoundhouseError("tool_failed", "The tool's schema takes too long to check.") from None
-        except Exception as error:  # noqa: BLE001 - whatever a server's schema makes of the library
+        except Exception as error:
             message = f"The tool's schema cannot be applied ({type(error).__name__})."
             raise RoundhouseError("tool_failed", message) from error
         if error is not None:
@@ -81,7 +82,7 @@ class ArgumentCheck:
         from referencing import Registry
 
         def bounded(apply: _Keyword) -> _Keyword:
-            def count_and_apply(*arguments: Any) -> Iterator[ValidationError] | None:
+            def count_and_apply(*arguments: Any) -> _Errors:
                 self._steps += 1
                 if self._steps > MOST_STEPS:
                     raise _TooManyStepsError
@@ -93,7 +94,7 @@ class ArgumentCheck:
         keywords = dict.fromkeys(_UNBOUNDED, _apply_nothing) | keywords | {"uniqueItems": _check_unique}
         additional = keywords["additionalProperties"]
 
-        def check_additional(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[ValidationError] | None:
+        def check_additional(validator: Any, value: Any, instance: Any, schema: Any) -> _Errors:
             return None if "patternProperties" in schema else additional(validator, value, instance, schema)
 
         keywords["additionalProperties"] = check_additional

@@ -47,8 +47,8 @@ class ToolRunner:
         servers: McpServers,
         count_call: Callable[[str, str], None],
     ) -> None:
-        """`count_call` counts an ended call by the tool's name, or `UNKNOWN`, and its outcome: `ok`, `error`, `refused`,
-        `timeout`, `failed` or `cancelled`."""
+        """`count_call` counts an ended call by the tool's name, or `UNKNOWN`, and its outcome: `ok`, `error`,
+        `refused`, `timeout`, `failed` or `cancelled`."""
         self._resources = resources
         self._servers = servers
         self._count_call = count_call

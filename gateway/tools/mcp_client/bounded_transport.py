@@ -65,9 +65,7 @@ _TIMEOUTS: Final = ("connect", "read", "write", "pool")
 class _BoundedStream(httpx2.AsyncByteStream):
     """A body that fails with an error of `kind`, which the library takes for a failure of this request alone."""
 
-    def __init__(
-        self, inner: httpx2.AsyncByteStream, most_bytes: int, ends_at: float, kind: type[Exception]
-    ) -> None:
+    def __init__(self, inner: httpx2.AsyncByteStream, most_bytes: int, ends_at: float, kind: type[Exception]) -> None:
         self._inner = inner
         self._most_bytes = most_bytes
         self._ends_at = ends_at

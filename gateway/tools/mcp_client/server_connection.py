@@ -113,7 +113,8 @@ class ServerConnection:
             await self._wait_for_retry(failures)
 
     async def wait_connected(self, within_s: float) -> bool:
-        """Return whether the server is connected, after `within_s` seconds at most. One that is not is tried at once."""
+        """Return whether the server is connected, after `within_s` seconds at most. One that is not connected is tried
+        at once."""
         try:
             async with asyncio.timeout(within_s):
                 while self.status.state != "connected":
@@ -293,7 +294,8 @@ class ServerConnection:
             except SchemaProblem as problem:
                 left_out.append(f"The tool {tool.name} is left out: {problem}.")
                 continue
-            offered[name] = OfferedTool(self.route, _ServerTool(self, tool.name, _spec_of(name, self.route, tool)), check)
+            called = _ServerTool(self, tool.name, _spec_of(name, self.route, tool))
+            offered[name] = OfferedTool(self.route, called, check)
         return offered, left_out[:20]
 
     def _forget_client(self) -> None:

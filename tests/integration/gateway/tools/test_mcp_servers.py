@@ -141,9 +141,7 @@ async def test_a_server_that_ends_within_a_call() -> None:
 async def test_a_server_of_the_older_protocol() -> None:
     async with fake_mcp_server() as server, gateway_harness() as here:
         server.tools = [tool("echo"), tool("other")]
-        await here.publish(
-            mcp_servers=(server.route(headers={"X-Secret": "abc"}, token="the-token", tools=("e*",)),)
-        )
+        await here.publish(mcp_servers=(server.route(headers={"X-Secret": "abc"}, token="the-token", tools=("e*",)),))
         await connected(here)
         assert await list_names(here) == ["fake__echo"]
         assert await call_text(here, "fake__echo", a=1) == "{'a': 1}"

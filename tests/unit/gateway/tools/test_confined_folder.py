@@ -106,13 +106,13 @@ def test_a_write_that_fails_leaves_nothing(folder: Path, monkeypatch: pytest.Mon
 
 
 def test_no_descriptor_stays_open(folder: Path) -> None:
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = sorted(each.name for each in Path("/proc/self/fd").iterdir())
     read(folder, "a/b/file")
     for path in ("a/b", "a/x/y", "a/b/file/x"):
         with pytest.raises(FileProblem):
             read(folder, path)
     ConfinedFolder(str(folder)).write_file(["n", "m"], b"x", may_replace=False)
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert sorted(each.name for each in Path("/proc/self/fd").iterdir()) == before
 
 
 def test_the_declared_folder_may_be_a_link(folder: Path) -> None:
