@@ -122,7 +122,8 @@ def _check_unique(_: Any, is_unique: Any, instance: Any, __: Any) -> Iterator[Va
 
 
 def _check_size(arguments: Fields) -> None:
-    count, waiting = 0, [(arguments, 1)]
+    count = 0
+    waiting: list[tuple[object, int]] = [(arguments, 1)]
     while waiting:
         value, depth = waiting.pop()
         inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
