@@ -65,15 +65,15 @@ class ArgumentCheck:
         _check_size(arguments)
         try:
             self._steps = 0
-            error = next(self._validator.iter_errors(arguments), None)
+            misfit: ValidationError | None = next(self._validator.iter_errors(arguments), None)
         except (_TooManyStepsError, RecursionError):
             raise RoundhouseError("tool_failed", "The tool's schema takes too long to check.") from None
         except Exception as error:
             message = f"The tool's schema cannot be applied ({type(error).__name__})."
             raise RoundhouseError("tool_failed", message) from error
-        if error is not None:
-            place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)
-            message = f"The arguments do not fit the tool's schema: {error.message:.300}."
+        if misfit is not None:
+            place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in misfit.absolute_path)
+            message = f"The arguments do not fit the tool's schema: {misfit.message:.300}."
             raise RoundhouseError("tool_arguments_invalid", message, param=f"params{place}"[:200])
 
     def _make_validator(self, kind: Any, schema: Fields) -> Validator:
