@@ -35,6 +35,12 @@ class FakeMcpServer:
         self.methods: list[str] = []
         """Of JSON-RPC, in the order in which they came."""
         self.session = 0
+        self.end_session: Answer = accept
+        self.ends = 0
+        """Sessions that clients have ended."""
+        self.open_ends = 0
+        self.open_calls = 0
+        """Requests that are not answered yet."""
         self._streams: set[web.StreamResponse] = set()
         self._runner: web.AppRunner | None = None
 
@@ -72,6 +78,13 @@ class FakeMcpServer:
                 )
 
     async def _post(self, request: web.Request) -> web.StreamResponse:
+        self.open_calls += 1
+        try:
+            return await self._answer(request)
+        finally:
+            self.open_calls -= 1
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
         message = await request.json()
         method = message["method"]
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
@@ -110,8 +123,13 @@ class FakeMcpServer:
             self._streams.discard(stream)
         return stream
 
-    async def _delete(self, _: web.Request) -> web.StreamResponse:
-        return web.Response(status=200)
+    async def _delete(self, request: web.Request) -> web.StreamResponse:
+        self.ends += 1
+        self.open_ends += 1
+        try:
+            return await self.end_session(request, {})
+        finally:
+            self.open_ends -= 1
 
 
 def reply(message: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
@@ -122,6 +140,11 @@ def reply(message: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
 def text_result(text: str) -> dict[str, Any]:
     """A result of a tool."""
     return {"content": [{"type": "text", "text": text}]}
+
+
+async def accept(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:
+    """Answer that all is well."""
+    return web.Response(status=200)
 
 
 async def never(_: web.Request, __: dict[str, Any]) -> web.StreamResponse:

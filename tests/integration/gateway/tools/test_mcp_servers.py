@@ -351,13 +351,17 @@ async def test_an_answer_that_cannot_be_read(body: bytes) -> None:
         assert (await connected(here))["tools"] == ["fake__echo"]
 
 
-async def test_a_server_that_never_answers_is_timed_out() -> None:
+async def test_a_server_that_never_answers_is_timed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gateway.tools.mcp_client import server_connection
+
+    monkeypatch.setattr(server_connection, "CONNECT_S", 5.0)
     async with fake_mcp_server() as server, gateway_harness() as here:
         server.answers["echo"] = never
         await here.publish(mcp_servers=(server.route(timeout_s=1.0),))
         await connected(here)
         assert await asyncio.gather(*(call_code(here, "fake__echo") for _ in range(40))) == [(504, "tool_timeout")] * 40
         await until("it is told", lambda: "notifications/cancelled" in server.methods)
+        await until("the requests are given up", lambda: not server.open_calls)
         del server.answers["echo"]
         assert await call_text(here, "fake__echo") == "{}"
 
@@ -402,6 +406,25 @@ async def test_a_server_that_floods_is_asked_once_a_second_at_most() -> None:
         await until("it is asked", lambda: server.methods.count("tools/list") > before)
         assert server.methods.count("tools/list") <= before + 5
         assert await call_text(here, "fake__echo") == "{}"
+
+
+@pytest.mark.parametrize("status", [200, 307, 404])
+async def test_the_end_of_a_session_takes_no_longer_than_it_may(status: int) -> None:
+    """Also where the server's answer to it never ends."""
+
+    async def endless(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse(status=status, headers={"content-type": TEXT, "location": "/mcp"})
+        await response.prepare(request)
+        while True:
+            await response.write(b"x" * 65536)
+
+    async with fake_mcp_server() as server, gateway_harness() as here:
+        server.end_session = endless
+        await here.publish(mcp_servers=(server.route(),))
+        await connected(here)
+        await here.publish(tools=(ToolRoute(name="calculate"),))
+        await until("the session is ended", lambda: server.open_ends == 0 and server.ends)
+        assert await call_text(here, "calculate", expression="1") == "1"
 
 
 async def test_tables_bring_and_take_servers() -> None:
