@@ -88,7 +88,7 @@ class ToolRunner:
                 `tool_timeout`, `tool_failed`; or what a part of Roundhouse that the tool asks answers.
         """
         began_at, at = time.monotonic(), self._resources.clock()
-        outcome, output_bytes = "cancelled", 0
+        outcome, output_bytes = "internal_error", 0
         try:
             bound = await self._find_tool(caller, name)
             check = await self._check_of(bound) if bound.check is None else bound.check
@@ -107,6 +107,9 @@ class ToolRunner:
             return ToolResult(cut_text(result.text, bound.max_output_bytes), result.is_error)
         except RoundhouseError as error:
             outcome = error.entry.code
+            raise
+        except asyncio.CancelledError:
+            outcome = "cancelled"
             raise
         finally:
             self._note(caller, name, arguments, request_id, outcome, at, began_at, output_bytes)

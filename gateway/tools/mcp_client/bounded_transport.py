@@ -24,8 +24,8 @@ _CLOSE_S: Final = 2.0
 
 
 class BoundedTransport(httpx2.AsyncBaseTransport):
-    """Sends requests by another transport. An answer may have `most_bytes` bytes and take `within_s` seconds; streams of
-    notifications may go on. No answer may be compressed."""
+    """Sends requests by another transport. An answer may have `most_bytes` bytes and take `within_s` seconds; streams
+    of notifications may go on. No answer may be compressed."""
 
     def __init__(self, inner: httpx2.AsyncBaseTransport, *, most_bytes: int, within_s: float) -> None:
         self._inner = inner

@@ -27,6 +27,9 @@ from mcp_types import (
     CallToolResult,
     Implementation,
     InputRequiredResult,
+    PromptListChangedNotification,
+    ResourceListChangedNotification,
+    ToolListChangedNotification,
 )
 from pydantic import TypeAdapter, ValidationError
 
@@ -65,6 +68,7 @@ MOST_ENTRIES: Final = 500
 LEAST_ANSWER_BYTES: Final = 1024 * 1024
 """Bytes that any answer may have. One with a longer output may have six times the output's cap, for JSON may take six
 bytes for one of the text."""
+_CHANGES: Final = (ToolListChangedNotification, ResourceListChangedNotification, PromptListChangedNotification)
 _SESSION_ENDED: Final = "Session terminated"
 """Message of the library where a server does not know the session any more, because it was started anew."""
 _RESULT: Final[TypeAdapter[CallToolResult | InputRequiredResult]] = TypeAdapter(CallToolResult | InputRequiredResult)
@@ -233,8 +237,8 @@ class ServerConnection:
         )
 
     async def _take_message(self, message: object) -> None:
-        """Take what the server tells by itself: whatever it is, the lists may have changed."""
-        if not isinstance(message, Exception):
+        """Take what the server tells by itself. Nothing but changes of its lists matters."""
+        if isinstance(message, _CHANGES):
             self._wake.set()
 
     async def _listen(self, client: Client) -> None:
