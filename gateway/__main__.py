@@ -132,6 +132,8 @@ def main() -> int:
         server = server_of(settings, store, certificate)
     except AdminHostError as error:
         return _refuse_start(EXIT_SETTINGS, f"ROUNDHOUSE_ADMIN_HOST: {error}")
+    except OSError as error:
+        return _refuse_start(EXIT_SETTINGS, f"{error.filename}: {error.strerror}. Set ROUNDHOUSE_STATE")
     configure_logging(settings.log_level, settings.log_format)
     keep_log_file(settings.state, "gateway", settings.log_mib, settings.log_format)
     disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -140,6 +142,16 @@ def main() -> int:
     logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it would log what foreign servers send
     for listener in listeners:
         listener.listen(BACKLOG)  # before the log says so: clients that read it may connect
+    _log_addresses(listeners, settings)
+    raise_file_limit()
+    tune_garbage_collector()
+    if store is not None:
+        shorten_switch_interval()
+    server.run(sockets=listeners)
+    return 0
+
+
+def _log_addresses(listeners: Sequence[socket.socket], settings: GatewaySettings) -> None:
     scheme = "https" if settings.tls_cert else "http"
     log = logging.getLogger("gateway")
     for listener in listeners:
@@ -147,12 +159,6 @@ def main() -> int:
         log.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
     if settings.serves_everybody and not settings.opens_admin:
         log.info("admin requests are refused while no keys are declared (ROUNDHOUSE_OPEN_ADMIN)")
-    raise_file_limit()
-    tune_garbage_collector()
-    if store is not None:
-        shorten_switch_interval()
-    server.run(sockets=listeners)
-    return 0
 
 
 def raise_file_limit() -> None:

@@ -51,7 +51,9 @@ class _Combination:
 def combine_declarations(
     files: DebouncedState, declarations: RuntimeDeclarations, roots: ModelRoots
 ) -> CombinedDeclarations:
-    """Return what files and runtime declarations declare together. `roots` are absolute. Never raises."""
+    """Return what files and runtime declarations declare together. A runtime declaration of a name that the files
+    declare has no effect; one with a problem is left out, and its problems are in the result. `roots` are absolute.
+    Never raises."""
     if not declarations.models and not declarations.keys:
         return CombinedDeclarations(files)
     result = _Combination(
@@ -81,14 +83,16 @@ def check_declaration(
     name: str,
     roots: ModelRoots,
 ) -> tuple[Problem, ...]:
-    """Return the problems that one of `declarations` would have beside the others; empty: it could be in force."""
+    """Return the problems that the runtime declaration of this kind and name, which `declarations` contains, has beside
+    the other declarations; empty: it can be in force. `roots` are absolute. Never raises."""
     prefix = field_name((kind, name))
     combined = combine_declarations(files, declarations, roots)
     return tuple(each for each in combined.problems if _is_below(each.field, prefix, kind))
 
 
 def list_superseded(files: DebouncedState, declarations: RuntimeDeclarations) -> dict[DeclarationKind, list[str]]:
-    """Return the names of the runtime declarations that the files declare, too, and so have no effect any more."""
+    """Return, by kind, the names of the runtime declarations that have no effect any more, because the files declare
+    the same name. A name that the files are about to lose does not count."""
     return {
         "models": [name for name in declarations.models if name in files.definitions and name not in files.missing],
         "keys": [name for name in declarations.keys if name in files.keys and files.keyless_since is None],

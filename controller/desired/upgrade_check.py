@@ -25,8 +25,8 @@ class UpgradeChange:
 
 @dataclass(frozen=True, slots=True)
 class RunningReplica:
-    """A running engine, as the running version reports it. `spec_hash`: what the engine was started with
-    (`spec_hash`)."""
+    """A running engine, as the running version reports it. `spec_hash` is the spec hash of the definition that the
+    engine was started with."""
 
     model: str
     spec_hash: str

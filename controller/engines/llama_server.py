@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
+from pathlib import PurePosixPath
 from typing import ClassVar, Final
+from urllib.parse import quote
 
 from controller.artifacts.facts import Artifact, longest_token_at
 from controller.engines.base import ClaimedGpu, Engine, EngineFigures, FileCheck, Launch, Probe, RenderContext, Verdict
@@ -75,6 +77,7 @@ _VERDICTS: tuple[tuple[str, Verdict], ...] = (
     (r"corrupted or incomplete", Verdict("the file is corrupted or incomplete", True)),
     (r"couldn't bind|address already in use|port .* in use", Verdict("port taken")),
     (r"No such file or directory|failed to open", Verdict("file missing")),
+    (r"failed to load multimodal model", Verdict("`llama_server_mmproj` is no projector of this model", True)),
 )
 
 
@@ -110,7 +113,7 @@ class LlamaServer(Engine[LlamaServerDefinition]):
             *("--fit", "off", "--metrics", "--slots", "--jinja", "--no-webui"),
             *("--cache-ram", str(definition.llama_server_cache_ram_mib or 0)),
             *render_options(definition, Flag, fallbacks=fallbacks, decimals=_DECIMALS),
-            *render_options(definition, PathFlag, ctx.resolve_path),
+            *_scale_adapters(definition, render_options(definition, PathFlag, ctx.resolve_path)),
         ]
         if definition.llama_server_draft_model_path and spec_type is None:
             # Without a type llama-server loads the draft model and never uses it.
@@ -119,6 +122,8 @@ class LlamaServer(Engine[LlamaServerDefinition]):
         args += _device_flags(definition)
         if definition.llama_server_tensor_split is None:
             args += tensor_split_args(ctx.gpus)
+        folders = (_saved_slots_folder(ctx),) if definition.llama_server_slot_save else ()
+        args += [argument for folder in folders for argument in ("--slot-save-path", str(folder))]
         args += definition.extra_args
         env = {"LLAMA_CACHE": str(ctx.cache_dir)}
         if definition.llama_server_library_path and ctx.runtime == "process":
@@ -129,6 +134,7 @@ class LlamaServer(Engine[LlamaServerDefinition]):
             env,
             self.resolve_image(definition, ctx.images),
             "LLAMA_API_KEY",
+            folders=folders,
         )
 
     def _build_program(self, definition: LlamaServerDefinition, ctx: RenderContext) -> tuple[str, ...]:
@@ -191,7 +197,8 @@ class LlamaServer(Engine[LlamaServerDefinition]):
         return self.target_inflight(definition)
 
     def session_cache(self, definition: LlamaServerDefinition) -> int:
-        """Return the configured number. Where sessions are in slots, the gateway keeps at most as many as there are."""
+        """Return the configured number of sessions (`configured_sessions`); 0 for embeddings and rankings. Where
+        sessions are in slots, the gateway keeps at most as many as there are slots."""
         if definition.llama_server_embedding or definition.llama_server_reranking:
             return 0
         return self.configured_sessions(definition)
@@ -261,8 +268,8 @@ class LlamaServer(Engine[LlamaServerDefinition]):
         return predict_llama_server(definition, self.target_inflight(definition), artifacts)
 
     def parse_progress(self, log_tail: str) -> float | None:
-        """Return the progress of a load, from 0 to 1, by the dots that some releases of llama.cpp write: see
-        `dots_progress`."""
+        """Return the progress of a load, from 0 to 1, by the dots that some releases of llama.cpp write (see
+        `dots_progress`); None: the log has no dots."""
         return dots_progress(log_tail)
 
 
@@ -300,6 +307,24 @@ def tensor_split_args(gpus: Sequence[ClaimedGpu]) -> tuple[str, ...]:
     if not 1 < len(gpus) <= _MOST_SHARES:
         return ()
     return ("--tensor-split", ",".join(str(gpu.claim_mib) for gpu in gpus))
+
+
+def _saved_slots_folder(ctx: RenderContext) -> PurePosixPath:
+    """Return the folder of the replica's saved slots. It is the same after a restart, a swap and an edit, because it
+    follows the model's name and the replica's number. Replicas share no folder, so a client that saves slots of two
+    replicas under one name keeps both."""
+    return ctx.cache_dir / "slots" / quote(ctx.served_name, safe="") / str(ctx.index)
+
+
+def _scale_adapters(definition: LlamaServerDefinition, args: list[str]) -> list[str]:
+    """Return the arguments with the adapters' scales, if the definition sets them. An adapter without one has 1."""
+    scales = definition.llama_server_lora_scales
+    if scales is None or not definition.llama_server_lora:
+        return args
+    position = args.index("--lora") + 1
+    pairs = zip_longest(args[position].split(","), scales, fillvalue=1)
+    scaled = (f"{path}:{round(scale, _DECIMALS)}" for path, scale in pairs)
+    return [*args[: position - 1], "--lora-scaled", ",".join(scaled), *args[position + 1 :]]
 
 
 def _device_flags(definition: LlamaServerDefinition) -> tuple[str, ...]:

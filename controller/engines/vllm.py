@@ -88,7 +88,8 @@ class VllmEngine(Engine[VllmFieldsT]):
         return definition.vram_mib if definition.share_follows_vram else None
 
     def session_cache(self, definition: VllmFieldsT) -> int:
-        """Return the configured number: vLLM's prefix cache finds what it has computed, while there is room."""
+        """Return the configured number of sessions (`configured_sessions`): vLLM's prefix cache finds what it has
+        computed, while there is room."""
         return self.configured_sessions(definition)
 
     def derive_capabilities(self, definition: VllmFieldsT) -> Capabilities:
@@ -142,6 +143,10 @@ class VllmEngine(Engine[VllmFieldsT]):
         """
         return told.kv_cache_tokens if told.is_preempting else None
 
+    def lora_modules(self, definition: VllmFieldsT) -> tuple[str, ...] | None:
+        """Return the names of the declared LoRA modules, each of which vLLM serves as a model of that name."""
+        return tuple(definition.vllm_lora_modules or ())
+
     def list_artifacts(self, definition: VllmFieldsT) -> tuple[str, ...]:
         """Return the model path, as a tuple of one; empty where the model is a name on the hub."""
         return (definition.model_path,) if definition.model_path is not None else ()
@@ -161,6 +166,8 @@ class VllmEngine(Engine[VllmFieldsT]):
         """
         if (mover := find_memory_mover(definition)) is not None:
             return Unpredicted(f"{mover} changes what is where")
+        if definition.vllm_lora_modules and definition.vllm_kv_cache_memory_bytes is not None:
+            return Unpredicted("what vllm_lora_modules take beside the declared cache is not known")
         return predict_vllm(_build_load(definition, self.target_inflight(definition)), artifacts)
 
     def render_command(self, definition: VllmFieldsT, ctx: RenderContext) -> Launch:
@@ -221,12 +228,12 @@ class VllmEngine(Engine[VllmFieldsT]):
         return _EMBEDDING if definition.vllm_embedding else _GENERATING
 
     def parse_progress(self, log_tail: str) -> float | None:
-        """Return the progress of reading weights, from 0 to 1: see `vllm_progress`."""
+        """Return the progress of reading weights, from 0 to 1 (see `vllm_progress`); None: the log has no such bar."""
         return vllm_progress(log_tail)
 
     def explain_exit(self, exit_code: int | None, log_tail: str) -> Verdict | None:
-        """Return the cause that the log names: see `vllm_verdict`. `exit_code` is not looked at; None: the log names
-        none."""
+        """Return the cause of the end that the log names, in words (see `vllm_verdict`); None: the log names none.
+        `exit_code` is not looked at."""
         return vllm_verdict(log_tail)
 
 

@@ -40,8 +40,8 @@ class Recorder:
         self._record_entry(NewEntry("controller", "controller", "the controller stopped"))
 
     def record_statement(self, message: str, actor: str, details: Mapping[str, JsonValue]) -> None:
-        """Record an order about all models, such as pausing. `actor` is who gave it, `message` the entry's text.
-        Neither is masked."""
+        """Record an order about all models, for example to pause. `actor` is who gave it, `message` the entry's text.
+        Secrets in `message` and `details` are not masked."""
         self._record_entry(NewEntry("statement", actor, message, details=details))
 
     def record_superseded(self, kind: DeclarationKind, name: str) -> None:

@@ -79,7 +79,8 @@ class DesiredSource(Protocol):
 
     async def refresh_files(self, now: float) -> None:
         """Read the files again if they were last read long enough before `now`, Unix time; otherwise do nothing. The
-        source decides how long."""
+        source decides how long. Raises nothing: while a file cannot be read or is invalid, the last good state stays
+        in force."""
 
     def wake_at(self) -> float | None:
         """Return the Unix time at which `refresh_files` must be called to confirm an edit; None: nothing is to be
@@ -87,18 +88,20 @@ class DesiredSource(Protocol):
 
     def evict_models(self, models: Mapping[str, str]) -> None:
         """Drop the demand for these models until the next request for each, so that they are not wanted any more.
-        Nothing is stopped by this. `models` maps names to the reason; an empty one changes nothing."""
+        Nothing is stopped by this. `models` maps names to the reason; an empty one changes nothing. A failed write
+        raises nothing."""
 
     def request_reload(self, models: Sequence[str]) -> None:
         """Record a request for each of these models now, and end their evictions, so that they are wanted again.
-        Nothing is loaded by this: a later plan does that. An empty list changes nothing."""
+        Nothing is loaded by this: a later plan does that. An empty list changes nothing. A failed write raises
+        nothing."""
 
     def remember_attempts(self, attempts: AttemptNumbers) -> None:
-        """Store the highest attempt number of each replica, for every later controller."""
+        """Store the highest attempt number of each replica, for every later controller. A failed write is no error."""
 
     def remember_loaded(self, loaded_once: frozenset[str], ready_since: dict[str, float]) -> None:
         """Store the models that were loaded since they were last wanted, and by replica name the Unix time since when
-        the replica is ready. Both replace what was stored before."""
+        the replica is ready. Both replace what was stored before. A failed write raises nothing."""
 
 
 class Reconciler:
@@ -187,7 +190,7 @@ class Reconciler:
 
     async def run(self) -> None:
         """Run rounds until cancelled. Errors of a round are not raised: they are logged and in `error`, and the next
-        round begins after `RETRY_S` seconds at most. Actions under way go on after the end."""
+        round begins after 1 s (`RETRY_S`) at most. Actions under way go on after the end."""
         while True:
             self._wake.clear()
             began_at = self._clock()

@@ -156,11 +156,11 @@ class Estimator:
 
     def has_seen(self, model: DesiredModel) -> bool:
         """Return whether all files of the model were looked at at least once, even if they were missing. True for a
-        model whose backend needs none. May be false again once `KEPT_S` seconds passed without a look."""
+        model whose backend needs none. May be false again once an hour (`KEPT_S`) passed without a look."""
         return all(path in self._read_artifacts for path in ENGINES[model.backend].list_artifacts(model.definition))
 
     async def refresh_artifacts(self, models: Iterable[DesiredModel]) -> bool:
-        """Look again at those files of the models that were not checked for `FRESH_S` seconds, and wait until that is
+        """Look again at those files of the models that were not checked for 30 s (`FRESH_S`), and wait until that is
         done, also for looks that another caller began.
 
         Return whether what is known of one of them has changed, as on the first look at it. Files that are missing or
@@ -180,7 +180,7 @@ class Estimator:
         return any(changes)
 
     async def estimate_models(self, models: Iterable[DesiredModel]) -> Mapping[str, Estimate]:
-        """Read the models' files where they were not checked for `FRESH_S` seconds, wait for that, and return the
+        """Read the models' files where they were not checked for 30 s (`FRESH_S`), wait for that, and return the
         estimate for one replica of each model, by name. Models without an estimate are absent, as in
         `known_estimates`."""
         model_list = list(models)
@@ -243,8 +243,9 @@ class _CachedEstimate:
 
 
 def estimate_model(model: DesiredModel, artifacts: Mapping[str, Artifact]) -> Estimate | None:
-    """Return the estimate for one replica of a model, from what was read of its files, by model path. None: the backend
-    cannot predict, and the sizes of the files are not all known. Never raises: a formula that fails is logged."""
+    """Return the estimate for one replica of a model. `artifacts`: what was read of its files, by model path. None: the
+    backend cannot predict, and the sizes of the files are not all known. Never raises: a formula that fails is
+    logged."""
     engine, gpus = ENGINES[model.backend], model.gpu_count
     paths = engine.list_artifacts(model.definition)
     try:

@@ -90,8 +90,8 @@ class Requirements:
         """Return the memory to set aside for one replica of each model on these GPUs, by name. Models of which nothing
         is known and remote models are absent. `gpus` None: unknown.
 
-        Starts a look at the models' files in the background, unless one is under way. Waits for it, up to
-        `FIRST_LOOK_S` seconds and once per look, only if the files of a model were never looked at.
+        Starts a look at the models' files in the background, unless one is under way. Waits for it, up to 5 s
+        (`FIRST_LOOK_S`) and once per look, only if the files of a model were never looked at.
         """
         engine_models = [model for model in models if model.runs]
         if self._look_task is None or self._look_task.done():

@@ -75,7 +75,9 @@ class ModelObject(BaseModel):
     status: RouterStatus = Field(description="State of the model, as llama-server's router lists it.")
     architecture: RouterArchitecture = Field(description="Modalities, as llama-server's router lists them.")
     tags: list[str] = Field(default_factory=list, description="Always empty.")
-    can_remove: bool = Field(description="Whether the model has a source, so that DELETE /models removes its files.")
+    can_remove: bool = Field(
+        description="Whether DELETE /models takes the model back: it was declared at run time, and has a source."
+    )
 
     @classmethod
     def of(cls, view: ModelView) -> ModelObject:
@@ -104,7 +106,7 @@ def router_status(view: ModelView) -> RouterStatus:
 
 
 def model_fields(view: ModelView) -> dict[str, Any]:
-    """Return the values of a `ModelObject`'s fields, by name."""
+    """Return the values of those fields of a `ModelObject` that differ between models, by field name."""
     route = view.route
     return {
         "id": route.name,
@@ -121,15 +123,15 @@ def model_fields(view: ModelView) -> dict[str, Any]:
         "context_length": route.context_length,
         "status": router_status(view),
         "architecture": RouterArchitecture(input_modalities=list(route.capabilities.modalities)),
-        "can_remove": route.source is not None,
+        "can_remove": route.source is not None and route.is_runtime_declared,
     }
 
 
 def declare(app: FastAPI, live: LiveRoutes, events: ModelEventLog) -> None:
     """Add `GET /v1/models` and `/v1/models/{name}` to `app`. Call after `benchmarks.declare`.
 
-    They show the models of the table in force in `live` that the caller may see, loaded or not, with their downloads as
-    `events` knows them. Without a table, they answer `controller_unavailable`.
+    The routes show the models of the table in force in `live` that the caller may see, loaded or not, with their
+    downloads as `events` knows them. Without a table, the routes answer `controller_unavailable`.
     """
     list_codes = ("scope_required", *INGRESS_CODES)
     model_codes = ("model_not_allowed", "unknown_model", *list_codes)

@@ -34,6 +34,8 @@ class ApiSpec:
     """The scope that a key needs. It has no default, so the gateway does not start with an API that declares none."""
     is_inner_state: bool = False
     """The API changes or reveals an engine's inner state. It is served only if `engine_state_routes` is set."""
+    names_replica: bool = False
+    """A request may choose the replica that answers (`?replica=`), and the answer names the replica (`X-Replica`)."""
     body: BodyKind = "object"
     """The JSON that a request must hold. Where that is no object, the query names the model."""
     state: Literal["none", "read", "made", "completion", "message"] = "none"
@@ -47,6 +49,11 @@ class ApiSpec:
     """A stream with `X-Conversation-Id` is kept, and can be read again."""
 
     @property
+    def changes_replica(self) -> bool:
+        """Whether requests change what one engine keeps, so that one of several replicas must be chosen."""
+        return self.is_inner_state and self.method != "GET"
+
+    @property
     def dialect(self) -> Dialect:
         """The `Dialect` of the API's family (OpenAI, Anthropic, llama.cpp ...), by which clients are answered.
 
@@ -55,14 +62,14 @@ class ApiSpec:
         return SERVING_OPTIONS[self.path][0].dialect
 
     def read_request(self, body: bytes | LargeBody, client: ClientCall, routes: Routes) -> InferenceRequest:
-        """Return the decoded request. `routes`: the table in force, for an API whose requests need not name their
-        model.
+        """Return the decoded request. Whether the routing table has its model is not checked.
 
-        Whether the table has the model is not checked. `client`: for the query and the headers of the request.
+        `routes`: the table in force, for an API whose requests need not name their model. `client`: for the query and
+        the headers of the request.
 
         Raises:
-            RoundhouseError: `invalid_json` if the body is no JSON of the kind `body`, or `invalid_request`, as for a
-                request that names no model.
+            RoundhouseError: `invalid_json` if the body is no JSON of the kind `body`; `invalid_request` if it names no
+                model, or `stream` or `stream_options` is wrong, or a number is too large.
         """
         if not self.is_native:
             request = self._parse_request(body, client)

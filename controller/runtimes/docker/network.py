@@ -19,14 +19,15 @@ log = logging.getLogger(__name__)
 
 
 def ensure_network(client: docker.APIClient, name: str, instance: str, *, publishes_ports: bool) -> None:
-    """Create the network that engines join, unless it exists. Call it before each start, one call at a time.
+    """Create the network that engines join, unless it exists. Blocks. Call it before each start, one call at a time.
 
     A network created here lets nothing out: without address translation, answers to an engine's packets find no way
     back. It is not an internal network, since Docker publishes no ports on those. Of several networks of this name, the
     oldest is used, and others that this instance created are removed.
 
     Raises StartError if the network is missing and compose should have created it (`publishes_ports` is False), if the
-    daemon refuses to create it, or if it exists and is internal although ports must be published.
+    daemon refuses to create it, or if it exists and is internal although ports must be published. Raises the errors of
+    requests if the daemon does not answer.
     """
     networks = _find_networks(client, name)
     if not networks:
@@ -48,9 +49,9 @@ def ensure_network(client: docker.APIClient, name: str, instance: str, *, publis
 
 
 def remove_network(client: docker.APIClient, name: str, instance: str) -> None:
-    """Remove the network of engines if this instance created it and no container is on it.
+    """Remove the network of engines if this instance created it and no container is on it. Blocks.
 
-    Otherwise do nothing. Does not raise if the daemon refuses, only if it does not answer.
+    Otherwise do nothing. Raises nothing if the daemon refuses, and the errors of requests if it does not answer.
     """
     try:
         for network in _find_networks(client, name):

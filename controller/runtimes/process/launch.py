@@ -64,26 +64,29 @@ class Launcher:
 
     def check_preflight(self, model: str, definition: Definition) -> str | None:
         """Return why an engine could not be started, by its files, its program and its command line; None: it could.
-        Whether its GPUs are there is not checked. A failed check does not raise."""
+        Whether its GPUs are there is not checked. A failed check does not raise. Blocks."""
         problem = check_model(self._roots, get_engine(definition), definition)
         return problem or self._commands.check_command(definition, model)
 
     def render_replica(self, record: ReplicaRecord, definition: Definition) -> Rendered | None:
-        """Return what a replica would be started with now, at the address and with the GPUs in its record.
+        """Return what a replica would be started with now, at the address and with the GPUs in its record. Blocks.
 
-        None if the definition yields no command line, or if one of these GPUs is gone or cannot be read.
+        None if the definition yields no command line, or if one of these GPUs is gone or cannot be read. Raises OSError
+        if a path cannot be looked at.
         """
         try:
             gpus = self._claimed_gpus(record.claims)
             claims = describe_claims(record.claims, gpus)
-            return Rendered(
-                self._commands.render_command(definition, record.model, record.port, claims, record.host).argv
+            launch = self._commands.render_command(
+                definition, record.model, record.port, claims, record.host, record.index
             )
+            return Rendered(launch.argv)
         except (*RENDER_ERRORS, AssertionError, StartError):
             return None
 
     def start_replica(self, request: StartRequest, children: MutableMapping[str, Child]) -> Process | None:
         """Start an engine, and return its process. None: there is a record of that name, so nothing was started.
+        Blocks.
 
         The engine is a child of this process; `children` gets it, by replica name, and the caller must reap it. Raises
         StartError if a claimed GPU is missing or cannot be used, no port is free, the definition yields no command
@@ -111,7 +114,9 @@ class Launcher:
         port = find_free_port(self._host, {record.port for record in self._records.read_records()})
         claims = describe_claims(request.claims, gpus)
         try:
-            launch = self._commands.render_command(request.definition, request.served_name, port, claims)
+            launch = self._commands.render_command(
+                request.definition, request.served_name, port, claims, index=request.id.index
+            )
         except RENDER_ERRORS as error:
             raise no_command_error(request.served_name, error) from error
         record = ReplicaRecord(
@@ -141,6 +146,8 @@ class Launcher:
     ) -> Process:
         work_dir = self._work_dir / record.name
         work_dir.mkdir(mode=0o700, exist_ok=True)
+        for folder in launch.folders:
+            Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
         env = inherited_environment(os.environ) | dict(launch.env) | dict(gpu_env)
         env |= mark_variables(self._instance, record.name, record.start_id)
         if launch.token_env is not None:
