@@ -138,8 +138,11 @@ def main() -> int:
     keep_log_file(settings.state, "gateway", settings.log_mib, settings.log_format)
     disable_created_metrics()  # type: ignore[no-untyped-call]
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    logging.getLogger("mcp").setLevel(logging.WARNING)  # it logs every request
-    _open_listeners(settings, listeners)
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it would log what foreign servers send
+    for listener in listeners:
+        listener.listen(BACKLOG)  # before the log says so: clients that read it may connect
+    _log_addresses(listeners, settings)
     raise_file_limit()
     tune_garbage_collector()
     if store is not None:
@@ -148,10 +151,7 @@ def main() -> int:
     return 0
 
 
-def _open_listeners(settings: GatewaySettings, listeners: Sequence[socket.socket]) -> None:
-    """Accept connections at the bound sockets, and log their addresses."""
-    for listener in listeners:
-        listener.listen(BACKLOG)  # before the log says so: clients that read it may connect
+def _log_addresses(listeners: Sequence[socket.socket], settings: GatewaySettings) -> None:
     scheme = "https" if settings.tls_cert else "http"
     log = logging.getLogger("gateway")
     for listener in listeners:

@@ -35,12 +35,14 @@ from gateway.api import (
     stored_completions,
     stored_responses,
     streams,
+    tools,
     warm_up,
 )
 from gateway.api.benchmarks import Benchmarks
 from gateway.api.declare import TAGS
 from gateway.api.direct_routes import DirectRoutes
 from gateway.api.retrieval import RetrievalForward
+from gateway.api.tools import ToolCalls
 from gateway.control.admin_requests import AdminRequests
 from gateway.control.aicore_probe import AicoreProbe
 from gateway.control.download_feed import DownloadFeed
@@ -63,7 +65,7 @@ from gateway.ingress.internal_callers import InternalCallers
 from gateway.ingress.middleware import IngressMiddleware, request_id_source
 from gateway.ingress.response_headers import ResponseHeaders
 from gateway.ingress.route_access import RouteAccess
-from gateway.mcp_server.calls import ToolCalls
+from gateway.mcp_server.calls import McpToolCalls
 from gateway.mcp_server.handlers import ToolHandlers
 from gateway.mcp_server.served_tools import ServedTools
 from gateway.metrics.engine_scraper import EngineScraper
@@ -83,6 +85,9 @@ from gateway.streams.resumable_streams import ResumableStreams
 from gateway.streams.stream_folder import StreamFolder
 from gateway.tenancy.clients import ClientDirectory, ClientLimits
 from gateway.tenancy.rate_limits import RateLimits
+from gateway.tools.builtin.registry import ToolResources
+from gateway.tools.mcp_client.servers import McpServers
+from gateway.tools.runner import ToolRunner
 from gateway.upstream.client import EngineClient
 from retrieval.schema.headers import TOKEN_HEADER
 
@@ -120,7 +125,11 @@ class Gateway:
     """What `/health` tells."""
     model_events: ModelEventLog
     """What clients of llama-server's router follow."""
+    tool_runner: ToolRunner
+    """Calls tools."""
     tool_calls: ToolCalls
+    """The calls of tools that clients sent."""
+    mcp_calls: McpToolCalls
     """The calls of MCP clients."""
 
     def begin_stop(self) -> None:
@@ -134,7 +143,7 @@ class Gateway:
         self.forward.begin_stop()
         self.retrieval.begin_stop()
         self.model_events.close()
-        self.tool_calls.begin_stop()
+        self.mcp_calls.begin_stop()
 
     @property
     def is_busy(self) -> bool:
@@ -151,6 +160,7 @@ class Gateway:
         self.forward.end_all()
         self.retrieval.end_all()
         self.tool_calls.end_all()
+        self.mcp_calls.end_all()
 
 
 def open_store(settings: GatewaySettings) -> StateStore | None:
@@ -272,6 +282,10 @@ def create_gateway(
     remotes = RemoteProber(time.time)
     retrieval_client = _open_retrieval_client(settings)
     document_search = DocumentSearch(retrieval_client)
+    mcp_servers = McpServers(time.time)
+    tool_resources = ToolResources(time.time, document_search.search)
+    tool_runner = ToolRunner(tool_resources, mcp_servers, metrics.count_tool_call)
+    live.on_tools = tool_runner.follow_table
     services = Services(
         settings,
         live,
@@ -301,6 +315,7 @@ def create_gateway(
         live=live,
         ledger=ledger,
         remotes=remotes,
+        tool_log=tool_runner.log,
         state=link_state,
         now=time.monotonic,
         jitter=random.random,
@@ -315,9 +330,10 @@ def create_gateway(
     live.on_models = model_events.follow_table
     download_feed = DownloadFeed(controller, model_events.follow_downloads)
     admin_requests = AdminRequests(controller)
-    tool_calls = ToolCalls(ToolHandlers(admin_requests, document_search, live, model_events), gate)
-    served_tools = ServedTools(tool_calls, version("roundhouse"), mcp.MAX_BODY_BYTES) if settings.mcp else None
+    mcp_calls = McpToolCalls(ToolHandlers(admin_requests, document_search, live, model_events), gate)
+    served_tools = ServedTools(mcp_calls, version("roundhouse"), mcp.MAX_BODY_BYTES) if settings.mcp else None
     loops = [link.run, download_feed.run, inference.run_timers, resumable_streams.remove_expired, aicore_probe.run]
+    loops += [mcp_servers.run]
     loops += [] if certificate is None else [certificate.follow_files]
     loops += [] if retrieval_probe is None else [retrieval_probe.run]
     loops += [] if served_tools is None else [served_tools.run]
@@ -342,6 +358,8 @@ def create_gateway(
     retrieval.declare(app, retrieval_forward)
     if served_tools is not None:
         mcp.declare(app, served_tools)
+    tool_calls = ToolCalls(tool_runner)
+    tools.declare(app, tool_runner, mcp_servers, tool_calls, gate, settings.max_body_bytes)
     health_sources = health.HealthSources(
         app.version,
         live,
@@ -379,7 +397,9 @@ def create_gateway(
         resumable_streams,
         health_sources,
         model_events,
+        tool_runner,
         tool_calls,
+        mcp_calls,
     )
 
 

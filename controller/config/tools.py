@@ -154,8 +154,8 @@ def _explain_declaration(
         elif name == "hosts" and first["type"] == "string_pattern_mismatch":
             yield (
                 path,
-                "must be the name of a host in lower case, without a port; `*.` at its beginning stands for "
-                "every subdomain",
+                "must be the name of a host in lower case; `*.` at its beginning stands for every "
+                "subdomain, and else a port may follow",
             )
         elif name == "folder" and first["type"] in ("string_pattern_mismatch", "string_too_short"):
             yield path, "must be the absolute path of a folder below the root"

@@ -24,9 +24,14 @@ REPLICA_PREFIX: Final = "mcp:"
 ToolPattern = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_*][A-Za-z0-9_.*/-]*$")]
 """Name of a tool; `*` stands for any text."""
 HostPattern = Annotated[
-    str, Field(max_length=253, pattern=r"^(\*\.)?[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$")
+    str,
+    Field(
+        max_length=253,
+        pattern=r"^((\*\.)?[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*"
+        r"|[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*:[1-9][0-9]{0,4})$",
+    ),
 ]
-"""Name of a host in lower case without a port; a leading `*.` stands for one or more labels."""
+"""Name of a host in lower case; a leading `*.` stands for one or more labels. A name without it may have a port."""
 AbsoluteFolder = Annotated[str, Field(min_length=2, max_length=4096, pattern=r"^/[^\x00]+$")]
 """Absolute path of a folder other than the root."""
 
@@ -72,8 +77,9 @@ class FetchTool(ToolLimits):
 
     hosts: list[HostPattern] = Field(
         min_length=1,
-        description="Hosts that may be read, in lower case and without a port; `*.example.org` stands for every "
-        "subdomain of example.org, not for example.org itself.",
+        description="Hosts that may be read, in lower case; `*.example.org` stands for every subdomain of "
+        "example.org, not for example.org itself. Ports 80 and 443 are meant; `HOST:PORT` names another one. Addresses "
+        "that are not on the public internet are reached only where their host is named in full.",
     )
 
 

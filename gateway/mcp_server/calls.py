@@ -26,7 +26,7 @@ class UnknownToolError(Exception):
     """There is no tool of that name. The text is the name."""
 
 
-class ToolCalls:
+class McpToolCalls:
     """Lists and calls the tools of the MCP server. One for a gateway; used from one event loop."""
 
     def __init__(self, handlers: ToolHandlers, gate: AdminGate, *, call_s: float = CALL_S) -> None:

@@ -25,7 +25,7 @@ from mcp_types import (
 from mcp_types import Tool as McpTool
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
-from gateway.mcp_server.calls import ToolCalls, UnknownToolError
+from gateway.mcp_server.calls import McpToolCalls, UnknownToolError
 from gateway.mcp_server.handlers import CALLER_KEY, ToolCaller
 from gateway.mcp_server.tools import Tool
 from gateway.server.asgi import AsgiApp, Receive, Scope, Send
@@ -37,7 +37,7 @@ INSTRUCTIONS: Final = (
 
 
 @asynccontextmanager
-async def serve_tools(calls: ToolCalls, version: str, most_body_bytes: int) -> AsyncIterator[AsgiApp]:
+async def serve_tools(calls: McpToolCalls, version: str, most_body_bytes: int) -> AsyncIterator[AsgiApp]:
     """Give an ASGI application that answers the requests of MCP clients, as long as the context lasts.
 
     It keeps no session: each request stands alone. The state of each request's scope must have a `ToolCaller` at
@@ -67,7 +67,7 @@ def _has_handshake(scope: Scope) -> bool:
     return not versions or versions[0] in HANDSHAKE_PROTOCOL_VERSIONS
 
 
-def _build_server(calls: ToolCalls, version: str) -> Server[Any]:
+def _build_server(calls: McpToolCalls, version: str) -> Server[Any]:
     async def list_tools(ctx: ServerRequestContext[Any, Any], _: PaginatedRequestParams | None) -> ListToolsResult:
         return ListToolsResult(tools=[_describe_tool(tool) for tool in calls.list_tools(_caller_of(ctx))])
 

@@ -6,7 +6,7 @@ import asyncio
 import importlib
 from typing import Any, Final
 
-from gateway.mcp_server.calls import ToolCalls
+from gateway.mcp_server.calls import McpToolCalls
 from gateway.server.asgi import AsgiApp, Receive, Scope, Send
 
 _PROTOCOL: Final = "gateway.mcp_server.protocol"
@@ -18,7 +18,7 @@ class ServedTools:
     The library takes 23 MiB of memory and most of a second to import, which a gateway without MCP clients saves.
     """
 
-    def __init__(self, calls: ToolCalls, version: str, most_body_bytes: int) -> None:
+    def __init__(self, calls: McpToolCalls, version: str, most_body_bytes: int) -> None:
         """`version`: of Roundhouse. `most_body_bytes`: largest body of a request."""
         self._calls = calls
         self._version = version

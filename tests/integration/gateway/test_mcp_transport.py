@@ -51,7 +51,7 @@ def post(here: GatewayHarness, body: bytes, **headers: str) -> Any:
 def calls_of(here: GatewayHarness) -> Any:
     """The calls of the gateway's MCP clients."""
     assert here.server is not None
-    return here.server._gateway.tool_calls
+    return here.server._gateway.mcp_calls
 
 
 def say_loading(here: GatewayHarness) -> None:

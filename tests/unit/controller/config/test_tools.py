@@ -20,7 +20,7 @@ ALL = """
       current_time: {}
       calculate: {timeout_s: 1}
       search_documents: {max_output_kib: 4096}
-      fetch_url: {hosts: ["docs.python.org", "*.example.org"], timeout_s: 10}
+      fetch_url: {hosts: ["docs.python.org", "*.example.org", "wiki:8080"], timeout_s: 10}
       read_file: {folder: /srv/notes}
       list_files: {folder: /srv/notes/}
       search_files: {folder: /srv/notes}
@@ -56,7 +56,7 @@ def test_everything_that_may_be_declared() -> None:
     assert tools["current_time"] == ToolRoute(name="current_time", timeout_s=30.0, max_output_kib=64)
     assert tools["calculate"].timeout_s == 1
     assert tools["fetch_url"] == ToolRoute(
-        name="fetch_url", timeout_s=10.0, hosts=("docs.python.org", "*.example.org"), folder=None
+        name="fetch_url", timeout_s=10.0, hosts=("docs.python.org", "*.example.org", "wiki:8080"), folder=None
     )
     assert tools["write_file"] == ToolRoute(name="write_file", folder="/srv/notes")
     time, weather = build_mcp_servers(parsed.tools.servers, {})
@@ -113,7 +113,8 @@ def test_the_digest_is_of_tools_too() -> None:
         ("fetch_url", ["hosts: example.org"], '4: tools.fetch_url.hosts: must be a list, is the text "example.org"'),
         ("fetch_url", ["hosts: ['*']"], "4: tools.fetch_url.hosts[0]: must be the name of a host in lower case"),
         ("fetch_url", ["hosts: [a.b, 'A.b']"], "4: tools.fetch_url.hosts[1]: must be the name of a host in lower case"),
-        ("fetch_url", ["hosts: ['a.b:8080']"], "4: tools.fetch_url.hosts[0]: must be the name of a host in lower case"),
+        ("fetch_url", ["hosts: ['a.b:']"], "4: tools.fetch_url.hosts[0]: must be the name of a host in lower case"),
+        ("fetch_url", ["hosts: ['*.a:80']"], "4: tools.fetch_url.hosts[0]: must be the name of a host in lower case"),
         ("fetch_url", ["hosts: ['https://a.b']"], "4: tools.fetch_url.hosts[0]: must be the name of a host"),
         ("read_file", ["timeout_s: 5"], "3: tools.read_file.folder: is required"),
         ("read_file", ["folder: notes"], "4: tools.read_file.folder: must be the absolute path of a folder below"),

@@ -1,4 +1,4 @@
-"""Which addresses downloads may connect to. Pure."""
+"""Which addresses may be connected to on behalf of somebody who names a host. Pure."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def parse_allowed_hosts(text: str) -> AllowedHosts:
 
 
 def find_refusal(address: Address) -> str | None:
-    """Return why downloads must not connect to the address; None: it is on the public internet, and they may.
+    """Return why the address must not be connected to; None: it is on the public internet, and may be.
 
     An IPv6 address that carries an IPv4 address (mapped, compatible, NAT64, 6to4, Teredo, ISATAP) is also refused if
     the IPv4 address is.
@@ -71,16 +71,6 @@ def find_refusal(address: Address) -> str | None:
     for each in _judged_addresses(address):
         if (word := _name_range(each)) is not None:
             return f"{address} is {word}" if each == address else f"{address} stands for {each}, which is {word}"
-    return None
-
-
-def find_scheme_refusal(scheme: str, host: str, port: int, allowed: AllowedHosts) -> str | None:
-    """Return why a URL with this scheme, host and port must not be asked; None: it may be asked. `https` is fine for
-    every host, `http` for the hosts in `allowed` alone, and no other scheme is."""
-    if scheme not in _PORTS:
-        return f"{scheme}: is not a scheme of downloads"
-    if scheme == "http" and not allowed.has(host, port):
-        return "the connection would not be encrypted (http)"
     return None
 
 

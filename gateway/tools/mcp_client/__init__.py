@@ -1,0 +1,1 @@
+"""Clients of the declared MCP servers: kept connections, what the servers offer, and bounds on their answers."""
