@@ -7,7 +7,7 @@ arguments are not JSON yet stays open.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from gateway.protocols.common.conversation import Answer, Fields, Finish, Tokens
 from gateway.protocols.common.errors import encode_json
@@ -26,9 +26,11 @@ from gateway.protocols.responses.growing_items import (
     SearchItem,
 )
 from gateway.protocols.responses.items import custom_input
+from gateway.protocols.responses.mcp_items import McpCallItem, WholeItem
 from gateway.protocols.responses.tools import custom_names
 
 DONE: Final = b"data: [DONE]\n\n"
+OutputItem: TypeAlias = ContentItem | CallItem | SearchItem | McpCallItem | WholeItem
 _SEARCH_STEPS: Final = ("in_progress", "searching", "completed")
 
 
@@ -46,7 +48,7 @@ class ResponseWriter:
         self._custom_names: frozenset[str] = frozenset()
         self._sequence_number = 0
         """Number of the next event."""
-        self._items: list[ContentItem | CallItem | SearchItem] = []
+        self._items: list[OutputItem] = []
         """All items of the output, in order."""
         self._open_item: ContentItem | None = None
         """The message or reasoning item that is open; None if none is."""
@@ -165,7 +167,8 @@ class ResponseWriter:
             self._annotate(self._open_part)
             self._open_item.parts.append(self._open_part.part)
         for item in self._items:
-            item.status = "completed" if item.status == "completed" else "incomplete"
+            if item.status == "in_progress":
+                item.status = "incomplete"
         return [item.item for item in self._items]
 
     def _ensure_response(self) -> Fields:
@@ -238,9 +241,9 @@ class ResponseWriter:
         ]
         return b"".join(out)
 
-    def _close_item(self, item: ContentItem | CallItem | SearchItem, status: str) -> bytes:
-        if item.status != "in_progress" or isinstance(item, SearchItem):
-            return b""
+    def _close_item(self, item: OutputItem, status: str) -> bytes:
+        if item.status != "in_progress" or not isinstance(item, ContentItem | CallItem):
+            return b""  # others are closed by what they wait for
         if isinstance(item, ContentItem):
             out = self._close_part()
             self._open_item = None
