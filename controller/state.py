@@ -17,6 +17,7 @@ from controller.schema.applied_figures import AppliedFigures
 from controller.schema.attempts import AttemptNumbers
 from controller.schema.desired import Definition
 from controller.schema.keys import KeyDefinition
+from controller.schema.tools import McpServer, ToolLimits
 
 PREFLIGHT_FRESH_S: Final = 60.0
 """Maximum age in seconds of a successful preflight. An older one is repeated before a start relies on it."""
@@ -148,6 +149,10 @@ class DesiredState:
     """Counter of changes to files, overrides and demand; 0 means that nobody counts."""
     keys: Mapping[str, KeyDefinition] = field(default_factory=dict)
     """API keys by name. Gateways check them; no model depends on them."""
+    tools: Mapping[str, ToolLimits] = field(default_factory=dict)
+    """Enabled built-in tools by name, each of its class in `BUILTIN_TOOLS`. Gateways run them."""
+    mcp_servers: Mapping[str, McpServer] = field(default_factory=dict)
+    """Declared MCP servers by name."""
     swap_wait_s: float = 30.0
     """Seconds that a request waits for the memory of a model in use, before that model gets no new requests."""
     preflight_recheck_s: float = 30.0

@@ -20,7 +20,8 @@ from transfers.downloads.removal import StoredFiles
 from transfers.fetch.file_fetch import FetchOptions
 from transfers.folder.models_folder import ModelsFolder
 from transfers.folder.records import RecordStore
-from transfers.network.client import NetworkOptions, origin_of
+from common.network.transport import origin_of
+from transfers.network.client import NetworkOptions
 from transfers.network.retry import RetryPolicy
 from transfers.settings import TransfersSettings
 from transfers.sources.hub import HubSource

@@ -9,7 +9,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from common.gateway_token import read_token
 from common.log_formats import LogFormat
-from transfers.network.address_rule import AllowedHosts, find_scheme_refusal, parse_allowed_hosts
+from common.network.address_rule import AllowedHosts, parse_allowed_hosts
+from transfers.network.scheme_rule import find_scheme_refusal
 
 _SEPARATOR = ","
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from controller.planning.draining import FORGET_S, GatewayView
 from controller.schema.keys import Key
 from controller.schema.routing import GatewayReport, ModelRoute, RoutingTable, Stamp
+from controller.schema.tools import McpServerRoute, ToolRoute
 
 log = logging.getLogger(__name__)
 
@@ -68,27 +69,39 @@ class GatewayHub:
         reports = [self._views[gateway].report for gateway in self.connected_ids if gateway in self._views]
         return list(dict.fromkeys(address for report in reports for address in report.addresses))
 
-    def publish_table(self, models: tuple[ModelRoute, ...], keys: tuple[Key, ...] = ()) -> Stamp:
-        """Make these routes and keys the current table, wake every `wait_for_table`, and return the current table's
-        stamp. Does not wait for gateways; see `wait_until_applied`.
+    def publish_table(
+        self,
+        models: tuple[ModelRoute, ...],
+        keys: tuple[Key, ...] = (),
+        tools: tuple[ToolRoute, ...] = (),
+        mcp_servers: tuple[McpServerRoute, ...] = (),
+    ) -> Stamp:
+        """Make these routes, keys, tools and servers the current table, wake every `wait_for_table`, and return the
+        current table's stamp. Does not wait for gateways; see `wait_until_applied`.
 
         If they equal the current table, it stays in force with its stamp, and nothing is sent to gateways.
         """
         names = {route.name for route in models}
         self._last_used = {name: at for name, at in self._last_used.items() if name in names}
-        if self.table is not None and (self.table.models, self.table.keys) == (models, keys):
+        content = {"models": models, "keys": keys, "tools": tools, "mcp_servers": mcp_servers}
+        if self.table is not None and all(getattr(self.table, name) == each for name, each in content.items()):
             return self.table.stamp
         seq = 1 if self.table is None else self.table.stamp.seq + 1
         stamp = Stamp(epoch=self._epoch, seq=seq)
-        self.table = RoutingTable(instance=self._instance, stamp=stamp, models=models, keys=keys)
+        self.table = RoutingTable(
+            instance=self._instance, stamp=stamp, models=models, keys=keys, tools=tools, mcp_servers=mcp_servers
+        )
         self._table_changed.set()
         self._table_changed = asyncio.Event()
         return self.table.stamp
 
-    def replace_keys(self, keys: tuple[Key, ...]) -> None:
-        """Publish the current routes with `keys` in place of the current keys. Does nothing before the first table."""
+    def replace_permissions(
+        self, keys: tuple[Key, ...], tools: tuple[ToolRoute, ...], mcp_servers: tuple[McpServerRoute, ...]
+    ) -> None:
+        """Publish the current routes with these keys, tools and servers in place of the current ones. Does nothing
+        before the first table."""
         if self.table is not None:
-            self.publish_table(self.table.models, keys)
+            self.publish_table(self.table.models, keys, tools, mcp_servers)
 
     async def wait_for_table(self, after: Stamp | None) -> RoutingTable:
         """Return the current table if its stamp is newer than `after`; else wait, without limit, until a newer table is

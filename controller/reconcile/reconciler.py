@@ -53,8 +53,9 @@ from controller.state import (
     Phase,
 )
 from controller.status.model_status import assess_models, is_starting
+from controller.status.permissions import build_permissions
 from controller.status.reconcile_round import Round
-from controller.status.routing_table import build_keys, build_routes
+from controller.status.routing_table import build_routes
 from controller.status.state_machine import publishable_statuses
 
 log = logging.getLogger(__name__)
@@ -211,7 +212,8 @@ class Reconciler:
         """Observe, plan, start the plan's actions, publish the result, and return the round.
 
         None means that the runtime did not answer, or that no valid files were ever read. No engine was changed then,
-        at most the API keys were published, and `error` says why. Other exceptions are raised; `run` catches them.
+        at most API keys, tools and MCP servers were published, and `error` says why. Other exceptions are raised; `run`
+        catches them.
         While the controller is paused, the round is planned and published, but no action is started.
         """
         try:
@@ -221,7 +223,7 @@ class Reconciler:
                 log.warning("nothing is changed while the runtime does not answer: %s", error)
             self.error = mask_text(str(error))
             self.silence = extend_silence(self.silence, is_gone=isinstance(error, RuntimeGoneError), now=self._clock())
-            self._publish_keys()
+            self._publish_permissions()
             return None
         self.silence = None
         if desired is None:
@@ -244,11 +246,12 @@ class Reconciler:
         self._publish_round(desired, observed, round_plan)
         return self.round
 
-    def _publish_keys(self) -> None:
-        """Publish the current API keys alone: a revoked key must stop working even while engines cannot be observed."""
+    def _publish_permissions(self) -> None:
+        """Publish the current API keys, tools and MCP servers alone: a revoked one must stop working even while engines
+        cannot be observed."""
         desired = self._desired.desired_state()
         if desired is not None:
-            self._hub.replace_keys(build_keys(desired.keys))
+            self._hub.replace_permissions(*build_permissions(desired))
 
     def _publish_round(self, desired: DesiredState, observed: ObservedState, round_plan: Plan) -> None:
         """Assess the models after the plan's actions were issued, and publish their statuses and routes."""
@@ -269,7 +272,7 @@ class Reconciler:
                 self._remotes.list_probes(),
                 self._get_longest_tokens(desired.models.values()),
             ),
-            build_keys(desired.keys),
+            *build_permissions(desired),
         )
         self._remote_drains.note_published(stamp)
         for name, drain in self._memory.drains.items():

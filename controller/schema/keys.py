@@ -52,6 +52,11 @@ class KeyDefinition(BaseModel):
         default=None,
         description="Names of the models that the key may use; `*` stands for any text; default: all models.",
     )
+    tools: list[str] = Field(
+        default=[],
+        description="Tools that the key may call, by name (`current_time`, `SERVER__TOOL` of an MCP server); `*` "
+        "stands for any text; default: none.",
+    )
     tenant: KeyName | None = Field(
         default=None, description="Name of the tenant that the key belongs to; default: the key's own name."
     )
@@ -101,6 +106,7 @@ class Key(Wire):
     tenant: str
     scopes: tuple[KeyScope, ...] = ("inference",)
     models: tuple[str, ...] | None = None
+    tools: tuple[str, ...] = ()
     weight: float = 1.0
     service_tiers: tuple[ServiceTier, ...] = ("default", "flex")
     requests_per_minute: int | None = None

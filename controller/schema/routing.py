@@ -6,13 +6,18 @@ in force at the gateway, so that the controller knows which replicas may still g
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Final, Literal
 
-from pydantic import Field, PlainSerializer, SecretStr
+from pydantic import Field
 
 from controller.schema.admin import Capabilities
 from controller.schema.keys import Key
+from controller.schema.secret_text import Token
 from controller.schema.status import SCHEMA_VERSION, ModelState, Wire
+from controller.schema.tools import McpServerRoute, ToolCallRecord, ToolRoute
+
+MOST_TOOL_CALLS: Final = 64
+"""Calls of tools in one report at most: the newest."""
 
 ThinkingControl = Literal["chat_template_kwargs", "thinking", "reasoning_effort"]
 """The field of a chat completion request that switches an engine's thinking on or off."""
@@ -22,15 +27,6 @@ SessionBinding = Literal["slot", "name", "conversation"]
 """How a request tells its engine which session it belongs to. `slot`: by `id_slot`, one of `target_inflight` slots.
 `name`: by `session_id`. `conversation`: by `session_id`, too, and the engine computes a session anew when its sampling
 changes."""
-
-
-def _reveal_secret(secret: SecretStr) -> str:
-    return secret.get_secret_value()
-
-
-# Only the link between controller and gateways transports the token itself; repr and logs mask it.
-Token = Annotated[SecretStr, PlainSerializer(_reveal_secret, when_used="json")]
-"""A bearer token. JSON holds it in plain text; `repr` and `str` mask it."""
 
 
 class Stamp(Wire):
@@ -210,7 +206,7 @@ class ModelRoute(Wire):
 
 
 class RoutingTable(Wire):
-    """All models and API keys as a gateway routes by them. An immutable snapshot, replaced as a whole."""
+    """All models, API keys and tools as a gateway routes by them. An immutable snapshot, replaced as a whole."""
 
     kind: Literal["table"] = "table"
     schema_version: int = SCHEMA_VERSION
@@ -219,6 +215,12 @@ class RoutingTable(Wire):
     models: tuple[ModelRoute, ...] = ()
     keys: tuple[Key, ...] = Field(
         default=(), description="API keys that the gateway accepts; empty: no keys are declared."
+    )
+    tools: tuple[ToolRoute, ...] = Field(
+        default=(), description="Enabled built-in tools, in name order; empty: none is, or the controller is older."
+    )
+    mcp_servers: tuple[McpServerRoute, ...] = Field(
+        default=(), description="Declared MCP servers, in name order, those that cannot be used now included."
     )
 
 
@@ -309,4 +311,10 @@ class GatewayReport(Wire):
     remotes: dict[str, RemoteResult] = Field(
         default_factory=dict,
         description="Maps a remote model to its last probe result. Models without a result yet are left out.",
+    )
+    tool_calls: tuple[ToolCallRecord, ...] = Field(
+        default=(),
+        description="The latest ended calls of tools, oldest first, at most 64. Every report repeats them; the "
+        "controller writes those into the history that it has not written yet, by `gateway_id`, which is new with each "
+        "start of a gateway, and `sequence`.",
     )

@@ -1,4 +1,4 @@
-"""Builds the models and API keys of the routing table from desired state, observed state and statuses. Pure."""
+"""Builds the models of the routing table from desired state, observed state and statuses. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pydantic import SecretStr
 from controller.config.model_sources import definition_source
 from controller.engines import ENGINES
 from controller.engines.base import Engine, EngineFigures
-from controller.schema.keys import Key, KeyDefinition
 from controller.schema.routing import Endpoint, ModelRoute, RemoteProbe, StartAttempt
 from controller.schema.status import ModelState, ModelStatus
 from controller.state import (
@@ -180,25 +179,3 @@ def _start_attempts(replica: ObservedReplica, failed_starts: tuple[StartFailure,
 
 def _first_line(text: str) -> str:
     return next(iter(text.splitlines()), "")
-
-
-def build_keys(keys: Mapping[str, KeyDefinition]) -> tuple[Key, ...]:
-    """Return the API keys for the routing table, in name order, with those that have expired: gateways check that. A
-    key without a `tenant` gets its own name as one."""
-    return tuple(_key(name, keys[name]) for name in sorted(keys))
-
-
-def _key(name: str, key: KeyDefinition) -> Key:
-    return Key(
-        name=name,
-        sha256=key.sha256,
-        tenant=key.tenant or name,
-        scopes=tuple(key.scopes),
-        models=None if key.models is None else tuple(key.models),
-        weight=key.weight,
-        service_tiers=tuple(key.service_tiers),
-        requests_per_minute=key.requests_per_minute,
-        tokens_per_minute=key.tokens_per_minute,
-        concurrency=key.concurrency,
-        expires_at=None if key.expires is None else key.expires.timestamp(),
-    )

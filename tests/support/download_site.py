@@ -20,9 +20,10 @@ from transfers.downloads.job import FolderLocks, JobTools
 from transfers.fetch.file_fetch import FetchOptions
 from transfers.folder.models_folder import OWN_FOLDER, ModelsFolder
 from transfers.folder.records import RecordStore
-from transfers.network.address_rule import AllowedHosts, parse_allowed_hosts
-from transfers.network.backend import Resolver, resolve_addresses
-from transfers.network.client import NetworkOptions, origin_of
+from common.network.address_rule import AllowedHosts, parse_allowed_hosts
+from common.network.backend import Resolver, resolve_addresses
+from common.network.transport import origin_of
+from transfers.network.client import NetworkOptions
 from transfers.network.retry import RetryPolicy
 from transfers.sources.hub import HubSource
 from transfers.sources.local import LocalSource

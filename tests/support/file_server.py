@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from transfers.network.address_rule import AllowedHosts
+from common.network.address_rule import AllowedHosts
 
 Answer = tuple[int, dict[str, str], bytes]
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")

@@ -19,7 +19,7 @@ from transfers.downloads.job import DownloadJob, JobTools
 from transfers.downloads.progress import build_view
 from transfers.fetch.segment_fetch import StoppedError
 from transfers.folder.records import RecordStore, make_download_id
-from transfers.network.errors import InterruptedConnectionError
+from common.network.errors import InterruptedConnectionError
 from transfers.sources.source_set import read_reference
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from transfers.downloads.present_files import has_kept_state
 from transfers.downloads.revision_folder import choose_folder
 from transfers.folder.models_folder import ModelsFolder
 from transfers.network.client import NetworkOptions, SourceClient
-from transfers.network.errors import InterruptedConnectionError
+from common.network.errors import InterruptedConnectionError
 from transfers.network.failures import FAILURES, describe_failure
 from transfers.sources.base import Resolution, SourceFile
 from transfers.sources.range_request import AskAgainError, read_range

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from controller.schema.errors import RoundhouseError
 from transfers.fetch.segments import Segment
 from transfers.network.client import SourceClient
-from transfers.network.errors import InterruptedConnectionError
+from common.network.errors import InterruptedConnectionError
 from transfers.network.failures import FAILURES, describe_failure
 from transfers.network.retry import RetryPolicy
 from transfers.sources.base import SourceFile

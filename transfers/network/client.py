@@ -9,26 +9,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-import httpcore2
 import httpx2
 
-from transfers.network.address_rule import AllowedHosts, default_port, find_scheme_refusal
-from transfers.network.backend import CheckedBackend, OpenBackends, Resolver, resolve_addresses
-from transfers.network.errors import AddressRefusedError
+from common.network.address_rule import AllowedHosts
+from common.network.backend import OpenBackends, Resolver, resolve_addresses
+from common.network.errors import AddressRefusedError
+from common.network.transport import CheckedTransport, Origin, origin_of
 from transfers.network.registry_token import find_repository, parse_challenge, parse_token
+from transfers.network.scheme_rule import find_scheme_refusal
 
 MOST_REDIRECTS: Final = 8
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 USER_AGENT: Final = "roundhouse-transfers"
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Scheme, host in lower case, and port: who gets to see a token."""
-
-    scheme: str
-    host: str
-    port: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +42,19 @@ class NetworkOptions:
     """Bytes of what a registry's token server may answer."""
 
 
-class CheckedTransport(httpx2.HTTPTransport):
-    """Transport that checks the scheme of every request, and the address of every connection. No proxy is asked."""
+def open_transport(options: NetworkOptions) -> CheckedTransport:
+    """Return a transport that asks what the options let be asked."""
 
-    def __init__(self, options: NetworkOptions) -> None:
-        super().__init__(verify=options.tls, trust_env=False)
-        self._allowed = options.allowed
-        self.backend = CheckedBackend(options.allowed, options.resolver)
-        options.open_backends.add(self.backend)
-        self._pool = httpcore2.ConnectionPool(ssl_context=options.tls, network_backend=self.backend, max_connections=64)
+    def find_refusal(origin: Origin) -> str | None:
+        return find_scheme_refusal(origin.scheme, origin.host, origin.port, options.allowed)
 
-    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send one request. Raises AddressRefusedError, or an error of `httpx2`."""
-        origin = origin_of(request.url)
-        refusal = find_scheme_refusal(origin.scheme, origin.host, origin.port, self._allowed)
-        if refusal is not None:
-            raise AddressRefusedError(f"{origin.host} must not be connected to: {refusal}")
-        return super().handle_request(request)
+    return CheckedTransport(
+        options.allowed,
+        find_refusal,
+        tls=options.tls,
+        resolver=options.resolver,
+        open_backends=options.open_backends,
+    )
 
 
 class SourceClient:
@@ -75,7 +63,7 @@ class SourceClient:
 
     def __init__(self, options: NetworkOptions) -> None:
         self._options = options
-        self._transport = CheckedTransport(options)
+        self._transport = open_transport(options)
         timeout = httpx2.Timeout(options.read_timeout_s, connect=options.connect_timeout_s)
         self._client = httpx2.Client(
             transport=self._transport,
@@ -191,7 +179,3 @@ def refuse_downgrade(response: httpx2.Response) -> None:
         if following != "https":
             raise AddressRefusedError(f"{url.host} redirects to {following}, which is not encrypted")
 
-
-def origin_of(url: httpx2.URL) -> Origin:
-    """Return the origin of a URL; port 0 for a scheme that has no default."""
-    return Origin(url.scheme, url.host.lower(), url.port or default_port(url.scheme))

@@ -7,7 +7,7 @@ from typing import Final
 import httpx2
 
 from controller.schema.errors import RoundhouseError
-from transfers.network.errors import AddressRefusedError
+from common.network.errors import AddressRefusedError
 
 FAILURES: Final = (
     AddressRefusedError,

@@ -21,7 +21,7 @@ from huggingface_hub.hf_api import BlobLfsInfo, ModelInfo, RepoSibling
 
 from common.model_reference import HubReference, validate_file_path
 from controller.schema.errors import RoundhouseError
-from transfers.network.client import CheckedTransport, NetworkOptions, refuse_downgrade
+from transfers.network.client import NetworkOptions, open_transport, refuse_downgrade
 from transfers.network.failures import FAILURES, describe_failure
 from transfers.network.retry import RetryPolicy, parse_retry_after
 from transfers.sources.base import Resolution, SourceFile
@@ -47,7 +47,7 @@ class HubSource:
         timeout = httpx2.Timeout(options.read_timeout_s, connect=options.connect_timeout_s)
         set_client_factory(
             lambda: httpx2.Client(
-                transport=CheckedTransport(options),
+                transport=open_transport(options),
                 timeout=timeout,
                 trust_env=False,
                 follow_redirects=True,

@@ -69,8 +69,9 @@ from controller.state import (
     Statement,
 )
 from controller.status.model_status import assess_models
+from controller.status.permissions import build_keys
 from controller.status.reconcile_round import Round
-from controller.status.routing_table import build_keys, build_routes
+from controller.status.routing_table import build_routes
 from controller.storage.state_dir import StateDir
 from controller.storage.state_dir import StoredState as StoredMemory
 from gateway.api.declare import admin_errors

@@ -20,7 +20,7 @@ from controller.schema.keys import Key
 from controller.schema.override import Override
 from controller.schema.routing import ModelRoute, RoutingTable, Stamp
 from controller.schema.status import ModelState
-from controller.status.routing_table import build_keys
+from controller.status.permissions import build_keys
 from controller.storage.state_dir import StateDir
 from tests.support.dry_runs import CHAT, DryRunHarness
 
@@ -138,10 +138,10 @@ def test_a_change_of_keys_alone_is_a_new_table() -> None:
 
 def test_keys_alone_make_no_table() -> None:
     made = hub()
-    made.replace_keys((CI,))
+    made.replace_permissions((CI,), (), ())
     first = made.table
     made.publish_table((route("a"),))
-    made.replace_keys((CI,))
+    made.replace_permissions((CI,), (), ())
     assert first is None
     assert made.table is not None
     assert (made.table.models, made.table.keys, made.table.stamp.seq) == ((route("a"),), (CI,), 2)

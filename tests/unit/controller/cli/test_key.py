@@ -19,7 +19,7 @@ from controller.config.read import read_folder
 from controller.schema.admin import DryRun, KeyChange
 from controller.schema.keys import KeyDefinition, KeyScope, ServiceTier
 from controller.schema.status import PlanView
-from controller.status.routing_table import build_keys
+from controller.status.permissions import build_keys
 from gateway.tenancy.api_keys import KeyRing
 from tests.fakes.fake_control_api import FakeControlApi
 from tests.support.cli import roundhouse

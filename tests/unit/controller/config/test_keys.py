@@ -8,7 +8,7 @@ import pytest
 
 from controller.config.debounce import CONFIRM_S, DebouncedState, debounce
 from controller.config.parse import ParsedFolder
-from controller.status.routing_table import build_keys
+from controller.status.permissions import build_keys
 from tests.support.config_files import parse_text, problems_of
 
 A, B = "a" * 64, "b" * 64

@@ -10,7 +10,7 @@ import pytest
 from common.model_reference import HubReference, parse_reference
 from controller.schema.errors import RoundhouseError
 from tests.support.file_server import Answer, FileServer, file_server
-from transfers.network.address_rule import AllowedHosts
+from common.network.address_rule import AllowedHosts
 from transfers.network.client import NetworkOptions
 from transfers.network.retry import RetryPolicy
 from transfers.sources.hub import HubSource

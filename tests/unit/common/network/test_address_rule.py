@@ -1,4 +1,4 @@
-"""Which addresses downloads may connect to, in every form in which an address can be written."""
+"""Which addresses may be connected to, in every form in which an address can be written."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ipaddress
 
 import pytest
 
-from transfers.network.address_rule import AllowedHosts, find_refusal, parse_allowed_hosts
+from common.network.address_rule import AllowedHosts, find_refusal, parse_allowed_hosts
 
 REFUSED = """
     0.0.0.0 0.1.2.3 10.0.0.1 100.64.0.1 127.0.0.1 127.255.255.254 169.254.169.254 172.16.0.1 172.31.255.255 192.0.0.1

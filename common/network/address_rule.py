@@ -1,4 +1,4 @@
-"""Which addresses downloads may connect to. Pure."""
+"""Which addresses may be connected to on behalf of somebody who names a host. Pure."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def parse_allowed_hosts(text: str) -> AllowedHosts:
 
 
 def find_refusal(address: Address) -> str | None:
-    """Return why downloads must not connect to the address; None: it is on the public internet.
+    """Return why the address must not be connected to; None: it is on the public internet.
 
     An IPv6 address that carries an IPv4 address (mapped, compatible, NAT64, 6to4, Teredo, ISATAP) is refused where that
     one is.
@@ -68,15 +68,6 @@ def find_refusal(address: Address) -> str | None:
     for each in _judged_addresses(address):
         if (word := _name_range(each)) is not None:
             return f"{address} is {word}" if each == address else f"{address} stands for {each}, which is {word}"
-    return None
-
-
-def find_scheme_refusal(scheme: str, host: str, port: int, allowed: AllowedHosts) -> str | None:
-    """Return why a URL must not be asked because of its scheme; None: it may be asked."""
-    if scheme not in _PORTS:
-        return f"{scheme}: is not a scheme of downloads"
-    if scheme == "http" and not allowed.has(host, port):
-        return "the connection would not be encrypted (http)"
     return None
 
 

@@ -1,4 +1,4 @@
-"""The network backend of downloads: it resolves a name, checks every address, and connects to a checked address."""
+"""A network backend that resolves a name, checks every address, and connects to a checked address."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from weakref import WeakSet
 
 import httpcore2
 
-from transfers.network.address_rule import Address, AllowedHosts, find_refused
-from transfers.network.errors import AddressRefusedError, InterruptedConnectionError
+from common.network.address_rule import Address, AllowedHosts, find_refused
+from common.network.errors import AddressRefusedError, InterruptedConnectionError
 
 Resolver = Callable[[str, int], Sequence[str]]
 """Host and port to addresses as text, the preferred ones first. May raise OSError."""
@@ -95,7 +95,7 @@ class CheckedBackend(httpcore2.NetworkBackend):
     def _note(self, connection: socket.socket) -> None:
         with self._lock:
             if self._is_interrupted:
-                raise InterruptedConnectionError("the download was ended")
+                raise InterruptedConnectionError("the connections were ended")
             self._sockets = [each for each in self._sockets if each.fileno() != -1]
             self._sockets.append(connection)
 

@@ -1,0 +1,1 @@
+"""Connections to hosts that others name: only to addresses that were checked, by their own resolution of the name."""

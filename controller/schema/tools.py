@@ -1,0 +1,233 @@
+"""Tools that models may call, and servers of tools (MCP), as a desired file declares them and as the gateway gets them.
+
+Nothing is enabled unless a file declares it. The commands of servers come from the files alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from controller.schema.secret_text import Token
+from controller.schema.status import Wire
+
+SEPARATOR: Final = "__"
+"""Stands between the name of an MCP server and the name of its tool."""
+ServerName = Annotated[str, Field(min_length=1, max_length=32, pattern=r"^[a-z0-9][a-z0-9-]*$")]
+"""Name of an MCP server. A tool of it is named `SERVER__TOOL`."""
+ToolPattern = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_*][A-Za-z0-9_.*/-]*$")]
+"""Name of a tool; `*` stands for any text."""
+HostPattern = Annotated[
+    str, Field(max_length=253, pattern=r"^(\*\.)?[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$")
+]
+"""Name of a host in lower case without a port; a leading `*.` stands for one or more labels."""
+AbsoluteFolder = Annotated[str, Field(min_length=2, max_length=4096, pattern=r"^/[^\x00]+$")]
+"""Absolute path of a folder other than the root."""
+
+_COMMAND_FIELDS: Final = ("image", "env", "network", "mounts")
+
+
+class ToolLimits(BaseModel):
+    """What every declaration of tools may say. Immutable. Validation is strict."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    timeout_s: float = Field(
+        default=30.0, ge=1, le=600, description="Seconds after which a call is ended and fails with `tool_timeout`."
+    )
+    max_output_kib: int = Field(
+        default=64,
+        ge=1,
+        le=4096,
+        description="KiB of a call's result that the model gets. A longer result is cut, and says so in its last line.",
+    )
+
+
+class PlainTool(ToolLimits):
+    """A built-in tool without settings of its own."""
+
+
+class FetchTool(ToolLimits):
+    """The tool that reads web pages of allowed hosts."""
+
+    hosts: list[HostPattern] = Field(
+        min_length=1,
+        description="Hosts that may be read, in lower case and without a port; `*.example.org` stands for every "
+        "subdomain of example.org, not for example.org itself.",
+    )
+
+
+class FolderTool(ToolLimits):
+    """A tool that reads files of one folder."""
+
+    folder: AbsoluteFolder = Field(
+        description="Absolute path of the folder on the gateway's machine (in a container: inside it). Nothing outside "
+        "of it can be reached, through symbolic links neither."
+    )
+
+    @field_validator("folder")
+    @classmethod
+    def _is_plain(cls, folder: str) -> str:
+        if any(step in (".", "..") for step in folder.split("/")):
+            raise ValueError("must not hold `.` or `..` as a step of the path")
+        if not folder.strip("/"):
+            raise ValueError("must be a folder below the root")
+        return folder
+
+
+class WriteTool(FolderTool):
+    """The tool that writes files of one folder."""
+
+    write: Literal[True] = Field(
+        description="Must be `true`: whoever declares the tool permits writing, which nothing else does."
+    )
+
+
+BuiltinTool = Literal[
+    "current_time",
+    "calculate",
+    "search_documents",
+    "fetch_url",
+    "read_file",
+    "list_files",
+    "search_files",
+    "write_file",
+]
+"""Name of a built-in tool."""
+BUILTIN_TOOLS: Final[Mapping[str, type[ToolLimits]]] = MappingProxyType(
+    {
+        "current_time": PlainTool,
+        "calculate": PlainTool,
+        "search_documents": PlainTool,
+        "fetch_url": FetchTool,
+        "read_file": FolderTool,
+        "list_files": FolderTool,
+        "search_files": FolderTool,
+        "write_file": WriteTool,
+    }
+)
+"""Built-in tools by name, with the class of their declaration."""
+
+
+class McpServer(ToolLimits):
+    """One MCP server as a desired file declares it under `mcp_servers`: with `url`, or with `command`."""
+
+    url: str | None = Field(
+        default=None,
+        max_length=2000,
+        pattern=r"^https?://[^\s?#]+$",
+        description="Address of a server that speaks streamable HTTP, without a query. The gateway connects to it. "
+        "Either `url` or `command` is required.",
+    )
+    headers: dict[str, str] = Field(
+        default_factory=dict,
+        description="Headers of each request to `url`, such as `Authorization`. Their values are secret.",
+    )
+    command: list[str] | None = Field(
+        default=None,
+        min_length=1,
+        description="Command of a server that speaks through its standard input and output, and its arguments. The "
+        "controller starts it, as it starts engines.",
+    )
+    image: str | None = Field(
+        default=None, description="Container image of `command` (docker runtime only); default: the worker's."
+    )
+    env: dict[str, str] = Field(
+        default_factory=dict, description="Environment variables of `command`. It gets no other ones of Roundhouse."
+    )
+    network: bool = Field(
+        default=False, description="Whether the container of `command` may reach the network (docker runtime only)."
+    )
+    mounts: list[str] = Field(
+        default_factory=list,
+        description="Folders of the host that the container of `command` gets (docker runtime only), as "
+        "`HOST:CONTAINER`, read-only, or `HOST:CONTAINER:rw`.",
+    )
+    tools: list[ToolPattern] | None = Field(
+        default=None,
+        description="Tools of the server that are offered, without the server's name; `*` stands for any text; "
+        "default: all.",
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _holds_no_user(cls, url: str | None) -> str | None:
+        if url is not None and "@" in url.split("/")[2]:
+            raise ValueError("must not hold a user or a password: give them in `headers`")
+        return url
+
+    @model_validator(mode="after")
+    def _is_of_one_kind(self) -> Self:
+        if self.url is None and self.command is None:
+            raise ValueError("`url` or `command` is required")
+        if self.url is not None and self.command is not None:
+            raise ValueError("`command` and `url` exclude each other")
+        if self.url is not None:
+            for name in _COMMAND_FIELDS:
+                if name in self.model_fields_set:
+                    raise ValueError(f"`{name}` belongs to a server with `command`, and this one has `url`")
+        elif "headers" in self.model_fields_set:
+            raise ValueError("`headers` belong to a server with `url`, and this one has `command`")
+        return self
+
+
+class ToolRoute(Wire):
+    """One enabled built-in tool in the routing table."""
+
+    name: str = Field(description="Name of the tool, one of `BUILTIN_TOOLS`; a gateway ignores one it does not know.")
+    timeout_s: float = 30.0
+    max_output_kib: int = 64
+    hosts: tuple[str, ...] = Field(default=(), description="`fetch_url`: hosts that may be read, as declared.")
+    folder: str | None = Field(
+        default=None, description="Tools of files: absolute path of the folder in the gateway; null: another tool."
+    )
+
+
+class McpServerRoute(Wire):
+    """One declared MCP server in the routing table."""
+
+    name: str
+    url: str | None = Field(
+        description="URL at which the server speaks streamable HTTP; null: it cannot be used now, see `reason`."
+    )
+    reason: str | None = Field(
+        default=None, description="Why the server cannot be used now, without secrets; null: it can, or nobody knows."
+    )
+    token: Token | None = Field(
+        default=None, description="Bearer token of a server that the controller runs; null: it has none."
+    )
+    headers: dict[str, Token] = Field(
+        default_factory=dict, description="Headers of each request to the server, as declared. The values are secret."
+    )
+    replica: str | None = Field(
+        default=None,
+        description="Name of the replica if the controller runs the server; null: the server is somebody else's.",
+    )
+    tools: tuple[str, ...] | None = Field(
+        default=None, description="Names or patterns of the server's tools that are offered; null: all."
+    )
+    timeout_s: float = 30.0
+    max_output_kib: int = 64
+
+
+class ToolCallRecord(Wire):
+    """One ended call of a tool, as a gateway reports it for the history. Holds no secret."""
+
+    sequence: int = Field(description="Number of the call since the gateway's start, from 1.")
+    at: float = Field(description="Unix time in seconds at which the call began.")
+    tool: str = Field(description="Name of the tool; of an MCP server's: `SERVER__TOOL`.")
+    server: str | None = Field(default=None, description="Name of the MCP server; null: a built-in tool.")
+    caller: str = Field(description="Name of the key, or of the client where no keys are declared.")
+    request_id: str = Field(default="", description="Id of the request that the call belongs to.")
+    arguments: str = Field(
+        default="", description="Arguments as JSON text, secrets masked, cut after 200 characters with `...`."
+    )
+    outcome: str = Field(
+        description="`ok`; `error`: the tool ran and failed; `cancelled`; else the error code of a call that was "
+        "refused or did not end, such as `tool_not_allowed` or `tool_timeout`."
+    )
+    duration_ms: int = Field(default=0, description="Milliseconds that the call took.")
+    output_bytes: int = Field(default=0, description="Bytes of the result before it was cut, in UTF-8.")
