@@ -24,6 +24,7 @@ from gateway.protocols.responses.growing_items import (
     ContentPart,
     PartKind,
     SearchItem,
+    delta_start,
 )
 from gateway.protocols.responses.items import custom_input
 from gateway.protocols.responses.mcp_items import McpCallItem, WholeItem
@@ -142,6 +143,47 @@ class ResponseWriter:
             response, output, answer.finish, answer.tokens, self._context
         )
         return response
+
+    # Calls that the gateway runs
+
+    def write_whole(self, item: Fields) -> bytes:
+        """Return the events of an item `mcp_list_tools` or `mcp_approval_request`."""
+        whole_item = WholeItem(item, len(self._items))
+        self._items.append(whole_item)
+        index = whole_item.index
+        out = [self._event("response.output_item.added", output_index=index, item=whole_item.beginning)]
+        out += [self._event(f"response.{item['type']}.{step}", **whole_item.place) for step in whole_item.steps]
+        out.append(self._event("response.output_item.done", output_index=index, item=item))
+        return b"".join(out)
+
+    def add_call(self, item: McpCallItem) -> bytes:
+        """Return the events that add a call without arguments."""
+        self._items.append(item)
+        out = self._event("response.output_item.added", output_index=item.index, item=item.item)
+        return out + self._event("response.mcp_call.in_progress", **item.place)
+
+    def grow_call(self, item: McpCallItem, arguments: str) -> bytes:
+        """Return the event that adds to the arguments of a call, which are not empty."""
+        item.append_arguments(arguments)
+        return self._delta_event(delta_start("response.mcp_call_arguments", item.place), arguments, b"")
+
+    def end_arguments(self, item: McpCallItem) -> bytes:
+        """Return the event that ends the arguments of a call."""
+        return self._event("response.mcp_call_arguments.done", **item.place, arguments=item.arguments)
+
+    def end_call(self, item: McpCallItem, output: str | None, error: Fields | None) -> bytes:
+        """Return the events that end a call with its output, or with its error."""
+        item.output, item.error = output, error
+        item.status = status = "completed" if error is None else "failed"
+        out = self._event(f"response.mcp_call.{status}", **item.place)
+        return out + self._event("response.output_item.done", output_index=item.index, item=item.item)
+
+    def leave_call(self, item: McpCallItem) -> bytes:
+        """Return the event that ends a call which is not run, because the answer was cut short."""
+        item.status = "incomplete"
+        return self._event("response.output_item.done", output_index=item.index, item=item.item)
+
+    # Internal
 
     def _write_search(self, search: SearchItem) -> bytes:
         self._items.append(search)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from gateway.protocols.common.conversation import Fields
 from gateway.protocols.common.errors import decode_json
@@ -36,7 +36,7 @@ class McpCallItem:
         self.name = name
         self.index = index
         self.place = {"item_id": name, "output_index": index}
-        self.status: Literal["in_progress", "completed", "failed", "incomplete"] = "in_progress"
+        self.status = "in_progress"
         self.approval_id = approval_id
         self.output: str | None = None
         """What the tool said; None: nothing yet, or the call failed."""
@@ -45,6 +45,11 @@ class McpCallItem:
         self._label = label
         self._tool = tool
         self._arguments: list[str] = []
+
+    @classmethod
+    def of(cls, item: Fields, index: int) -> McpCallItem:
+        """Return the call of an item `mcp_call` of this gateway, as at its beginning."""
+        return cls(item["id"], index, item["server_label"], item["name"], item["approval_request_id"])
 
     def append_arguments(self, arguments: str) -> None:
         """Add a part of the JSON arguments, cut anywhere."""
@@ -87,6 +92,13 @@ class WholeItem:
     def place(self) -> Fields:
         """The fields that say where the item is; each of its events repeats them."""
         return {"item_id": self.name, "output_index": self.index}
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """Last parts of the names of its own events, in order; empty: it has none."""
+        if self.item["type"] != LIST_TYPE:
+            return ()
+        return ("in_progress", "completed" if self.item["error"] is None else "failed")
 
     @property
     def beginning(self) -> Fields:

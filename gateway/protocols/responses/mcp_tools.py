@@ -43,6 +43,11 @@ class OfferedTool(NamedTuple):
         """Name of the function that the model calls."""
         return function_name(self.server, self.name)
 
+    @property
+    def full_name(self) -> str:
+        """The tool's name in Roundhouse: `SERVER__TOOL`, or that of a built-in tool alone."""
+        return self.name if self.server == BUILT_IN else self.function
+
 
 class OfferedServer(NamedTuple):
     """A declared server as the caller of a request sees it."""
@@ -232,7 +237,8 @@ def _undeclared(tool: Fields, place: str, offered: Mapping[str, OfferedServer]) 
     label = require_text(tool.get("server_label"), f"{place}.server_label")
     known = _names(list(offered))
     return field_error(
-        f"{place}.server_label", f"must be a declared server whose tools you may call ({known}); {describe_value(label)}"
+        f"{place}.server_label",
+        f"must be a declared server whose tools you may call ({known}); {describe_value(label)}",
     )
 
 

@@ -16,8 +16,8 @@ from gateway.protocols.responses import mcp_items
 from gateway.protocols.responses import response_object as made
 from gateway.protocols.responses.answer_stream import DONE, ResponseWriter
 from gateway.protocols.responses.context import ResponseContext
-from gateway.protocols.responses.growing_items import ContentItem, delta_start
-from gateway.protocols.responses.mcp_items import McpCallItem, WholeItem
+from gateway.protocols.responses.growing_items import ContentItem
+from gateway.protocols.responses.mcp_items import McpCallItem
 from gateway.protocols.responses.mcp_tools import McpTools, OfferedTool
 
 ROUND_OVER: Final = b": round over\n\n"
@@ -88,7 +88,7 @@ class RoundsWriter(ResponseWriter):
                 self._context.response = None
         servers = [server for server in self._mcp.servers if server.label not in self._listed_labels]
         return out + b"".join(
-            self.write_list(mcp_items.list_item(self._context.new_id("mcpl"), server)) for server in servers
+            self.write_whole(mcp_items.list_item(self._context.new_id("mcpl"), server)) for server in servers
         )
 
     def begin_round(self) -> int:
@@ -101,54 +101,21 @@ class RoundsWriter(ResponseWriter):
         """Return the messages and thoughts from the item number `first` on, as input of the next round."""
         return [item.item for item in self._items[first:] if isinstance(item, ContentItem)]
 
-    def write_list(self, item: Fields) -> bytes:
-        """Return the events of an item `mcp_list_tools`."""
-        listed = self._add_whole(item)
-        end = "completed" if item["error"] is None else "failed"
-        return (
-            self._added_event(listed)
-            + b"".join(self._event(f"response.mcp_list_tools.{step}", **listed.place) for step in ("in_progress", end))
-            + self._event("response.output_item.done", output_index=listed.index, item=listed.item)
-        )
-
     def begin_call(self, call: RunCall, approval_id: str | None = None) -> bytes:
         """Return the events that add the item of a call, with the arguments that have come. Sets `call.item`.
         `approval_id`: of the item by which the client was asked to approve the call; None: it was not asked."""
-        out = self._close_items()
         name = self._context.new_id("mcp")
         call.item = item = McpCallItem(name, len(self._items), call.label, call.name, approval_id)
-        self._items.append(item)
-        out += self._event("response.output_item.added", output_index=item.index, item=item.item)
-        out += self._event("response.mcp_call.in_progress", **item.place)
-        return out + (self.grow_call(item, call.arguments) if call.arguments else b"")
-
-    def grow_call(self, item: McpCallItem, arguments: str) -> bytes:
-        """Return the event that adds to the arguments of a call."""
-        item.append_arguments(arguments)
-        return self._delta_event(delta_start("response.mcp_call_arguments", item.place), arguments, b"")
-
-    def end_arguments(self, item: McpCallItem) -> bytes:
-        """Return the event that ends the arguments of a call."""
-        return self._event("response.mcp_call_arguments.done", **item.place, arguments=item.arguments)
-
-    def end_call(self, item: McpCallItem, output: str | None, error: Fields | None) -> bytes:
-        """Return the events that end a call with its output, or with its error."""
-        item.output, item.error = output, error
-        item.status = status = "completed" if error is None else "failed"
-        out = self._event(f"response.mcp_call.{status}", **item.place)
-        return out + self._event("response.output_item.done", output_index=item.index, item=item.item)
-
-    def leave_call(self, item: McpCallItem) -> bytes:
-        """Return the event that ends a call which is not run, because the answer was cut short."""
-        item.status = "incomplete"
-        return self._event("response.output_item.done", output_index=item.index, item=item.item)
+        return (
+            self._close_items()
+            + self.add_call(item)
+            + (self.grow_call(item, call.arguments) if call.arguments else b"")
+        )
 
     def write_approval(self, call: RunCall) -> bytes:
         """Return the events of an item that asks the client to approve a call."""
         item_id = self._context.new_id("mcpr")
-        asked = self._add_whole(mcp_items.approval_item(item_id, call.label, call.name, call.arguments))
-        done = self._event("response.output_item.done", output_index=asked.index, item=asked.item)
-        return self._added_event(asked) + done
+        return self.write_whole(mcp_items.approval_item(item_id, call.label, call.name, call.arguments))
 
     def close_items(self, *, is_cut: bool) -> bytes:
         """Return the events that complete the open messages, thoughts and calls of the client's functions. `is_cut`:
@@ -168,14 +135,6 @@ class RoundsWriter(ResponseWriter):
     def new_call_id(self) -> str:
         """Return a fresh id for a call to which the engine gave none."""
         return self._context.new_id("call")
-
-    def _add_whole(self, item: Fields) -> WholeItem:
-        whole_item = WholeItem(item, len(self._items))
-        self._items.append(whole_item)
-        return whole_item
-
-    def _added_event(self, item: WholeItem) -> bytes:
-        return self._event("response.output_item.added", output_index=item.index, item=item.beginning)
 
 
 class RoundWriter:
@@ -261,9 +220,8 @@ class RoundWriter:
                 out.append(writer.begin_call(call))
             if call.item is not None:
                 out.append(writer.end_arguments(call.item))
-        for call in self.calls:
-            if self.is_cut and call.item is not None:
-                out.append(writer.leave_call(call.item))
+        if self.is_cut:
+            out += [writer.leave_call(call.item) for call in self.calls if call.item is not None]
         return b"".join(out) or ROUND_OVER
 
     def fail_answer(self, error: Fields) -> bytes:

@@ -55,8 +55,8 @@ class _Budget:
 
 
 class ToolRounds:
-    """The rounds of one response. Call `next_round`, then `take_calls` for the round, and `take_result` for each of
-    its calls, until `is_over`."""
+    """The rounds of one response. Call `next_round`, then `end_round`, and `take_result` for each of its calls, until
+    `is_over`; then `end_rounds`."""
 
     def __init__(self, fields: Fields, history: Sequence[Fields], writer: RoundsWriter, mcp: McpTools) -> None:
         """`fields`: of the client's request, which a dialect has read. `history`: the items that it continues."""
@@ -95,12 +95,12 @@ class ToolRounds:
             fields = _without_servers(fields, has_own=bool(self._own_names))
         return fields, RoundWriter(self._writer, self._mcp, self._own_names)
 
-    def end_round(self, done: RoundWriter, spent_tokens: int) -> tuple[bytes, list[RunCall], list[tuple[RunCall, CallResult]]]:
-        """Take a round that has ended without an error.
+    def end_round(self, done: RoundWriter, spent_tokens: int) -> tuple[bytes, list[RunCall]]:
+        """Take a round that has ended without an error, and set `is_over`. `spent_tokens`: those that it generated, as
+        far as is known.
 
-        Return the events of the approvals that the client is asked for, the calls to run, and those that are not run,
-        with what the model is told of them: each of both lists must be passed to `take_result`. `spent_tokens`: those
-        that the round generated, as far as is known. Sets `is_over`.
+        Return the events of the approvals that the client is asked for, and the calls that have come to their end with
+        `take_result` before the next round, or before the response ends.
         """
         self._add_tokens(done.tokens)
         if self._budget.tokens is not None:
@@ -109,21 +109,28 @@ class ToolRounds:
             self._finish = done.finish
         calls = [] if done.is_cut else [call for call in done.calls if not call.is_withheld]
         withheld = [] if done.is_cut else [call for call in done.calls if call.is_withheld]
-        out = b"".join(self._writer.write_approval(call) for call in withheld)
         self._items += done.said_items
         self._items += [_call_item(call) for call in calls]
         self.is_over = not calls or bool(withheld) or done.has_own_calls or self._round >= MOST_ROUNDS
         if not self.is_over and self._budget.tokens is not None and self._budget.tokens < 1:
             self.is_over, self._finish = True, "length"
-        runnable: list[RunCall] = []
-        refused: list[tuple[RunCall, CallResult]] = []
-        for call in calls:
-            error = self._refuse_call(call)
-            if error is None:
-                runnable.append(call)
-            else:
-                refused.append((call, CallResult(mcp_items.text_of_error(error), error)))
-        return out, runnable, refused
+        return b"".join(self._writer.write_approval(call) for call in withheld), calls
+
+    def refuse_call(self, call: RunCall) -> CallResult | None:
+        """Return the result of a call that must not be run; None: it is to be run, and counts. Call once for each."""
+        if self._round >= MOST_ROUNDS:
+            message = _TOO_LATE
+        elif self._budget.calls == 0:
+            message = _TOO_MANY
+        elif call.tool is None:
+            message = _NO_TOOL.format(name=call.function)
+        elif mcp_items.read_arguments(call.arguments) is None:
+            message = _NO_OBJECT
+        else:
+            if self._budget.calls is not None:
+                self._budget.calls -= 1
+            return None
+        return CallResult(message, mcp_items.invalid_call(message))
 
     def take_result(self, call: RunCall, result: CallResult) -> bytes:
         """Return the events that end a call, and keep its result for the next round."""
@@ -143,20 +150,6 @@ class ToolRounds:
     def end_rounds(self) -> bytes:
         """Return the last events of the response."""
         return self._writer.end_rounds(self._finish, self._tokens)
-
-    def _refuse_call(self, call: RunCall) -> Fields | None:
-        """Return why a call is not run; None: it is run, and counts."""
-        if self._round >= MOST_ROUNDS:
-            return mcp_items.invalid_call(_TOO_LATE)
-        if self._budget.calls == 0:
-            return mcp_items.invalid_call(_TOO_MANY)
-        if call.tool is None:
-            return mcp_items.invalid_call(_NO_TOOL.format(name=call.function))
-        if mcp_items.read_arguments(call.arguments) is None:
-            return mcp_items.invalid_call(_NO_OBJECT)
-        if self._budget.calls is not None:
-            self._budget.calls -= 1
-        return None
 
     def _add_tokens(self, tokens: Tokens | None) -> None:
         if tokens is None:
@@ -196,8 +189,10 @@ def find_approved(items: Sequence[Fields], own: Sequence[Fields], mcp: McpTools)
     run = {item.get("approval_request_id") for item in items if item.get("type") == mcp_items.CALL_TYPE}
     approved: list[ApprovedCall] = []
     for number, item in enumerate(own):
-        request_id = item.get("approval_request_id")
-        if item.get("type") != mcp_items.RESPONSE_TYPE or item["approve"] is not True or request_id in run:
+        if item.get("type") != mcp_items.RESPONSE_TYPE or item["approve"] is not True:
+            continue
+        request_id: str = item["approval_request_id"]
+        if request_id in run:
             continue
         run.add(request_id)
         place = f"input[{number}].approval_request_id"
@@ -213,7 +208,12 @@ def find_approved(items: Sequence[Fields], own: Sequence[Fields], mcp: McpTools)
 
 def _call_item(call: RunCall) -> Fields:
     arguments = mcp_items.object_text(call.arguments)
-    return {"type": "function_call", "call_id": call.call_id, "name": call.function or "unknown", "arguments": arguments}
+    return {
+        "type": "function_call",
+        "call_id": call.call_id,
+        "name": call.function or "unknown",
+        "arguments": arguments,
+    }
 
 
 def _ease_choice(fields: Fields) -> Fields:

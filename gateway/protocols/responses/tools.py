@@ -1,8 +1,8 @@
 """Tools of responses. Pure.
 
 A custom tool takes text instead of JSON; an engine sees a function with one string. A `file_search` is no tool of the
-engine: the gateway searches before it asks (`file_search`). An `mcp` of a declared server stands for the functions that
-the gateway runs (`mcp_tools`). Other tools that OpenAI runs itself do not run here. Agents such as Codex declare some of
+engine: the gateway searches before it asks (`file_search`). An `mcp` of a declared server stands for functions that the
+gateway runs (`mcp_tools`). Other tools that OpenAI runs itself do not run here. Agents such as Codex declare some of
 them in every request, so they are ignored beside other tools. A request that has no others, or demands one of them, is
 refused.
 """
@@ -86,11 +86,9 @@ def choice_of(fields: Fields, tools: tuple[Tool, ...]) -> ToolChoice | None:
     if isinstance(choice, dict):
         if searches and is_file_search(choice):
             return None
+        if is_mcp(choice):
+            return _choice_of_server(choice, tools)
         kind = require_choice(choice.get("type"), (*_KINDS, "allowed_tools", mcp_tools.TYPE), "tool_choice.type")
-        if kind == mcp_tools.TYPE:
-            if not tools:
-                raise field_error("tool_choice.server_label", "must be that of a server whose tools are known")
-            return ToolChoice("named", tools[0].name) if choice.get("name") is not None else ToolChoice("required")
         if kind == "allowed_tools":
             searches = any(map(is_file_search, choice["tools"]))
             return ToolChoice("required" if _mode(choice) == "required" and not searches else "auto")
@@ -105,6 +103,12 @@ def choice_of(fields: Fields, tools: tuple[Tool, ...]) -> ToolChoice | None:
     if choice == "none":
         return ToolChoice("none")
     return ToolChoice("required" if require_choice(choice, _CHOICES, "tool_choice") == "required" else "auto")
+
+
+def _choice_of_server(choice: Fields, tools: tuple[Tool, ...]) -> ToolChoice:
+    if not tools:
+        raise field_error("tool_choice.server_label", "must be that of a server whose tools are known")
+    return ToolChoice("named", tools[0].name) if choice.get("name") is not None else ToolChoice("required")
 
 
 def custom_names(fields: Fields) -> frozenset[str]:
@@ -198,7 +202,7 @@ def _with_grammar(description: str | None, form: Fields, at: str) -> str:
 
 def _allowed_names(fields: Fields, mcp: McpTools | None) -> list[str] | None:
     choice = fields.get("tool_choice")
-    if is_mcp(choice):
+    if isinstance(choice, dict) and is_mcp(choice):
         return _server_functions(choice, "tool_choice", mcp)
     if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
         return None
