@@ -34,12 +34,14 @@ from gateway.api import (
     stored_completions,
     stored_responses,
     streams,
+    tools,
     warm_up,
 )
 from gateway.api.benchmarks import Benchmarks
 from gateway.api.declare import TAGS
 from gateway.api.direct_routes import DirectRoutes
 from gateway.api.retrieval import RetrievalForward
+from gateway.api.tools import ToolCalls
 from gateway.control.admin_requests import AdminRequests
 from gateway.control.aicore_probe import AicoreProbe
 from gateway.control.download_feed import DownloadFeed
@@ -79,6 +81,9 @@ from gateway.streams.resumable_streams import ResumableStreams
 from gateway.streams.stream_folder import StreamFolder
 from gateway.tenancy.clients import ClientDirectory, ClientLimits
 from gateway.tenancy.rate_limits import RateLimits
+from gateway.tools.builtin.registry import ToolResources
+from gateway.tools.mcp_client.servers import McpServers
+from gateway.tools.runner import ToolRunner
 from gateway.upstream.client import EngineClient
 from retrieval.schema.headers import TOKEN_HEADER
 
@@ -116,6 +121,10 @@ class Gateway:
     """What `/health` tells."""
     model_events: ModelEventLog
     """What clients of llama-server's router follow."""
+    tool_runner: ToolRunner
+    """Calls tools."""
+    tool_calls: ToolCalls
+    """The calls of tools that clients sent."""
 
     def begin_stop(self) -> None:
         """End answers of admin routes and of retrieval that would never end by themselves, such as event streams;
@@ -142,6 +151,7 @@ class Gateway:
         self.streams.stop_readers()
         self.forward.end_all()
         self.retrieval.end_all()
+        self.tool_calls.end_all()
 
 
 def open_store(settings: GatewaySettings) -> StateStore | None:
@@ -258,6 +268,11 @@ def create_gateway(
     metrics.show_streams(lambda: resumable_streams.totals)
     remotes = RemoteProber(time.time)
     retrieval_client = _open_retrieval_client(settings)
+    document_search = DocumentSearch(retrieval_client)
+    mcp_servers = McpServers(time.time)
+    tool_resources = ToolResources(time.time, document_search.search)
+    tool_runner = ToolRunner(tool_resources, mcp_servers, metrics.count_tool_call)
+    live.on_tools = tool_runner.follow_table
     services = Services(
         settings,
         live,
@@ -274,7 +289,7 @@ def create_gateway(
         resumable_streams,
         time.monotonic,
         time.time,
-        document_search=DocumentSearch(retrieval_client),
+        document_search=document_search,
     )
     apis = [api for group in INFERENCE_GROUPS for api in group.APIS]
     inference = InferenceDispatcher(apis, services, authenticator, next_id)
@@ -287,6 +302,7 @@ def create_gateway(
         live=live,
         ledger=ledger,
         remotes=remotes,
+        tool_log=tool_runner.log,
         state=link_state,
         now=time.monotonic,
         jitter=random.random,
@@ -301,6 +317,7 @@ def create_gateway(
     live.on_models = model_events.follow_table
     download_feed = DownloadFeed(controller, model_events.follow_downloads)
     loops = [link.run, download_feed.run, inference.run_timers, resumable_streams.remove_expired, aicore_probe.run]
+    loops += [mcp_servers.run]
     loops += [] if certificate is None else [certificate.follow_files]
     loops += [] if retrieval_probe is None else [retrieval_probe.run]
     loops += [] if settings.is_local or not settings.mdns else [_new_advertiser(settings).run]
@@ -322,6 +339,8 @@ def create_gateway(
     stored_completions.declare(app, completions, settings.max_body_bytes)
     conversations.declare(app, Conversations(store, responses, live, bounds), settings.max_body_bytes)
     retrieval.declare(app, retrieval_forward)
+    tool_calls = ToolCalls(tool_runner)
+    tools.declare(app, tool_runner, mcp_servers, tool_calls, gate, settings.max_body_bytes)
     health_sources = health.HealthSources(
         app.version,
         live,
@@ -351,7 +370,16 @@ def create_gateway(
     )
     direct = DirectRoutes(inference, health_sources, cors)
     return Gateway(
-        ingress, direct, inference, forward, retrieval_forward, resumable_streams, health_sources, model_events
+        ingress,
+        direct,
+        inference,
+        forward,
+        retrieval_forward,
+        resumable_streams,
+        health_sources,
+        model_events,
+        tool_runner,
+        tool_calls,
     )
 
 

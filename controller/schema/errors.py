@@ -13,12 +13,13 @@ from controller.schema.error_code import ErrorCode
 from controller.schema.request_errors import REQUEST_ERRORS
 from controller.schema.retrieval_errors import RETRIEVAL_ERRORS
 from controller.schema.service_errors import SERVICE_ERRORS
+from controller.schema.tool_errors import TOOL_ERRORS
 
 __all__ = ["DEFAULT_RETRY_AFTER_S", "ERROR_CODES", "ErrorBody", "ErrorCode", "ErrorEnvelope", "RoundhouseError"]
 
 ERROR_CODES: Final[dict[str, ErrorCode]] = {
     entry.code: entry
-    for entry in (*REQUEST_ERRORS, *SERVICE_ERRORS, *RETRIEVAL_ERRORS, *DOWNLOAD_ERRORS, *AICORE_ERRORS)
+    for entry in (*REQUEST_ERRORS, *SERVICE_ERRORS, *RETRIEVAL_ERRORS, *TOOL_ERRORS, *DOWNLOAD_ERRORS, *AICORE_ERRORS)
 }
 """Every error code of Roundhouse, by its name."""
 

@@ -69,6 +69,7 @@ TAGS: Final[list[dict[str, Any]]] = [
     {"name": "streams", "description": "Streams that can be read again."},
     {"name": "stored", "description": "Stored chat completions, and conversations."},
     {"name": "retrieval", "description": "Documents, searches, and OpenAI's files and vector stores."},
+    {"name": "tools", "description": "Tools that clients and models may call, where an operator has enabled them."},
     {"name": "models", "description": "Models that requests can name."},
     {"name": "operations", "description": "Health and metrics of the gateway. They need no key."},
 ]

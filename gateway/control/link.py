@@ -25,6 +25,7 @@ from gateway.control.remote_prober import RemoteProber
 from gateway.control.report_schedule import ReportSchedule
 from gateway.routing.live_routes import LiveRoutes
 from gateway.routing.table import Routes
+from gateway.tools.call_records import ToolCallLog
 
 logger = logging.getLogger(__name__)
 
@@ -115,13 +116,14 @@ class ControllerLink:
         live: LiveRoutes,
         ledger: InflightCounts,
         remotes: RemoteProber,
+        tool_log: ToolCallLog,
         state: LinkState,
         now: Callable[[], float],
         jitter: Callable[[], float],
     ) -> None:
         """`addresses`: URLs that the gateway listens on. `now`: monotonic seconds. `jitter`: random numbers in [0, 1).
 
-        Sets `on_change` of `ledger` and `remotes`, and `on_demand` of `ledger`, so that their changes cause reports.
+        Sets `on_change` of `ledger`, `remotes` and `tool_log`, and `on_demand` of `ledger`, so that their changes cause reports.
         """
         self._address = address
         self._listening_addresses = addresses
@@ -129,6 +131,7 @@ class ControllerLink:
         self._live = live
         self._ledger = ledger
         self._remotes = remotes
+        self._tool_log = tool_log
         self._state = state
         self._now = now
         self._jitter = jitter
@@ -140,6 +143,7 @@ class ControllerLink:
         ledger.on_change = self._timer.request_report
         ledger.on_demand = self._timer.request_report_now
         remotes.on_change = self._timer.request_report_now
+        tool_log.on_change = self._timer.request_report
 
     async def run(self) -> None:
         """Connect, serve the connection, and reconnect, until cancelled.
@@ -180,6 +184,7 @@ class ControllerLink:
             "addresses": self._listening_addresses,
             "ending": self._is_ending,
             "remotes": self._remotes.results,
+            "tool_calls": self._tool_log.list_latest(),
         }
         return report.model_copy(update=update).model_dump_json()
 

@@ -14,7 +14,9 @@ from gateway.control.link import LinkState
 from gateway.metrics.localllm_names import LoadedEngine, LocalllmCollector
 from gateway.metrics.request_metrics import (
     MAX_CLIENTS,
+    MAX_TOOLS,
     OTHER_CLIENTS,
+    OTHER_TOOLS,
     ClientSeries,
     KeySeries,
     ModelSeries,
@@ -50,6 +52,7 @@ class Metrics:
         self._keys: dict[str, KeySeries] = {}
         self._clients: dict[bytes, ClientSeries] = {}
         self._other_clients: ClientSeries | None = None
+        self._tools: set[str] = set()
         self.registry.register(self._requests)
 
     def series_of(self, model: str, route: str) -> RequestSeries:
@@ -92,6 +95,16 @@ class Metrics:
         if series is None:
             series = self._keys[name] = KeySeries(self._requests, name)
         return series
+
+    def count_tool_call(self, tool: str, outcome: str) -> None:
+        """Count an ended call of a tool. `tool`: the name of a tool that there is, or `unknown`; the first
+        `MAX_TOOLS` have counters of their own, all others share those of `other`."""
+        if tool not in self._tools:
+            if len(self._tools) < MAX_TOOLS:
+                self._tools.add(tool)
+            else:
+                tool = OTHER_TOOLS
+        self._requests.tool_calls.counter_of(tool, outcome).value += 1
 
     def show_state(self, live: LiveRoutes, ledger: InflightCounts, link: LinkState, now: Callable[[], float]) -> None:
         """Add gauges of requests in flight, queues, replicas, the link and the table's age. These objects are read when

@@ -43,6 +43,11 @@ MAX_CLIENTS: Final = 100
 OTHER_CLIENTS: Final = "other"
 """Value of the label `client` for all clients that came when there were `MAX_CLIENTS`."""
 
+MAX_TOOLS: Final = 200
+"""Values of the label `tool` at most, besides `other`: MCP servers name their tools as they like."""
+OTHER_TOOLS: Final = "other"
+"""Value of the label `tool` for all tools that were called when there were `MAX_TOOLS`."""
+
 
 class EngineWork(NamedTuple):
     """What an engine did for one request, as the gateway saw it."""
@@ -364,6 +369,12 @@ class RequestCollector(Collector):
             "roundhouse_gateway_client_inference_seconds",
             "Seconds that engines worked for a client's requests, added up.",
             ("client",),
+        )
+        self.tool_calls = FastCounters(
+            "roundhouse_gateway_tool_calls",
+            "Calls of tools that ended, by how: `ok`, `error` (the tool said so), `refused`, `timeout`, `failed` or "
+            "`cancelled`.",
+            ("tool", "outcome"),
         )
 
     def collect(self) -> Iterator[Metric]:

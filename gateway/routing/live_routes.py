@@ -22,6 +22,8 @@ class LiveRoutes:
         """Called within `apply_table`, after the new table has come into force."""
         self.on_models: Callable[[Mapping[str, ModelRoute]], None] = lambda _: None
         """Called with the models by name, after `on_table`."""
+        self.on_tools: Callable[[Routes], None] = lambda _: None
+        """Called with the table whose tools are offered from now on, after `on_models`."""
 
     @property
     def current_or_none(self) -> Routes | None:
@@ -46,10 +48,11 @@ class LiveRoutes:
         _ = self.current
 
     def apply_table(self, table: RoutingTable) -> None:
-        """Put `table` in force, and call `on_table` and `on_models`, whose exceptions are not caught.
+        """Put `table` in force, and call `on_table`, `on_models` and `on_tools`, whose exceptions are not caught.
 
         Its stamp is not compared: the caller must have refused an older table, or one of another controller.
         """
         self._current = routes = Routes.of(table)
         self.on_table(routes)
         self.on_models(routes.models)
+        self.on_tools(routes)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from controller.schema.routing import ModelRoute, RoutingTable, Stamp
+from controller.schema.tools import McpServerRoute, ToolRoute
 from gateway.tenancy.api_keys import KeyRing
 
 
@@ -25,6 +26,10 @@ class Routes:
     replicas: frozenset[str]
     """Names of the replicas of all models' endpoints, which take new requests; remote models' endpoints included."""
     keys: KeyRing
+    tools: tuple[ToolRoute, ...] = ()
+    """The enabled built-in tools."""
+    mcp_servers: tuple[McpServerRoute, ...] = ()
+    """The declared MCP servers."""
 
     @classmethod
     def of(cls, table: RoutingTable) -> Routes:
@@ -38,6 +43,8 @@ class Routes:
             names=MappingProxyType(aliases | models),
             keys=KeyRing.of(table.keys),
             replicas=frozenset(endpoint.replica for route in table.models for endpoint in route.endpoints),
+            tools=table.tools,
+            mcp_servers=table.mcp_servers,
         )
 
     def sole_model(self, path: str) -> str | None:

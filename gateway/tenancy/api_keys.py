@@ -16,6 +16,7 @@ from typing import Final
 from controller.schema.errors import RoundhouseError
 from controller.schema.keys import ANONYMOUS_TENANT, Key, KeyScope, ServiceTier
 from controller.schema.routing import ModelRoute
+from gateway.tenancy.name_patterns import NamePatterns
 
 REMEMBERED_MODELS: Final = 1024
 """Models for which a caller remembers whether it may use them."""
@@ -53,8 +54,10 @@ class Caller:
     """Whether any of the three limits is set."""
     sha256: bytes = field(repr=False)
     """Digest of the key's secret."""
-    _models: tuple[tuple[str, ...], ...] | None = field(repr=False)
-    """The allowed name patterns, each split at its stars; None: every model."""
+    _models: NamePatterns | None = field(repr=False)
+    """The models that the key may use; None: every model."""
+    _tools: NamePatterns | None = field(repr=False)
+    """The tools that the key may call; None: every tool that is enabled."""
     _ranks: Mapping[str, int] = field(repr=False)
     _default_rank: int = field(repr=False)
     is_internal: bool = False
@@ -107,7 +110,11 @@ class Caller:
 
         Matching is case-sensitive, and `*` stands for any text. True for a key without patterns, and without a key.
         """
-        return self._models is None or any(_matches(pieces, name) for pieces in self._models)
+        return self._models is None or self._models.matches(name)
+
+    def may_call_tool(self, name: str) -> bool:
+        """Return whether one of the key's patterns matches the name of a tool. True for a caller without a key."""
+        return self._tools is None or self._tools.matches(name)
 
     def tier_rank(self, service_tier: object) -> int:
         """Return the queue rank for the `service_tier` of a request: 0 priority, 1 default, 2 flex; lowest first.
@@ -134,7 +141,8 @@ def _caller_of(key: Key, name: str | None) -> Caller:
         concurrency=key.concurrency,
         is_limited=(key.requests_per_minute, key.tokens_per_minute, key.concurrency) != (None, None, None),
         sha256=_digest_bytes(key.sha256),
-        _models=None if key.models is None else tuple(tuple(model.split("*")) for model in key.models),
+        _models=None if key.models is None else NamePatterns(key.models),
+        _tools=None if name is None else NamePatterns(key.tools),
         _ranks=ranks,
         _default_rank=ranks["default"],
     )
@@ -147,26 +155,6 @@ def _ranks(tiers: Collection[ServiceTier]) -> dict[str, int]:
         tier: next((rank for rank in own_ranks if rank >= asked_rank), own_ranks[-1])
         for asked_rank, tier in enumerate(_TIERS)
     }
-
-
-def _matches(pieces: tuple[str, ...], name: str) -> bool:
-    """Return whether the name consists of the pieces with any text between them.
-
-    A regular expression with many stars could take exponential time.
-    """
-    first_piece, *inner_pieces = pieces
-    if not inner_pieces:
-        return name == first_piece
-    last_piece = inner_pieces.pop()
-    if not name.startswith(first_piece) or not name.endswith(last_piece):
-        return False
-    position, end = len(first_piece), len(name) - len(last_piece)
-    for piece in inner_pieces:
-        index = name.find(piece, position, end)
-        if index < 0:
-            return False
-        position = index + len(piece)
-    return position <= end
 
 
 _EVERYBODY: Final = Key(

@@ -13,6 +13,7 @@ from controller.schema.admin import Capabilities
 from controller.schema.keys import Key
 from controller.schema.routing import Endpoint, GatewayReport, ModelRoute, RoutingTable, Stamp
 from controller.schema.status import ModelState
+from controller.schema.tools import McpServerRoute, ToolRoute
 from tests.fakes.fake_admin import FakeAdmin
 
 DEADLINE_S = 60.0
@@ -103,15 +104,29 @@ class FakeController:
             await self._runner.cleanup()
             self._runner = None
 
-    def table(self, *models: ModelRoute, keys: tuple[Key, ...] = ()) -> RoutingTable:
+    def table(
+        self,
+        *models: ModelRoute,
+        keys: tuple[Key, ...] = (),
+        tools: tuple[ToolRoute, ...] = (),
+        mcp_servers: tuple[McpServerRoute, ...] = (),
+    ) -> RoutingTable:
         """The next table."""
         self.seq += 1
         stamp = Stamp(epoch=self.epoch, seq=self.seq)
-        return RoutingTable(instance=self.instance, stamp=stamp, models=models, keys=keys)
+        return RoutingTable(
+            instance=self.instance, stamp=stamp, models=models, keys=keys, tools=tools, mcp_servers=mcp_servers
+        )
 
-    async def publish(self, *models: ModelRoute, keys: tuple[Key, ...] = ()) -> Stamp:
+    async def publish(
+        self,
+        *models: ModelRoute,
+        keys: tuple[Key, ...] = (),
+        tools: tuple[ToolRoute, ...] = (),
+        mcp_servers: tuple[McpServerRoute, ...] = (),
+    ) -> Stamp:
         """Send the next table to all gateways, and to those that come later."""
-        table = self.table(*models, keys=keys)
+        table = self.table(*models, keys=keys, tools=tools, mcp_servers=mcp_servers)
         await self.send(table.model_dump_json())
         return table.stamp
 

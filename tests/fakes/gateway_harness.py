@@ -14,6 +14,7 @@ import aiohttp
 
 from controller.schema.keys import Key
 from controller.schema.routing import ModelRoute
+from controller.schema.tools import McpServerRoute, ToolRoute
 from gateway.__main__ import Server, bind_client_listeners, server_of
 from gateway.app import open_certificate, open_store
 from gateway.settings import GatewaySettings
@@ -71,9 +72,16 @@ class GatewayHarness:
     server: Server | None = None
     """None: the gateway is a process of its own."""
 
-    async def publish(self, *models: ModelRoute, keys: tuple[Key, ...] = ()) -> None:
+    async def publish(
+        self,
+        *models: ModelRoute,
+        keys: tuple[Key, ...] = (),
+        tools: tuple[ToolRoute, ...] = (),
+        mcp_servers: tuple[McpServerRoute, ...] = (),
+    ) -> None:
         """Put a table in force in the gateway."""
-        await self.controller.acknowledged(await self.controller.publish(*models, keys=keys))
+        stamp = await self.controller.publish(*models, keys=keys, tools=tools, mcp_servers=mcp_servers)
+        await self.controller.acknowledged(stamp)
 
     def post(self, path: str, **fields: Any) -> Any:
         """A request to the gateway; an async context manager, as aiohttp's."""

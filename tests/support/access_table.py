@@ -67,6 +67,9 @@ FAMILIES: Final = (
     Family("GET", "/v1/vector_stores/{vector_store_id}/file_batches/{batch_id}", "inference"),
     Family("POST", "/v1/vector_stores/{vector_store_id}/file_batches/{batch_id}/cancel", "inference"),
     Family("GET", "/v1/vector_stores/{vector_store_id}/file_batches/{batch_id}/files", "inference"),
+    Family("GET POST", "/tools", "inference"),
+    # Why a server is down, only who may administer is told.
+    Family("GET", "/tools/servers", "inference"),
     Family("POST", "/tokenize /detokenize /apply-template /infill /completion /embedding", "inference"),
     Family("GET", "/props /lora-adapters", "inference"),
     Family("GET", "/slots", "admin"),

@@ -1,0 +1,56 @@
+"""The error codes of tools and of the servers of tools (MCP)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from controller.schema.error_code import ErrorCode
+
+_REQUEST: Final = "invalid_request_error"
+_SERVER: Final = "server_error"
+
+TOOL_ERRORS: Final = (
+    ErrorCode(
+        "tool_arguments_invalid",
+        400,
+        _REQUEST,
+        "The arguments of the call do not fit the tool's JSON Schema.",
+        ("Correct what `param` names; `definition` in GET /tools has the schema.",),
+    ),
+    ErrorCode(
+        "tools_disabled",
+        403,
+        _REQUEST,
+        "No tool and no MCP server is declared in the desired state.",
+        ("Declare tools under `tools` or `mcp_servers`, as docs/tools.md says.",),
+    ),
+    ErrorCode(
+        "tool_not_allowed",
+        403,
+        _REQUEST,
+        "The key may not call the tool.",
+        ("GET /tools lists what the key may call; name the tool in the key's `tools`.",),
+    ),
+    ErrorCode(
+        "tool_not_found",
+        404,
+        _REQUEST,
+        "No tool of the name is enabled, and no connected MCP server has it.",
+        ("GET /tools lists the names.",),
+    ),
+    ErrorCode(
+        "tool_failed",
+        502,
+        _SERVER,
+        "The tool could not be run: its MCP server is down or broke off, its answer is too large or cannot be read, or "
+        "its process ended at its limits.",
+        ("Read the message; GET /tools/servers shows the state of MCP servers, with reasons for the scope `admin`.",),
+    ),
+    ErrorCode(
+        "tool_timeout",
+        504,
+        _SERVER,
+        "The tool did not answer in time, and the call was ended. What it did until then is not undone.",
+        ("Ask for less, or raise `timeout_s` of the tool or of its MCP server.",),
+    ),
+)

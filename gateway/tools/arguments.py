@@ -1,0 +1,131 @@
+"""Check a call's arguments against the tool's JSON Schema, at bounded cost: the schema may be an MCP server's.
+
+`jsonschema` is imported when the first schema is read, so that a gateway without tools does not pay for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from controller.schema.errors import RoundhouseError
+from gateway.protocols.common.conversation import Fields
+
+if TYPE_CHECKING:
+    from jsonschema.exceptions import ValidationError
+    from jsonschema.protocols import Validator
+
+MOST_VALUES: Final = 10_000
+"""Values in a call's arguments, inner ones included."""
+DEEPEST: Final = 32
+"""Objects and arrays within each other."""
+MOST_STEPS: Final = 20_000
+"""Keywords of a schema that one check applies."""
+LARGEST_SCHEMA: Final = 64 * 1024
+"""Bytes of a schema, as JSON."""
+_UNBOUNDED: Final = ("pattern", "patternProperties", "format")
+"""Keywords that are left out: a regular expression may take any time. The server checks its own arguments again."""
+
+_Keyword = Callable[..., Iterator["ValidationError"] | None]
+
+
+class SchemaProblem(Exception):  # noqa: N818 - it is a problem of the server's schema, which its reason says
+    """A tool's schema cannot be used. The text says why."""
+
+
+class ArgumentCheck:
+    """Checks the arguments of one tool. Immutable."""
+
+    def __init__(self, schema: Fields) -> None:
+        """Raises SchemaProblem: the schema is none, is too large, or is not one of an object."""
+        from jsonschema.exceptions import SchemaError
+        from jsonschema.validators import Draft202012Validator, validator_for
+
+        if len(json.dumps(schema)) > LARGEST_SCHEMA:
+            raise SchemaProblem(f"its schema is larger than {LARGEST_SCHEMA} bytes")
+        try:
+            kind = validator_for(schema, default=Draft202012Validator)
+            kind.check_schema(schema)
+        except (SchemaError, RecursionError, TypeError, ValueError) as error:
+            raise SchemaProblem(f"its schema is not valid: {str(error).partition(chr(10))[0]:.200}") from None
+        self._schema = schema
+        self._kind = kind
+
+    def check(self, arguments: Fields) -> None:
+        """Do nothing where the arguments fit.
+
+        Raises:
+            RoundhouseError: `tool_arguments_invalid`, with the place in `param`; or `tool_failed`: the schema takes too
+                long to apply.
+        """
+        _check_size(arguments)
+        try:
+            error = next(self._bounded_validator().iter_errors(arguments), None)
+        except (_TooManyStepsError, RecursionError):
+            raise RoundhouseError("tool_failed", "The tool's schema takes too long to check.") from None
+        except Exception as error:  # noqa: BLE001 - whatever a server's schema makes of the library
+            message = f"The tool's schema cannot be applied ({type(error).__name__})."
+            raise RoundhouseError("tool_failed", message) from error
+        if error is not None:
+            place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)
+            message = f"The arguments do not fit the tool's schema: {error.message:.300}."
+            raise RoundhouseError("tool_arguments_invalid", message, param=f"params{place}"[:200])
+
+    def _bounded_validator(self) -> Validator:
+        """Return a validator for one check, which counts its steps."""
+        from jsonschema.validators import extend
+        from referencing import Registry
+
+        steps = 0
+
+        def bounded(apply: _Keyword) -> _Keyword:
+            def count_and_apply(*arguments: Any) -> Iterator[ValidationError] | None:
+                nonlocal steps
+                steps += 1
+                if steps > MOST_STEPS:
+                    raise _TooManyStepsError
+                return apply(*arguments)
+
+            return count_and_apply
+
+        keywords = {name: bounded(apply) for name, apply in self._kind.VALIDATORS.items() if name not in _UNBOUNDED}
+        keywords = dict.fromkeys(_UNBOUNDED, _apply_nothing) | keywords | {"uniqueItems": _check_unique}
+        additional = keywords["additionalProperties"]
+
+        def check_additional(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[ValidationError] | None:
+            return None if "patternProperties" in schema else additional(validator, value, instance, schema)
+
+        keywords["additionalProperties"] = check_additional
+        # An empty registry: a reference leads to another part of the schema, and never to the network.
+        return extend(self._kind, keywords)(self._schema, registry=Registry())  # type: ignore[no-any-return]
+
+
+class _TooManyStepsError(Exception):
+    pass
+
+
+def _apply_nothing(*_: Any) -> None:
+    return None
+
+
+def _check_unique(_: Any, is_unique: Any, instance: Any, __: Any) -> Iterator[ValidationError]:
+    """In linear time, which the library's own check does not take."""
+    from jsonschema.exceptions import ValidationError
+
+    if is_unique and isinstance(instance, list):
+        seen = {json.dumps(each, sort_keys=True) for each in instance}
+        if len(seen) < len(instance):
+            yield ValidationError("the array has an element twice")
+
+
+def _check_size(arguments: Fields) -> None:
+    count, waiting = 0, [(arguments, 1)]
+    while waiting:
+        value, depth = waiting.pop()
+        inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+        count += len(inner)
+        if count > MOST_VALUES or depth > DEEPEST:
+            message = f"The arguments have more than {MOST_VALUES} values, or are nested deeper than {DEEPEST}."
+            raise RoundhouseError("tool_arguments_invalid", message, param="params")
+        waiting.extend((each, depth + 1) for each in inner if isinstance(each, dict | list))

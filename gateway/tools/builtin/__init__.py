@@ -1,0 +1,1 @@
+"""The tools that Roundhouse has itself, one module each, and the table of them."""

@@ -1,0 +1,161 @@
+"""`fetch_url`: the text of a page of an allowed host."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import re
+import ssl
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from gateway.tools.builtin.page_hosts import PageHosts
+from gateway.tools.files.job_runner import JobRunner
+from gateway.tools.spec import ToolCall, ToolResult, ToolSpec
+
+if TYPE_CHECKING:
+    from common.network.backend import OpenBackends, Resolver
+    from gateway.tools.builtin.page_fetcher import Page
+
+AT_ONCE: Final = 8
+"""Pages that are fetched at the same time; further calls wait, within their own time."""
+LONGEST_URL: Final = 2000
+_TEXTS: Final = re.compile(r"text/.+|application/(.+\+)?(json|xml|yaml|javascript|x-yaml|x-ndjson|toml)|")
+"""Media types of texts; the empty one is of servers that do not say."""
+_PAGES: Final = frozenset({"text/html", "application/xhtml+xml"})
+_CHARSETS: Final = re.compile(
+    r"ascii|utf-(8|16|16-le|16-be)|(iso8859|iso2022|cp125|koi8|mac|euc)[\w-]*|cp(866|874|932|949)|shift_jis|gb\w+|big5\w*"
+)
+"""Python's names of the encodings of the web (WHATWG), and of some more."""
+_META_CHARSET: Final = re.compile(rb"""<meta[^>]{0,200}charset\s*=\s*["']?\s*([\w.:-]{1,40})""", re.IGNORECASE)
+
+SPEC: Final = ToolSpec(
+    name="fetch_url",
+    display_name="Fetch URL",
+    description="Reads a web page or a text file from a URL. Only some hosts are allowed.",
+    parameters={
+        "type": "object",
+        "properties": {
+            "url": {
+                "type": "string",
+                "minLength": 8,
+                "maxLength": LONGEST_URL,
+                "description": "Address that begins with https:// or http://.",
+            }
+        },
+        "required": ["url"],
+        "additionalProperties": False,
+    },
+    writes=False,
+    server=None,
+)
+
+
+@dataclass(slots=True)
+class PageNetwork:
+    """How pages are connected to. One serves all calls of a gateway.
+
+    `httpx2` is imported, and the certificates are read, when the first page is fetched.
+    """
+
+    resolver: Resolver | None = None
+    """None: the system's."""
+    tls: ssl.SSLContext | None = None
+    """Certificates that are trusted; None: those of `httpx2`."""
+    threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(AT_ONCE, "fetch"))
+
+    def fetch(self, hosts: PageHosts, url: str, timeout_s: float, backends: OpenBackends) -> Page:
+        """Fetch a page; blocks. `backends`: what ends the connections from another thread. Raises as `fetch_page`."""
+        import httpx2
+
+        from common.network.backend import resolve_addresses
+        from common.network.transport import CheckedTransport, Origin
+        from gateway.tools.builtin.page_fetcher import fetch_page
+
+        def find_refusal(origin: Origin) -> str | None:
+            return hosts.find_refusal(origin.scheme, origin.host, origin.port)
+
+        if self.tls is None:
+            self.tls = httpx2.create_ssl_context()
+        transport = CheckedTransport(
+            hosts.literal,
+            find_refusal,
+            tls=self.tls,
+            resolver=self.resolver or resolve_addresses,
+            open_backends=backends,
+        )
+        return fetch_page(transport, url, timeout_s)
+
+
+class FetchUrl:
+    """Fetches pages in threads. What the page says is read in a process of its own, where it is HTML."""
+
+    spec = SPEC
+
+    def __init__(self, hosts: Iterable[str], network: PageNetwork, jobs: JobRunner) -> None:
+        """`hosts`: as declared."""
+        self._hosts = PageHosts(hosts)
+        self._network = network
+        self._jobs = jobs
+
+    async def run(self, call: ToolCall) -> ToolResult:
+        """Return the page's text after its address; an error says why there is none. Cancelling ends its connections.
+
+        Raises:
+            RoundhouseError: `tool_failed`: the process that reads HTML ended at its limits.
+        """
+        page = await self._fetch(call)
+        if isinstance(page, ToolResult):
+            return page
+        if not 200 <= page.status < 300:
+            return ToolResult(f"The server answers {page.status} {page.reason}".rstrip() + ".", is_error=True)
+        if not _TEXTS.fullmatch(page.media_type) or b"\0" in page.body[:1024]:
+            return ToolResult(f"{page.url} is no text, but {page.media_type or 'binary'}.", is_error=True)
+        text = _decode(page)
+        if page.media_type in _PAGES:
+            read = await self._jobs.run_job(call, "html_text", {"markup": text})
+            if read.is_error:
+                return read
+            text = read.text
+        end = "\n[The page is longer, and only its beginning was read.]" if page.is_cut else ""
+        return ToolResult(f"{page.url}\n\n{text}{end}")
+
+    async def _fetch(self, call: ToolCall) -> Page | ToolResult:
+        import httpx2
+
+        from common.network.backend import OpenBackends
+        from common.network.errors import AddressRefusedError, InterruptedConnectionError
+        from gateway.tools.builtin.page_fetcher import PageProblem
+
+        backends = OpenBackends()
+        url = call.arguments["url"]
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._network.threads, self._network.fetch, self._hosts, url, call.timeout_s, backends
+            )
+        except PageProblem as problem:
+            return ToolResult(str(problem), is_error=True)
+        except AddressRefusedError as error:
+            return ToolResult(f"{error}.", is_error=True)
+        except (httpx2.HTTPError, httpx2.InvalidURL, InterruptedConnectionError) as error:
+            return ToolResult(f"The page cannot be read: {str(error) or type(error).__name__}.", is_error=True)
+        finally:
+            backends.interrupt()
+
+
+def _decode(page: Page) -> str:
+    declared = _META_CHARSET.search(page.body[:2048]) if page.media_type in _PAGES else None
+    for name in (page.charset, None if declared is None else declared[1].decode("ascii"), "utf-8"):
+        if name is not None and _is_charset(name):
+            return page.body.decode(name, errors="replace")
+    raise AssertionError("utf-8 is one")
+
+
+def _is_charset(name: str) -> bool:
+    """Whether it names an encoding that pages are in: Python has others, such as one that decompresses."""
+    try:
+        return _CHARSETS.fullmatch(codecs.lookup(name).name) is not None
+    except (LookupError, ValueError):
+        return False

@@ -1,0 +1,243 @@
+"""Reading, listing, searching and writing files of one folder, each within bounds. Only the standard library."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.tools.files.confined_folder import DEEPEST, ConfinedFolder, FileProblem, open_regular_file, split_path
+
+LARGEST_READ: Final = 16 * 1024 * 1024
+"""Bytes of a file that are looked at; what follows is not reached."""
+MOST_LISTED: Final = 2000
+MOST_SCANNED: Final = 50_000
+"""Entries of one folder that are looked at."""
+MOST_SEARCHED_FILES: Final = 20_000
+MOST_SEARCHED_BYTES: Final = 512 * 1024 * 1024
+MOST_MATCHES: Final = 500
+LONGEST_LINE: Final = 2000
+"""Characters of a line that a search looks at."""
+SHOWN_LINE: Final = 300
+"""Characters of a line that a search shows."""
+_BINARY_BYTES: Final = 8192
+"""Bytes at the beginning of a file among which a NUL means that it is binary."""
+
+
+def read_file(root: str, path: str, *, first_line: int, last_line: int | None, most_bytes: int) -> str:
+    """Return the text of a file, or of its lines from `first_line` (from 1) to `last_line`, with at most about
+    `most_bytes` bytes. `last_line` None: to the end.
+
+    Raises:
+        FileProblem: it cannot be read as text, or ends before `first_line`.
+    """
+    with ConfinedFolder(root).open_file(split_path(path)) as descriptor:
+        size = os.fstat(descriptor).st_size
+        if first_line == 1 and last_line is None:
+            data = _read_bytes(descriptor, min(most_bytes + 1, LARGEST_READ))
+            _check_text(data, path)
+            return data.decode("utf-8", errors="replace")
+        data = _read_bytes(descriptor, LARGEST_READ)
+    _check_text(data, path)
+    lines = data.splitlines(keepends=True)
+    if first_line > len(lines):
+        end = f"{len(lines)} lines" if size <= LARGEST_READ else f"{len(lines)} lines in its first {LARGEST_READ} bytes"
+        raise FileProblem(f"{path} has {end}.")
+    return b"".join(lines[first_line - 1 : last_line])[: most_bytes + 1].decode("utf-8", errors="replace")
+
+
+def list_files(root: str, path: str) -> str:
+    """Return the entries of a folder, one a line, sorted: folders end with `/`, files have their size in bytes.
+
+    Raises FileProblem: it is no folder.
+    """
+    lines, scanned = [], 0
+    with ConfinedFolder(root).open_folder(split_path(path)) as folder, os.scandir(folder) as entries:
+        for entry in entries:
+            scanned += 1
+            if scanned > MOST_SCANNED:
+                break
+            lines.append(_describe_entry(entry))
+    lines.sort()
+    if not lines:
+        return "The folder is empty."
+    if len(lines) > MOST_LISTED or scanned > MOST_SCANNED:
+        count = f"more than {MOST_SCANNED}" if scanned > MOST_SCANNED else f"{len(lines)}"
+        lines = [*lines[:MOST_LISTED], f"[These are {MOST_LISTED} of {count} entries.]"]
+    return "\n".join(lines)
+
+
+def _describe_entry(entry: os.DirEntry[str]) -> str:
+    name = _show_name(entry.name)
+    if entry.is_symlink():
+        return f"{name} (a link, which is not followed)"
+    if entry.is_dir(follow_symlinks=False):
+        return f"{name}/"
+    if not entry.is_file(follow_symlinks=False):
+        return f"{name} (no regular file)"
+    try:
+        return f"{name} ({entry.stat(follow_symlinks=False).st_size} bytes)"
+    except OSError:
+        return f"{name} (gone meanwhile)"
+
+
+def write_file(root: str, path: str, content: str, *, replace: bool, most_bytes: int) -> str:
+    """Write a file, and return what was done. `most_bytes`: size of the largest file.
+
+    Raises FileProblem: it is too large, exists although `replace` is False, or the system refuses.
+    """
+    data = content.encode("utf-8", errors="replace")
+    if len(data) > most_bytes:
+        raise FileProblem(f"The content has {len(data)} bytes; {most_bytes} are the most.")
+    was_there = ConfinedFolder(root).write_file(split_path(path), data, may_replace=replace)
+    return f"{path} was {'replaced' if was_there else 'written'}: {len(data)} bytes."
+
+
+@dataclass
+class _Search:
+    """The bounds of one search, and how far it is."""
+
+    find_matches: Callable[[str], bool]
+    name_pattern: str
+    ends_at: float
+    """Monotonic seconds."""
+    matches: list[str]
+    files: int = 0
+    bytes: int = 0
+
+    def why_over(self) -> str | None:
+        """Return why the search goes no further; None: it does."""
+        if len(self.matches) >= MOST_MATCHES:
+            return f"there are {MOST_MATCHES} matches"
+        if self.files >= MOST_SEARCHED_FILES:
+            return f"{MOST_SEARCHED_FILES} files were searched"
+        if self.bytes >= MOST_SEARCHED_BYTES:
+            return f"{MOST_SEARCHED_BYTES} bytes were searched"
+        return "the time is up" if time.monotonic() >= self.ends_at else None
+
+
+def search_files(
+    root: str, path: str, text: str, *, is_regex: bool, ignores_case: bool, files: str, within_s: float
+) -> str:
+    """Return the lines that hold `text`, as `path:line: text`, in the order of the paths.
+
+    `is_regex`: `text` is a regular expression of Python's; nothing but the end of the process bounds its time. `files`:
+    pattern of the names of files that are searched. `within_s`: seconds after which the search ends with what it has.
+    Links, binary files and what follows the first `LARGEST_READ` bytes are left out.
+
+    Raises:
+        FileProblem: `path` is neither a folder nor a file, or the expression is none.
+    """
+    parts = split_path(path)
+    search = _Search(_make_matcher(text, is_regex=is_regex, ignores_case=ignores_case), files, 0.0, [])
+    search.ends_at = time.monotonic() + within_s
+    folder = ConfinedFolder(root)
+    if parts and _is_file(folder, parts):
+        with folder.open_file(parts) as descriptor:
+            _search_file(descriptor, path, search)
+    else:
+        with folder.open_folder(parts) as descriptor:
+            _search_folder(descriptor, "/".join(parts), len(parts), search)
+    found = "\n".join(search.matches[:MOST_MATCHES]) or f"No match in {search.files} files."
+    reason = search.why_over()
+    return found if reason is None else f"{found}\n[The search ended early: {reason}.]"
+
+
+def _is_file(folder: ConfinedFolder, parts: list[str]) -> bool:
+    try:
+        with folder.open_file(parts):
+            return True
+    except FileProblem:
+        return False
+
+
+def _make_matcher(text: str, *, is_regex: bool, ignores_case: bool) -> Callable[[str], bool]:
+    if is_regex:
+        try:
+            expression = re.compile(text, re.IGNORECASE if ignores_case else 0)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise FileProblem(f"This is no regular expression: {error}.") from None
+        return lambda line: expression.search(line) is not None
+    if ignores_case:
+        lower = text.casefold()
+        return lambda line: lower in line.casefold()
+    return lambda line: text in line
+
+
+def _search_folder(folder: int, shown: str, depth: int, search: _Search) -> None:
+    for name, is_folder in _sorted_entries(folder):
+        if search.why_over() is not None:
+            return
+        path = f"{shown}/{name}" if shown else name
+        try:
+            if is_folder:
+                _search_inner_folder(folder, name, path, depth, search)
+            elif fnmatch.fnmatchcase(name, search.name_pattern):
+                _search_inner_file(folder, name, path, search)
+        except (FileProblem, OSError):
+            continue  # gone, changed or closed to this user meanwhile: the others are searched
+
+
+def _search_inner_folder(folder: int, name: str, path: str, depth: int, search: _Search) -> None:
+    if depth >= DEEPEST:
+        return
+    descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        _search_folder(descriptor, path, depth + 1, search)
+    finally:
+        os.close(descriptor)
+
+
+def _search_inner_file(folder: int, name: str, path: str, search: _Search) -> None:
+    descriptor = open_regular_file(folder, name, path)
+    try:
+        _search_file(descriptor, path, search)
+    finally:
+        os.close(descriptor)
+
+
+def _sorted_entries(folder: int) -> Iterator[tuple[str, bool]]:
+    """Yield the name of each file and folder, and whether it is a folder; no links, devices and pipes."""
+    found = []
+    with os.scandir(folder) as entries:
+        for number, entry in enumerate(entries):
+            if number >= MOST_SCANNED:
+                break
+            if entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False):
+                found.append((entry.name, entry.is_dir(follow_symlinks=False)))
+    yield from sorted(found)
+
+
+def _search_file(descriptor: int, path: str, search: _Search) -> None:
+    data = _read_bytes(descriptor, LARGEST_READ)
+    search.files += 1
+    search.bytes += len(data)
+    if b"\0" in data[:_BINARY_BYTES]:
+        return
+    for number, line in enumerate(data.decode("utf-8", errors="replace").split("\n"), start=1):
+        if search.find_matches(line[:LONGEST_LINE]):
+            search.matches.append(f"{_show_name(path)}:{number}: {line.strip()[:SHOWN_LINE]}")
+            if len(search.matches) >= MOST_MATCHES:
+                return
+
+
+def _read_bytes(descriptor: int, most: int) -> bytes:
+    parts, size = [], 0
+    while size < most and (part := os.read(descriptor, min(most - size, 1024 * 1024))):
+        parts.append(part)
+        size += len(part)
+    return b"".join(parts)
+
+
+def _check_text(data: bytes, path: str) -> None:
+    if b"\0" in data[:_BINARY_BYTES]:
+        raise FileProblem(f"{path} is a binary file, and no text.")
+
+
+def _show_name(name: str) -> str:
+    """Return a name for a line of output: one that is no UTF-8, or has line breaks, is changed."""
+    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in name)

@@ -1,0 +1,97 @@
+"""Runs pieces of work with files or pages, each in a process of its own (`gateway.tools.files.process`).
+
+So neither a folder that hangs, nor an expression that takes for ever, nor a page of a million elements holds up the
+gateway's event loop or its interpreter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from typing import Any, Final
+
+from controller.schema.errors import RoundhouseError
+from gateway.tools.spec import ToolCall, ToolResult
+
+AT_ONCE: Final = 4
+"""Processes that may run at the same time; further calls wait, within their own time."""
+ENDING_S: Final = 1.0
+"""Seconds that a process may take to end in order, before it is killed."""
+_PROGRAM: Final = (sys.executable, "-m", "gateway.tools.files.process")
+_PASSED_VARIABLES: Final = ("PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LD_LIBRARY_PATH")
+"""Environment variables that the process gets: those that Python needs to start. It gets no tokens or addresses."""
+
+
+class JobRunner:
+    """Runs jobs, `AT_ONCE` at a time. One serves all tools of the gateway, on its event loop."""
+
+    def __init__(self) -> None:
+        self._places = asyncio.Semaphore(AT_ONCE)
+        self._endings: set[asyncio.Task[None]] = set()
+
+    async def run_job(
+        self, call: ToolCall, job: str, arguments: dict[str, Any], *, largest_write: int = 0
+    ) -> ToolResult:
+        """Run a job for a call, and return its text; `is_error`: the job says what is wrong. Cancelling ends it.
+
+        `arguments`: those of the job's function. `largest_write`: bytes of a file that it may write.
+
+        Raises:
+            RoundhouseError: `tool_failed`: the process ended without an answer, such as at its limits.
+        """
+        asked = {"job": job, "arguments": arguments, "cpu_s": int(call.timeout_s) + 1, "largest_write": largest_write}
+        output = await self._run_process(json.dumps(asked).encode())
+        try:
+            answer = json.loads(output)
+        except ValueError:
+            message = "The tool's process ended at its limits of memory or processor time."
+            raise RoundhouseError("tool_failed", message) from None
+        return ToolResult(answer["text"]) if "text" in answer else ToolResult(answer["problem"], is_error=True)
+
+    async def _run_process(self, data: bytes) -> bytes:
+        await self._places.acquire()
+        try:
+            process = await self._start_process()
+        except BaseException:
+            self._places.release()
+            raise
+        try:
+            output, _ = await process.communicate(data)
+        finally:
+            # Not waited for: a process that hangs in the system keeps its place, and nobody else waits for it.
+            ending = asyncio.create_task(self._end_process(process))
+            self._endings.add(ending)
+            ending.add_done_callback(self._endings.discard)
+        return output
+
+    async def _start_process(self) -> asyncio.subprocess.Process:
+        environment = {name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ}
+        try:
+            return await asyncio.create_subprocess_exec(
+                *_PROGRAM,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,  # Ctrl-C reaches the gateway only, which ends the process
+            )
+        except OSError as error:
+            raise RoundhouseError("tool_failed", f"The tool's process does not start: {error.strerror}.") from error
+
+    async def _end_process(self, process: asyncio.subprocess.Process) -> None:
+        try:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                if process.returncode is not None:
+                    return
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(number)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(ENDING_S):
+                        await process.wait()
+            await process.wait()
+        finally:
+            self._places.release()

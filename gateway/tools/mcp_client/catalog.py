@@ -1,0 +1,69 @@
+"""What an MCP server offers, as the gateway lists it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from controller.schema.tools import McpServerRoute
+from gateway.tools.arguments import ArgumentCheck
+from gateway.tools.spec import Tool
+
+ServerState = Literal["connecting", "connected", "down"]
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTool:
+    """A tool of a connected server."""
+
+    route: McpServerRoute
+    tool: Tool
+    check: ArgumentCheck
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedResource:
+    """A resource, or a template of resources, of a server."""
+
+    uri: str
+    """Of a template: with its placeholders."""
+    name: str
+    description: str
+    media_type: str | None
+    is_template: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedPrompt:
+    """A prompt of a server, and the names of its arguments, those that it requires first."""
+
+    name: str
+    description: str
+    required: tuple[str, ...]
+    optional: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """All that a server offers. Immutable."""
+
+    tools: dict[str, OfferedTool] = field(default_factory=dict)
+    """By name, with the server's name before it."""
+    resources: tuple[OfferedResource, ...] = ()
+    prompts: tuple[OfferedPrompt, ...] = ()
+    left_out: tuple[str, ...] = ()
+    """Why tools of the server are not offered, one sentence each."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStatus:
+    """One declared server as it is now."""
+
+    name: str
+    state: ServerState
+    since: float
+    """Unix time in seconds."""
+    reason: str | None
+    """Why it is down, for an operator; None: it is not."""
+    catalog: Catalog
+    """What it offers; of a server that is down: what it offered last."""

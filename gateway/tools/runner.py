@@ -1,0 +1,173 @@
+"""Lists and calls tools for callers: the one place that applies keys, schemas, time limits and caps."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from controller.schema.errors import RoundhouseError
+from controller.schema.tools import SEPARATOR, ToolCallRecord, ToolRoute
+from gateway.protocols.common.conversation import Fields
+from gateway.routing.table import Routes
+from gateway.tenancy.api_keys import Caller
+from gateway.tools.arguments import ArgumentCheck
+from gateway.tools.builtin.registry import ToolResources, build_tool
+from gateway.tools.call_records import LONGEST_NAME, ToolCallLog, redact_arguments
+from gateway.tools.mcp_client.servers import McpServers
+from gateway.tools.spec import Tool, ToolCall, ToolResult, ToolSpec, cut_text
+
+UNKNOWN: Final = "unknown"
+"""What counters name a tool that there is not."""
+_REFUSALS: Final = frozenset({"tools_disabled", "tool_not_found", "tool_not_allowed", "tool_arguments_invalid"})
+
+
+@dataclass(frozen=True, slots=True)
+class _BoundTool:
+    """A tool with its limits and the check of its arguments."""
+
+    tool: Tool
+    check: ArgumentCheck
+    timeout_s: float
+    max_output_bytes: int
+
+
+class ToolRunner:
+    """Lists the tools that a caller may call, and calls them. Made once, by `create_gateway`; used in its event loop.
+
+    Run `servers.run` as a task for the life of the gateway, and give each new routing table to `follow_table`.
+    """
+
+    def __init__(
+        self,
+        resources: ToolResources,
+        servers: McpServers,
+        count_call: Callable[[str, str], None],
+    ) -> None:
+        """`count_call` counts an ended call by the tool's name, or `UNKNOWN`, and its outcome: `ok`, `error`, `refused`,
+        `timeout`, `failed` or `cancelled`."""
+        self._resources = resources
+        self._servers = servers
+        self._count_call = count_call
+        self._routes: tuple[ToolRoute, ...] = ()
+        self._builtin: Mapping[str, _BoundTool] = {}
+        self.log = ToolCallLog()
+        """The latest calls, for reports."""
+
+    def follow_table(self, routes: Routes) -> None:
+        """Offer what a routing table enables, from now on. Calls that run go on."""
+        if routes.tools != self._routes:
+            built = {route.name: (route, build_tool(route, self._resources)) for route in routes.tools}
+            self._builtin = {name: _bind(route, tool) for name, (route, tool) in built.items() if tool is not None}
+            self._routes = routes.tools
+        self._servers.follow_table(routes.mcp_servers)
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether any tool or MCP server is declared."""
+        return bool(self._builtin) or self._servers.has_any
+
+    def list_tools(self, caller: Caller) -> list[ToolSpec]:
+        """Return what the caller may call now, sorted by name. Tools of MCP servers that are down are left out."""
+        specs = [each.tool.spec for each in self._builtin.values()] + self._servers.list_tools()
+        return sorted((spec for spec in specs if caller.may_call_tool(spec.name)), key=lambda spec: spec.name)
+
+    async def call_tool(
+        self, caller: Caller, name: str, arguments: Fields, *, request_id: str, document_tenant: str | None = None
+    ) -> ToolResult:
+        """Call a tool, and note the call for the history. Cancelling the task cancels the call.
+
+        `document_tenant`: whose documents may be searched; None: those of the caller's tenant. `request_id`: of the
+        request that the call belongs to.
+
+        Raises:
+            RoundhouseError: `tools_disabled`, `tool_not_found`, `tool_not_allowed`, `tool_arguments_invalid`,
+                `tool_timeout`, `tool_failed`; or what a part of Roundhouse that the tool asks answers.
+        """
+        began_at, at = time.monotonic(), self._resources.clock()
+        outcome, output_bytes = "cancelled", 0
+        try:
+            bound = await self._find_tool(caller, name)
+            bound.check.check(arguments)
+            call = ToolCall(
+                caller=caller,
+                document_tenant=caller.tenant if document_tenant is None else document_tenant,
+                arguments=arguments,
+                request_id=request_id,
+                timeout_s=bound.timeout_s,
+                max_output_bytes=bound.max_output_bytes,
+            )
+            result = await _run_within(bound.tool, call)
+            outcome = "error" if result.is_error else "ok"
+            output_bytes = len(result.text.encode("utf-8", errors="replace"))
+            return ToolResult(cut_text(result.text, bound.max_output_bytes), result.is_error)
+        except RoundhouseError as error:
+            outcome = error.entry.code
+            raise
+        finally:
+            self._note(caller, name, arguments, request_id, outcome, at, began_at, output_bytes)
+
+    async def _find_tool(self, caller: Caller, name: str) -> _BoundTool:
+        if not self.is_enabled:
+            raise RoundhouseError("tools_disabled", "No tools are enabled here.")
+        if not caller.may_call_tool(name):
+            raise RoundhouseError("tool_not_allowed", f"The key {caller.name} may not call this tool.", param="tool")
+        bound = self._builtin.get(name)
+        if bound is not None:
+            return bound
+        server, separator, _ = name.partition(SEPARATOR)
+        offer = await self._servers.find_tool(server, name) if separator else None
+        if offer is None:
+            raise RoundhouseError("tool_not_found", f"There is no tool {name!r:.100}.", param="tool")
+        return _BoundTool(offer.tool, offer.check, offer.route.timeout_s, offer.route.max_output_kib * 1024)
+
+    def _note(
+        self,
+        caller: Caller,
+        name: str,
+        arguments: Fields,
+        request_id: str,
+        outcome: str,
+        at: float,
+        began_at: float,
+        output_bytes: int,
+    ) -> None:
+        server = name.partition(SEPARATOR)[0] if SEPARATOR in name else None
+        is_known = name in self._builtin or self._servers.has_tool(name)
+        self._count_call(name if is_known else UNKNOWN, _count_as(outcome))
+        record = ToolCallRecord(
+            sequence=0,
+            at=at,
+            tool=name[:LONGEST_NAME],
+            server=server if server is not None and self._servers.has_server(server) else None,
+            caller=caller.client_id.decode("ascii", errors="replace") if caller.name is None else caller.name,
+            request_id=request_id,
+            arguments=redact_arguments(arguments),
+            outcome=outcome,
+            duration_ms=round(1000 * (time.monotonic() - began_at)),
+            output_bytes=output_bytes,
+        )
+        self.log.add(record)
+
+
+def _bind(route: ToolRoute, tool: Tool) -> _BoundTool:
+    return _BoundTool(tool, ArgumentCheck(tool.spec.parameters), route.timeout_s, route.max_output_kib * 1024)
+
+
+async def _run_within(tool: Tool, call: ToolCall) -> ToolResult:
+    try:
+        async with asyncio.timeout(call.timeout_s):
+            return await tool.run(call)
+    except TimeoutError:
+        message = f"The tool {tool.spec.name} did not answer within {call.timeout_s:g} s, and was ended."
+        raise RoundhouseError("tool_timeout", message) from None
+
+
+def _count_as(outcome: str) -> str:
+    if outcome in ("ok", "error", "cancelled"):
+        return outcome
+    if outcome in _REFUSALS:
+        return "refused"
+    return "timeout" if outcome == "tool_timeout" else "failed"

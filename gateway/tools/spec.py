@@ -1,0 +1,84 @@
+"""What a tool is, and what a call of it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from gateway.protocols.common.conversation import Fields
+from gateway.tenancy.api_keys import Caller
+
+ToolKind = Literal["builtin", "mcp"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool as a model and a client see it."""
+
+    name: str
+    display_name: str
+    description: str
+    parameters: Fields
+    """JSON Schema of the arguments, which are an object."""
+    writes: bool
+    """Whether a call may change something: the permission `write`."""
+    server: str | None
+    """Name of the MCP server that has the tool; None: it is built in."""
+
+    @property
+    def kind(self) -> ToolKind:
+        """Whose tool it is."""
+        return "builtin" if self.server is None else "mcp"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What a tool answered."""
+
+    text: str
+    """What the model reads. `ToolRunner` cuts it at the tool's cap and says so in its last line."""
+    is_error: bool = False
+    """Whether the tool ran and failed, such as for a file that does not exist; `text` tells the model why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call as a tool gets it: it is permitted, and its arguments fit the schema."""
+
+    caller: Caller
+    document_tenant: str
+    """Whose documents it may search."""
+    arguments: Fields
+    request_id: str
+    timeout_s: float
+    """Seconds after which `ToolRunner` cancels the call."""
+    max_output_bytes: int
+    """Bytes of the result's text, in UTF-8, that are kept."""
+
+
+class Tool(Protocol):
+    """A tool that can be called. Each built-in tool implements it."""
+
+    @property
+    def spec(self) -> ToolSpec:
+        """What is listed."""
+
+    def run(self, call: ToolCall) -> Awaitable[ToolResult]:
+        """Run the call. Cancelling it ends what it began. It never blocks the event loop.
+
+        Raises:
+            RoundhouseError: another part of Roundhouse refuses, or `tool_failed`: the tool cannot be run.
+        """
+
+
+def cut_text(text: str, most_bytes: int) -> str:
+    """Return the text with at most about `most_bytes` bytes of UTF-8: where it is cut, a last line says so.
+
+    Lone surrogates, which JSON may carry and UTF-8 cannot, become replacement characters.
+    """
+    data = text[: most_bytes + 1].encode("utf-8", errors="replace")
+    if len(data) <= most_bytes and len(text) <= most_bytes:
+        return data.decode("utf-8")
+    kept = data[:most_bytes].decode("utf-8", errors="ignore")
+    return f"{kept}\n[The output is cut here: it is longer than {most_bytes} bytes.]"
