@@ -55,9 +55,9 @@ class RequestAccount:
     ) -> None:
         """Settle the request's rate limits and count it in the metrics. Call once, at the end of the request.
 
-        Sets `usage` and `passed_tokens`. `path`: of its API. `client_text`: how the client names itself. `answer`: the client's, which has
-        ended. `attempt`: the last one; None: none was sent, or the last one failed before an answer. `now`: monotonic
-        seconds.
+        Sets `usage` and `passed_tokens`. `path`: of its API. `client_text`: how the client names itself. `answer`: the
+        client's, which has ended. `attempt`: the last one; None: none was sent, or the last one failed before an
+        answer. `now`: monotonic seconds.
         """
         self.usage = usage = attempt.usage if attempt is not None else None
         self.passed_tokens = streamed_tokens = attempt.count_tokens() if attempt is not None and usage is None else 0

@@ -13,7 +13,6 @@ from gateway.control.remote_prober import RemoteProber
 from gateway.documents.reader import DocumentReader
 from gateway.exchange.document_search import DocumentSearch
 from gateway.exchange.grant_dispatcher import GrantDispatcher
-from gateway.exchange.loop_tools import LoopTools
 from gateway.exchange.progress_board import ProgressBoard
 from gateway.ingress.admin_gate import AdminGate
 from gateway.ingress.response_headers import ResponseHeaders
@@ -24,6 +23,7 @@ from gateway.storage.completions.registry import StoredCompletions
 from gateway.storage.responses.registry import StoredResponses
 from gateway.streams.resumable_streams import ResumableStreams
 from gateway.tenancy.rate_limits import RateLimits
+from gateway.tools.runner import ToolRunner
 from gateway.upstream.client import EngineClient
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Services:
     turns: GrantDispatcher = field(default_factory=GrantDispatcher)
     documents: DocumentReader = field(default_factory=DocumentReader)
     document_search: DocumentSearch = field(default_factory=lambda: DocumentSearch(None))
-    tools: LoopTools | None = None
+    tools: ToolRunner | None = None
     """The tools that responses may have run; None: there are none."""
     exchanges: set[Exchange] = field(default_factory=set)
     """All exchanges from the time their caller is known to their end."""

@@ -1,5 +1,5 @@
-"""The loop of a response whose calls the gateway runs: rounds of the model, each a request of its own, and calls between
-them, while no slot is held (ADR 27)."""
+"""The loop of a response whose calls the gateway runs: rounds of the model, each a request of its own, and between them
+calls, while no slot is held (ADR 27)."""
 
 from __future__ import annotations
 
@@ -190,12 +190,13 @@ class ToolLoop:
 
     async def _run_call(self, call: RunCall) -> CallResult:
         exchange, arguments = self._exchange, mcp_items.read_arguments(call.arguments)
-        assert exchange.services.tools is not None
+        tools = exchange.services.tools
+        assert tools is not None
         assert call.tool is not None
         assert arguments is not None
         tenant = find_document_tenant(exchange.caller, exchange.client.headers)
         try:
-            result = await exchange.services.tools.call_tool(
+            result = await tools.call_tool(
                 exchange.caller,
                 call.tool.full_name,
                 arguments,
