@@ -152,7 +152,9 @@ class ToolCalls:
         return _answer({"error" if result.is_error else "plain_text_response": result.text})
 
 
-def declare(app: FastAPI, runner: ToolRunner, servers: McpServers, calls: ToolCalls, gate: AdminGate, max_body_bytes: int) -> None:
+def declare(
+    app: FastAPI, runner: ToolRunner, servers: McpServers, calls: ToolCalls, gate: AdminGate, max_body_bytes: int
+) -> None:
     """Add the routes of tools to `app`. `gate` tells who is shown reasons. `max_body_bytes`: largest request body."""
 
     @app.get(

@@ -259,16 +259,12 @@ class ToolLoop:
     def _fail(self, error: Fields, lines: bytes) -> None:
         """End the request with an error, which has every field of our envelope, in the form that the answer allows."""
         exchange = self._exchange
-        if error["code"] in ERROR_CODES:
-            retry_after_s = next(
-                (float(line[12:]) for line in lines.split(b"\r\n") if line[:12] == b"retry-after:"), None
-            )
-            exchange.fail_request(
-                RoundhouseError(error["code"], error["message"], param=error.get("param"), retry_after_s=retry_after_s)
-            )
-            return
-        exchange.answer.send_whole(error["status"], JSON_LINE, encode_json({"error": error}))
-        exchange.close()
+        own_error = _own_error(error, lines)
+        if own_error is not None:
+            exchange.fail_request(own_error)
+        else:
+            exchange.answer.send_whole(error["status"], JSON_LINE, encode_json({"error": error}))
+            exchange.close()
 
     def _settle(self) -> None:
         entry, self._entry = self._entry, None
@@ -309,3 +305,15 @@ def _set_context(exchange: Exchange, _: ModelRoute, *, context: ResponseContext,
     """Complete a round's request. `outer`: the client's request, of which it is a round."""
     exchange.request.state = context
     exchange.hides_paths, exchange.extra_text_bytes = outer.hides_paths, outer.extra_text_bytes
+
+
+def _own_error(error: Fields, lines: bytes) -> RoundhouseError | None:
+    """Return the error of the gateway's own that a round was answered with; None: it is the engine's. `lines`: header
+    lines of the answer."""
+    if error["code"] not in ERROR_CODES:
+        return None
+    after = next((line[12:] for line in lines.split(b"\r\n") if line.startswith(b"retry-after:")), None)
+    retry_after_s = None if after is None else float(after)
+    own_error = RoundhouseError(error["code"], error["message"], param=error.get("param"), retry_after_s=retry_after_s)
+    is_own = own_error.build_envelope(error.get("request_id")).error.model_dump() == error
+    return own_error if is_own else None

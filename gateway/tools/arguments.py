@@ -93,7 +93,9 @@ class ArgumentCheck:
         keywords = dict.fromkeys(_UNBOUNDED, _apply_nothing) | keywords | {"uniqueItems": _check_unique}
         additional = keywords["additionalProperties"]
 
-        def check_additional(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[ValidationError] | None:
+        def check_additional(
+            validator: Any, value: Any, instance: Any, schema: Any
+        ) -> Iterator[ValidationError] | None:
             return None if "patternProperties" in schema else additional(validator, value, instance, schema)
 
         keywords["additionalProperties"] = check_additional

@@ -45,7 +45,6 @@ class FakeServers:
     calls: list[tuple[str, Fields]] = field(default_factory=list)
     running: int = 0
     cancelled: int = 0
-    release: asyncio.Event = field(default_factory=asyncio.Event)
     routes: Sequence[McpServerRoute] = ()
 
     @property
@@ -103,14 +102,3 @@ def install(here: GatewayHarness, *tools: FakeTool) -> FakeServers:
     servers = FakeServers(list(tools))
     server._gateway.tool_runner._servers = servers
     return servers
-
-
-def weather(servers: Callable[[], FakeServers] | None = None) -> FakeTool:
-    """`weather__get`, which says that it rains."""
-
-    async def answer(call: ToolCall) -> ToolResult:
-        if servers is not None:
-            await servers().release.wait()
-        return ToolResult(f"Rain in {call.arguments['city']}")
-
-    return FakeTool("weather__get", answer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -116,12 +117,16 @@ def _whole(move: Move) -> Fields:
         for n, call in enumerate(move.calls)
     ]
     message = {"role": "assistant", "content": move.said, **({"tool_calls": calls} if calls else {})}
-    return {"id": "x", "choices": [{"index": 0, "message": message, "finish_reason": _finish(move)}], "usage": _usage(move)}
+    return {
+        "id": "x",
+        "choices": [{"index": 0, "message": message, "finish_reason": _finish(move)}],
+        "usage": _usage(move),
+    }
 
 
 def _events(move: Move) -> list[Fields]:
     deltas: list[Fields] = [{"reasoning_content": move.thought}] if move.thought else []
-    deltas += [{"content": word} for word in move.said.split(" ") if word]
+    deltas += [{"content": word} for word in re.findall(r"\S+\s*", move.said)]
     for number, call in enumerate(move.calls):
         half = len(call.text) // 2
         named = {"name": call.name, "arguments": call.text[:half]}

@@ -72,6 +72,8 @@ class ToolRounds:
         self._tokens: Tokens | None = None
         self._finish: Finish = "stop"
         self._round = 0
+        self._is_last = False
+        """No call of this round is run: the model was offered no tool."""
         self.is_over = False
         """No round follows: `end_rounds` ends the response."""
 
@@ -91,7 +93,8 @@ class ToolRounds:
             fields["max_output_tokens"] = self._budget.tokens
         if self._round > 1:
             fields = _ease_choice(fields)
-        if self._round >= MOST_ROUNDS or self._budget.calls == 0:
+        self._is_last = self._round >= MOST_ROUNDS or self._budget.calls == 0
+        if self._is_last:
             fields = _without_servers(fields, has_own=bool(self._own_names))
         return fields, RoundWriter(self._writer, self._mcp, self._own_names)
 
@@ -111,17 +114,17 @@ class ToolRounds:
         withheld = [] if done.is_cut else [call for call in done.calls if call.is_withheld]
         self._items += done.said_items
         self._items += [_call_item(call) for call in calls]
-        self.is_over = not calls or bool(withheld) or done.has_own_calls or self._round >= MOST_ROUNDS
+        self.is_over = not calls or bool(withheld) or done.has_own_calls or self._is_last
         if not self.is_over and self._budget.tokens is not None and self._budget.tokens < 1:
             self.is_over, self._finish = True, "length"
         return b"".join(self._writer.write_approval(call) for call in withheld), calls
 
     def refuse_call(self, call: RunCall) -> CallResult | None:
         """Return the result of a call that must not be run; None: it is to be run, and counts. Call once for each."""
-        if self._round >= MOST_ROUNDS:
-            message = _TOO_LATE
-        elif self._budget.calls == 0:
+        if self._budget.calls == 0:
             message = _TOO_MANY
+        elif self._is_last:
+            message = _TOO_LATE
         elif call.tool is None:
             message = _NO_TOOL.format(name=call.function)
         elif mcp_items.read_arguments(call.arguments) is None:

@@ -90,7 +90,9 @@ def _split(expression: str) -> list[tuple[str, str]]:
     while position < len(text):
         found = _TOKEN.match(text, position)
         if found is None or found.lastgroup is None:
-            raise ArithmeticProblem(f"It cannot be read at character {position + 1}: {text[position : position + 20]!r}.")
+            raise ArithmeticProblem(
+                f"It cannot be read at character {position + 1}: {text[position : position + 20]!r}."
+            )
         token = found[found.lastgroup]
         tokens.append((found.lastgroup, _SIGNS.get(token, token)))
         position = found.end()

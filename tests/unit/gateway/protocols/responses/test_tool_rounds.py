@@ -92,7 +92,9 @@ def test_one_call_and_the_answer_are_one_stream() -> None:
         "total_tokens": 30,
     }
     first, second = played.prompts
-    assert [tool.name for tool in first.tools] == [tool.name for tool in second.tools] == ["weather__get", "weather__set"]
+    assert (
+        [tool.name for tool in first.tools] == [tool.name for tool in second.tools] == ["weather__get", "weather__set"]
+    )
     assert first.turns == (User((Text("Weather?"),), place="input[0]"),)
     assert second.turns == (
         *first.turns,
@@ -223,7 +225,11 @@ def test_a_call_of_the_clients_ends_the_response() -> None:
     [
         ("required", ToolChoice("required"), ToolChoice("auto")),
         ({"type": "mcp", "server_label": "weather"}, ToolChoice("required"), ToolChoice("auto")),
-        ({"type": "mcp", "server_label": "weather", "name": "get"}, ToolChoice("named", "weather__get"), ToolChoice("auto")),
+        (
+            {"type": "mcp", "server_label": "weather", "name": "get"},
+            ToolChoice("named", "weather__get"),
+            ToolChoice("auto"),
+        ),
         (
             {"type": "allowed_tools", "mode": "required", "tools": [{"type": "mcp", "server_label": "weather"}]},
             ToolChoice("required"),
