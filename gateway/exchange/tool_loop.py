@@ -116,13 +116,14 @@ class ToolLoop:
             self._settle()
 
     async def _run_loop(self) -> None:
-        rounds = self._rounds
+        exchange, rounds = self._exchange, self._rounds
         approved = rounds.take_approved()
         if approved:
             for each in approved:
                 self._send(rounds.begin_approved(each))
             await self._run_calls([each.call for each in approved])
         while not rounds.is_over:
+            exchange.renew_route()  # the key may be gone by now
             fields, writer = rounds.next_round()
             used_before = self._used.completion
             answer = await self._run_round(fields, writer)
@@ -174,8 +175,7 @@ class ToolLoop:
 
     async def _run_calls(self, calls: Sequence[RunCall]) -> None:
         """Run calls at once, and pass on the end of each when it comes."""
-        exchange = self._exchange
-        exchange.renew_route()  # the key may be gone, or may not call the tool any more
+        self._exchange.renew_route()  # the key may have lost the tool by now
         async with asyncio.TaskGroup() as group:
             for call in calls:
                 refusal = self._rounds.refuse_call(call)
