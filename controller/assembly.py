@@ -29,6 +29,7 @@ from controller.downloads.transfers_client import TransfersClient, transfers_add
 from controller.journal.event_log import EventLog
 from controller.journal.recorder import Recorder
 from controller.journal.round_events import Trouble
+from controller.journal.tool_calls import ToolCallRecorder
 from controller.observe.gateway_hub import GatewayHub
 from controller.observe.load_progress import LoadProgress
 from controller.observe.prober import Prober
@@ -107,6 +108,7 @@ class Controller:
         self.journal = EventLog(store.folder / JOURNAL_NAME, keep=settings.history_entries)
         self._redactor = Redactor(lambda name: replica_token(store.secret, name))
         self._recorder = Recorder(self.journal, clock, self._redactor.redact_text)
+        self._tool_calls = ToolCallRecorder(self.journal, clock, self._redactor.redact_text)
         self._files = DesiredStateSource(
             settings.desired,
             settings.models.absolute(),
@@ -407,6 +409,7 @@ class Controller:
             defaults=self._defaults,
             declared_now=debounced_state.declared_models,
             keys_now=debounced_state.declared_keys,
+            tools_now=debounced_state.tools,
             declarations=self._files.declarations,
             find_sources=self._find_sources,
             runtime=self._runtime,
@@ -446,10 +449,11 @@ class Controller:
 
     def take_report(self, report: GatewayReport) -> None:
         """Store a gateway's report in place of its previous one: request counts, demand, health of remote models.
-        Begins to probe the replicas that the gateway could not reach, and wakes the reconciler where the report changes
-        what is decided. Returns at once."""
+        Begins to probe the replicas that the gateway could not reach, records its calls of tools, and wakes the
+        reconciler where the report changes what is decided. Returns at once."""
         self.hub.take_report(report)
         self._remote_health.take_report(report)
+        self._tool_calls.record_calls(report)
         for name in report.failed:
             self._prober.probe_now(name)
         if self._files.take_demand(report):

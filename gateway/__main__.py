@@ -136,6 +136,8 @@ def main() -> int:
     keep_log_file(settings.state, "gateway", settings.log_mib, settings.log_format)
     disable_created_metrics()  # type: ignore[no-untyped-call]
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it would log what foreign servers send
     for listener in listeners:
         listener.listen(BACKLOG)  # before the log says so: clients that read it may connect
     scheme = "https" if settings.tls_cert else "http"

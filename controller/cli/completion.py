@@ -68,6 +68,13 @@ def key_scopes(incomplete: str) -> list[str]:
     return [scope for scope in get_args(KeyScope) if scope.startswith(incomplete)]
 
 
+def tool_names(incomplete: str) -> list[str]:
+    """Return the names of built-in tools that begin with `incomplete`; all of them for an empty text."""
+    from controller.schema.tools import BUILTIN_TOOLS
+
+    return [name for name in BUILTIN_TOOLS if name.startswith(incomplete)]
+
+
 def service_tiers(incomplete: str) -> list[str]:
     """Return the service tiers of API keys that begin with `incomplete`; all of them for an empty text."""
     from controller.schema.keys import ServiceTier

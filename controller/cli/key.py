@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from controller.cli.completion import key_scopes, model_names, service_tiers
+from controller.cli.completion import key_scopes, model_names, service_tiers, tool_names
 from controller.cli.exit_codes import CommandError, ExitCode
 from controller.cli.options import ControllerUrl, Json, State
 from controller.cli.output import print_error, print_json, print_line
@@ -44,6 +44,15 @@ def new(
             metavar="NAME",
             help="Name of a model that the key may use; `*` stands for any text; may be repeated. Default: all models.",
             autocompletion=model_names,
+        ),
+    ] = None,
+    tool: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tool",
+            metavar="NAME",
+            help="Name of a tool that the key may call; `*` stands for any text; may be repeated. Default: none.",
+            autocompletion=tool_names,
         ),
     ] = None,
     tenant: Annotated[
@@ -118,6 +127,7 @@ def new(
         "sha256": sha256(secret.encode()).hexdigest(),
         "scopes": scope,
         "models": model,
+        "tools": tool,
         "tenant": tenant,
         "weight": weight,
         "service_tiers": tier,

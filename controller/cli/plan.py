@@ -99,7 +99,7 @@ def _with_given_paths(outcome: DryRun, paths: list[Path]) -> DryRun:
 def _diff_verdict(outcome: DryRun) -> ExitCode:
     if not outcome.ok:
         return ExitCode.FAILED
-    return ExitCode.PENDING if outcome.changes or outcome.keys else ExitCode.DONE
+    return ExitCode.PENDING if outcome.changes or outcome.keys or outcome.tools else ExitCode.DONE
 
 
 def _show_diff(outcome: DryRun) -> None:
@@ -112,10 +112,14 @@ def _show_diff(outcome: DryRun) -> None:
         _show_change(change)
     for key in outcome.keys:
         print_line(f"key {key.key}: {key.change}" + (f": {', '.join(key.fields)}" if key.change == "edited" else ""))
+    for tool in outcome.tools:
+        subject = "tool" if tool.kind == "tool" else "MCP server"
+        fields = f": {', '.join(tool.fields)}" if tool.change == "edited" else ""
+        print_line(f"{subject} {tool.name}: {tool.change}{fields}")
     for name in outcome.superseded:
         print_line(f"{name}: its runtime declaration would end, the files declare it")
     blocked = outcome.plan.blocked if outcome.plan is not None else []
-    if not outcome.changes and not outcome.keys:
+    if not outcome.changes and not outcome.keys and not outcome.tools:
         print_line("nothing would change" + (", and this would stay blocked:" if blocked else ""))
     _show_blocked(blocked)
 

@@ -58,13 +58,17 @@ def validate(
                 "downloads": missing,
                 "models": sorted(parsed_folder.definitions),
                 "keys": sorted(parsed_folder.keys),
+                "tools": sorted(parsed_folder.tools.tools),
+                "mcp_servers": sorted(parsed_folder.tools.servers),
             }
         )
     elif parsed_folder.is_valid:
         verdict = f"good, with {count_words(len(warnings), 'warning')}" if warnings else "good"
-        keys = f"; {count_words(len(parsed_folder.keys), 'key')}" if parsed_folder.keys else ""
+        tools = parsed_folder.tools
+        counts = [(len(parsed_folder.keys), "key"), (len(tools.tools), "tool"), (len(tools.servers), "MCP server")]
+        others = "".join(f"; {count_words(number, word)}" for number, word in counts if number)
         names = ", ".join(sorted(parsed_folder.definitions)) or "none"
-        print_line(f"{settings.desired}: {verdict}; models: {names}{keys}")
+        print_line(f"{settings.desired}: {verdict}; models: {names}{others}")
         for name, message in name_warnings:
             print_line(f"warning: {name}: {message}")
         for name, message in start_problems.items():

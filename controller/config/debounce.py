@@ -1,18 +1,19 @@
 """Decides when declarations of the files take effect. Pure: `now` is an argument.
 
 A model that vanished from the files is removed only after two agreeing reads at least `CONFIRM_S` apart, because a git
-checkout removes files for a moment. The same holds for the removal of all keys, because without keys everybody has
-access. Every other change takes effect at once. A read with problems agrees with nothing: the declarations in force
-stay, and the count of agreeing reads starts again.
+checkout removes files for a moment. The same holds for an MCP server, and for the removal of all keys, because without
+keys everybody has access. Every other change takes effect at once. A read with problems agrees with nothing: the
+declarations in force stay, and the count of agreeing reads starts again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Mapping, Set
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from controller.config.parse import ParsedFolder
+from controller.config.tools import DeclaredTools
 from controller.schema.desired import Definition
 from controller.schema.keys import KeyDefinition
 
@@ -40,6 +41,10 @@ class DebouncedState:
     keyless_since: float | None = None
     """Unix time of the first read without any key, while the previous keys are still in force. None means that the read
     keys are in force."""
+    tools: DeclaredTools = field(default_factory=DeclaredTools)
+    """Tools and MCP servers, missing servers included."""
+    missing_servers: Mapping[str, float] = field(default_factory=dict)
+    """MCP servers in force that the last read did not have, with the Unix time of the first read without them."""
 
 
 def debounce(previous: DebouncedState | None, parsed: ParsedFolder, now: float) -> DebouncedState | None:
@@ -52,23 +57,24 @@ def debounce(previous: DebouncedState | None, parsed: ParsedFolder, now: float) 
         if previous is None:
             return None
         return DebouncedState(
-            previous.definitions, previous.declared_models, keys=previous.keys, declared_keys=previous.declared_keys
+            previous.definitions,
+            previous.declared_models,
+            keys=previous.keys,
+            declared_keys=previous.declared_keys,
+            tools=previous.tools,
         )
     if previous is None:
-        return DebouncedState(
-            parsed.definitions, parsed.declared_models, keys=parsed.keys, declared_keys=parsed.declared_keys
-        )
-    missing_since: dict[str, float] = {}
-    for name in previous.definitions:
-        first_missing_at = previous.missing.get(name, now)
-        # After the clock was set back, the stored time may lie in the future, and would keep the model forever.
-        first_missing_at = min(first_missing_at, now)
-        if name not in parsed.definitions and now - first_missing_at < CONFIRM_S:
-            missing_since[name] = first_missing_at
+        return settled_state(parsed)
+    missing_since = _missing_since(previous.definitions, parsed.definitions, previous.missing, now)
+    missing_servers = _missing_since(previous.tools.servers, parsed.tools.servers, previous.missing_servers, now)
     leaving_definitions = {name: previous.definitions[name] for name in missing_since}
     keyless_since = _keyless_since(previous, parsed, now)
     key_source = parsed if keyless_since is None else previous
-    missing_times = [*missing_since.values(), *([] if keyless_since is None else [keyless_since])]
+    missing_times = [
+        *missing_since.values(),
+        *missing_servers.values(),
+        *([] if keyless_since is None else [keyless_since]),
+    ]
     return DebouncedState(
         _without_conflicts(parsed.definitions, leaving_definitions),
         {**parsed.declared_models, **{name: previous.declared_models[name] for name in missing_since}},
@@ -77,6 +83,41 @@ def debounce(previous: DebouncedState | None, parsed: ParsedFolder, now: float) 
         key_source.keys,
         key_source.declared_keys,
         keyless_since,
+        _with_servers(parsed.tools, previous.tools, missing_servers),
+        missing_servers,
+    )
+
+
+def settled_state(parsed: ParsedFolder) -> DebouncedState:
+    """Return the state in force if nothing but these valid files was ever read."""
+    return DebouncedState(
+        parsed.definitions,
+        parsed.declared_models,
+        keys=parsed.keys,
+        declared_keys=parsed.declared_keys,
+        tools=parsed.tools,
+    )
+
+
+def _missing_since(
+    previous: Iterable[str], parsed: Container[str], known: Mapping[str, float], now: float
+) -> dict[str, float]:
+    """Return the names of `previous` that the files do not have and that stay in force, with the time since which."""
+    missing_since: dict[str, float] = {}
+    for name in previous:
+        # After the clock was set back, the stored time may lie in the future, and would keep the name forever.
+        first_missing_at = min(known.get(name, now), now)
+        if name not in parsed and now - first_missing_at < CONFIRM_S:
+            missing_since[name] = first_missing_at
+    return missing_since
+
+
+def _with_servers(tools: DeclaredTools, previous: DeclaredTools, names: Iterable[str]) -> DeclaredTools:
+    """Return the tools with those servers of `previous` in addition."""
+    return replace(
+        tools,
+        servers={**tools.servers, **{name: previous.servers[name] for name in names}},
+        declared_servers={**tools.declared_servers, **{name: previous.declared_servers[name] for name in names}},
     )
 
 

@@ -16,6 +16,7 @@ from controller.engines import BACKEND_OF_SUFFIX, ENGINES
 from controller.engines.base import Engine
 from controller.schema.desired import Definition, ModelName
 from controller.schema.keys import KeyDefinition, KeyName
+from controller.schema.tools import BUILTIN_TOOLS, McpServer, ServerName
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 Schema = dict[str, Any]
@@ -42,10 +43,24 @@ def files_schema() -> Schema:
                 "propertyNames": TypeAdapter(KeyName).json_schema(),
                 "additionalProperties": {"$ref": "#/$defs/key"},
             },
+            "tools": {
+                "description": "The built-in tools that are enabled, by name. None at all: no tool is.",
+                "type": ["object", "null"],
+                "properties": {name: {"$ref": f"#/$defs/tool_{name}"} for name in BUILTIN_TOOLS},
+                "additionalProperties": False,
+            },
+            "mcp_servers": {
+                "description": "The MCP servers by name, whose tools are named `SERVER__TOOL`.",
+                "type": ["object", "null"],
+                "propertyNames": TypeAdapter(ServerName).json_schema(),
+                "additionalProperties": {"$ref": "#/$defs/mcp_server"},
+            },
         },
         "$defs": {
             "model": _model_schema(),
             "key": _key_schema(),
+            **{f"tool_{name}": _removable(f"The built-in tool {name}", each) for name, each in BUILTIN_TOOLS.items()},
+            "mcp_server": _removable("An MCP server", McpServer),
             **{name: definition_schema(engine) for name, engine in ENGINES.items()},
             "any": _any_backend_schema(),
         },
@@ -100,6 +115,11 @@ def _key_schema() -> Schema:
     del fields["expires"]["format"]
     key = _closed_object("A key; null removes one that an earlier file declares.", fields)
     return {**key, "type": ["object", "null"]}
+
+
+def _removable(subject: str, declaration: type[BaseModel]) -> Schema:
+    schema = _closed_object(f"{subject}; null removes one that an earlier file declares.", _field_schemas(declaration))
+    return {**schema, "type": ["object", "null"]}
 
 
 def _suffix_pattern(suffix: str) -> str:

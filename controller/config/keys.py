@@ -14,6 +14,7 @@ from controller.config.tree import SourcePlace, Table, is_null, place_of, to_pla
 from controller.config.validate import field_name, locate_problem
 from controller.schema.keys import KeyDefinition, KeyName
 from controller.schema.status import Problem
+from controller.schema.tools import BUILTIN_TOOLS, SEPARATOR
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -23,6 +24,7 @@ SECRET_PREFIX: Final = "rh-"  # noqa: S105 - the prefix of every secret
 
 _NAME: Final[TypeAdapter[str]] = TypeAdapter(KeyName)
 _PATTERN: Final = re.compile(r"[A-Za-z0-9*][A-Za-z0-9._:/@+*-]{0,199}")
+_TOOL: Final = re.compile(r"[A-Za-z0-9_*][A-Za-z0-9_.*/-]{0,199}")
 _SECRET: Final = re.compile(rf"{SECRET_PREFIX}[A-Za-z0-9_-]{{43}}")
 _DATE: Final = re.compile(r"\d{4}-\d\d-\d\d([Tt ].*)?")
 
@@ -100,6 +102,9 @@ class _KeyValidator:
                 self.add_problem(
                     f"no model can have such a name: {_show_value(model)}; `*` stands for any text", "models", index
                 )
+        for index, tool in enumerate(self._get_list("tools")):
+            if isinstance(tool, str) and (tool_problem := _explain_tool(tool)) is not None:
+                self.add_problem(tool_problem, "tools", index)
         definition = self._parse_definition(self._table)
         return None if self.problems else definition
 
@@ -135,6 +140,17 @@ class _KeyValidator:
         if name == "expires":
             return _date_words(value)
         return ", or ".join(explain_errors(each, is_hidden=_is_our_secret(each["input"])) for each in errors)
+
+
+def _explain_tool(name: str) -> str | None:
+    """Return what is wrong with the name or pattern of a tool; None: nothing is. A server's tool may be unknown, since
+    servers come and go; a built-in one may not."""
+    if _TOOL.fullmatch(name) is None:
+        return f"no tool can have such a name: {_show_value(name)}; `*` stands for any text"
+    if "*" in name or SEPARATOR in name or name in BUILTIN_TOOLS:
+        return None
+    hint = suggest_name(name, BUILTIN_TOOLS) or f"; a tool of an MCP server is named `SERVER{SEPARATOR}TOOL`"
+    return f"there is no built-in tool {_show_value(name)}{hint}"
 
 
 def _is_our_secret(value: object) -> bool:

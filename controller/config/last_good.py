@@ -2,7 +2,7 @@
 controller.
 
 `<state folder>/desired.json` holds the merged fields as declared, so that a newer version validates them again. It is
-replaced atomically and readable by its owner alone (`env` may hold secrets).
+replaced atomically and readable by its owner alone (`env` and `headers` may hold secrets).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from controller.artifacts.model_roots import ModelRoots
 from controller.config.debounce import DebouncedState
 from controller.config.keys import validate_keys
 from controller.config.parse import redact_problems
+from controller.config.tools import DeclaredTools, validate_tools
 from controller.config.tree import SourcePlace, Table, with_place
 from controller.config.validate import validate_models
 from controller.schema.status import SCHEMA_VERSION
@@ -38,6 +39,8 @@ class _LastGoodDocument(BaseModel):
     saved_at: float
     models: dict[str, dict[str, JsonValue]]
     keys: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
+    tools: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
+    mcp_servers: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
 
 
 def save_last_good(
@@ -45,12 +48,20 @@ def save_last_good(
     declared_models: Mapping[str, Mapping[str, Any]],
     keys: Mapping[str, Mapping[str, Any]],
     now: float,
+    tools: DeclaredTools | None = None,
 ) -> None:
-    """Store the declared models and keys, each by name with its fields, in the state folder. `now` is Unix time.
+    """Store the declared models, keys, tools and MCP servers, each by name with its fields, in the state folder. `now`
+    is Unix time. `tools` None: none.
 
     Raises OSError (disk full, folder gone); the previous file then stays.
     """
-    content = {"schema_version": SCHEMA_VERSION, "saved_at": now, "models": declared_models, "keys": keys}
+    content = {
+        "schema_version": SCHEMA_VERSION,
+        "saved_at": now,
+        "models": declared_models,
+        "keys": keys,
+        **(tools.declared if tools is not None else {}),
+    }
     write_atomic(state_folder / FILE_NAME, json.dumps(content, ensure_ascii=False, indent=1).encode())
 
 
@@ -76,17 +87,23 @@ def load_last_good(state_folder: Path, roots: ModelRoots) -> DebouncedState | No
             f"{path}: written by a newer Roundhouse (schema_version {last_good.schema_version}, this one reads up to "
             f"{SCHEMA_VERSION})"
         )
-    document = {"models": last_good.models, "keys": last_good.keys}
+    document = {
+        "models": last_good.models,
+        "keys": last_good.keys,
+        "tools": last_good.tools,
+        "mcp_servers": last_good.mcp_servers,
+    }
     table = with_place(document, SourcePlace(str(path)))  # type: ignore[arg-type] # JsonValue and Plain are the same values
     assert isinstance(table, Table)
     models = table.get("models")
     assert isinstance(models, Table)
-    validated_models, keys = validate_models(models, roots), validate_keys(table)
-    if problems := (*validated_models.problems, *keys.problems):
+    validated_models, keys, tools = validate_models(models, roots), validate_keys(table), validate_tools(table)
+    if problems := (*validated_models.problems, *keys.problems, *tools.problems):
         raise LastGoodError("; ".join(str(problem) for problem in redact_problems(problems)))
     return DebouncedState(
         validated_models.definitions,
         validated_models.declared_models,
         keys=keys.definitions,
         declared_keys=keys.declared_keys,
+        tools=tools.declared,
     )

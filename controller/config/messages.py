@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 _SHOWN_CHARS: Final = 60
-_SECRETS_BELOW: Final = ("env", "extra_args")
+_SECRETS_BELOW: Final = ("env", "extra_args", "headers", "command")
 _NAME_WORDS: Final[Mapping[str, str]] = {
     TypeAdapter(name).json_schema()[
         "pattern"

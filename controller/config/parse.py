@@ -15,6 +15,7 @@ from controller.config.keys import validate_keys
 from controller.config.merge import merge_all
 from controller.config.messages import kind_of, suggest_name
 from controller.config.read import SUFFIXES, FolderSnapshot
+from controller.config.tools import DeclaredTools, validate_tools
 from controller.config.tree import Table, is_null, to_plain_value
 from controller.config.validate import validate_models
 from controller.config.yaml12 import read_document
@@ -23,7 +24,7 @@ from controller.schema.desired import Definition
 from controller.schema.keys import KeyDefinition
 from controller.schema.status import Problem
 
-TOP_LEVEL: Final = ("models", "keys")
+TOP_LEVEL: Final = ("models", "keys", "tools", "mcp_servers")
 """Keys that a file may have at its top level."""
 
 
@@ -41,6 +42,8 @@ class ParsedFolder:
     """Validated keys by name."""
     declared_keys: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Fields as declared, by key name."""
+    tools: DeclaredTools = field(default_factory=DeclaredTools)
+    """Tools and MCP servers."""
     problems: tuple[Problem, ...] = ()
     """Problems of the files, with secrets masked."""
     digest: str = ""
@@ -101,26 +104,32 @@ def parse_documents(snapshot: FolderSnapshot, documents: Mapping[str, Document],
     if isinstance(models, Problem):
         return ParsedFolder(problems=redact_problems((*problems, models)))
     validated_models = validate_models(models, roots)
-    keys = validate_keys(merged_table)
-    problems += (*validated_models.problems, *keys.problems)
+    keys, tools = validate_keys(merged_table), validate_tools(merged_table)
+    problems += (*validated_models.problems, *keys.problems, *tools.problems)
     if problems:
         order = {snapshot.path_of(name): index for index, name in enumerate(snapshot.files)}
         return ParsedFolder(
             problems=redact_problems(sorted(problems, key=lambda each: (order[each.file], each.line or 0)))
         )
-    digest = digest_of(validated_models.declared_models, keys.declared_keys)
+    digest = digest_of(validated_models.declared_models, keys.declared_keys, tools.declared)
     return ParsedFolder(
         validated_models.definitions,
         validated_models.declared_models,
         keys.definitions,
         keys.declared_keys,
+        tools.declared,
         digest=digest,
     )
 
 
-def digest_of(declared_models: Mapping[str, Mapping[str, Any]], keys: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a digest of declared models and keys: 64 bits as 16 hex digits, equal in every process."""
-    text = json.dumps([declared_models, keys], sort_keys=True, separators=(",", ":"))
+def digest_of(
+    declared_models: Mapping[str, Mapping[str, Any]], keys: Mapping[str, Mapping[str, Any]], tools: DeclaredTools
+) -> str:
+    """Return a digest of declared models, keys, tools and MCP servers: 64 bits as 16 hex digits, equal in every
+    process."""
+    # Without tools the digest is the one of versions that had none.
+    content = [declared_models, keys, *([tools.declared] if tools.declared else [])]
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

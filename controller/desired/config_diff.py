@@ -1,7 +1,8 @@
 """Differences between two declared states, model by model and field by field. Pure.
 
 A mapping such as `env` is compared key by key, so that a difference names `env.HF_TOKEN`. Secrets are masked on both
-sides: a changed secret reads `***` before and after. Of API keys only the names of changed fields are given.
+sides: a changed secret reads `***` before and after. Of API keys, tools and MCP servers only the names of changed
+fields are given.
 """
 
 from __future__ import annotations
@@ -12,8 +13,12 @@ from typing import Any, Literal
 
 from pydantic import JsonValue
 
+from controller.config.tools import DeclaredTools
 from controller.redaction.patterns import collect_secrets, mask_fields
-from controller.schema.admin import FieldChange, KeyChange
+from controller.schema.admin import FieldChange, KeyChange, ToolChange
+
+Change = Literal["added", "removed", "edited"]
+"""What happened to a declaration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +27,7 @@ class ModelEdit:
     means not declared, or declared as null."""
 
     model: str
-    change: Literal["added", "removed", "edited"]
+    change: Change
     fields: tuple[FieldChange, ...]
 
 
@@ -44,18 +49,33 @@ def diff_models(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Map
 def diff_keys(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> list[KeyChange]:
     """Return the API keys that differ, in name order, with the names of the fields that differ and never their values.
     `before` and `after`: declared fields by key name."""
-    key_changes = []
+    return [KeyChange(key=name, change=change, fields=fields) for name, change, fields in _diff_names(before, after)]
+
+
+def diff_tools(before: DeclaredTools, after: DeclaredTools) -> list[ToolChange]:
+    """Return the built-in tools, then the MCP servers that differ, each in name order, with the names of the fields
+    that differ and never their values, which may hold secrets."""
+    return [
+        ToolChange(kind=kind, name=name, change=change, fields=fields)
+        for kind, old, new in (
+            ("tool", before.declared_tools, after.declared_tools),
+            ("mcp_server", before.declared_servers, after.declared_servers),
+        )
+        for name, change, fields in _diff_names(old, new)
+    ]
+
+
+def _diff_names(
+    before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[str, Change, list[str]]]:
+    """Yield each declaration that differs: name, what happened to it, and the names of the fields that differ."""
     for name in sorted(before.keys() | after.keys()):
         old, new = before.get(name), after.get(name)
         if old == new:
             continue
-        change: Literal["added", "removed", "edited"] = (
-            "added" if old is None else "removed" if new is None else "edited"
-        )
+        change: Change = "added" if old is None else "removed" if new is None else "edited"
         old, new = old or {}, new or {}
-        fields = [each for each in sorted(old.keys() | new.keys()) if old.get(each) != new.get(each)]
-        key_changes.append(KeyChange(key=name, change=change, fields=fields))
-    return key_changes
+        yield name, change, [each for each in sorted(old.keys() | new.keys()) if old.get(each) != new.get(each)]
 
 
 def _diff_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[FieldChange, ...]:

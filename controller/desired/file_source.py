@@ -131,8 +131,9 @@ class FileSource:
         """Read the folder, and put what it declares into force unless a file has a problem. Problems are in `problems`
         and raise nothing.
 
-        The removal of a model, or of the last key, comes into force only with a second reading that confirms it, at
-        `wake_at` or later. Calls at the same time run one after the other. `on_change` is called before the return.
+        The removal of a model, an MCP server, or the last key, comes into force only with a second reading that
+        confirms it, at `wake_at` or later. Calls at the same time run one after the other. `on_change` is called before
+        the return.
         """
         # One at a time: an older snapshot must not come into force after a newer one.
         async with self._read_lock:
@@ -172,15 +173,15 @@ class FileSource:
 
     def _save_last_good(self, state: DebouncedState) -> None:
         try:
-            save_last_good(self._state_folder, state.declared_models, state.declared_keys, self._clock())
+            save_last_good(self._state_folder, state.declared_models, state.declared_keys, self._clock(), state.tools)
             self.is_last_good_saved = True
         except OSError as error:
             log.warning("the last good state is not stored, so a restart would not know it: %s", error)
 
     @property
     def wake_at(self) -> float | None:
-        """Unix time at which to read again, to confirm that a model or the last key was removed; None: nothing is to be
-        confirmed."""
+        """Unix time at which to read again, to confirm that a model, an MCP server or the last key was removed; None:
+        nothing is to be confirmed."""
         return self.from_files.wake_at if self.from_files is not None else None
 
     def declared_since(self, name: str) -> float:
@@ -194,4 +195,8 @@ class FileSource:
 
 
 def _differ(before: DebouncedState, after: DebouncedState) -> bool:
-    return (before.declared_models, before.declared_keys) != (after.declared_models, after.declared_keys)
+    return (before.declared_models, before.declared_keys, before.tools.declared) != (
+        after.declared_models,
+        after.declared_keys,
+        after.tools.declared,
+    )

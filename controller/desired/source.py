@@ -31,6 +31,7 @@ from controller.schema.declarations import DeclarationKind, RuntimeDeclaration, 
 from controller.schema.override import Override
 from controller.schema.routing import GatewayReport, Stamp
 from controller.schema.status import Problem
+from controller.schema.tools import replica_model
 from controller.state import DesiredState
 from controller.storage.state_dir import StateDir, StoredState
 
@@ -60,11 +61,12 @@ class DesiredStateSource:
         on_superseded: Callable[[DeclarationKind, str], None] = lambda *_: None,
         find_sources: Callable[[frozenset[str]], Mapping[str, PlacedSource]] = lambda _: {},
     ) -> None:
-        """`learn` takes note of secrets: it gets the fields of each model, and the parameters of each load, before they
-        come into force. `on_edit` is called for each edit with the state before (None: there was none), the state now,
-        by model what the edit ended of its override, and who made the edit. `on_superseded` is called for each runtime
-        declaration that ends because the files declare its name. `find_sources` looks where the files are of those of
-        these sources that are here; it blocks. `resync_s`: see `FileSource`. `clock` gives Unix time.
+        """`learn` takes note of secrets: it gets the fields of each model and MCP server, and the parameters of each
+        load, before they come into force. `on_edit` is called for each edit with the state before (None: there was
+        none), the state now, by model what the edit ended of its override, and who made the edit. `on_superseded` is
+        called for each runtime declaration that ends because the files declare its name. `find_sources` looks where the
+        files are of those of these sources that are here; it blocks. `resync_s`: see `FileSource`. `clock` gives Unix
+        time.
 
         Raises StateError where the stored state in `store` is damaged.
         """
@@ -107,7 +109,8 @@ class DesiredStateSource:
         return self._files.in_force
 
     def desired_state(self) -> DesiredState | None:
-        """Return the desired state: the declared models with overrides, demand and evictions applied, and the keys.
+        """Return the desired state: the declared models with overrides, demand and evictions applied, and the keys,
+        tools and MCP servers.
 
         None: no valid files were ever read, nor a last good state recovered.
         """
@@ -134,7 +137,13 @@ class DesiredStateSource:
             evictions=stored.rested,
             sources=self._sources,
         )
-        return replace(desired, revision=self.revision, keys=in_force.keys)
+        return replace(
+            desired,
+            revision=self.revision,
+            keys=in_force.keys,
+            tools=in_force.tools.tools,
+            mcp_servers=in_force.tools.servers,
+        )
 
     # Files.
 
@@ -145,7 +154,7 @@ class DesiredStateSource:
         self._learn({name: override.params for name, override in self.stored_state.overrides.items()})
         state = self._files.recover_last_good()
         if state is not None:
-            self._learn(state.declared_models)
+            self._learn_declared(state)
             self._take_sources(self._find_sources(list_sources(state.definitions.values())))
             self._persistence.update_state({"first_declared_at": self._first_declared_at(state)})
 
@@ -177,13 +186,17 @@ class DesiredStateSource:
             self._source_changes += 1
 
     def _follow_edit(self, before: DebouncedState | None, state: DebouncedState, actor: str) -> None:
-        self._learn(state.declared_models)
+        self._learn_declared(state)
         # At once, although it reads the disk: a model whose files are here must not wait for a download.
         self._take_sources(self._find_sources(list_sources(state.definitions.values())))
         overrides, ended_by_model = self._overrides.end_edited(state)
         first_declared_at = {"first_declared_at": self._first_declared_at(state)}
         self._persistence.update_state({**first_declared_at, **overrides, **self._demand.end_edited(before, state)})
         self._on_edit(before, state, ended_by_model, actor)
+
+    def _learn_declared(self, state: DebouncedState) -> None:
+        servers = {replica_model(name): fields for name, fields in state.tools.declared_servers.items()}
+        self._learn({**state.declared_models, **servers})
 
     def _first_declared_at(self, state: DebouncedState) -> dict[str, float]:
         known, now = self.stored_state.first_declared_at, self._clock()

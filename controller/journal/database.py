@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from common.sqlite_files import NewerDatabaseError, check_content, open_connection, transaction
-from controller.schema.admin import HISTORY_KINDS, JournalEntry
+from controller.schema.admin import HISTORY_KINDS, RETENTION_CLASSES, EventKind, JournalEntry
 from controller.schema.status import SCHEMA_VERSION
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,14 @@ CREATE INDEX IF NOT EXISTS entries_by_model ON entries (model, id);
 CREATE INDEX IF NOT EXISTS entries_by_kind ON entries (kind, id);
 """
 _COLUMNS: Final = "id, at, kind, model, actor, message, details"
-_HISTORY: Final = f"kind IN ({', '.join(map(repr, HISTORY_KINDS))})"
+
+
+def _in_kinds(kinds: Iterable[EventKind]) -> str:
+    return f"kind IN ({', '.join(map(repr, sorted(kinds)))})"
+
+
+# The last class is what is in none of the others: a kind that only a newer version knows is pruned, too.
+_CLASSES: Final = (*map(_in_kinds, RETENTION_CLASSES[:-1]), f"NOT {_in_kinds(HISTORY_KINDS)}")
 
 
 class JournalBounds(NamedTuple):
@@ -92,14 +99,13 @@ class JournalDatabase:
         """Write the entries in one transaction, all or none, and raise `JournalBounds.lost_id` to at least `lost` (0:
         leave it). An id that exists already raises sqlite3.IntegrityError.
 
-        With `keep`, delete all but the newest `keep` entries of history (`HISTORY_KINDS`) and all but the newest `keep`
-        entries of other kinds; None deletes nothing.
+        With `keep`, delete all but the newest `keep` entries of each of the `RETENTION_CLASSES`; None deletes nothing.
         """
         rows = [_to_row(entry) for entry in entries]
         with transaction(self._db):
             self._db.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
             if keep is not None:
-                lost = max(lost, self._prune_entries(_HISTORY, keep), self._prune_entries(f"NOT {_HISTORY}", keep))
+                lost = max(lost, *(self._prune_entries(condition, keep) for condition in _CLASSES))
             if lost:
                 self._db.execute(
                     "INSERT INTO meta VALUES ('lost', ?)"

@@ -24,16 +24,16 @@ from pydantic import JsonValue
 from common.sqlite_files import DatabaseFile, NewerDatabaseError
 from controller.journal.database import JournalBounds, JournalDatabase
 from controller.journal.entry import NewEntry
-from controller.schema.admin import HISTORY_KINDS, JournalEntry
+from controller.schema.admin import RETENTION_CLASSES, JournalEntry
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
 KEEP: Final = 10_000
-"""Entries of history, and as many entries of other kinds, that the journal file keeps."""
+"""Entries of each of the `RETENTION_CLASSES` that the journal file keeps."""
 UNWRITTEN: Final = 1_000
-"""Entries of history, and as many entries of other kinds, that stay in memory while the file cannot be written."""
+"""Entries of each of the `RETENTION_CLASSES` that stay in memory while the file cannot be written."""
 PRUNE_EVERY: Final = 100
 """New entries between two deletions of the oldest ones."""
 RETRY_S: Final = 30.0
@@ -44,7 +44,7 @@ FOLLOWED_AT_ONCE: Final = 500
 
 class EventLog:
     """The controller's journal, in memory and in an SQLite file: an ordered log of its newest entries, `keep` of
-    history (`HISTORY_KINDS`), and `keep` of the more frequent other kinds.
+    each of the `RETENTION_CLASSES`.
 
     A file that cannot be used raises nothing: see the module. Use it on one event loop only, and call `close` at the
     end. Every call except `wait_for_entries` returns in well below a millisecond, but opening the file, first and where
@@ -175,9 +175,11 @@ class EventLog:
         limit = min(UNWRITTEN, self._keep)
         if len(self._unwritten) <= limit:
             return
-        history_ids = [entry.id for entry in self._unwritten if entry.kind in HISTORY_KINDS]
-        other_ids = [entry.id for entry in self._unwritten if entry.kind not in HISTORY_KINDS]
-        surplus_ids = {*history_ids[:-limit], *other_ids[:-limit]}
+        surplus_ids = {
+            entry_id
+            for kinds in RETENTION_CLASSES
+            for entry_id in [entry.id for entry in self._unwritten if entry.kind in kinds][:-limit]
+        }
         self._unwritten = [entry for entry in self._unwritten if entry.id not in surplus_ids]
         self._lost_id = max(self._lost_id, *surplus_ids, 0)
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pydantic import JsonValue
 
 from controller.config.debounce import DebouncedState
-from controller.desired.config_diff import ModelEdit, diff_keys, diff_models
+from controller.desired.config_diff import ModelEdit, diff_keys, diff_models, diff_tools
 from controller.journal.entry import NewEntry
 from controller.journal.event_log import EventLog
 from controller.journal.round_events import Trouble, round_events, trouble_events
 from controller.planning.draining import GatewayView
 from controller.redaction.redactor import Redact
-from controller.schema.admin import EventKind, KeyChange
+from controller.schema.admin import EventKind, KeyChange, ToolChange
 from controller.schema.declarations import DeclarationKind
 from controller.schema.override import is_whole_statement
 from controller.status.reconcile_round import Round
@@ -65,8 +65,8 @@ class Recorder:
         ended_by_model: Mapping[str, Sequence[str]],
         actor: str,
     ) -> None:
-        """Record one entry for each model and each API key whose declaration was added, removed or changed between
-        `before` and `after`, by `actor`: `files`, or whoever declared it at run time.
+        """Record one entry for each model, API key, tool and MCP server whose declaration was added, removed or changed
+        between `before` and `after`, by `actor`: `files`, or whoever declared it at run time.
 
         `before` None (the controller's first reading) records nothing. `ended_by_model` maps a model to the fields of
         its runtime statement (an operator's load or unload) that the edit ended.
@@ -76,6 +76,7 @@ class Recorder:
         model_edits = diff_models(before.declared_models, after.declared_models)
         entries = [_edit_entry(each, ended_by_model.get(each.model, ()), actor) for each in model_edits]
         entries += [_key_edit_entry(each, actor) for each in diff_keys(before.declared_keys, after.declared_keys)]
+        entries += [_tool_edit_entry(each, actor) for each in diff_tools(before.tools, after.tools)]
         self._journal.record_entries(entries, self._clock())
 
     def record_round(self, before: Round | None, after: Round, gateways: Iterable[GatewayView]) -> None:
@@ -123,3 +124,10 @@ def _key_edit_entry(edit: KeyChange, actor: str) -> NewEntry:
     details = edit.model_dump(mode="json")
     kind: EventKind = "file" if actor == "files" else "statement"
     return NewEntry(kind, actor, f"the key {edit.key} is {words[edit.change]}", details=details)
+
+
+def _tool_edit_entry(edit: ToolChange, actor: str) -> NewEntry:
+    words = {"added": "declared", "removed": "no longer declared", "edited": f"edited: {', '.join(edit.fields)}"}
+    subject = "tool" if edit.kind == "tool" else "MCP server"
+    details = edit.model_dump(mode="json")
+    return NewEntry("file", actor, f"the {subject} {edit.name} is {words[edit.change]}", details=details)

@@ -1,8 +1,8 @@
 """Decides which parts of a model definition are secret, and masks them. Pure.
 
-These are secret: every value of `env`; a value whose name suggests a secret (it contains `key`, `token`, `passw` and
-the like), be it the value of a flag in `extra_args`, of a key in a nested mapping, or of `name=value` or
-`--name value` within a text; the user part of a URL; and what follows `Bearer` or `Basic`.
+These are secret: every value of `env` and of `headers`; a value whose name suggests a secret (it contains `key`,
+`token`, `passw` and the like), be it the value of a flag in `extra_args`, of a key in a nested mapping, or of
+`name=value` or `--name value` within a text; the user part of a URL; and what follows `Bearer` or `Basic`.
 
 Three kinds of values are shown although their names suggest a secret: null, true, false and empty values; counts and
 times (`--image-max-tokens 512`); and places of secrets (`api_key_env: OPENAI_KEY`, `--api-key-file /run/key`). Names of
@@ -67,10 +67,10 @@ def mask_fields(fields: Mapping[str, Any], known_secrets: Iterable[str] = ()) ->
     """Return a definition's fields with all secrets replaced by `MASKED`, to show them to a user. `fields` is not
     changed; tuples become lists.
 
-    Secrets are every value of `env`, values whose names suggest a secret (`is_secret`), and what texts mark as one
-    (`mask_text`). A secret that is found in one field (in `env`: one that its name or the text marks) is also masked
-    where another field contains it, as are `known_secrets` in all fields; both are searched for only if they have 8
-    characters or more.
+    Secrets are every value of `env` and of `headers`, values whose names suggest a secret (`is_secret`), and what texts
+    mark as one (`mask_text`). A secret that is found in one field (in `env`: one that its name or the text marks) is
+    also masked where another field contains it, as are `known_secrets` in all fields; both are searched for only if
+    they have 8 characters or more.
     """
     walk = _Masker()
     shown_fields = {name: walk.mask_field(name, value) for name, value in fields.items()}
@@ -174,6 +174,8 @@ class _Masker:
         """Mask the value of a field of the definition, or of a key in a nested mapping."""
         if name == "env" and isinstance(value, Mapping):
             return {key: self._mask_variable(key, each) for key, each in value.items()}
+        if name == "headers" and isinstance(value, Mapping):
+            return {key: self._mask_header(each) for key, each in value.items()}
         if is_secret(name, value):
             self.secrets.update(_iterate_texts(value))
             return MASKED
@@ -197,6 +199,12 @@ class _Masker:
         if isinstance(value, str):
             self.mask_text(value)
             (self.secrets if is_secret(name, value) else self.env_values).add(value)
+        return MASKED
+
+    def _mask_header(self, value: Any) -> str:
+        if isinstance(value, str):
+            self.mask_text(value)
+            self.secrets.add(value)
         return MASKED
 
     def _mask_arguments(self, items: Iterable[Any]) -> list[JsonValue]:

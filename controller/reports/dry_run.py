@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from controller.artifacts.model_roots import ModelRoots
-from controller.config.debounce import DebouncedState
+from controller.config.debounce import DebouncedState, settled_state
 from controller.config.model_sources import PlacedSource, list_sources
 from controller.config.parse import parse_folder
 from controller.config.read import MAX_FILE_BYTES, SUFFIXES, FolderSnapshot, is_read, merge_order, read_folder
 from controller.config.runtime_declarations import combine_declarations, list_superseded
-from controller.desired.config_diff import ModelEdit, diff_keys, diff_models
+from controller.config.tools import DeclaredTools
+from controller.desired.config_diff import ModelEdit, diff_keys, diff_models, diff_tools
 from controller.desired.resolve import DeclaredModel, Defaults, resolve_desired, surviving_override
 from controller.planning.actions import Plan
 from controller.reconcile.preflight import run_preflight
@@ -60,6 +61,7 @@ async def run_dry_run(
     defaults: Defaults,
     declared_now: DeclaredState,
     keys_now: DeclaredState,
+    tools_now: DeclaredTools,
     declarations: RuntimeDeclarations,
     find_sources: Callable[[frozenset[str]], Mapping[str, PlacedSource]],
     runtime: Runtime,
@@ -69,10 +71,10 @@ async def run_dry_run(
     """Return what the proposed files would do if they replaced those of the same names in `folder`. A proposed content
     of None removes the file. Nothing is written, started or stopped.
 
-    `declared_now` (models) and `keys_now` (API keys) are what the current files and the runtime `declarations` declare
-    together, `desired_now` is what follows from them with `overrides`, `demand` and `rested` (models that were
-    evicted). `find_sources`: see `DesiredStateSource`. `roots` must be absolute. The runtime
-    runs preflights of the changed models that are wanted, and the plan follows from `observed` and these at `now`, Unix
+    `declared_now` (models), `keys_now` (API keys) and `tools_now` are what the current files and the runtime
+    `declarations` declare together, `desired_now` is what follows from them with `overrides`, `demand` and `rested`
+    (models that were evicted). `find_sources`: see `DesiredStateSource`. `roots` must be absolute. The runtime runs
+    preflights of the changed models that are wanted, and the plan follows from `observed` and these at `now`, Unix
     time.
 
     Raises RoundhouseError (`invalid_request`) if a name is not that of a desired file, a file is too large or not valid
@@ -85,9 +87,7 @@ async def run_dry_run(
     parsed = await asyncio.to_thread(parse_folder, _merge_files(snapshot, contents), roots)
     if not parsed.is_valid:
         return DryRun(ok=False, problems=list(parsed.problems), changes=[], plan=None)
-    files = DebouncedState(
-        parsed.definitions, parsed.declared_models, keys=parsed.keys, declared_keys=parsed.declared_keys
-    )
+    files = settled_state(parsed)
     superseded = list_superseded(files, declarations)
     proposed_state = combine_declarations(files, declarations, roots).state
     sources = await asyncio.to_thread(find_sources, list_sources(proposed_state.definitions.values()))
@@ -113,12 +113,12 @@ async def run_dry_run(
         Plan(proposed_stage.desired.generation),
         (),
     )
-    keys = diff_keys(keys_now, proposed_state.declared_keys)
     return DryRun(
         ok=True,
         problems=[],
         changes=changes,
-        keys=keys,
+        keys=diff_keys(keys_now, proposed_state.declared_keys),
+        tools=diff_tools(tools_now, proposed_state.tools),
         plan=plan_view(proposed_round, now),
         superseded=[*superseded["models"], *(f"key {name}" for name in superseded["keys"])],
     )

@@ -5,7 +5,7 @@ Some fields are additions to seed 001. They are not marked; a client that was wr
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -198,7 +198,8 @@ class ModelLive(ModelEstimate):
         description="Why the last attempt failed, followed by the engine's last log lines; null: no failure."
     )
     exit_code: int | None = Field(
-        description="Exit code of the engine that `last_error` is about, negative for a signal; null: not known, or none ended."
+        description="Exit code of the engine that `last_error` is about, negative for a signal; null: not known, or "
+        "none ended."
     )
     load_override: dict[str, JsonValue] = Field(
         description="Fields that the load in force sets. A key that is present overrides the definition, also with a "
@@ -373,6 +374,15 @@ class KeyChange(BaseModel):
     fields: list[str] = Field(description="Names of the fields that differ. A change of `sha256` means a new secret.")
 
 
+class ToolChange(BaseModel):
+    """What the proposed files would change of one built-in tool or MCP server."""
+
+    kind: Literal["tool", "mcp_server"] = Field(description="Whether it is a built-in tool or an MCP server.")
+    name: str = Field(description="Name of the tool or server.")
+    change: Literal["added", "removed", "edited"] = Field(description="What the proposed files do to the declaration.")
+    fields: list[str] = Field(description="Names of the fields that differ. Values are never given.")
+
+
 class DryRun(BaseModel):
     """What the proposed files would do. A dry run changes nothing."""
 
@@ -381,6 +391,10 @@ class DryRun(BaseModel):
     changes: list[ModelChange] = Field(description="Models whose declaration changes, in name order.")
     keys: list[KeyChange] = Field(
         default_factory=list, description="API keys whose declaration changes, in name order."
+    )
+    tools: list[ToolChange] = Field(
+        default_factory=list,
+        description="Built-in tools, then MCP servers, whose declaration changes, each in name order.",
     )
     plan: PlanView | None = Field(
         description="First steps of the controller after the edit; null: the files have problems."
@@ -452,6 +466,7 @@ EventKind = Literal[
     "controller",
     "gateway",
     "download",
+    "tool",
 ]
 HISTORY_KINDS: tuple[EventKind, ...] = (
     "failure",
@@ -462,9 +477,16 @@ HISTORY_KINDS: tuple[EventKind, ...] = (
     "drift",
     "controller",
     "download",
+    "tool",
 )
-"""Kinds of journal entries that say who or what changed something. The other kinds are more frequent, and are kept for
-a shorter time."""
+"""Kinds of journal entries that say who or what changed something, or called a tool. The other kinds are more frequent,
+and are kept for a shorter time."""
+RETENTION_CLASSES: tuple[frozenset[EventKind], ...] = (
+    frozenset({"tool"}),
+    frozenset(HISTORY_KINDS) - {"tool"},
+    frozenset(get_args(EventKind)) - frozenset(HISTORY_KINDS),
+)
+"""Kinds of journal entries by how long they are kept: entries of one class do not displace those of another."""
 
 
 class JournalEntry(Wire):

@@ -5,6 +5,7 @@ Nothing is enabled unless a file declares it. The commands of servers come from 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Final, Literal, Self
@@ -18,16 +19,37 @@ SEPARATOR: Final = "__"
 """Stands between the name of an MCP server and the name of its tool."""
 ServerName = Annotated[str, Field(min_length=1, max_length=32, pattern=r"^[a-z0-9][a-z0-9-]*$")]
 """Name of an MCP server. A tool of it is named `SERVER__TOOL`."""
+REPLICA_PREFIX: Final = "mcp:"
+"""What the names begin with under which the controller runs MCP servers and remembers their secrets."""
 ToolPattern = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_*][A-Za-z0-9_.*/-]*$")]
 """Name of a tool; `*` stands for any text."""
 HostPattern = Annotated[
-    str, Field(max_length=253, pattern=r"^(\*\.)?[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$")
+    str,
+    Field(
+        max_length=253,
+        pattern=r"^((\*\.)?[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*"
+        r"|[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*:[1-9][0-9]{0,4})$",
+    ),
 ]
-"""Name of a host in lower case without a port; a leading `*.` stands for one or more labels."""
+"""Name of a host in lower case; a leading `*.` stands for one or more labels. A name without it may have a port."""
 AbsoluteFolder = Annotated[str, Field(min_length=2, max_length=4096, pattern=r"^/[^\x00]+$")]
 """Absolute path of a folder other than the root."""
 
 _COMMAND_FIELDS: Final = ("image", "env", "network", "mounts")
+_OWN_HEADERS: Final = frozenset(
+    {
+        "accept",
+        "connection",
+        "content-length",
+        "content-type",
+        "host",
+        "last-event-id",
+        "mcp-protocol-version",
+        "mcp-session-id",
+        "transfer-encoding",
+    }
+)
+"""Headers, in lower case, that the gateway sets itself."""
 
 
 class ToolLimits(BaseModel):
@@ -55,8 +77,9 @@ class FetchTool(ToolLimits):
 
     hosts: list[HostPattern] = Field(
         min_length=1,
-        description="Hosts that may be read, in lower case and without a port; `*.example.org` stands for every "
-        "subdomain of example.org, not for example.org itself.",
+        description="Hosts that may be read, in lower case; `*.example.org` stands for every subdomain of "
+        "example.org, not for example.org itself. Ports 80 and 443 are meant; `HOST:PORT` names another one. Addresses "
+        "that are not on the public internet are reached only where their host is named in full.",
     )
 
 
@@ -81,9 +104,16 @@ class FolderTool(ToolLimits):
 class WriteTool(FolderTool):
     """The tool that writes files of one folder."""
 
-    write: Literal[True] = Field(
+    write: bool = Field(
         description="Must be `true`: whoever declares the tool permits writing, which nothing else does."
     )
+
+    @field_validator("write")
+    @classmethod
+    def _is_permitted(cls, write: bool) -> bool:
+        if not write:
+            raise ValueError("must be `true`")
+        return write
 
 
 BuiltinTool = Literal[
@@ -156,8 +186,44 @@ class McpServer(ToolLimits):
     @classmethod
     def _holds_no_user(cls, url: str | None) -> str | None:
         if url is not None and "@" in url.split("/")[2]:
-            raise ValueError("must not hold a user or a password: give them in `headers`")
+            raise ValueError("must not hold a user or a password; `headers` may")
         return url
+
+    @field_validator("headers")
+    @classmethod
+    def _can_be_sent(cls, headers: dict[str, str]) -> dict[str, str]:
+        for name, value in headers.items():
+            if re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) is None:
+                raise ValueError("no header can have the name of one of these")
+            if name.lower() in _OWN_HEADERS:
+                raise ValueError(f"must not hold `{name}`, which the protocol sets itself")
+            if not value.isprintable() or not value.isascii():
+                raise ValueError(f"the value of `{name}` must hold printable ASCII characters alone")
+        return headers
+
+    @field_validator("command")
+    @classmethod
+    def _names_a_program(cls, command: list[str] | None) -> list[str] | None:
+        if command is not None and (not command[0] or any("\0" in word for word in command)):
+            raise ValueError("must begin with the name of a program, and hold no null characters")
+        return command
+
+    @field_validator("env")
+    @classmethod
+    def _can_be_set(cls, env: dict[str, str]) -> dict[str, str]:
+        for name, value in env.items():
+            if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is None or "\0" in value:
+                raise ValueError("a variable's name holds only letters, digits and _, and its value no null character")
+        return env
+
+    @field_validator("mounts")
+    @classmethod
+    def _can_be_mounted(cls, mounts: list[str]) -> list[str]:
+        for mount in mounts:
+            match = re.fullmatch(r"(/[^:\0]+):(/[^:\0]+)(:ro|:rw)?", mount)
+            if match is None or ".." in mount.split("/"):
+                raise ValueError("must be `HOST:CONTAINER` or `HOST:CONTAINER:rw`, both absolute paths of folders")
+        return mounts
 
     @model_validator(mode="after")
     def _is_of_one_kind(self) -> Self:
@@ -172,6 +238,12 @@ class McpServer(ToolLimits):
         elif "headers" in self.model_fields_set:
             raise ValueError("`headers` belong to a server with `url`, and this one has `command`")
         return self
+
+
+def replica_model(server: str) -> str:
+    """Return the name under which the controller runs an MCP server, as it runs models, and remembers its secrets. No
+    model of a file may have such a name."""
+    return f"{REPLICA_PREFIX}{server}"
 
 
 class ToolRoute(Wire):

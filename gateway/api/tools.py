@@ -131,7 +131,7 @@ class ToolCalls:
             RoundhouseError: `invalid_request` for a body of another form; `gateway_stopping`; or as
                 `ToolRunner.call_tool`.
         """
-        name, arguments = fields.get("tool"), fields.get("params") or {}
+        name, arguments = fields.get("tool"), fields.get("params", {})
         if not isinstance(name, str) or not name:
             raise RoundhouseError("invalid_request", "`tool` must be the name of a tool.", param="tool")
         if not isinstance(arguments, dict):

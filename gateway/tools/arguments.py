@@ -47,8 +47,10 @@ class ArgumentCheck:
         try:
             kind = validator_for(schema, default=Draft202012Validator)
             kind.check_schema(schema)
-        except (SchemaError, RecursionError, TypeError, ValueError) as error:
-            raise SchemaProblem(f"its schema is not valid: {str(error).partition(chr(10))[0]:.200}") from None
+        except SchemaError as error:
+            raise SchemaProblem(f"its schema is not valid: {error.message:.200}") from None
+        except Exception as error:  # noqa: BLE001 - whatever a server's schema makes of the library
+            raise SchemaProblem(f"its schema cannot be read ({type(error).__name__})") from None
         self._schema = schema
         self._kind = kind
 

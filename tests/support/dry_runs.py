@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from controller.config.debounce import DebouncedState
+from controller.config.debounce import DebouncedState, settled_state
 from controller.config.model_sources import PlacedSource
 from controller.config.parse import parse_folder
 from controller.config.read import read_folder
@@ -78,10 +78,7 @@ class DryRunHarness:
     def declared(self) -> DebouncedState:
         """What is in force."""
         parsed = parse_folder(read_folder(self.folder), MODELS_ROOT)
-        files = DebouncedState(
-            parsed.definitions, parsed.declared_models, keys=parsed.keys, declared_keys=parsed.declared_keys
-        )
-        return combine_declarations(files, self.declarations, MODELS_ROOT).state
+        return combine_declarations(settled_state(parsed), self.declarations, MODELS_ROOT).state
 
     def desired(self) -> DesiredState:
         """What is wanted."""
@@ -119,6 +116,7 @@ class DryRunHarness:
             defaults=Defaults(),
             declared_now=self.declared().declared_models,
             keys_now=self.declared().declared_keys,
+            tools_now=self.declared().tools,
             declarations=self.declarations,
             runtime=self.runtime,
             redactor=self.redactor,

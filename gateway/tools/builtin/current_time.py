@@ -42,7 +42,8 @@ class CurrentTime:
         """Return the time in ISO 8601 with its offset, the weekday, and the zone; an error for an unknown zone."""
         name = call.arguments.get("timezone") or "UTC"
         try:
-            zone = ZoneInfo(name)
+            # Also where the machine has no database of time zones.
+            zone = UTC if name == "UTC" else ZoneInfo(name)
         except (ZoneInfoNotFoundError, ValueError, OSError):
             return ToolResult(f"There is no time zone {name!r} in the IANA database.", is_error=True)
         now = datetime.fromtimestamp(self._clock(), UTC).astimezone(zone)

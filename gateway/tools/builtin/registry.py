@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,6 +15,8 @@ from gateway.tools.builtin.fetch_url import FetchUrl, PageNetwork
 from gateway.tools.builtin.search_documents import Search, SearchDocuments
 from gateway.tools.files.job_runner import JobRunner
 from gateway.tools.spec import Tool, ToolSpec
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,11 @@ class ToolResources:
 def build_tool(route: ToolRoute, resources: ToolResources) -> Tool | None:
     """Return an enabled tool; None: this gateway does not know it, or its declaration lacks what it needs."""
     build = _BUILDERS.get(route.name)
-    return None if build is None else build(route, resources)
+    try:
+        return None if build is None else build(route, resources)
+    except ValueError as error:  # of a controller of another version, which declares more than this gateway can read
+        logger.warning("the tool %s cannot be offered: %s", route.name, error)
+        return None
 
 
 def _folder_tool(spec: ToolSpec) -> Callable[[ToolRoute, ToolResources], Tool | None]:

@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 
 from controller.config.debounce import CONFIRM_S, DebouncedState, debounce
 from controller.config.parse import ParsedFolder
+from controller.config.tools import DeclaredTools
 from controller.engines.stub import StubDefinition
 from controller.schema.status import Problem
+from controller.schema.tools import McpServer, PlainTool
 from tests.support.campaign import campaign_count
 
 NAMES = ("a", "b", "c")
@@ -24,7 +26,19 @@ def good_reads(draw: st.DrawFn) -> ParsedFolder:
         aliases = draw(st.lists(st.sampled_from(free), unique=True, max_size=2)) if free else []
         free = [each for each in free if each not in aliases]
         definitions[name] = StubDefinition(backend="stub", aliases=aliases)
-    return ParsedFolder(definitions, {name: {"backend": "stub"} for name in names}, digest="d")
+    servers = draw(st.sets(st.sampled_from(NAMES)))
+    tools = draw(st.sets(st.sampled_from(("calculate", "current_time"))))
+    return ParsedFolder(
+        definitions,
+        {name: {"backend": "stub"} for name in names},
+        tools=DeclaredTools(
+            {name: PlainTool() for name in tools},
+            {name: {} for name in tools},
+            {name: McpServer(command=[name]) for name in servers},
+            {name: {"command": [name]} for name in servers},
+        ),
+        digest="d",
+    )
 
 
 READS = st.lists(
@@ -37,20 +51,20 @@ READS = st.lists(
 def test_every_read_keeps_the_promises(reads: list[tuple[float, ParsedFolder]]) -> None:
     now, settled = 1000.0, None
     agreed_since: dict[str, float] = {}
+    servers_since: dict[str, float] = {}
     for pause, parsed in reads:
         now += pause
         before, settled = settled, debounce(settled, parsed, now)
-        agreed_since = agreeing(agreed_since, before, parsed, now)
+        is_first = before is None or not parsed.is_valid
+        in_force = (set(), set()) if before is None else (set(before.definitions), set(before.tools.servers))
+        agreed_since = {} if is_first else agreeing(agreed_since, in_force[0] - set(parsed.definitions), now)
+        servers_since = {} if is_first else agreeing(servers_since, in_force[1] - set(parsed.tools.servers), now)
         check(before, parsed, settled, agreed_since, now)
+        check_tools(before, parsed, settled, servers_since, now)
 
 
-def agreeing(
-    since: dict[str, float], before: DebouncedState | None, parsed: ParsedFolder, now: float
-) -> dict[str, float]:
-    """Since when every read agreed that a model in force is gone: counted here once more, in the simplest way."""
-    if not parsed.is_valid or before is None:
-        return {}
-    gone = set(before.definitions) - set(parsed.definitions)
+def agreeing(since: dict[str, float], gone: set[str], now: float) -> dict[str, float]:
+    """Since when every read agreed that what is in force is gone: counted here once more, in the simplest way."""
     return {name: since.get(name, now) for name in gone}
 
 
@@ -75,10 +89,32 @@ def check(
     known = set(before.definitions) if before is not None else set()
     assert in_force == (known - confirmed) | set(parsed.definitions)
     assert set(after.missing) == in_force - set(parsed.definitions)
-    assert (after.wake_at is None) == (not after.missing)
+    assert (after.wake_at is None) == (not after.missing and not after.missing_servers)
     assert after.wake_at is None or after.wake_at > now
     answers = [*in_force, *(alias for definition in after.definitions.values() for alias in definition.aliases)]
     assert len(answers) == len(set(answers)), "two models answer to one name"
+
+
+def check_tools(
+    before: DebouncedState | None,
+    parsed: ParsedFolder,
+    after: DebouncedState | None,
+    since: dict[str, float],
+    now: float,
+) -> None:
+    if after is None:
+        return
+    in_force = set(after.tools.servers)
+    assert set(after.tools.declared_servers) == in_force
+    if not parsed.is_valid:
+        assert before is not None
+        assert after.tools == before.tools
+        return
+    assert after.tools.tools == parsed.tools.tools, "built-in tools come and go at once"
+    confirmed = {name for name, first in since.items() if now - first >= CONFIRM_S}
+    known = set(before.tools.servers) if before is not None else set()
+    assert in_force == (known - confirmed) | set(parsed.tools.servers)
+    assert set(after.missing_servers) == in_force - set(parsed.tools.servers)
 
 
 @settings(max_examples=campaign_count(25, 600))
@@ -93,4 +129,4 @@ def test_the_files_have_their_way_when_they_rest(reads: list[tuple[float, Parsed
     if settled.wake_at is not None:
         settled = debounce(settled, last, now + CONFIRM_S)
         assert settled is not None
-    assert settled == DebouncedState(last.definitions, last.declared_models)
+    assert settled == DebouncedState(last.definitions, last.declared_models, tools=last.tools)

@@ -30,6 +30,7 @@ def test_everything_that_a_key_may_say() -> None:
             sha256: {A}
             scopes: [inference, admin]
             models: [gemma, "gpt-*", "*"]
+            tools: [current_time, "weather__*"]
             tenant: team@example
             weight: 2
             service_tiers: [priority]
@@ -48,6 +49,7 @@ def test_everything_that_a_key_may_say() -> None:
         "tenant": "team@example",
         "scopes": ("inference", "admin"),
         "models": ("gemma", "gpt-*", "*"),
+        "tools": ("current_time", "weather__*"),
         "weight": 2.0,
         "service_tiers": ("priority",),
         "requests_per_minute": 60,
@@ -55,7 +57,8 @@ def test_everything_that_a_key_may_say() -> None:
         "concurrency": 4,
         "expires_at": datetime(2027, 1, 31, 23, 59, 59, tzinfo=UTC).timestamp(),
     }
-    assert (plain.tenant, plain.scopes, plain.models, plain.expires_at) == ("plain", ("inference",), None, None)
+    assert (plain.tenant, plain.scopes, plain.models, plain.tools) == ("plain", ("inference",), None, ())
+    assert plain.expires_at is None
     assert parsed.declared_keys["ci"]["expires"] == "2027-01-31"
 
 

@@ -15,15 +15,19 @@ from tests.support.config_files import MODELS_ROOT, parse_text
 HASH = "0123456789abcdef" * 4
 GOOD = parse_text(
     "models: {a: {backend: stub, stub_text: 'Grüße 😀'}, b: {model_path: /srv/models/b.gguf}}\n"
-    f"keys: {{ci: {{sha256: '{HASH}', expires: 2027-01-31}}}}"
+    f"keys: {{ci: {{sha256: '{HASH}', expires: 2027-01-31}}}}\n"
+    "tools: {calculate: {}, write_file: {folder: /srv, write: true}}\n"
+    "mcp_servers: {a: {url: 'https://a/mcp', headers: {X: y}}, b: {command: [b], env: {C: d}}}"
 )
 
 
 def test_what_was_saved_is_what_is_loaded(tmp_path: Path) -> None:
-    save_last_good(tmp_path, GOOD.declared_models, GOOD.declared_keys, now=5.0)
+    save_last_good(tmp_path, GOOD.declared_models, GOOD.declared_keys, 5.0, GOOD.tools)
     settled = load_last_good(tmp_path, MODELS_ROOT)
     assert settled is not None
     assert settled.definitions == GOOD.definitions
+    assert settled.tools == GOOD.tools
+    assert settled.tools.servers["b"].env == {"C": "d"}
     assert settled.declared_models == GOOD.declared_models
     assert settled.keys == GOOD.keys
     assert settled.keys["ci"].sha256 == HASH

@@ -1,0 +1,106 @@
+"""The HTTP transport to one MCP server: bounds on its answers, and failures that cost their own request alone.
+
+The library ends its whole connection, with all calls on it, where one request fails below HTTP. So such failures become
+answers: a status of an error with a message of JSON-RPC.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Final
+
+import httpx2
+
+TRANSPORT_FAILED: Final = -32090
+"""Code, in JSON-RPC's range for implementations, of a request that the server did not answer by HTTP."""
+LISTENING_METHOD: Final = "subscriptions/listen"
+"""Method of a request whose answer goes on for as long as the connection."""
+_CLOSE_S: Final = 2.0
+"""Seconds that the end of a session may take."""
+
+
+class BoundedTransport(httpx2.AsyncBaseTransport):
+    """Sends requests by another transport. The answer to a request may have `most_bytes` bytes and take `within_s`
+    seconds; streams of notifications may go on. No answer may be compressed."""
+
+    def __init__(self, inner: httpx2.AsyncBaseTransport, *, most_bytes: int, within_s: float) -> None:
+        self._inner = inner
+        self._most_bytes = most_bytes
+        self._within_s = within_s
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send a request. A POST never raises because of the server: it is answered with an error."""
+        request.headers["accept-encoding"] = "identity"
+        is_listening = request.headers.get("mcp-method") == LISTENING_METHOD
+        if request.method == "DELETE":
+            request.extensions = {**request.extensions, "timeout": dict.fromkeys(_TIMEOUTS, _CLOSE_S)}
+        ends_at = time.monotonic() + self._within_s
+        try:
+            response = await self._inner.handle_async_request(request)
+        except httpx2.TransportError as error:
+            if request.method != "POST":
+                raise
+            return _failed_answer(describe_error(error))
+        if response.headers.get("content-encoding", "identity") != "identity":
+            await response.aclose()
+            return _failed_answer("its answer is compressed, which was not asked for")
+        if request.method == "POST" and not is_listening:
+            is_events = response.headers.get("content-type", "").startswith("text/event-stream")
+            kind: type[Exception] = httpx2.SSEError if is_events else httpx2.StreamError
+            stream = response.stream
+            assert isinstance(stream, httpx2.AsyncByteStream)
+            response.stream = _BoundedStream(stream, self._most_bytes, ends_at, kind)
+        return response
+
+    async def aclose(self) -> None:
+        """End all connections."""
+        await self._inner.aclose()
+
+
+_TIMEOUTS: Final = ("connect", "read", "write", "pool")
+
+
+class _BoundedStream(httpx2.AsyncByteStream):
+    """A body that fails with an error of `kind`, which the library takes for a failure of this request alone."""
+
+    def __init__(
+        self, inner: httpx2.AsyncByteStream, most_bytes: int, ends_at: float, kind: type[Exception]
+    ) -> None:
+        self._inner = inner
+        self._most_bytes = most_bytes
+        self._ends_at = ends_at
+        self._kind = kind
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        try:
+            async for part in self._inner:
+                size += len(part)
+                if size > self._most_bytes:
+                    raise self._kind(f"the answer is larger than {self._most_bytes} bytes")
+                if time.monotonic() > self._ends_at:
+                    raise self._kind("the answer takes too long")
+                yield part
+        except httpx2.SSEError:
+            raise
+        except httpx2.TransportError as error:
+            raise self._kind(f"the answer broke off: {describe_error(error)}") from None
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+def describe_error(error: Exception) -> str:
+    """Return what an error of the connection is, in words without an address."""
+    if isinstance(error, httpx2.TimeoutException):
+        return "it does not answer in time"
+    if isinstance(error, httpx2.ConnectError):
+        return "it accepts no connection"
+    return f"the connection ended ({type(error).__name__})"
+
+
+def _failed_answer(message: str) -> httpx2.Response:
+    error = {"jsonrpc": "2.0", "id": None, "error": {"code": TRANSPORT_FAILED, "message": message}}
+    return httpx2.Response(502, headers={"content-type": "application/json"}, content=json.dumps(error).encode())

@@ -1,0 +1,67 @@
+"""What an MCP server's answers say, as texts and entries of the gateway's own."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.tools.mcp_client.catalog import OfferedPrompt, OfferedResource
+
+if TYPE_CHECKING:
+    from mcp_types import CallToolResult, Prompt, Resource, ResourceTemplate
+
+LONGEST_DESCRIPTION: Final = 4096
+LONGEST_NAME: Final = 128
+"""Characters of a tool's name; MCP allows no more."""
+LONGEST_URI: Final = 2048
+
+
+def text_of_result(result: CallToolResult) -> str:
+    """Return the result for a model: its texts, and a line for each part that is none. Structured content stands for
+    texts where there are none."""
+    pieces = [_text_of_part(part) for part in result.content]
+    if not pieces and result.structured_content is not None:
+        return json.dumps(result.structured_content, ensure_ascii=False)
+    return "\n".join(pieces)
+
+
+def _text_of_part(part: Any) -> str:
+    if part.type == "text":
+        return str(part.text)
+    if part.type in ("image", "audio"):
+        return f"[{part.type}, {part.mime_type:.100}, {len(part.data) * 3 // 4} bytes]"
+    if part.type == "resource_link":
+        return f"[resource {part.name:.200}: {str(part.uri):.500}]"
+    resource = part.resource
+    if hasattr(resource, "text"):
+        return str(resource.text)
+    return f"[resource {str(resource.uri):.500}, {resource.mime_type or 'of no type':.100}]"
+
+
+def is_usable_name(name: str) -> bool:
+    """Return whether a tool of this name can be offered: printable ASCII without blanks, and not too long."""
+    return 0 < len(name) <= LONGEST_NAME and name.isascii() and name.isprintable() and " " not in name
+
+
+def describe_resource(resource: Resource | ResourceTemplate) -> OfferedResource:
+    """Return a resource, or a template of resources, for lists."""
+    is_template = hasattr(resource, "uri_template")
+    uri = resource.uri_template if hasattr(resource, "uri_template") else resource.uri
+    return OfferedResource(
+        uri=str(uri)[:LONGEST_URI],
+        name=resource.name[:LONGEST_NAME],
+        description=(resource.description or "")[:LONGEST_DESCRIPTION],
+        media_type=resource.mime_type,
+        is_template=is_template,
+    )
+
+
+def describe_prompt(prompt: Prompt) -> OfferedPrompt:
+    """Return a prompt for lists."""
+    arguments = prompt.arguments or []
+    return OfferedPrompt(
+        name=prompt.name[:LONGEST_NAME],
+        description=(prompt.description or "")[:LONGEST_DESCRIPTION],
+        required=tuple(each.name[:LONGEST_NAME] for each in arguments if each.required),
+        optional=tuple(each.name[:LONGEST_NAME] for each in arguments if not each.required),
+    )

@@ -1,0 +1,391 @@
+"""The connection to one MCP server over streamable HTTP: kept, made again where it ends, and refreshed.
+
+Imports `mcp`, which takes long; import this module where a server is declared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+import httpx2
+from mcp.client.client import Client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
+from mcp.shared.exceptions import MCPError
+from mcp_types import (
+    CONNECTION_CLOSED,
+    HEADER_MISMATCH,
+    INVALID_REQUEST,
+    PARSE_ERROR,
+    CallToolRequest,
+    CallToolRequestParams,
+    CallToolResult,
+    Implementation,
+    InputRequiredResult,
+)
+from pydantic import TypeAdapter, ValidationError
+
+from controller.schema.errors import RoundhouseError
+from controller.schema.tools import SEPARATOR, McpServerRoute
+from gateway.tenancy.name_patterns import NamePatterns
+from gateway.tools.arguments import ArgumentCheck, SchemaProblem
+from gateway.tools.mcp_client.bounded_transport import TRANSPORT_FAILED, BoundedTransport
+from gateway.tools.mcp_client.catalog import Catalog, OfferedTool, ServerState, ServerStatus
+from gateway.tools.mcp_client.result_text import (
+    LONGEST_DESCRIPTION,
+    describe_prompt,
+    describe_resource,
+    is_usable_name,
+    text_of_result,
+)
+from gateway.tools.spec import ToolCall, ToolResult, ToolSpec
+
+logger = logging.getLogger(__name__)
+
+CONNECT_S: Final = 10.0
+"""Seconds that a server may take to be connected, or to list what it offers."""
+FIRST_RETRY_S: Final = 0.5
+LONGEST_RETRY_S: Final = 30.0
+REFRESH_S: Final = 60.0
+"""Seconds after which a server is asked again what it offers, whether or not it told of a change. So its end is
+noticed, too."""
+FEWEST_REFRESH_S: Final = 1.0
+"""Seconds between two such questions, however often a server tells of changes."""
+CALLS_AT_ONCE: Final = 32
+"""Calls that one server gets at the same time; further ones wait, within their own time."""
+MOST_TOOLS: Final = 500
+MOST_PAGES: Final = 50
+MOST_ENTRIES: Final = 500
+"""Resources, and prompts, that are listed."""
+LEAST_ANSWER_BYTES: Final = 1024 * 1024
+"""Bytes that any answer may have. One with a longer output may have six times the output's cap, for JSON may take six
+bytes for one of the text."""
+_SESSION_ENDED: Final = "Session terminated"
+"""Message of the library where a server does not know the session any more, because it was started anew."""
+_RESULT: Final[TypeAdapter[CallToolResult | InputRequiredResult]] = TypeAdapter(CallToolResult | InputRequiredResult)
+_PREFIXES: Final = ("Failed to parse JSON response: ", "Failed to parse SSE message: ", "SSE stream failed: ")
+_LOST: Final = frozenset({CONNECTION_CLOSED, PARSE_ERROR, TRANSPORT_FAILED})
+"""Codes of calls that the server did not answer, or not in a way that can be read."""
+
+
+class ServerConnection:
+    """One declared server. Run `run` as a task; cancel it to disconnect."""
+
+    def __init__(self, route: McpServerRoute, clock: Callable[[], float]) -> None:
+        """`clock`: Unix time in seconds."""
+        self.route = route
+        self._clock = clock
+        self._client: Client | None = None
+        self._wake = asyncio.Event()
+        """Set where a refresh, or another try to connect, is wanted before its time."""
+        self._changed = asyncio.Event()
+        """Set, and replaced, at each change of the state."""
+        self._places = asyncio.Semaphore(CALLS_AT_ONCE)
+        self._patterns = None if route.tools is None else NamePatterns(route.tools)
+        self.status = ServerStatus(route.name, "connecting", clock(), None, Catalog())
+        """The server as it is now."""
+
+    async def run(self) -> None:
+        """Connect, keep the connection, and connect again where it ends, until cancelled. Failures are only noted."""
+        if self.route.url is None:
+            self._set_state("down", self.route.reason or "the controller does not run it")
+            await asyncio.get_running_loop().create_future()
+        failures = 0
+        while True:
+            connected_before = self._changed
+            try:
+                await self._serve()
+            except Exception as error:  # noqa: BLE001 - whatever a server makes of the library: it is tried again
+                reason = _describe_failure(error)
+            was_connected = self._changed is not connected_before
+            failures = 1 if was_connected else failures + 1
+            if was_connected and reason == _SESSION_ENDED:
+                self._set_state("connecting", None)  # it was started anew, and is there
+                continue
+            if self.status.state != "down":
+                logger.warning("the MCP server %s is down: %s; trying on", self.route.name, reason)
+            self._set_state("down", reason)
+            await self._wait_for_retry(failures)
+
+    async def wait_connected(self, within_s: float) -> bool:
+        """Return whether the server is connected, after `within_s` seconds at most. One that is not is tried at once."""
+        try:
+            async with asyncio.timeout(within_s):
+                while self.status.state != "connected":
+                    if self.route.url is None:
+                        return False
+                    changed = self._changed
+                    self._wake.set()
+                    await changed.wait()
+                    if self.status.state == "down":
+                        return False
+        except TimeoutError:
+            return False
+        return True
+
+    async def call_tool(self, name: str, call: ToolCall) -> ToolResult:
+        """Call a tool by the server's own name for it. A server that was started anew is connected again first.
+
+        Raises:
+            RoundhouseError: `tool_failed`: the server does not answer, breaks off, answers too much, or what cannot be
+                read.
+        """
+        async with self._places:
+            try:
+                return await self._send_call(name, call)
+            except MCPError as error:
+                if error.message == _SESSION_ENDED and error.code == INVALID_REQUEST:
+                    return await self._call_again(name, call)
+                return self._failed_result(error)
+
+    async def _call_again(self, name: str, call: ToolCall) -> ToolResult:
+        """Repeat a call that a server did not take, because it does not know the session."""
+        if self.status.state == "connected":
+            self._set_state("connecting", None)
+        if not await self.wait_connected(CONNECT_S):
+            raise self._failure("it was started anew, and cannot be connected")
+        try:
+            return await self._send_call(name, call)
+        except MCPError as error:
+            return self._failed_result(error)
+
+    def _failed_result(self, error: MCPError) -> ToolResult:
+        if error.code in _LOST:
+            self._wake.set()  # is it still there?
+            raise self._failure(_shorten(error.message)) from error
+        return ToolResult(error.message, is_error=True)
+
+    async def _send_call(self, name: str, call: ToolCall) -> ToolResult:
+        client = self._client
+        if client is None:
+            raise self._failure("it is not connected")
+        request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=call.arguments))
+        try:
+            try:
+                # Not `client.call_tool`: that checks the result by a schema of the server's, at any cost.
+                result = await client.session.send_request(request, _RESULT)
+            except MCPError as error:
+                if error.code != HEADER_MISMATCH:
+                    raise
+                await self._refresh(client)  # it knows the tool's headers by the listing
+                result = await client.session.send_request(request, _RESULT)
+        except ValidationError:
+            raise self._failure("its answer cannot be read") from None
+        except RuntimeError as error:
+            raise self._failure("it was disconnected") from error
+        if isinstance(result, InputRequiredResult):
+            raise self._failure("the tool asks its user for input, which there is no way to give here")
+        return ToolResult(text_of_result(result), result.is_error)
+
+    def _failure(self, reason: str) -> RoundhouseError:
+        return RoundhouseError("tool_failed", f"The MCP server {self.route.name} failed: {reason:.300}.")
+
+    async def _serve(self) -> None:
+        """Connect, and stay connected. Never returns; raises where the connection ends."""
+        self._wake.clear()
+        async with AsyncExitStack() as stack:
+            async with asyncio.timeout(CONNECT_S):
+                client = await stack.enter_async_context(await self._open_client(stack))
+                await self._refresh(client)
+            self._client = client
+            stack.callback(self._forget_client)
+            self._set_state("connected", None)
+            listener = asyncio.create_task(self._listen(client))
+            stack.callback(listener.cancel)
+            while True:
+                await self._wait_for_wake(REFRESH_S)
+                async with asyncio.timeout(CONNECT_S):
+                    await self._refresh(client)
+                await asyncio.sleep(FEWEST_REFRESH_S)
+
+    async def _open_client(self, stack: AsyncExitStack) -> Client:
+        """Return a client that is to be entered."""
+        route = self.route
+        assert route.url is not None
+        output_bytes = route.max_output_kib * 1024
+        most_bytes = max(LEAST_ANSWER_BYTES, 6 * output_bytes)
+        tls = await asyncio.to_thread(httpx2.create_ssl_context) if route.url.startswith("https:") else False
+        transport = BoundedTransport(
+            httpx2.AsyncHTTPTransport(verify=tls, trust_env=False, limits=httpx2.Limits(max_connections=None)),
+            most_bytes=most_bytes,
+            within_s=route.timeout_s + CONNECT_S,
+        )
+        headers = {name: value.get_secret_value() for name, value in route.headers.items()}
+        if route.token is not None:
+            headers["authorization"] = f"Bearer {route.token.get_secret_value()}"
+        # No limit of reading: a server may be silent for as long as nothing changes. Calls have their own time.
+        timeout = httpx2.Timeout(CONNECT_S, read=None)
+        http = await stack.enter_async_context(
+            httpx2.AsyncClient(transport=transport, headers=headers, timeout=timeout, trust_env=False)
+        )
+        streams = streamable_http_client(route.url, http_client=http, max_sse_event_size=most_bytes)
+        return Client(
+            streams,
+            client_info=Implementation(name="roundhouse", version="1"),
+            message_handler=self._take_message,
+            cache=None,
+        )
+
+    async def _take_message(self, message: object) -> None:
+        """Take what the server tells by itself: whatever it is, the lists may have changed."""
+        if not isinstance(message, Exception):
+            self._wake.set()
+
+    async def _listen(self, client: Client) -> None:
+        """Have changes of the lists told, where the server speaks a version of the protocol that asks for this."""
+        delay_s = FEWEST_REFRESH_S
+        while True:
+            try:
+                async with client.listen(
+                    tools_list_changed=True, prompts_list_changed=True, resources_list_changed=True
+                ) as changes:
+                    delay_s = FEWEST_REFRESH_S
+                    async for _ in changes:
+                        self._wake.set()
+            except ListenNotSupportedError:
+                return
+            except (MCPError, SubscriptionLost, TimeoutError, RuntimeError):
+                delay_s = min(REFRESH_S, 2 * delay_s)
+            self._wake.set()  # what it told meanwhile was missed
+            await asyncio.sleep(delay_s)
+
+    async def _refresh(self, client: Client) -> None:
+        """List what the server offers. Raises MCPError, or TimeoutError of the caller's: it does not answer."""
+        capabilities = client.server_capabilities
+        tools: list[Any] = []
+        if capabilities.tools is not None:
+            tools = await _list_pages(client.list_tools, "tools", MOST_TOOLS)
+        resources: list[Any] = []
+        if capabilities.resources is not None:
+            resources = await _list_pages(client.list_resources, "resources", MOST_ENTRIES)
+            resources += await _list_optional(client.list_resource_templates, "resource_templates")
+        prompts: list[Any] = []
+        if capabilities.prompts is not None:
+            prompts = await _list_pages(client.list_prompts, "prompts", MOST_ENTRIES)
+        offered, left_out = await asyncio.to_thread(self._offer_tools, tools)
+        catalog = Catalog(
+            offered,
+            tuple(describe_resource(each) for each in resources),
+            tuple(describe_prompt(each) for each in prompts),
+            tuple(left_out),
+        )
+        status = self.status
+        self.status = ServerStatus(status.name, status.state, status.since, status.reason, catalog)
+
+    def _offer_tools(self, tools: list[Any]) -> tuple[dict[str, OfferedTool], list[str]]:
+        """Return the tools that are offered, and why others are not. Reading their schemas takes long."""
+        offered: dict[str, OfferedTool] = {}
+        left_out = []
+        for tool in tools:
+            name = f"{self.route.name}{SEPARATOR}{tool.name}"
+            if name in offered or (self._patterns is not None and not self._patterns.matches(tool.name)):
+                continue
+            if not is_usable_name(tool.name):
+                left_out.append(f"A tool is left out: its name {tool.name!r:.100} cannot be used.")
+                continue
+            try:
+                check = ArgumentCheck(tool.input_schema)
+            except SchemaProblem as problem:
+                left_out.append(f"The tool {tool.name} is left out: {problem}.")
+                continue
+            offered[name] = OfferedTool(self.route, _ServerTool(self, tool.name, _spec_of(name, self.route, tool)), check)
+        return offered, left_out[:20]
+
+    def _forget_client(self) -> None:
+        self._client = None
+
+    def _set_state(self, state: ServerState, reason: str | None) -> None:
+        if state == "connecting":
+            self._wake.set()
+        if (state, reason) != (self.status.state, self.status.reason):
+            self.status = ServerStatus(self.route.name, state, self._clock(), reason, self.status.catalog)
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def _wait_for_wake(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._wake.clear()
+
+    async def _wait_for_retry(self, failures: int) -> None:
+        longest_s = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(failures - 1, 16))
+        await asyncio.sleep(FIRST_RETRY_S / 2)  # however many calls want it sooner
+        await self._wait_for_wake(longest_s * (0.5 + random.random() / 2))  # noqa: S311 - no secret
+
+
+class _ServerTool:
+    """A tool of a server, as the runner calls it."""
+
+    def __init__(self, connection: ServerConnection, own_name: str, spec: ToolSpec) -> None:
+        """`own_name`: the server's name for it."""
+        self.spec = spec
+        self._connection = connection
+        self._own_name = own_name
+
+    async def run(self, call: ToolCall) -> ToolResult:
+        """Call it. Raises RoundhouseError `tool_failed`."""
+        return await self._connection.call_tool(self._own_name, call)
+
+
+def _spec_of(name: str, route: McpServerRoute, tool: Any) -> ToolSpec:
+    annotations = tool.annotations
+    title = tool.title or (annotations.title if annotations is not None else None) or tool.name
+    return ToolSpec(
+        name=name,
+        display_name=title[:LONGEST_DESCRIPTION],
+        description=(tool.description or "")[:LONGEST_DESCRIPTION],
+        parameters=tool.input_schema,
+        # What says nothing of itself may do anything.
+        writes=not (annotations is not None and annotations.read_only_hint is True),
+        server=route.name,
+    )
+
+
+async def _list_pages(list_page: Callable[..., Awaitable[Any]], entries: str, most: int) -> list[Any]:
+    found: list[Any] = []
+    cursor = None
+    for _ in range(MOST_PAGES):
+        page = await list_page(cursor=cursor)
+        found += getattr(page, entries)
+        cursor = page.next_cursor
+        if cursor is None or len(found) >= most:
+            break
+    return found[:most]
+
+
+async def _list_optional(list_page: Callable[..., Awaitable[Any]], entries: str) -> list[Any]:
+    """As `_list_pages`, of what a server need not have."""
+    try:
+        return await _list_pages(list_page, entries, MOST_ENTRIES)
+    except MCPError as error:
+        if error.code in _LOST:
+            raise
+        return []
+
+
+def _shorten(message: str) -> str:
+    """Return the reason alone, without what the library puts before the message of an error."""
+    for prefix in _PREFIXES:
+        message = message.removeprefix(prefix)
+    return message
+
+
+def _describe_failure(error: Exception) -> str:
+    """Return why a connection ended, for an operator, without its address or its headers."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, MCPError):
+        return f"{_shorten(error.message):.300}"
+    if isinstance(error, TimeoutError):
+        return f"it does not answer within {CONNECT_S:g} s"
+    if isinstance(error, ValidationError):
+        return "its answer cannot be read"
+    return f"the connection ended ({type(error).__name__})"

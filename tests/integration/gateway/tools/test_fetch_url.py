@@ -1,0 +1,378 @@
+"""`fetch_url`: which hosts and addresses it connects to, and what it makes of hostile servers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import socket
+import ssl
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.schema.tools import ToolRoute
+from gateway.tenancy.api_keys import ANONYMOUS
+from gateway.tools.builtin.fetch_url import FetchUrl, PageNetwork
+from gateway.tools.builtin.page_fetcher import LARGEST_PAGE
+from gateway.tools.files.job_runner import JobRunner
+from gateway.tools.spec import ToolCall, ToolResult
+from tests.fakes.gateway_harness import gateway_harness, until
+from tests.support.download_site import trust_nobody
+from tests.support.file_server import FileServer, file_server
+from tests.support.tls_files import make_certificate
+from tests.support.tool_calls import call_code, call_error, call_text
+
+PUBLIC = "93.184.216.34"
+REFUSED = "must not be connected to"
+
+
+class Resolver:
+    """A name server whose answers change: the n-th question gets the n-th answer, and the last one stays."""
+
+    def __init__(self, *answers: Sequence[str]) -> None:
+        self.answers = list(answers)
+        self.asked: list[str] = []
+
+    def __call__(self, host: str, _port: int) -> Sequence[str]:
+        self.asked.append(host)
+        return self.answers[min(len(self.asked), len(self.answers)) - 1]
+
+
+@dataclass
+class EndlessServer:
+    """Where it listens, and its open connections."""
+
+    host: str = ""
+    connections: set[asyncio.Task[Any]] = field(default_factory=set)
+
+
+@contextlib.asynccontextmanager
+async def endless_server(
+    part: bytes, pause_s: float = 0.0, certificate: tuple[Path, Path] | None = None
+) -> AsyncIterator[EndlessServer]:
+    """A server whose answer never ends: this part again and again. Empty: it never begins."""
+    server = EndlessServer()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        server.connections.add(task)
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            if part:
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\n")
+            while not reader.at_eof():
+                writer.write(part)
+                await writer.drain()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause_s):
+                        await reader.read(1)
+        except (OSError, EOFError):
+            pass
+        finally:
+            server.connections.discard(task)
+            writer.close()
+
+    context = None
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*certificate)
+    listener = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context)
+    server.host = f"127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    try:
+        yield server
+    finally:
+        listener.close()
+        for task in list(server.connections):
+            task.cancel()
+
+
+@pytest.fixture
+def site() -> Iterator[FileServer]:
+    with file_server() as found:
+        yield found
+
+
+@pytest.fixture
+def connected(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The addresses that were connected to. Nobody answers at any."""
+    addresses: list[str] = []
+
+    def connect(_self: socket.socket, address: tuple[Any, ...]) -> None:
+        addresses.append(str(address[0]))
+        raise ConnectionRefusedError(111, "nobody is there")
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    return addresses
+
+
+async def fetch(url: str, *hosts: str, resolver: Resolver | None = None) -> ToolResult:
+    """The answer to a call, where these hosts are declared."""
+    tool = FetchUrl(hosts, PageNetwork(resolver, trust_nobody()), JobRunner())
+    return await tool.run(ToolCall(ANONYMOUS, "anonymous", {"url": url}, "req-1", 30.0, 64 * 1024))
+
+
+async def refusal(url: str, *hosts: str, resolver: Resolver | None = None) -> str:
+    """Why there is no page."""
+    result = await fetch(url, *hosts, resolver=resolver)
+    assert result.is_error, result.text
+    return result.text
+
+
+def host_of(site: FileServer) -> str:
+    return f"127.0.0.1:{site.port}"
+
+
+async def test_a_page_is_text(site: FileServer) -> None:
+    page = (
+        b"<html><head><title>Coal</title><script>alert(1)</script><style>p{}</style></head><body><nav>Menu</nav>"
+        b"<h2>Where</h2><p>In   the\n shed &amp; <b>cellar</b>.</p><ul><li>one<li>two</ul>"
+        b'<a href="https://example.org/x">more</a><table><tr><td>1<td>2</table></body></html>'
+    )
+    site.answers["/coal"] = lambda _: (200, {"content-type": "text/html; charset=utf-8"}, page)
+    result = await fetch(f"{site.url}/coal#part", host_of(site))
+    assert result.text == (
+        f"{site.url}/coal\n\nCoal\n\nMenu\n\n## Where\n\nIn the\nshed & cellar.\n\n- one\n- two\n\n"
+        "[more](https://example.org/x)\n\n| 1 | 2"
+    )
+    [(path, headers)] = site.requests
+    assert path == "/coal"
+    assert headers["accept-encoding"] == "identity"
+    assert "authorization" not in headers
+    assert "cookie" not in headers
+
+
+@pytest.mark.parametrize(
+    ("media_type", "body", "text"),
+    [
+        ("text/plain", "Grüße".encode(), "Grüße"),
+        ("text/plain; charset=iso-8859-1", "Grüße".encode("latin-1"), "Grüße"),
+        ("text/plain; charset=zlib", b"plain", "plain"),
+        ("text/plain; charset=idna", b"abc", "abc"),
+        ("application/json", b'{"a": 1}', '{"a": 1}'),
+        ("application/vnd.api+json", b"{}", "{}"),
+        ("text/html", b'<meta charset="cp1252"><p>\x80', "€"),
+        ("text/html", b"<p>" * 100_000 + b"deep", "deep"),
+        ("text/html", b"<!-- never ends <p>x", None),
+        ("", b"plain", "plain"),
+    ],
+)
+async def test_texts_are_decoded(site: FileServer, media_type: str, body: bytes, text: str | None) -> None:
+    site.answers["/"] = lambda _: (200, {"content-type": media_type}, body)
+    result = await fetch(f"{site.url}/", host_of(site))
+    assert not result.is_error
+    if text is not None:
+        assert result.text == f"{site.url}/\n\n{text}"
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "body", "reason"),
+    [
+        (404, {}, b"", "The server answers 404 Not Found."),
+        (500, {}, b"", "The server answers 500"),
+        (200, {"content-type": "image/png"}, b"\x89PNG", "is no text, but image/png."),
+        (200, {"content-type": "application/pdf"}, b"%PDF", "is no text, but application/pdf."),
+        (200, {"content-type": "text/plain"}, b"a\0b", "is no text"),
+        (200, {"content-encoding": "br"}, b"x", "compressed as 'br'"),
+        (200, {"content-encoding": "gzip"}, b"no gzip", "cannot be read"),
+        (200, {"content-length": "1000"}, b"short", "cannot be read"),
+    ],
+)
+async def test_what_is_no_page_is_said(
+    site: FileServer, status: int, headers: dict[str, str], body: bytes, reason: str
+) -> None:
+    site.answers["/"] = lambda _: (status, headers, body)
+    if "content-length" in headers:
+        site.answers["/"] = lambda _: (status, headers | {"connection": "close"}, body)
+    assert reason in await refusal(f"{site.url}/", host_of(site))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://example.com/",
+        "https://example.org.evil.net/",
+        "https://evil.net/?example.org",
+        "https://evil.net#example.org",
+        "https://notexample.org/",
+        "https://example.org@evil.net/",
+        "https://example.org:8443/",
+        "https://example.org:22/",
+        "http://127.0.0.1/",
+        "http://127.1/",
+        "http://2130706433/",
+        "http://0x7f000001/",
+        "http://0177.0.0.1/",
+        "http://①②⑦.⓪.⓪.①/",
+        "http://[::1]/",
+        "http://[::ffff:127.0.0.1]/",
+        "http://[::ffff:7f00:1]/",
+        "http://[fe80::1%25eth0]/",
+        "http://localhost/",
+        "http://169.254.169.254/latest/meta-data/",
+        "http://metadata.google.internal/",
+        "ftp://example.org/",
+        "file:///etc/passwd",
+        "gopher://example.org/",
+        "javascript:alert(1)",
+        "https://",
+        "http:///etc/passwd",
+        "example.org/page",
+        "https://user:password@example.org/",
+        "https://exa mple.org/",
+        "https://example.org\\@evil.net/",
+        "https://example.org\r\nhost: evil.net/",
+    ],
+)
+async def test_other_hosts_are_never_asked(url: str, connected: list[str]) -> None:
+    resolver = Resolver([PUBLIC])
+    await refusal(url, "example.org", "*.example.org", resolver=resolver)
+    assert connected == []
+    assert resolver.asked == []
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("https://example.org/", "example.org"),
+        ("http://example.org/", "example.org"),
+        ("https://EXAMPLE.org./", "example.org"),
+        ("https://a.b.example.org/", "*.example.org"),
+        ("https://wiki:8080/", "wiki:8080"),
+    ],
+)
+async def test_declared_hosts_are_asked(url: str, host: str, connected: list[str]) -> None:
+    await refusal(url, host, resolver=Resolver([PUBLIC]))
+    assert connected == [PUBLIC]
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("127.0.0.1", "10.0.0.1", "192.168.1.1", "172.17.0.1", "169.254.169.254", "0.0.0.0", "100.64.0.1"),
+        *("::1", "fe80::1", "fe80::1%eth0", "fc00::1", "::ffff:127.0.0.1", "::ffff:169.254.169.254", "64:ff9b::7f00:1"),
+        *("2002:7f00:1::", "::", "224.0.0.1"),
+    ],
+)
+async def test_a_pattern_reaches_the_public_internet_alone(address: str, connected: list[str]) -> None:
+    """Whoever owns a name below the pattern may point it anywhere."""
+    reason = await refusal("https://a.example.org/", "*.example.org", resolver=Resolver([address]))
+    assert REFUSED in reason
+    mixed = await refusal("https://a.example.org/", "*.example.org", resolver=Resolver([PUBLIC, address]))
+    assert REFUSED in mixed
+    assert connected == []
+
+
+async def test_a_host_that_is_named_in_full_may_be_private(connected: list[str]) -> None:
+    await refusal("https://wiki.internal/", "wiki.internal", resolver=Resolver(["10.1.2.3"]))
+    assert connected == ["10.1.2.3"]
+
+
+async def test_the_address_that_was_checked_is_connected_to(connected: list[str]) -> None:
+    """The name server answers something else when it is asked again."""
+    resolver = Resolver([PUBLIC], ["127.0.0.1"])
+    await refusal("https://a.example.org/", "*.example.org", resolver=resolver)
+    assert connected == [PUBLIC]
+    assert resolver.asked == ["a.example.org"]
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "http://169.254.169.254/latest/meta-data/",
+        "http://localhost:{port}/secret",
+        "http://127.0.0.2:{port}/secret",
+        "http://[::1]:{port}/secret",
+        "http://2130706433:{port}/secret",
+        "//localhost:{port}/secret",
+        "http://127.0.0.1:{other}/secret",
+        "http://127.0.0.1/secret",
+        "file:///etc/passwd",
+        "http://user:password@127.0.0.1:{port}/secret",
+        "http://:::/",
+    ],
+)
+async def test_redirects_are_checked_as_the_first_address_is(site: FileServer, target: str) -> None:
+    with file_server() as other:
+        location = target.format(port=site.port, other=other.port)
+        site.answers["/"] = lambda _: (302, {"location": location}, b"")
+        site.files["/secret"] = other.files["/secret"] = b"secret"
+        assert "secret" not in (await refusal(f"{site.url}/", host_of(site))).replace("/secret", "")
+        assert [path for path, _ in site.requests] == ["/"]
+        assert other.requests == []
+
+
+async def test_redirects_within_the_declared_hosts_are_followed(site: FileServer) -> None:
+    with file_server() as other:
+        site.answers["/"] = lambda _: (302, {"location": "/next", "set-cookie": "a=b"}, b"")
+        site.answers["/next"] = lambda _: (307, {"location": f"{other.url}/last"}, b"")
+        other.answers["/last"] = lambda _: (200, {"content-type": "text/plain"}, b"There.")
+        result = await fetch(f"{site.url}/", host_of(site), host_of(other))
+        assert result.text == f"{other.url}/last\n\nThere."
+        assert all("cookie" not in headers for _, headers in [*site.requests, *other.requests])
+
+
+async def test_redirects_that_never_end_are_ended(site: FileServer) -> None:
+    site.answers["/"] = lambda _: (302, {"location": "/"}, b"")
+    assert await refusal(f"{site.url}/", host_of(site)) == "There are more than 5 redirects."
+    assert len(site.requests) == 6
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zlib.compress])
+async def test_a_zip_bomb_costs_no_more_than_another_page(
+    site: FileServer, compress: Callable[[bytes], bytes]
+) -> None:
+    encoding = "gzip" if compress is gzip.compress else "deflate"
+    bomb = compress(bytes(100 * 1024 * 1024).replace(b"\0", b"x"))
+    assert len(bomb) < 1024 * 1024
+    site.answers["/"] = lambda _: (200, {"content-type": "text/plain", "content-encoding": encoding}, bomb)
+    result = await fetch(f"{site.url}/", host_of(site))
+    head, _, text = result.text.partition("\n\n")
+    assert head == f"{site.url}/"
+    assert text == "x" * LARGEST_PAGE + "\n[The page is longer, and only its beginning was read.]"
+
+
+async def test_a_page_that_never_ends_is_cut() -> None:
+    async with endless_server(b"x" * 65536) as server:
+        result = await fetch(f"http://{server.host}/", server.host)
+    assert result.text.endswith("x\n[The page is longer, and only its beginning was read.]")
+
+
+async def test_a_server_that_never_answers_is_given_up() -> None:
+    """Also one that sends a byte from time to time, so that no read takes long."""
+    for part in (b"", b"x"):
+        async with endless_server(part, pause_s=0.05) as server, gateway_harness() as here:
+            tool = ToolRoute(name="fetch_url", hosts=(server.host,), timeout_s=1.0)
+            await here.publish(tools=(tool,))
+            assert await call_code(here, "fetch_url", url=f"http://{server.host}/") == (504, "tool_timeout")
+            await until(lambda: not server.connections, "the connection is closed")
+
+
+async def test_a_call_that_ends_closes_its_connection() -> None:
+    async with endless_server(b"", pause_s=0.05) as server:
+        task = asyncio.create_task(fetch(f"http://{server.host}/", server.host))
+        await until(lambda: bool(server.connections), "it is connected")
+        task.cancel()
+        await until(lambda: not server.connections, "the connection is closed")
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+async def test_through_a_gateway(site: FileServer) -> None:
+    site.answers["/"] = lambda _: (200, {"content-type": "text/html"}, b"<p>Coal")
+    async with gateway_harness() as here:
+        await here.publish(tools=(ToolRoute(name="fetch_url", hosts=(host_of(site),)),))
+        assert await call_text(here, "fetch_url", url=f"{site.url}/") == f"{site.url}/\n\nCoal"
+        assert REFUSED in await call_error(here, "fetch_url", url="http://127.0.0.1:9/")
+        await here.publish(tools=(ToolRoute(name="fetch_url", hosts=("a:99999",)),))
+        assert await call_code(here, "fetch_url", url=f"{site.url}/") == (403, "tools_disabled")
+
+
+async def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path: Path) -> None:
+    async with endless_server(b"x" * 65536, certificate=make_certificate(tmp_path)) as server:
+        assert "no encrypted connection" in await refusal(f"https://{server.host}/", server.host)

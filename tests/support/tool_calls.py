@@ -1,0 +1,59 @@
+"""Calls of tools through a gateway, as clients send them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.fakes.gateway_harness import GatewayHarness
+
+
+async def call_tool(here: GatewayHarness, tool: str, secret: str | None = None, **params: Any) -> tuple[int, Any]:
+    """Status and JSON of the answer. `secret`: of the key that is shown; None: none is."""
+    headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
+    body = {"tool": tool, "params": params}
+    async with here.client.post(f"{here.url}/tools", json=body, headers=headers) as answer:
+        return answer.status, await answer.json()
+
+
+async def call_text(here: GatewayHarness, tool: str, **params: Any) -> str:
+    """What a tool answered."""
+    status, answer = await call_tool(here, tool, **params)
+    assert status == 200, answer
+    return str(answer["plain_text_response"])
+
+
+async def call_error(here: GatewayHarness, tool: str, **params: Any) -> str:
+    """What a tool that ran and failed answered."""
+    status, answer = await call_tool(here, tool, **params)
+    assert status == 200, answer
+    return str(answer["error"])
+
+
+async def call_code(here: GatewayHarness, tool: str, secret: str | None = None, **params: Any) -> tuple[int, str]:
+    """Status and error code of a call that was refused or failed."""
+    status, answer = await call_tool(here, tool, secret, **params)
+    assert set(answer) == {"error"}, answer
+    assert isinstance(answer["error"], dict), answer
+    return status, answer["error"]["code"]
+
+
+async def list_tools(here: GatewayHarness, secret: str | None = None) -> list[Any]:
+    """The answer of GET /tools."""
+    headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
+    async with here.client.get(f"{here.url}/tools", headers=headers) as answer:
+        assert answer.status == 200, await answer.text()
+        listed: list[Any] = await answer.json()
+        return listed
+
+
+async def list_names(here: GatewayHarness, secret: str | None = None) -> list[str]:
+    """The names of GET /tools, in its order."""
+    return [tool["tool"] for tool in await list_tools(here, secret)]
+
+
+async def list_servers(here: GatewayHarness, secret: str | None = None) -> dict[str, Any]:
+    """The answer of GET /tools/servers, by the servers' names."""
+    headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
+    async with here.client.get(f"{here.url}/tools/servers", headers=headers) as answer:
+        assert answer.status == 200, await answer.text()
+        return {each["server"]: each for each in await answer.json()}
