@@ -31,6 +31,8 @@ from gateway.tenancy.rate_limits import RateLimitEntry
 
 logger = logging.getLogger(__name__)
 
+MOST_AT_ONCE: Final = 16
+"""Calls of one response that run at the same time."""
 _INVALID: Final = frozenset({"tool_not_found", "tool_not_allowed", "tool_arguments_invalid", "tools_disabled"})
 """Codes of calls that no tool takes."""
 
@@ -47,6 +49,7 @@ class ToolLoop:
         "_context",
         "_entry",
         "_exchange",
+        "_free_calls",
         "_opener",
         "_rounds",
         "_session_fields",
@@ -67,6 +70,7 @@ class ToolLoop:
         self._task: asyncio.Task[None] | None = None
         self._entry: RateLimitEntry | None = None
         self._used = _UsedTokens()
+        self._free_calls = asyncio.Semaphore(MOST_AT_ONCE)
 
     def begin(self, exchange: Exchange) -> bool:
         """Begin the loop, which answers the request. Called by admission, when the request is checked and counted.
@@ -185,7 +189,8 @@ class ToolLoop:
                     self._send(self._rounds.take_result(call, refusal))
 
     async def _finish_call(self, call: RunCall) -> None:
-        result = await self._run_call(call)
+        async with self._free_calls:
+            result = await self._run_call(call)
         self._send(self._rounds.take_result(call, result))
 
     async def _run_call(self, call: RunCall) -> CallResult:

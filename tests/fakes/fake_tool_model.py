@@ -89,7 +89,7 @@ async def tool_model(*moves: Move, decide: Callable[[Fields], Move] | None = Non
     """An engine whose model makes these moves, one a request and the last for ever, or what `decide` says."""
     left = list(moves)
     model = ToolModel(decide or (lambda _: left.pop(0) if len(left) > 1 else left[0]))
-    app = web.Application()
+    app = web.Application(client_max_size=64 * 1024 * 1024)
     app.router.add_post("/v1/chat/completions", model.answer)
     runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from gateway.protocols.common.conversation import Fields
-from gateway.protocols.common.errors import decode_json
 from gateway.protocols.common.field_reader import optional_field, require_field, require_text
 from gateway.protocols.responses.mcp_tools import McpServer, OfferedTool, function_name
 
@@ -200,7 +199,7 @@ def read_arguments(arguments: str) -> Fields | None:
 def object_text(arguments: str) -> str:
     """Return the arguments of a call if they are the JSON of an object, else `{}`: engines and chat templates decode
     them, and fail on others."""
-    return arguments if isinstance(decode_json(arguments.encode(errors="replace")), dict) else "{}"
+    return arguments if arguments.strip() and read_arguments(arguments) is not None else "{}"
 
 
 def _texts_in(content: Any) -> Iterable[str]:

@@ -138,7 +138,7 @@ class ToolRounds:
     def take_result(self, call: RunCall, result: CallResult) -> bytes:
         """Return the events that end a call, and keep its result for the next round."""
         assert call.item is not None
-        self._items.append({"type": "function_call_output", "call_id": call.call_id, "output": result.text or " "})
+        self._items.append({"type": "function_call_output", "call_id": call.call_id, "output": result.text})
         output = result.text if result.error is None else None
         return self._writer.end_call(call.item, output, result.error)
 

@@ -16,7 +16,7 @@ from tests.support.gateway_rest import nothing_left
 from tests.support.response_sockets import socket
 from tests.support.responses import check_response, events_in, folded
 from tests.support.response_state import refusal
-from tests.support.tool_loop import APPROVED, ASKS, BONN, RESPONSES, SAYS, WEATHER, Loop, looping
+from tests.support.tool_loop import APPROVED, ASKS, BONN, HANGS, RESPONSES, SAYS, WEATHER, Loop, looping
 
 OWN: Fields = {"type": "function", "name": "own", "parameters": {"type": "object", "properties": {}}}
 TEXT = "It rains in Bonn."
@@ -388,3 +388,30 @@ async def test_what_the_engine_is_asked_is_what_the_client_asked() -> None:
             assert request["messages"][0] == {"role": "system", "content": "Be brief."}
         assert (first["tool_choice"], second["tool_choice"]) == ("required", "auto")
         await until(lambda: not loop.model.running, "the engine rests")
+
+
+async def test_a_body_of_megabytes_and_calls_by_the_dozen() -> None:
+    calls = [Call("weather__get", {"city": f"city {number}"}) for number in range(40)]
+    async with looping(Move(calls=calls), SAYS) as loop:
+        text = "Weather? " + "long " * 400_000
+        response = await loop.create(input=text)
+        assert [item.output for item in response.output[1:-1]] == [f"Rain in city {number}" for number in range(40)]
+        assert loop.messages(0) == loop.messages(1)[:1] == [{"role": "user", "content": text}]
+        [item] = [each async for each in loop.client.responses.input_items.list(response.id)]
+        assert item.content[0].text == text  # type: ignore[union-attr]
+
+
+async def test_clients_are_kept_waiting_by_comments_while_a_tool_runs() -> None:
+    async with looping(HANGS, SAYS, heartbeat_s=0.1) as loop:
+        headers = {"x-progress": "true"}
+        asked = {"model": "m", "input": "x", "tools": [WEATHER], "stream": True}
+        async with loop.here.client.post(loop.here.url + RESPONSES, json=asked, headers=headers) as answer:
+            stream = b""
+            while b"mcp_call_arguments.done" not in stream or not stream.endswith(b": ka\n\n"):
+                stream += await answer.content.readany()
+            loop.release.set()
+            stream += await answer.read()
+        assert folded(stream)["status"] == "completed"
+        comments = {event for event in stream.split(b"\n\n") if event.startswith(b":")}
+        assert any(comment.startswith(b": progress") for comment in comments), comments
+        assert b": round over" not in comments
