@@ -95,7 +95,7 @@ async def tool_model(*moves: Move, decide: Callable[[Fields], Move] | None = Non
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    model.url = "http://127.0.0.1:{}".format(runner.addresses[0][1])
+    model.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     try:
         yield model
     finally:

@@ -76,7 +76,9 @@ def check_event(event: Fields, *, is_open: bool = False) -> None:
     assert kind in _OPENAI_EVENTS or kind in OPEN_EVENTS, kind
     if kind in _OPENAI_EVENTS:
         _OPENAI_EVENTS[kind].model_validate_json(as_json(event), strict=True)
-    is_beyond = kind in _BEYOND or kind.startswith("response.mcp_") or event.get("item", {}).get("type") in _BEYOND_ITEMS
+    is_beyond = (
+        kind in _BEYOND or kind.startswith("response.mcp_") or event.get("item", {}).get("type") in _BEYOND_ITEMS
+    )
     if not is_beyond and b'"file_citation"' not in as_json(event):
         OPEN_EVENTS[kind].model_validate_json(as_json(event), strict=True)
 

@@ -14,8 +14,8 @@ from tests.fakes.fake_tool_model import Call, Fields, Move
 from tests.fakes.gateway_harness import until
 from tests.support.gateway_rest import nothing_left
 from tests.support.response_sockets import socket
-from tests.support.responses import check_response, events_in, folded
 from tests.support.response_state import refusal
+from tests.support.responses import check_response, events_in, folded
 from tests.support.tool_loop import APPROVED, ASKS, BONN, HANGS, RESPONSES, SAYS, WEATHER, Loop, looping
 
 OWN: Fields = {"type": "function", "name": "own", "parameters": {"type": "object", "properties": {}}}

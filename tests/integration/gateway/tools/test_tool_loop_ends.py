@@ -211,7 +211,7 @@ async def test_a_key_that_is_withdrawn_ends_the_loop() -> None:
     async with looping(HANGS, SAYS, keys=keys) as loop:
         asking = asyncio.ensure_future(loop.create())
         await loop.until_in_tool()
-        models = [each for each in loop.here.server._gateway.inference._services.live.current.models.values()]  # type: ignore[union-attr]
+        models = list(loop.here.server._gateway.inference._services.live.current.models.values())  # type: ignore[union-attr]
         await loop.here.publish(*models, keys=keys[1:])
         loop.release.set()
         assert (await refusal(asking))[:2] == (401, "invalid_api_key")
