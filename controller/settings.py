@@ -192,7 +192,8 @@ class ControllerSettings(BaseSettings):
         10_000,
         ge=100,
         le=1_000_000,
-        description="Number of history entries to keep, and likewise of other events. They survive restarts.",
+        description="Number of history entries to keep, and likewise of calls of tools, and of other events. They "
+        "survive restarts.",
     )
     engine_log_mib: int = Field(10, ge=1, description="Maximum size of each engine's log, in MiB.")
     log_mib: int = Field(

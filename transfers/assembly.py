@@ -8,6 +8,7 @@ from typing import Final
 from httpx2 import URL
 from starlette.applications import Starlette
 
+from common.network.transport import origin_of
 from controller.schema.downloads import RECORDS_FOLDER
 from transfers.api.app import create_app
 from transfers.api.downloads import DownloadRoutes
@@ -20,7 +21,6 @@ from transfers.downloads.removal import StoredFiles
 from transfers.fetch.file_fetch import FetchOptions
 from transfers.folder.models_folder import ModelsFolder
 from transfers.folder.records import RecordStore
-from common.network.transport import origin_of
 from transfers.network.client import NetworkOptions
 from transfers.network.retry import RetryPolicy
 from transfers.settings import TransfersSettings

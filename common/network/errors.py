@@ -1,4 +1,4 @@
-"""Errors of connections to sources."""
+"""Errors of checked connections."""
 
 from __future__ import annotations
 

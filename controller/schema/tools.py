@@ -286,7 +286,7 @@ class McpServerRoute(Wire):
 
 
 class ToolCallRecord(Wire):
-    """One ended call of a tool, as a gateway reports it for the history. Holds no secret."""
+    """One ended call of a tool, as a gateway reports it for the history."""
 
     sequence: int = Field(description="Number of the call since the gateway's start, from 1.")
     at: float = Field(description="Unix time in seconds at which the call began.")
@@ -295,7 +295,9 @@ class ToolCallRecord(Wire):
     caller: str = Field(description="Name of the key, or of the client where no keys are declared.")
     request_id: str = Field(default="", description="Id of the request that the call belongs to.")
     arguments: str = Field(
-        default="", description="Arguments as JSON text, secrets masked, cut after 200 characters with `...`."
+        default="",
+        description="Arguments as JSON text, at most 4096 characters of it. The controller masks the secrets that it "
+        "knows, and keeps 200 characters: a secret that the gateway cut in two could not be found.",
     )
     outcome: str = Field(
         description="`ok`; `error`: the tool ran and failed; `cancelled`; else the error code of a call that was "

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from controller.schema.errors import RoundhouseError
-from controller.schema.tools import SEPARATOR
 from gateway.api.deadline import Lifetime
 from gateway.api.declare import ANY_OTHER, INGRESS_CODES, codes_paragraph, error_responses
 from gateway.api.forwarding import RunningForwards

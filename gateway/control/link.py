@@ -123,7 +123,8 @@ class ControllerLink:
     ) -> None:
         """`addresses`: URLs that the gateway listens on. `now`: monotonic seconds. `jitter`: random numbers in [0, 1).
 
-        Sets `on_change` of `ledger`, `remotes` and `tool_log`, and `on_demand` of `ledger`, so that their changes cause reports.
+        Sets `on_change` of `ledger`, `remotes` and `tool_log`, and `on_demand` of `ledger`, so that their changes cause
+        reports.
         """
         self._address = address
         self._listening_addresses = addresses

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from controller.schema.errors import RoundhouseError
 from gateway.protocols.common.conversation import Fields
@@ -27,7 +27,8 @@ LARGEST_SCHEMA: Final = 64 * 1024
 _UNBOUNDED: Final = ("pattern", "patternProperties", "format")
 """Keywords that are left out: a regular expression may take any time. The server checks its own arguments again."""
 
-_Keyword = Callable[..., Iterator["ValidationError"] | None]
+_Errors: TypeAlias = "Iterator[ValidationError] | None"
+_Keyword: TypeAlias = "Callable[..., _Errors]"
 
 
 class SchemaProblem(Exception):  # noqa: N818 - it is a problem of the server's schema, which its reason says
@@ -35,10 +36,10 @@ class SchemaProblem(Exception):  # noqa: N818 - it is a problem of the server's 
 
 
 class ArgumentCheck:
-    """Checks the arguments of one tool. Immutable."""
+    """Checks the arguments of one tool, in the event loop; make it in a thread, for that takes long."""
 
     def __init__(self, schema: Fields) -> None:
-        """Raises SchemaProblem: the schema is none, is too large, or is not one of an object."""
+        """Raises SchemaProblem: the schema is none, or is too large."""
         from jsonschema.exceptions import SchemaError
         from jsonschema.validators import Draft202012Validator, validator_for
 
@@ -51,8 +52,8 @@ class ArgumentCheck:
             raise SchemaProblem(f"its schema is not valid: {error.message:.200}") from None
         except Exception as error:  # noqa: BLE001 - whatever a server's schema makes of the library
             raise SchemaProblem(f"its schema cannot be read ({type(error).__name__})") from None
-        self._schema = schema
-        self._kind = kind
+        self._steps = 0
+        self._validator = self._make_validator(kind, schema)
 
     def check(self, arguments: Fields) -> None:
         """Do nothing where the arguments fit.
@@ -63,46 +64,43 @@ class ArgumentCheck:
         """
         _check_size(arguments)
         try:
-            error = next(self._bounded_validator().iter_errors(arguments), None)
+            self._steps = 0
+            misfit: ValidationError | None = next(self._validator.iter_errors(arguments), None)
         except (_TooManyStepsError, RecursionError):
             raise RoundhouseError("tool_failed", "The tool's schema takes too long to check.") from None
-        except Exception as error:  # noqa: BLE001 - whatever a server's schema makes of the library
+        except Exception as error:
             message = f"The tool's schema cannot be applied ({type(error).__name__})."
             raise RoundhouseError("tool_failed", message) from error
-        if error is not None:
-            place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)
-            message = f"The arguments do not fit the tool's schema: {error.message:.300}."
+        if misfit is not None:
+            place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in misfit.absolute_path)
+            message = f"The arguments do not fit the tool's schema: {misfit.message:.300}."
             raise RoundhouseError("tool_arguments_invalid", message, param=f"params{place}"[:200])
 
-    def _bounded_validator(self) -> Validator:
-        """Return a validator for one check, which counts its steps."""
+    def _make_validator(self, kind: Any, schema: Fields) -> Validator:
+        """Return a validator that counts its steps."""
         from jsonschema.validators import extend
         from referencing import Registry
 
-        steps = 0
-
         def bounded(apply: _Keyword) -> _Keyword:
-            def count_and_apply(*arguments: Any) -> Iterator[ValidationError] | None:
-                nonlocal steps
-                steps += 1
-                if steps > MOST_STEPS:
+            def count_and_apply(*arguments: Any) -> _Errors:
+                self._steps += 1
+                if self._steps > MOST_STEPS:
                     raise _TooManyStepsError
                 return apply(*arguments)
 
             return count_and_apply
 
-        keywords = {name: bounded(apply) for name, apply in self._kind.VALIDATORS.items() if name not in _UNBOUNDED}
+        keywords = {name: bounded(apply) for name, apply in kind.VALIDATORS.items() if name not in _UNBOUNDED}
         keywords = dict.fromkeys(_UNBOUNDED, _apply_nothing) | keywords | {"uniqueItems": _check_unique}
         additional = keywords["additionalProperties"]
 
-        def check_additional(
-            validator: Any, value: Any, instance: Any, schema: Any
-        ) -> Iterator[ValidationError] | None:
+        def check_additional(validator: Any, value: Any, instance: Any, schema: Any) -> _Errors:
             return None if "patternProperties" in schema else additional(validator, value, instance, schema)
 
         keywords["additionalProperties"] = check_additional
         # An empty registry: a reference leads to another part of the schema, and never to the network.
-        return extend(self._kind, keywords)(self._schema, registry=Registry())  # type: ignore[no-any-return]
+        validator: Validator = extend(kind, keywords)(schema, registry=Registry())
+        return validator
 
 
 class _TooManyStepsError(Exception):
@@ -124,7 +122,8 @@ def _check_unique(_: Any, is_unique: Any, instance: Any, __: Any) -> Iterator[Va
 
 
 def _check_size(arguments: Fields) -> None:
-    count, waiting = 0, [(arguments, 1)]
+    count = 0
+    waiting: list[tuple[object, int]] = [(arguments, 1)]
     while waiting:
         value, depth = waiting.pop()
         inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Final
 
 from controller.schema.errors import RoundhouseError
@@ -29,7 +29,8 @@ class _BoundTool:
     """A tool with its limits and the check of its arguments."""
 
     tool: Tool
-    check: ArgumentCheck
+    check: ArgumentCheck | None
+    """None: it has not been made yet, for the tool was never called."""
     timeout_s: float
     max_output_bytes: int
 
@@ -46,13 +47,13 @@ class ToolRunner:
         servers: McpServers,
         count_call: Callable[[str, str], None],
     ) -> None:
-        """`count_call` counts an ended call by the tool's name, or `UNKNOWN`, and its outcome: `ok`, `error`, `refused`,
-        `timeout`, `failed` or `cancelled`."""
+        """`count_call` counts an ended call by the tool's name, or `UNKNOWN`, and its outcome: `ok`, `error`,
+        `refused`, `timeout`, `failed` or `cancelled`."""
         self._resources = resources
         self._servers = servers
         self._count_call = count_call
         self._routes: tuple[ToolRoute, ...] = ()
-        self._builtin: Mapping[str, _BoundTool] = {}
+        self._builtin: dict[str, _BoundTool] = {}
         self.log = ToolCallLog()
         """The latest calls, for reports."""
 
@@ -87,10 +88,11 @@ class ToolRunner:
                 `tool_timeout`, `tool_failed`; or what a part of Roundhouse that the tool asks answers.
         """
         began_at, at = time.monotonic(), self._resources.clock()
-        outcome, output_bytes = "cancelled", 0
+        outcome, output_bytes = "internal_error", 0
         try:
             bound = await self._find_tool(caller, name)
-            bound.check.check(arguments)
+            check = await self._check_of(bound) if bound.check is None else bound.check
+            check.check(arguments)
             call = ToolCall(
                 caller=caller,
                 document_tenant=caller.tenant if document_tenant is None else document_tenant,
@@ -105,6 +107,9 @@ class ToolRunner:
             return ToolResult(cut_text(result.text, bound.max_output_bytes), result.is_error)
         except RoundhouseError as error:
             outcome = error.entry.code
+            raise
+        except asyncio.CancelledError:
+            outcome = "cancelled"
             raise
         finally:
             self._note(caller, name, arguments, request_id, outcome, at, began_at, output_bytes)
@@ -122,6 +127,14 @@ class ToolRunner:
         if offer is None:
             raise RoundhouseError("tool_not_found", f"There is no tool {name!r:.100}.", param="tool")
         return _BoundTool(offer.tool, offer.check, offer.route.timeout_s, offer.route.max_output_kib * 1024)
+
+    async def _check_of(self, bound: _BoundTool) -> ArgumentCheck:
+        """Make the check of a built-in tool, in a thread: the library is imported for the first one."""
+        check = await asyncio.to_thread(ArgumentCheck, bound.tool.spec.parameters)
+        name = bound.tool.spec.name
+        if self._builtin.get(name) is bound:
+            self._builtin[name] = replace(bound, check=check)
+        return check
 
     def _note(
         self,
@@ -153,7 +166,7 @@ class ToolRunner:
 
 
 def _bind(route: ToolRoute, tool: Tool) -> _BoundTool:
-    return _BoundTool(tool, ArgumentCheck(tool.spec.parameters), route.timeout_s, route.max_output_kib * 1024)
+    return _BoundTool(tool, None, route.timeout_s, route.max_output_kib * 1024)
 
 
 async def _run_within(tool: Tool, call: ToolCall) -> ToolResult:

@@ -22,6 +22,7 @@ from controller.schema.attempts import AttemptNumbers
 from controller.schema.keys import Key
 from controller.schema.routing import GatewayReport, ModelRoute, Stamp
 from controller.schema.status import ModelState
+from controller.schema.tools import McpServerRoute, ToolRoute
 from controller.sizing.estimator import Estimator
 from controller.sizing.history import MemoryHistory
 from controller.status.reconcile_round import Round
@@ -49,14 +50,20 @@ class RecordingHub(GatewayHub):
     holds: frozenset[str] = frozenset()
     """Replicas that `slow` has a request inside of."""
 
-    def publish_table(self, models: tuple[ModelRoute, ...], keys: tuple[Key, ...] = ()) -> Stamp:
+    def publish_table(
+        self,
+        models: tuple[ModelRoute, ...],
+        keys: tuple[Key, ...] = (),
+        tools: tuple[ToolRoute, ...] = (),
+        mcp_servers: tuple[McpServerRoute, ...] = (),
+    ) -> Stamp:
         """As the hub does."""
         before = {route.name: route.state for route in self.table.models} if self.table else {}
         for route in models:
             was = before.get(route.name, route.state)
             assert route.state is was or route.state in LEGAL[was], f"{was} -> {route.state}"
             assert bool(route.endpoints) <= (route.state is ModelState.LOADED)
-        stamp = super().publish_table(models, keys)
+        stamp = super().publish_table(models, keys, tools, mcp_servers)
         self.take_report(GatewayReport(gateway_id="gw", stamp=stamp))
         self.slow_reports()
         return stamp

@@ -1,7 +1,7 @@
-"""The tables of docs/models.md, docs/keys.md, docs/settings.md and docs/cli.md as the code says them.
+"""The tables of docs/models.md, docs/tools.md, docs/keys.md, docs/settings.md and docs/cli.md as the code says them.
 
 `python -m tests.support.doc_tables` prints those of the other pages, to be pasted; with `--write` it writes those of
-docs/models.md anew.
+docs/models.md, docs/tools.md and docs/settings.md anew.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from controller.engines.load_fields import LoadField
 from controller.engines.options import Option, PathFlag, list_options
 from controller.schema.desired import Definition
 from controller.schema.keys import KeyDefinition
+from controller.schema.tools import BUILTIN_TOOLS, FetchTool, FolderTool, McpServer, ToolLimits, WriteTool
 from controller.settings import ControllerSettings
 from gateway.settings import GatewaySettings
 from retrieval.settings import RetrievalSettings
@@ -53,6 +54,30 @@ def field_rows(definition: type[BaseModel]) -> list[str]:
         row(f"`{name}`", type_words(schemas[name]), default_words(info), info.description or "")
         for name, info in definition.model_fields.items()
     ]
+
+
+def tool_rows() -> list[str]:
+    """One row per built-in tool: name, and the fields that it has besides those of every tool."""
+    return [
+        row(f"`{name}`", ", ".join(f"`{each}`" for each in own_fields(tool)) or "none")
+        for name, tool in BUILTIN_TOOLS.items()
+    ]
+
+
+def own_fields(declaration: type[ToolLimits]) -> list[str]:
+    """The fields of a tool or server that not every one has."""
+    return [name for name in declaration.model_fields if name not in ToolLimits.model_fields]
+
+
+def own_field_rows(*declarations: type[ToolLimits]) -> list[str]:
+    """One row per field that not every tool and server has: name, type, default, description."""
+    rows = [
+        line
+        for each in declarations
+        for name, line in zip(each.model_fields, field_rows(each), strict=True)
+        if name in own_fields(each)
+    ]
+    return list(dict.fromkeys(rows))
 
 
 def option_rows(definition: type[Definition]) -> list[str]:
@@ -196,6 +221,14 @@ def write_models_page() -> None:
     write_table("models.md", "What a load may set", "| field | backend | takes |", load_rows())
 
 
+def write_tools_page() -> None:
+    """Write the tables of docs/tools.md anew."""
+    write_table("tools.md", "Fields of every tool and server", FIELDS, field_rows(ToolLimits))
+    write_table("tools.md", "Built-in tools", "| tool | its own fields |", tool_rows())
+    write_table("tools.md", "Fields of built-in tools", FIELDS, own_field_rows(FetchTool, FolderTool, WriteTool))
+    write_table("tools.md", "MCP servers", FIELDS, own_field_rows(McpServer))
+
+
 def write_settings_page() -> None:
     """Write the tables of docs/settings.md anew."""
     for heading, settings in (
@@ -218,6 +251,7 @@ def print_others() -> None:
 if __name__ == "__main__":
     if "--write" in sys.argv[1:]:
         write_models_page()
+        write_tools_page()
         write_settings_page()
     else:
         print_others()

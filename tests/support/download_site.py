@@ -13,6 +13,9 @@ from pathlib import Path
 import httpx2
 
 from common.model_reference import parse_reference
+from common.network.address_rule import AllowedHosts, parse_allowed_hosts
+from common.network.backend import Resolver, resolve_addresses
+from common.network.transport import origin_of
 from controller.schema.downloads import FINAL_STATES, RECORDS_FOLDER, Download
 from tests.support.wait import DEADLINE_S, POLL_S
 from transfers.downloads.board import DownloadBoard
@@ -20,9 +23,6 @@ from transfers.downloads.job import FolderLocks, JobTools
 from transfers.fetch.file_fetch import FetchOptions
 from transfers.folder.models_folder import OWN_FOLDER, ModelsFolder
 from transfers.folder.records import RecordStore
-from common.network.address_rule import AllowedHosts, parse_allowed_hosts
-from common.network.backend import Resolver, resolve_addresses
-from common.network.transport import origin_of
 from transfers.network.client import NetworkOptions
 from transfers.network.retry import RetryPolicy
 from transfers.sources.hub import HubSource

@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from typing import Final
 
 from common.model_reference import ModelReference
+from common.network.errors import InterruptedConnectionError
 from controller.schema.downloads import FINAL_STATES, Download, DownloadFile, DownloadRecord, PlacedFile
 from controller.schema.errors import RoundhouseError
 from transfers.downloads.job import DownloadJob, JobTools
 from transfers.downloads.progress import build_view
 from transfers.fetch.segment_fetch import StoppedError
 from transfers.folder.records import RecordStore, make_download_id
-from common.network.errors import InterruptedConnectionError
 from transfers.sources.source_set import read_reference
 
 log = logging.getLogger(__name__)

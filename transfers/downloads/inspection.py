@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from common.model_reference import ModelReference
+from common.network.errors import InterruptedConnectionError
 from controller.schema.downloads import LONGEST_RANGE, Inspection, PlacedFile, RemoteFile
 from controller.schema.errors import RoundhouseError
 from transfers.downloads.present_files import has_kept_state
 from transfers.downloads.revision_folder import choose_folder
 from transfers.folder.models_folder import ModelsFolder
 from transfers.network.client import NetworkOptions, SourceClient
-from common.network.errors import InterruptedConnectionError
 from transfers.network.failures import FAILURES, describe_failure
 from transfers.sources.base import Resolution, SourceFile
 from transfers.sources.range_request import AskAgainError, read_range

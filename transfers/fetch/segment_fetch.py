@@ -7,10 +7,10 @@ import threading
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from common.network.errors import InterruptedConnectionError
 from controller.schema.errors import RoundhouseError
 from transfers.fetch.segments import Segment
 from transfers.network.client import SourceClient
-from common.network.errors import InterruptedConnectionError
 from transfers.network.failures import FAILURES, describe_failure
 from transfers.network.retry import RetryPolicy
 from transfers.sources.base import SourceFile

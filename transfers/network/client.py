@@ -178,4 +178,3 @@ def refuse_downgrade(response: httpx2.Response) -> None:
         following = url.join(location).scheme
         if following != "https":
             raise AddressRefusedError(f"{url.host} redirects to {following}, which is not encrypted")
-

@@ -6,8 +6,8 @@ from typing import Final
 
 import httpx2
 
-from controller.schema.errors import RoundhouseError
 from common.network.errors import AddressRefusedError
+from controller.schema.errors import RoundhouseError
 
 FAILURES: Final = (
     AddressRefusedError,

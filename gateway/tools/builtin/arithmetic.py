@@ -46,10 +46,11 @@ _CONTEXT: Final = Context(
 )
 _TOKEN: Final = re.compile(
     r"\s*(?:(?P<number>(?:\d+(?:_\d+)*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,5})?)|(?P<name>[A-Za-z_]\w*)"
-    r"|(?P<sign>\*\*|//|[-+*/%^(),×÷−·]))",
+    r"|(?P<sign>\*\*|//|[-+*/%^(),\u00d7\u00f7\u2212\u00b7]))",
     re.ASCII,
 )
-_SIGNS: Final[Mapping[str, str]] = {"^": "**", "×": "*", "·": "*", "÷": "/", "−": "-"}
+_SIGNS: Final[Mapping[str, str]] = {"^": "**", "\u00d7": "*", "\u00b7": "*", "\u00f7": "/", "\u2212": "-"}
+"""Other signs, those of typography among them, and what they mean."""
 _CONSTANTS: Final[Mapping[str, Decimal]] = {
     "pi": Decimal("3.141592653589793238462643383279502884197169399375105820974944592"),
     "e": Decimal("2.718281828459045235360287471352662497757247093699959574966967628"),
@@ -90,9 +91,8 @@ def _split(expression: str) -> list[tuple[str, str]]:
     while position < len(text):
         found = _TOKEN.match(text, position)
         if found is None or found.lastgroup is None:
-            raise ArithmeticProblem(
-                f"It cannot be read at character {position + 1}: {text[position : position + 20]!r}."
-            )
+            rest = text[position : position + 20]
+            raise ArithmeticProblem(f"It cannot be read at character {position + 1}: {rest!r}.")
         token = found[found.lastgroup]
         tokens.append((found.lastgroup, _SIGNS.get(token, token)))
         position = found.end()

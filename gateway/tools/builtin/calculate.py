@@ -10,9 +10,9 @@ from gateway.tools.spec import ToolCall, ToolResult, ToolSpec
 SPEC: Final = ToolSpec(
     name="calculate",
     display_name="Calculate",
-    description="Evaluates an arithmetic expression exactly. Operators: + - * / // % ** and parentheses. Constants: pi, "
-    "e. Functions: abs, ceil, floor, round, min, max, sqrt, exp, ln, log (with a base), log10, sin, cos, tan, asin, "
-    "acos, atan, in radians.",
+    description="Evaluates an arithmetic expression exactly. Operators: + - * / // % ** and parentheses. Constants: "
+    "pi, e. Functions: abs, ceil, floor, round, min, max, sqrt, exp, ln, log (with a base), log10, sin, cos, tan, "
+    "asin, acos, atan, in radians.",
     parameters={
         "type": "object",
         "properties": {

@@ -6,7 +6,8 @@ import asyncio
 import codecs
 import re
 import ssl
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -16,7 +17,7 @@ from gateway.tools.files.job_runner import JobRunner
 from gateway.tools.spec import ToolCall, ToolResult, ToolSpec
 
 if TYPE_CHECKING:
-    from common.network.backend import OpenBackends, Resolver
+    from common.network.backend import Resolver
     from gateway.tools.builtin.page_fetcher import Page
 
 AT_ONCE: Final = 8
@@ -57,7 +58,7 @@ SPEC: Final = ToolSpec(
 class PageNetwork:
     """How pages are connected to. One serves all calls of a gateway.
 
-    `httpx2` is imported, and the certificates are read, when the first page is fetched.
+    `httpx2` is imported, and the certificates are read, when the first page is fetched, in a thread.
     """
 
     resolver: Resolver | None = None
@@ -66,27 +67,43 @@ class PageNetwork:
     """Certificates that are trusted; None: those of `httpx2`."""
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(AT_ONCE, "fetch"))
 
-    def fetch(self, hosts: PageHosts, url: str, timeout_s: float, backends: OpenBackends) -> Page:
-        """Fetch a page; blocks. `backends`: what ends the connections from another thread. Raises as `fetch_page`."""
-        import httpx2
-
-        from common.network.backend import resolve_addresses
-        from common.network.transport import CheckedTransport, Origin
-        from gateway.tools.builtin.page_fetcher import fetch_page
-
-        def find_refusal(origin: Origin) -> str | None:
-            return hosts.find_refusal(origin.scheme, origin.host, origin.port)
+    def fetch(self, hosts: PageHosts, url: str, timeout_s: float, ending: FetchEnding) -> Page | ToolResult:
+        """Fetch a page, or return an error that says why there is none. Blocks, until `ending` is interrupted."""
+        from gateway.tools.builtin.page_fetcher import PageProblem, fetch_page, make_tls, open_transport
 
         if self.tls is None:
-            self.tls = httpx2.create_ssl_context()
-        transport = CheckedTransport(
-            hosts.literal,
-            find_refusal,
-            tls=self.tls,
-            resolver=self.resolver or resolve_addresses,
-            open_backends=backends,
-        )
-        return fetch_page(transport, url, timeout_s)
+            self.tls = make_tls()
+        transport = open_transport(hosts, self.tls, self.resolver)
+        ending.follow(transport.backend.interrupt)
+        try:
+            return fetch_page(transport, url, timeout_s)
+        except PageProblem as problem:
+            return ToolResult(str(problem), is_error=True)
+
+
+class FetchEnding:
+    """Ends the connections of one call from another thread. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._interrupt: Callable[[], None] | None = None
+        self._is_interrupted = False
+
+    def follow(self, interrupt: Callable[[], None]) -> None:
+        """Have `interrupt` called when the call ends; at once, if it has ended."""
+        with self._lock:
+            self._interrupt = interrupt
+            is_late = self._is_interrupted
+        if is_late:
+            interrupt()
+
+    def interrupt(self) -> None:
+        """End the connections, now or as soon as there are any."""
+        with self._lock:
+            self._is_interrupted = True
+            interrupt = self._interrupt
+        if interrupt is not None:
+            interrupt()
 
 
 class FetchUrl:
@@ -123,26 +140,14 @@ class FetchUrl:
         return ToolResult(f"{page.url}\n\n{text}{end}")
 
     async def _fetch(self, call: ToolCall) -> Page | ToolResult:
-        import httpx2
-
-        from common.network.backend import OpenBackends
-        from common.network.errors import AddressRefusedError, InterruptedConnectionError
-        from gateway.tools.builtin.page_fetcher import PageProblem
-
-        backends = OpenBackends()
+        ending = FetchEnding()
         url = call.arguments["url"]
         try:
             return await asyncio.get_running_loop().run_in_executor(
-                self._network.threads, self._network.fetch, self._hosts, url, call.timeout_s, backends
+                self._network.threads, self._network.fetch, self._hosts, url, call.timeout_s, ending
             )
-        except PageProblem as problem:
-            return ToolResult(str(problem), is_error=True)
-        except AddressRefusedError as error:
-            return ToolResult(f"{error}.", is_error=True)
-        except (httpx2.HTTPError, httpx2.InvalidURL, InterruptedConnectionError) as error:
-            return ToolResult(f"The page cannot be read: {str(error) or type(error).__name__}.", is_error=True)
         finally:
-            backends.interrupt()
+            ending.interrupt()
 
 
 def _decode(page: Page) -> str:

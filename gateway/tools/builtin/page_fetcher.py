@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +10,10 @@ from typing import Final
 
 import httpx2
 
-from common.network.transport import CheckedTransport
+from common.network.backend import OpenBackends, Resolver, resolve_addresses
+from common.network.errors import AddressRefusedError, InterruptedConnectionError
+from common.network.transport import CheckedTransport, Origin
+from gateway.tools.builtin.page_hosts import PageHosts
 
 MOST_REDIRECTS: Final = 5
 LARGEST_PAGE: Final = 4 * 1024 * 1024
@@ -46,14 +50,42 @@ class Page:
     """Whether there is more than `LARGEST_PAGE`."""
 
 
+def make_tls() -> ssl.SSLContext:
+    """Return a context that trusts the certificates of `httpx2`; making one takes long."""
+    return httpx2.create_ssl_context()
+
+
+def open_transport(hosts: PageHosts, tls: ssl.SSLContext, resolver: Resolver | None) -> CheckedTransport:
+    """Return a transport that asks the declared hosts alone. `resolver` None: the system's."""
+
+    def find_refusal(origin: Origin) -> str | None:
+        return hosts.find_refusal(origin.scheme, origin.host, origin.port)
+
+    return CheckedTransport(
+        hosts.literal,
+        find_refusal,
+        tls=tls,
+        resolver=resolve_addresses if resolver is None else resolver,
+        open_backends=OpenBackends(),
+    )
+
+
 def fetch_page(transport: CheckedTransport, url: str, timeout_s: float) -> Page:
     """Ask for a page, and follow redirects; each is checked by `transport` as the first one is.
 
     Raises:
-        PageProblem: the address is no URL, there are too many redirects, or one leaves encryption.
-        AddressRefusedError: a host must not be connected to.
-        httpx2.HTTPError: the connection failed.
+        PageProblem: the address is no URL, or one that must not be connected to; the connection failed; there are too
+            many redirects, or one leaves encryption.
     """
+    try:
+        return _fetch_page(transport, url, timeout_s)
+    except AddressRefusedError as error:
+        raise PageProblem(f"{error}.") from None
+    except (httpx2.HTTPError, httpx2.InvalidURL, InterruptedConnectionError) as error:
+        raise PageProblem(f"The page cannot be read: {str(error) or type(error).__name__}.") from None
+
+
+def _fetch_page(transport: CheckedTransport, url: str, timeout_s: float) -> Page:
     timeout = httpx2.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s))
     target = read_url(url)
     with httpx2.Client(transport=transport, timeout=timeout, trust_env=False, headers=_HEADERS) as client:

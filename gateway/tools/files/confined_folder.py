@@ -1,7 +1,7 @@
 """One folder, and nothing outside of it: paths are walked part by part, and no symbolic link is followed.
 
-Each part is opened relative to the one before (`openat` with `O_NOFOLLOW`), so a link or a folder that is put in the way
-meanwhile leads nowhere else. Only the standard library: it runs in a process of its own.
+Each part is opened relative to the one before (`openat` with `O_NOFOLLOW`), so a link or a folder that is put in the
+way meanwhile leads nowhere else. Only the standard library: it runs in a process of its own.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ _LINES: Final = re.compile(r"\s*\n\s*\n\s*")
 
 def extract_text(markup: str) -> str:
     """Return the text of a page: headings with `#`, list items with `-`, links as `[text](address)`, paragraphs
-    separated by blank lines. Programs, styles and drawings are left out. Malformed markup is read as far as possible."""
+    separated by blank lines. Programs, styles and drawings are left out. Malformed markup is read as far as
+    possible."""
     reader = _Reader()
     reader.feed(markup)
     reader.close()

@@ -1,1 +1,1 @@
-"""Clients of the declared MCP servers: connections that are kept, what the servers offer, and bounds on their answers."""
+"""Clients of the declared MCP servers: kept connections, what the servers offer, and bounds on their answers."""

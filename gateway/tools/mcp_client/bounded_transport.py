@@ -6,6 +6,7 @@ answers: a status of an error with a message of JSON-RPC.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
@@ -17,13 +18,14 @@ TRANSPORT_FAILED: Final = -32090
 """Code, in JSON-RPC's range for implementations, of a request that the server did not answer by HTTP."""
 LISTENING_METHOD: Final = "subscriptions/listen"
 """Method of a request whose answer goes on for as long as the connection."""
+NOTIFICATION_BYTES_PER_S: Final = 32 * 1024
 _CLOSE_S: Final = 2.0
 """Seconds that the end of a session may take."""
 
 
 class BoundedTransport(httpx2.AsyncBaseTransport):
-    """Sends requests by another transport. The answer to a request may have `most_bytes` bytes and take `within_s`
-    seconds; streams of notifications may go on. No answer may be compressed."""
+    """Sends requests by another transport. An answer may have `most_bytes` bytes and take `within_s` seconds; streams
+    of notifications may go on. No answer may be compressed."""
 
     def __init__(self, inner: httpx2.AsyncBaseTransport, *, most_bytes: int, within_s: float) -> None:
         self._inner = inner
@@ -33,10 +35,12 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request. A POST never raises because of the server: it is answered with an error."""
         request.headers["accept-encoding"] = "identity"
-        is_listening = request.headers.get("mcp-method") == LISTENING_METHOD
-        if request.method == "DELETE":
-            request.extensions = {**request.extensions, "timeout": dict.fromkeys(_TIMEOUTS, _CLOSE_S)}
-        ends_at = time.monotonic() + self._within_s
+        may_listen = request.method == "GET" or request.headers.get("mcp-method") == LISTENING_METHOD
+        within_s = _CLOSE_S if request.method == "DELETE" else self._within_s
+        if not may_listen:
+            timeouts = {**request.extensions.get("timeout", {}), "read": within_s, "write": within_s}
+            request.extensions = {**request.extensions, "timeout": timeouts}
+        ends_at = time.monotonic() + within_s
         try:
             response = await self._inner.handle_async_request(request)
         except httpx2.TransportError as error:
@@ -46,11 +50,13 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         if response.headers.get("content-encoding", "identity") != "identity":
             await response.aclose()
             return _failed_answer("its answer is compressed, which was not asked for")
-        if request.method == "POST" and not is_listening:
-            is_events = response.headers.get("content-type", "").startswith("text/event-stream")
+        stream = response.stream
+        assert isinstance(stream, httpx2.AsyncByteStream)
+        is_events = response.headers.get("content-type", "").startswith("text/event-stream")
+        if may_listen and is_events and response.status_code == 200:
+            response.stream = _PacedStream(stream)
+        else:
             kind: type[Exception] = httpx2.SSEError if is_events else httpx2.StreamError
-            stream = response.stream
-            assert isinstance(stream, httpx2.AsyncByteStream)
             response.stream = _BoundedStream(stream, self._most_bytes, ends_at, kind)
         return response
 
@@ -59,15 +65,25 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         await self._inner.aclose()
 
 
-_TIMEOUTS: Final = ("connect", "read", "write", "pool")
+class _PacedStream(httpx2.AsyncByteStream):
+    """A stream of notifications, read so slowly that a server which floods takes little of the event loop's time."""
+
+    def __init__(self, inner: httpx2.AsyncByteStream) -> None:
+        self._inner = inner
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for part in self._inner:
+            yield part
+            await asyncio.sleep(len(part) / NOTIFICATION_BYTES_PER_S)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
 
 
 class _BoundedStream(httpx2.AsyncByteStream):
     """A body that fails with an error of `kind`, which the library takes for a failure of this request alone."""
 
-    def __init__(
-        self, inner: httpx2.AsyncByteStream, most_bytes: int, ends_at: float, kind: type[Exception]
-    ) -> None:
+    def __init__(self, inner: httpx2.AsyncByteStream, most_bytes: int, ends_at: float, kind: type[Exception]) -> None:
         self._inner = inner
         self._most_bytes = most_bytes
         self._ends_at = ends_at

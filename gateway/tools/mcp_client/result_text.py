@@ -29,13 +29,14 @@ def _text_of_part(part: Any) -> str:
     if part.type == "text":
         return str(part.text)
     if part.type in ("image", "audio"):
-        return f"[{part.type}, {part.mime_type:.100}, {len(part.data) * 3 // 4} bytes]"
+        size = len(part.data) * 3 // 4 - part.data[-2:].count("=")
+        return f"[{part.type}, {part.mime_type:.100}, {size} bytes]"
     if part.type == "resource_link":
-        return f"[resource {part.name:.200}: {str(part.uri):.500}]"
+        return f"[resource {part.name:.200}: {part.uri!s:.500}]"
     resource = part.resource
     if hasattr(resource, "text"):
         return str(resource.text)
-    return f"[resource {str(resource.uri):.500}, {resource.mime_type or 'of no type':.100}]"
+    return f"[resource {resource.uri!s:.500}, {resource.mime_type or 'of no type':.100}]"
 
 
 def is_usable_name(name: str) -> bool:

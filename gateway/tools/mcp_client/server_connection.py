@@ -27,6 +27,9 @@ from mcp_types import (
     CallToolResult,
     Implementation,
     InputRequiredResult,
+    PromptListChangedNotification,
+    ResourceListChangedNotification,
+    ToolListChangedNotification,
 )
 from pydantic import TypeAdapter, ValidationError
 
@@ -65,6 +68,7 @@ MOST_ENTRIES: Final = 500
 LEAST_ANSWER_BYTES: Final = 1024 * 1024
 """Bytes that any answer may have. One with a longer output may have six times the output's cap, for JSON may take six
 bytes for one of the text."""
+_CHANGES: Final = (ToolListChangedNotification, ResourceListChangedNotification, PromptListChangedNotification)
 _SESSION_ENDED: Final = "Session terminated"
 """Message of the library where a server does not know the session any more, because it was started anew."""
 _RESULT: Final[TypeAdapter[CallToolResult | InputRequiredResult]] = TypeAdapter(CallToolResult | InputRequiredResult)
@@ -113,7 +117,8 @@ class ServerConnection:
             await self._wait_for_retry(failures)
 
     async def wait_connected(self, within_s: float) -> bool:
-        """Return whether the server is connected, after `within_s` seconds at most. One that is not is tried at once."""
+        """Return whether the server is connected, after `within_s` seconds at most. One that is not connected is tried
+        at once."""
         try:
             async with asyncio.timeout(within_s):
                 while self.status.state != "connected":
@@ -174,8 +179,8 @@ class ServerConnection:
                     raise
                 await self._refresh(client)  # it knows the tool's headers by the listing
                 result = await client.session.send_request(request, _RESULT)
-        except ValidationError:
-            raise self._failure("its answer cannot be read") from None
+        except ValidationError as error:
+            raise self._failure(_describe_failure(error)) from None
         except RuntimeError as error:
             raise self._failure("it was disconnected") from error
         if isinstance(result, InputRequiredResult):
@@ -232,8 +237,8 @@ class ServerConnection:
         )
 
     async def _take_message(self, message: object) -> None:
-        """Take what the server tells by itself: whatever it is, the lists may have changed."""
-        if not isinstance(message, Exception):
+        """Take what the server tells by itself. Nothing but changes of its lists matters."""
+        if isinstance(message, _CHANGES):
             self._wake.set()
 
     async def _listen(self, client: Client) -> None:
@@ -293,7 +298,8 @@ class ServerConnection:
             except SchemaProblem as problem:
                 left_out.append(f"The tool {tool.name} is left out: {problem}.")
                 continue
-            offered[name] = OfferedTool(self.route, _ServerTool(self, tool.name, _spec_of(name, self.route, tool)), check)
+            called = _ServerTool(self, tool.name, _spec_of(name, self.route, tool))
+            offered[name] = OfferedTool(self.route, called, check)
         return offered, left_out[:20]
 
     def _forget_client(self) -> None:
@@ -387,5 +393,6 @@ def _describe_failure(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return f"it does not answer within {CONNECT_S:g} s"
     if isinstance(error, ValidationError):
-        return "its answer cannot be read"
+        first = error.errors(include_url=False, include_input=False)[0]
+        return f"its answer cannot be read: {'.'.join(map(str, first['loc'])):.150}: {first['msg']:.100}"
     return f"the connection ended ({type(error).__name__})"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from controller.schema.errors import RoundhouseError
@@ -91,11 +92,13 @@ class McpServers:
     async def _apply_routes(self) -> None:
         changed = [name for name, each in self._connections.items() if each.route != self._routes.get(name)]
         await self._end_connections(changed)
+        if not self._routes.keys() - self._connections.keys():
+            return
+        # In a thread, for it takes a second, in which streams go on.
+        module = await asyncio.to_thread(import_module, "gateway.tools.mcp_client.server_connection")
         for name, route in self._routes.items():
             if name not in self._connections:
-                from gateway.tools.mcp_client.server_connection import ServerConnection
-
-                self._connections[name] = connection = ServerConnection(route, self._clock)
+                self._connections[name] = connection = module.ServerConnection(route, self._clock)
                 self._tasks[name] = asyncio.create_task(connection.run())
 
     async def _end_connections(self, names: Sequence[str]) -> None:

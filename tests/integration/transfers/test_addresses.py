@@ -12,12 +12,12 @@ from typing import Any
 import httpx2
 import pytest
 
+from common.network.address_rule import AllowedHosts, parse_allowed_hosts
+from common.network.errors import AddressRefusedError
 from tests.support.download_site import make_network, open_site, trust_nobody
 from tests.support.fake_hub import FakeHub, Fault, FaultPlan, HubRepository
 from tests.support.tls_files import make_certificate
-from common.network.address_rule import AllowedHosts, parse_allowed_hosts
 from transfers.network.client import NetworkOptions, SourceClient
-from common.network.errors import AddressRefusedError
 
 PUBLIC = "93.184.216.34"
 OTHER_PUBLIC = "2606:4700::1111"

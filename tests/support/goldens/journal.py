@@ -127,7 +127,9 @@ async def _play(script: Script, harness: RecordedHarness) -> None:
     await script.rounds(6)
     await script.edit("models: {m: {backend: stub, replicas: many}}\n")
     await script.rounds(1)
-    await script.edit({"models": EDITED, "keys": {"team-a": {**key, "concurrency": 2}}})
+    server = {"url": "https://mcp.example.org/mcp", "headers": {"Authorization": "Bearer secret-of-a-server"}}
+    tools = {"tools": {"calculate": {}}, "mcp_servers": {"weather": server}}
+    await script.edit({"models": EDITED, "keys": {"team-a": {**key, "concurrency": 2}}, **tools})
     await script.rounds(4)
     # The host.
     script.runtime.unavailable = "the daemon is down"

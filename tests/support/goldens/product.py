@@ -50,6 +50,7 @@ from controller.schema.desired import Definition
 from controller.schema.errors import ERROR_CODES
 from controller.schema.override import Override
 from controller.schema.routing import GatewayReport, PrefillTokens, RemoteProbe, RemoteResult, Stamp
+from controller.schema.tools import ToolCallRecord
 from controller.settings import ControllerSettings
 from controller.sizing.history import MemoryHistory
 from controller.sizing.history import save_history as save_observed
@@ -69,7 +70,7 @@ from controller.state import (
     Statement,
 )
 from controller.status.model_status import assess_models
-from controller.status.permissions import build_keys
+from controller.status.permissions import build_permissions
 from controller.status.reconcile_round import Round
 from controller.status.routing_table import build_routes
 from controller.storage.state_dir import StateDir
@@ -161,6 +162,7 @@ __all__ = [
     "StoredMemory",
     "StoredTotals",
     "StubDefinition",
+    "ToolCallRecord",
     "TransfersSettings",
     "Trouble",
     "Usage",
@@ -169,7 +171,7 @@ __all__ = [
     "admin_errors",
     "assess_models",
     "boot_id",
-    "build_keys",
+    "build_permissions",
     "build_routes",
     "clockwork_main",
     "combine_declarations",

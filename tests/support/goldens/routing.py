@@ -30,8 +30,9 @@ from tests.support.goldens.product import (
     RemoteResult,
     ReplicaId,
     Stamp,
+    ToolCallRecord,
     assess_models,
-    build_keys,
+    build_permissions,
     build_routes,
     parse_folder,
     plan,
@@ -91,12 +92,23 @@ KEYS: Final[dict[str, dict[str, Any]]] = {
         "scopes": ["inference", "admin"],
         "weight": 2.5,
         "service_tiers": ["priority", "default", "flex"],
+        "tools": ["current_time", "weather__*"],
     },
 }
+TOOLS: Final[dict[str, dict[str, Any]]] = {
+    "current_time": {},
+    "fetch_url": {"hosts": ["docs.python.org", "*.example.org"], "timeout_s": 10},
+    "write_file": {"folder": "/srv/notes", "write": True, "max_output_kib": 8},
+}
+MCP_SERVERS: Final[dict[str, dict[str, Any]]] = {
+    "weather": {"url": "https://mcp.example.org/mcp", "headers": {"Authorization": "Bearer x"}, "tools": ["now"]},
+    "time": {"command": ["mcp-server-time"]},
+}
+FILE: Final = {"models": MODELS, "keys": KEYS, "tools": TOOLS, "mcp_servers": MCP_SERVERS}
 
 
 def make_table() -> Any:
-    """A routing table with models in every state, keys and tenants."""
+    """A routing table with models in every state, keys, tenants and tools."""
     desired = _desired()
     observed = _observed(desired)
     statuses = assess_models(desired, observed, plan(desired, observed, NOW))
@@ -110,7 +122,7 @@ def make_table() -> Any:
             _remote_probes(desired),
             {"told-its-context": 128},
         ),
-        build_keys(desired.keys),
+        *build_permissions(desired),
     )
     assert hub.table is not None
     return json.loads(hub.table.model_dump_json())
@@ -130,6 +142,20 @@ def make_report() -> Any:
         demand={"on-demand": NOW - 4},
         leaving={"rh-golden-unloading-0-01234567-1": {"req-1": NOW - 60}},
         ending=True,
+        tool_calls=(
+            ToolCallRecord(
+                sequence=2,
+                at=NOW - 1,
+                tool="weather__now",
+                server="weather",
+                caller="operator",
+                request_id="req-2",
+                arguments='{"city": "Bern"}',
+                outcome="ok",
+                duration_ms=40,
+                output_bytes=17,
+            ),
+        ),
         failed={"rh-golden-loaded-1-01234567-1": NOW - 2},
         remotes={
             "remote": RemoteResult(spec="0123456789abcdef", at=NOW - 1),
@@ -140,7 +166,7 @@ def make_report() -> Any:
 
 
 def _desired() -> DesiredState:
-    parsed = parse_folder(snapshot({"models.json": json.dumps({"models": MODELS, "keys": KEYS})}), MODELS_ROOT)
+    parsed = parse_folder(snapshot({"models.json": json.dumps(FILE)}), MODELS_ROOT)
     assert parsed.is_valid, parsed.problems
     declared = {
         name: DeclaredModel(definition, MODELS[name], NOW - 100) for name, definition in parsed.definitions.items()
@@ -149,7 +175,7 @@ def _desired() -> DesiredState:
         MODELS["unloading"], model="unloading", action="unload", at=NOW - 10, actor="operator"
     )
     state = resolve_desired(declared, {"unloading": unload}, {}, Defaults(), generation=1)
-    return DesiredState(1, state.models, keys=parsed.keys)
+    return DesiredState(1, state.models, keys=parsed.keys, tools=parsed.tools.tools, mcp_servers=parsed.tools.servers)
 
 
 def _remote_probes(desired: DesiredState) -> dict[str, RemoteProbe]:

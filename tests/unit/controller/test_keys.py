@@ -20,6 +20,7 @@ from controller.schema.keys import Key
 from controller.schema.override import Override
 from controller.schema.routing import ModelRoute, RoutingTable, Stamp
 from controller.schema.status import ModelState
+from controller.schema.tools import McpServerRoute, ToolRoute
 from controller.status.permissions import build_keys
 from controller.storage.state_dir import StateDir
 from tests.support.dry_runs import CHAT, DryRunHarness
@@ -192,3 +193,52 @@ async def test_a_dry_run_tells_of_keys(tmp_path: Path) -> None:
     assert (await harness.with_files(models=CHAT)).keys == []
     refused = await harness.with_files(keys=f"{KEYS}    weight: 0\n")
     assert (refused.ok, refused.keys) == (False, [])
+
+
+async def test_a_dry_run_tells_of_tools(tmp_path: Path) -> None:
+    (tmp_path / "models.yaml").write_text(CHAT)
+    harness = DryRunHarness(tmp_path)
+    text = "tools: {calculate: {timeout_s: 5}}\nmcp_servers: {a: {url: https://a/, headers: {X: s3cr3t}}}\n"
+    done = await harness.with_files(tools=text)
+    assert (done.ok, done.changes, done.keys) == (True, [], [])
+    assert [each.model_dump() for each in done.tools] == [
+        {"kind": "tool", "name": "calculate", "change": "added", "fields": ["timeout_s"]},
+        {"kind": "mcp_server", "name": "a", "change": "added", "fields": ["headers", "url"]},
+    ]
+    assert "s3cr3t" not in done.model_dump_json()
+
+
+def test_a_change_of_tools_alone_is_a_new_table() -> None:
+    made = hub()
+    tool, server = ToolRoute(name="calculate"), McpServerRoute(name="a", url="https://a/")
+    assert made.publish_table((), (), (tool,), (server,)) == made.publish_table((), (), (tool,), (server,))
+    made.publish_table((), (), (tool,), (server.model_copy(update={"url": None}),))
+    made.replace_permissions((CI,), (), ())
+    assert made.table is not None
+    assert (made.table.stamp.seq, made.table.keys, made.table.tools, made.table.mcp_servers) == (3, (CI,), (), ())
+
+
+async def test_tools_are_wanted_at_once_and_their_secrets_are_learned(place: Place) -> None:
+    place.write(
+        f"{MODELS}tools: {{calculate: {{}}}}\nmcp_servers: {{a: {{url: https://a/, headers: {{X: s3cr3t}}}}}}\n"
+    )
+    learned: dict[str, object] = {}
+    files = DesiredStateSource(
+        place.desired, ModelRoots((place.desired,)), place.store, Defaults(), resync_s=10.0, clock=lambda: place.now,
+        learn=learned.update,
+    )  # fmt: skip
+    await files.read_files()
+    state = files.desired_state()
+    assert state is not None
+    assert (list(state.tools), list(state.mcp_servers)) == (["calculate"], ["a"])
+    assert learned["mcp:a"] == {"url": "https://a/", "headers": {"X": "s3cr3t"}}
+    revision = state.revision
+    place.write(MODELS)
+    await files.read_files()
+    state = files.desired_state()
+    assert state is not None
+    assert (list(state.tools), list(state.mcp_servers), state.revision > revision) == ([], ["a"], True)
+    assert files.wake_at() == place.now + 2
+    again = place.files().desired_state()
+    assert again is not None
+    assert list(again.mcp_servers) == ["a"], "also over a restart"

@@ -1,12 +1,25 @@
-"""docs/models.md says what the code says."""
+"""docs/models.md and docs/tools.md say what the code says."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 
 from controller.engines import ENGINES
 from controller.schema.desired import Definition
-from tests.support.doc_tables import DOCS, backend_line, field_rows, load_rows, option_rows, rows_of
+from controller.schema.tools import FetchTool, FolderTool, McpServer, ToolLimits, WriteTool
+from tests.support.config_files import problems_of
+from tests.support.doc_tables import (
+    DOCS,
+    backend_line,
+    field_rows,
+    load_rows,
+    option_rows,
+    own_field_rows,
+    rows_of,
+    tool_rows,
+)
 
 
 def test_common_fields() -> None:
@@ -17,6 +30,18 @@ def test_common_fields() -> None:
 def test_fields_of_a_backend(name: str) -> None:
     assert rows_of("models.md", name) == option_rows(ENGINES[name].definition)
     assert backend_line(ENGINES[name]) in (DOCS / "models.md").read_text()
+
+
+def test_tools_and_their_fields() -> None:
+    assert rows_of("tools.md", "Fields of every tool and server") == field_rows(ToolLimits)
+    assert rows_of("tools.md", "Built-in tools") == tool_rows()
+    assert rows_of("tools.md", "Fields of built-in tools") == own_field_rows(FetchTool, FolderTool, WriteTool)
+    assert rows_of("tools.md", "MCP servers") == own_field_rows(McpServer)
+
+
+def test_the_example_of_tools_is_valid() -> None:
+    [example] = re.findall(r"```yaml\n(.*?)```", (DOCS / "tools.md").read_text(), re.DOTALL)
+    assert problems_of(f"models: {{}}\n{example}") == []
 
 
 def test_fields_of_a_load() -> None:

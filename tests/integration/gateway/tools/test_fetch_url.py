@@ -324,9 +324,7 @@ async def test_redirects_that_never_end_are_ended(site: FileServer) -> None:
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, zlib.compress])
-async def test_a_zip_bomb_costs_no_more_than_another_page(
-    site: FileServer, compress: Callable[[bytes], bytes]
-) -> None:
+async def test_a_zip_bomb_costs_no_more_than_another_page(site: FileServer, compress: Callable[[bytes], bytes]) -> None:
     encoding = "gzip" if compress is gzip.compress else "deflate"
     bomb = compress(bytes(100 * 1024 * 1024).replace(b"\0", b"x"))
     assert len(bomb) < 1024 * 1024

@@ -13,7 +13,7 @@ from openai.types.responses import ResponseReasoningItem
 from openai.types.responses.response_output_item import McpApprovalRequest, McpCall, McpListTools
 
 from gateway.tools.spec import ToolCall, ToolResult
-from tests.fakes.fake_mcp_servers import FakeServers, FakeTool, install
+from tests.fakes.fake_tool_servers import FakeServers, FakeTool, install
 from tests.fakes.gateway_harness import GatewayHarness, until
 from tests.support.clockwork_caller import DONE_SAID, SPOKEN, THOUGHT
 from tests.support.gateway_rest import nothing_left

@@ -7,7 +7,6 @@ import json
 import os
 from pathlib import Path
 
-
 import aiohttp
 import openai
 import pytest
@@ -185,9 +184,7 @@ async def test_other_calls_go_on_while_files_hang(tmp_path: Path) -> None:
     async with gateway_harness() as here:
         folder = str(tmp_path)
         await here.publish(tools=(CALCULATE, ToolRoute(name="search_files", folder=folder, timeout_s=2.0)))
-        hanging = [
-            asyncio.create_task(call_code(here, "search_files", text="(a+)+$", regex=True)) for _ in range(8)
-        ]
+        hanging = [asyncio.create_task(call_code(here, "search_files", text="(a+)+$", regex=True)) for _ in range(8)]
         await until(lambda: bool(_job_processes()), "they run")
         assert await call_text(here, "calculate", expression="1 + 1") == "2"
         assert await asyncio.gather(*hanging) == [(504, "tool_timeout")] * 8
@@ -286,5 +283,3 @@ def _job_processes() -> list[int]:
         if b"gateway.tools.files.process" in command and parent == os.getpid():
             found.append(int(folder.name))
     return found
-
-

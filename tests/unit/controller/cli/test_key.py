@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import get_args
@@ -16,7 +17,7 @@ from controller.cli.app import app, run
 from controller.cli.exit_codes import ExitCode
 from controller.config.parse import parse_folder
 from controller.config.read import read_folder
-from controller.schema.admin import DryRun, KeyChange
+from controller.schema.admin import DryRun, KeyChange, ToolChange
 from controller.schema.keys import KeyDefinition, KeyScope, ServiceTier
 from controller.schema.status import PlanView
 from controller.status.permissions import build_keys
@@ -35,6 +36,11 @@ def declared(folder: Path, lines: str) -> KeyRing:
     parsed = parse_folder(read_folder(folder), ModelRoots((folder,)))
     assert parsed.is_valid, parsed.problems
     return KeyRing.of(build_keys(parsed.keys))
+
+
+def read_folder_keys(folder: Path) -> Mapping[str, KeyDefinition]:
+    """The keys of a folder."""
+    return parse_folder(read_folder(folder), ModelRoots((folder,))).keys
 
 
 def test_the_lines_are_a_file_and_the_secret_opens_the_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,12 +62,14 @@ def test_two_secrets_are_never_the_same(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize("name", ["ci", "1", "null", "true", "1e5", "0x1f", "a.b@c-d_e", "12345678901234567890"])
 def test_every_option_comes_to_a_field(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = (
-        "--scope inference --scope admin --model gem* --model * --model org/chat:q4 --tenant 42 --weight 2.5 --rpm 60 "
+        "--scope inference --scope admin --model gem* --model * --model org/chat:q4 --tool * --tool calculate "
+        "--tenant 42 --weight 2.5 --rpm 60 "
         "--tpm 100000 --concurrency 4 --expires 2027-01-31T18:00:00+01:00 --tier priority --tier flex"
     )
     assert run(["key", "new", name, *options.split()]) == ExitCode.DONE
     caller = declared(tmp_path, capsys.readouterr().out).by_name[name]
     assert (caller.tenant, caller.weight, sorted(caller.scopes)) == ("42", 2.5, ["admin", "inference"])
+    assert read_folder_keys(tmp_path)[name].tools == ["*", "calculate"]
     assert (caller.requests_per_minute, caller.tokens_per_minute, caller.concurrency) == (60, 100000, 4)
     assert (caller.expires_at, caller.tier_rank("priority"), caller.tier_rank("default")) == (1801414800.0, 0, 2)
 
@@ -87,6 +95,7 @@ def test_as_json(capsys: pytest.CaptureFixture[str]) -> None:
         (["ci", "--rpm", "0"], "keys.ci.requests_per_minute: must be at least 1, is 0"),
         (["ci", "--expires", "soon"], "keys.ci.expires: must be a date such as 2027-01-31"),
         (["ci", "--model", "a b"], "keys.ci.models[0]: no model can have such a name: `a b`"),
+        (["ci", "--tool", "calculat"], "keys.ci.tools[0]: there is no built-in tool `calculat`; did you mean"),
         ([], "Missing argument"),
     ],
 )
@@ -126,6 +135,34 @@ async def test_keys_that_proposed_files_would_change(
         api.dry_run = DryRun(ok=True, problems=[], changes=[], keys=keys, plan=PlanView(generation=1))
         assert await roundhouse(api, "plan", "--diff", str(tmp_path / "keys.yaml")) == ExitCode.PENDING
     assert capsys.readouterr().out == "key ci: edited: sha256, weight\nkey old: removed\n"
+
+
+async def test_tools_that_proposed_files_would_change(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tools.yaml").write_text("tools: {}\n")
+    tools = [
+        ToolChange(kind="tool", name="calculate", change="added", fields=[]),
+        ToolChange(kind="mcp_server", name="a", change="edited", fields=["headers", "url"]),
+        ToolChange(kind="mcp_server", name="b", change="removed", fields=["command"]),
+    ]
+    async with FakeControlApi(folder / "controller.sock") as api:
+        api.dry_run = DryRun(ok=True, problems=[], changes=[], tools=tools, plan=PlanView(generation=1))
+        assert await roundhouse(api, "plan", "--diff", str(tmp_path / "tools.yaml")) == ExitCode.PENDING
+    assert (
+        capsys.readouterr().out == "tool calculate: added\nMCP server a: edited: headers, url\nMCP server b: removed\n"
+    )
+
+
+def test_validate_counts_tools_and_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "models.yaml").write_text(
+        "models: {}\ntools: {calculate: {}}\nmcp_servers: {b: {command: [b]}, a: {url: https://a/}}\n"
+    )
+    assert run(["validate", str(tmp_path)]) == ExitCode.DONE
+    assert capsys.readouterr().out == f"{tmp_path}: good; models: none; 1 tool; 2 MCP servers\n"
+    assert run(["validate", str(tmp_path), "--json"]) == ExitCode.DONE
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["tools"], shown["mcp_servers"]) == (["calculate"], ["a", "b"])
 
 
 # The docs.

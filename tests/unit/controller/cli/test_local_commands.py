@@ -91,6 +91,8 @@ def test_validate_tells_every_problem(tmp_path: Path, capsys: pytest.CaptureFixt
         "downloads": {},
         "models": [],
         "keys": [],
+        "tools": [],
+        "mcp_servers": [],
     }
 
 

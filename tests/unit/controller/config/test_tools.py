@@ -250,8 +250,8 @@ def test_a_table_survives_the_wire_and_shows_no_secret() -> None:
 
 
 def test_a_table_of_an_older_controller_permits_no_tool() -> None:
-    old = {"kind": "table", "instance": "i", "stamp": {"epoch": 1, "seq": 1}, "keys": []}
-    old["keys"] = [{"name": "ci", "sha256": "a" * 64, "tenant": "ci"}]
+    key = {"name": "ci", "sha256": "a" * 64, "tenant": "ci"}
+    old = {"kind": "table", "instance": "i", "stamp": {"epoch": 1, "seq": 1}, "keys": [key]}
     table = RoutingTable.model_validate_json(json.dumps(old))
     assert (table.tools, table.mcp_servers, table.keys[0].tools) == ((), (), ())
 

@@ -12,12 +12,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from controller.journal.entry import NewEntry
 from controller.journal.event_log import PRUNE_EVERY, EventLog
-from controller.schema.admin import JournalEntry
+from controller.schema.admin import RETENTION_CLASSES, EventKind, JournalEntry
 from tests.support.wait import until
 
 NOW = 1_700_000_000.0
@@ -107,6 +108,21 @@ def test_chatter_does_not_displace_history(path: Path) -> None:
     assert 20 <= len(journal.read_page(["file"], None, None, ALL)) < 40
     assert messages(journal.read_page(["statement"], None, None, ALL)) == []
     assert 20 <= len(journal.read_page(["state"], None, None, ALL)) < 40
+    journal.close()
+
+
+def test_calls_of_tools_displace_neither_history_nor_are_displaced(path: Path) -> None:
+    journal = EventLog(path, keep=20)
+    journal.record_entries([*said("loaded"), *said("called", kind="tool")], NOW)
+    for number in range(3 * PRUNE_EVERY):
+        journal.record_entries(said(str(number), kind="state"), NOW + number)
+    assert messages(journal.read_after(0, 2)) == ["loaded", "called"]
+    for number in range(3 * PRUNE_EVERY):
+        journal.record_entries(said(f"call {number}", kind="tool"), NOW + 1_000 + number)
+    assert 20 <= len(journal.read_page(["tool"], None, None, ALL)) < 40
+    assert messages(journal.read_page(["statement"], None, None, ALL)) == ["loaded"]
+    assert {kind for kinds in RETENTION_CLASSES for kind in kinds} == set(get_args(EventKind))
+    assert sum(map(len, RETENTION_CLASSES)) == len(get_args(EventKind))
     journal.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from controller.config.debounce import DebouncedState
+from controller.config.tools import DeclaredTools
 from controller.journal.event_log import EventLog
 from controller.journal.recorder import Recorder
 from controller.redaction.redactor import redact_nothing
@@ -38,3 +39,30 @@ def test_an_edit_that_ends_fields_of_a_load(tmp_path: Path) -> None:
     entry = _told(tmp_path, ["stub_text", "vram_mib"])
     assert entry.message == "edited: replicas; this ended stub_text, vram_mib of its load"
     assert (entry.details["ended_statement"], entry.details["ends"]) == (False, ["stub_text", "vram_mib"])
+
+
+def test_of_tools_and_servers_only_names_are_told(tmp_path: Path) -> None:
+    before = DeclaredTools(
+        declared_tools={"calculate": {}, "read_file": {"folder": "/srv/a"}, "same": {}},
+        declared_servers={"a": {"url": "https://a/", "headers": {"X": "s3cr3t-one"}}, "gone": {"command": ["x"]}},
+    )
+    after = DeclaredTools(
+        declared_tools={"current_time": {}, "read_file": {"folder": "/srv/b", "timeout_s": 5}, "same": {}},
+        declared_servers={"a": {"url": "https://a/", "headers": {"X": "s3cr3t-two"}}, "new": {"env": {"K": "s3cr3t"}}},
+    )
+    journal = EventLog(tmp_path / "journal.db", keep=20)
+    recorder = Recorder(journal, lambda: 1_000.0, redact_nothing)
+    recorder.record_edits(DebouncedState({}, {}, tools=before), DebouncedState({}, {}, tools=after), {}, "files")
+    entries = journal.read_page(("file",), None, None, 20)[::-1]
+    journal.close()
+    assert [entry.message for entry in entries] == [
+        "the tool calculate is no longer declared",
+        "the tool current_time is declared",
+        "the tool read_file is edited: folder, timeout_s",
+        "the MCP server a is edited: headers",
+        "the MCP server gone is no longer declared",
+        "the MCP server new is declared",
+    ]
+    assert entries[3].details == {"kind": "mcp_server", "name": "a", "change": "edited", "fields": ["headers"]}
+    assert {entry.actor for entry in entries} == {"files"}
+    assert not any("s3cr3t" in str(entry) for entry in entries)

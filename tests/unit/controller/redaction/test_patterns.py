@@ -10,6 +10,12 @@ from controller.redaction.patterns import collect_secrets, mask_field, mask_fiel
 from controller.schema.admin import MASKED
 
 
+def test_every_value_of_headers_is_hidden_and_is_a_secret_in_logs() -> None:
+    fields = {"headers": {"Authorization": "Bearer abcdef", "X-Org": "plain", "X-Id": "abc"}, "url": "https://a/plain"}
+    assert mask_fields(fields)["headers"] == {"Authorization": MASKED, "X-Org": MASKED, "X-Id": MASKED}
+    assert collect_secrets(fields) == {"Bearer abcdef", "abcdef", "plain"}
+
+
 def test_every_value_of_env_is_hidden_and_its_name_is_not() -> None:
     assert mask_field("env", {"HF_TOKEN": "hf_abc", "THREADS": "4"}) == {"HF_TOKEN": MASKED, "THREADS": MASKED}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from controller.config.read import MAX_FILE_BYTES
+from controller.config.tools import DeclaredTools
 from controller.desired.resolve import Defaults
 from controller.reports.dry_run import AT_ONCE, run_dry_run
 from controller.schema.admin import ProposedFiles
@@ -150,7 +151,8 @@ async def test_only_names_of_desired_state_files_are_taken(harness: DryRunHarnes
         await run_dry_run(
             proposed, folder=harness.folder, roots=MODELS_ROOT, desired_now=harness.desired(),
             observed=ObservedState(NOW), overrides={}, demand={}, rested={}, defaults=Defaults(),
-            declared_now={}, keys_now={}, declarations=RuntimeDeclarations(), find_sources=lambda _: {},
+            declared_now={}, keys_now={}, tools_now=DeclaredTools(), declarations=RuntimeDeclarations(),
+                find_sources=lambda _: {},
             runtime=harness.runtime, redactor=harness.redactor, now=NOW,
         )  # fmt: skip
     assert (refused.value.entry.code, refused.value.param) == ("invalid_request", "files")

@@ -45,6 +45,7 @@ def everything() -> Metrics:
     series.count_broken_off("engine_disconnected")
     series.count_waited(0.2)
     series.count_refused("queue_full")
+    metrics.count_tool_call("calculate", "ok")
     return metrics
 
 
@@ -201,3 +202,14 @@ def samples(registry: CollectorRegistry, name: str) -> list[object]:
         if family.name == name
         for found in family.samples
     ]
+
+
+def test_tools_have_a_bounded_number_of_series() -> None:
+    """MCP servers name their tools as they like, and may name them anew."""
+    metrics = Metrics()
+    for number in range(250):
+        metrics.count_tool_call(f"server__{number}", "ok")
+    assert sample(metrics, "tool_calls_total", tool="server__0", outcome="ok") == 1
+    assert sample(metrics, "tool_calls_total", tool="server__199", outcome="ok") == 1
+    assert sample(metrics, "tool_calls_total", tool="server__200", outcome="ok") is None
+    assert sample(metrics, "tool_calls_total", tool="other", outcome="ok") == 50

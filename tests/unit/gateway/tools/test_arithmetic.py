@@ -23,7 +23,7 @@ from gateway.tools.builtin.arithmetic import ArithmeticProblem, evaluate
         ("-7 % 3", "2"),
         ("1 / 3", "0.33333333333333333333"),
         ("(3 + 4) * -(2 - 5)", "21"),
-        ("3 × 4 ÷ 2 − 1", "5"),
+        ("3 \u00d7 4 \u00f7 2 \u2212 1", "5"),
         ("1_000 * .5", "500"),
         ("1.5e3", "1500"),
         ("1e-7", "0.0000001"),
@@ -96,6 +96,7 @@ def test_problems(expression: str, reason: str) -> None:
 @given(st.text(st.sampled_from("0123456789.eE+-*/%^(), abclnoqrstxp"), max_size=60))
 def test_whatever_is_written_has_a_value_or_a_problem(expression: str) -> None:
     try:
-        assert len(evaluate(expression)) <= 80
+        told = evaluate(expression)
     except ArithmeticProblem as problem:
-        assert 0 < len(str(problem)) < 250
+        told = str(problem)
+    assert 0 < len(told) < 250

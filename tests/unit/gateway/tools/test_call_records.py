@@ -16,7 +16,10 @@ from gateway.tools.call_records import redact_arguments
         ({"path": "a.md", "n": 1, "x": None}, '{"path": "a.md", "n": 1, "x": null}'),
         ({"text": "Grüße"}, '{"text": "Grüße"}'),
         ({"password": "hunter2"}, '{"password": "***"}'),
-        ({"api_key": 1, "apiKey": {"x": 1}, "Authorization": "x"}, '{"api_key": "***", "apiKey": "***", "Authorization": "***"}'),
+        (
+            {"api_key": 1, "apiKey": {"x": 1}, "Authorization": "x"},
+            '{"api_key": "***", "apiKey": "***", "Authorization": "***"}',
+        ),
         ({"a": {"client_secret": ["x"]}}, '{"a": {"client_secret": "***"}}'),
         ({"cmd": "curl -H 'Authorization: Bearer abcdefghijkl'"}, '{"cmd": "curl -H \'Authorization: ***\'"}'),
         ({"url": "https://bob:hunter2@example.org/"}, '{"url": "https://***@example.org/"}'),

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from gateway.tools.files import confined_folder
 from gateway.tools.files.confined_folder import ConfinedFolder, FileProblem, split_path
 
 
@@ -36,7 +35,7 @@ def swap_before(monkeypatch: pytest.MonkeyPatch, name: str, swap: Any) -> None:
             waiting.pop()()
         return opened(path, *arguments, **more)
 
-    monkeypatch.setattr(confined_folder.os, "open", open_after_swap)
+    monkeypatch.setattr(os, "open", open_after_swap)
 
 
 def replace_by_link(path: Path, target: Path) -> None:
@@ -87,7 +86,7 @@ def test_a_link_that_appears_where_a_file_is_written_is_replaced_itself(
         (folder / "new").symlink_to(secret)
         replaced(source, target, **more)
 
-    monkeypatch.setattr(confined_folder.os, "replace", link_and_replace)
+    monkeypatch.setattr(os, "replace", link_and_replace)
     ConfinedFolder(str(folder)).write_file(["new"], b"written", may_replace=False)
     assert secret.read_text() == "the secret"
     assert not (folder / "new").is_symlink()
@@ -98,7 +97,7 @@ def test_a_write_that_fails_leaves_nothing(folder: Path, monkeypatch: pytest.Mon
     def fail(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(confined_folder.os, "fsync", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(FileProblem, match="No space left"):
         ConfinedFolder(str(folder)).write_file(["a", "b", "file"], b"new", may_replace=True)
     assert (folder / "a" / "b" / "file").read_text() == "inside"
@@ -106,13 +105,13 @@ def test_a_write_that_fails_leaves_nothing(folder: Path, monkeypatch: pytest.Mon
 
 
 def test_no_descriptor_stays_open(folder: Path) -> None:
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = sorted(each.name for each in Path("/proc/self/fd").iterdir())
     read(folder, "a/b/file")
     for path in ("a/b", "a/x/y", "a/b/file/x"):
         with pytest.raises(FileProblem):
             read(folder, path)
     ConfinedFolder(str(folder)).write_file(["n", "m"], b"x", may_replace=False)
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert sorted(each.name for each in Path("/proc/self/fd").iterdir()) == before
 
 
 def test_the_declared_folder_may_be_a_link(folder: Path) -> None:

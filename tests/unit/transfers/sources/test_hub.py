@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from common.model_reference import HubReference, parse_reference
+from common.network.address_rule import AllowedHosts
 from controller.schema.errors import RoundhouseError
 from tests.support.file_server import Answer, FileServer, file_server
-from common.network.address_rule import AllowedHosts
 from transfers.network.client import NetworkOptions
 from transfers.network.retry import RetryPolicy
 from transfers.sources.hub import HubSource

@@ -1,0 +1,457 @@
+"""MCP servers by URL: a real one of the package `mcp`, and fakes that do what no real one does."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import tracemalloc
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from controller.schema.tools import McpServerRoute, ToolRoute
+from tests.fakes.fake_mcp_server import fake_mcp_server, never, reply, stream_of, text_result, tool
+from tests.fakes.gateway_harness import GatewayHarness, gateway_harness
+from tests.support.mcp_servers import mcp_process
+from tests.support.ports import free_port
+from tests.support.queueing import key
+from tests.support.tool_calls import (
+    call_code,
+    call_error,
+    call_text,
+    call_tool,
+    list_names,
+    list_servers,
+    list_tools,
+)
+from tests.support.wait import until
+
+TEXT = "application/json"
+EVENTS = "text/event-stream"
+
+
+async def connected(here: GatewayHarness, name: str = "fake") -> dict[str, Any]:
+    """Wait until a server is connected; what is told of it."""
+
+    async def look() -> Any:
+        server = (await list_servers(here)).get(name)
+        return server if server is not None and server["state"] == "connected" else None
+
+    found: dict[str, Any] = await until(f"{name} is connected", look)
+    return found
+
+
+async def down(here: GatewayHarness, name: str = "fake") -> str:
+    """Wait until a server is down; why it is."""
+
+    async def look() -> Any:
+        server = (await list_servers(here)).get(name)
+        return server["reason"] if server is not None and server["state"] == "down" else None
+
+    return str(await until(f"{name} is down", look))
+
+
+async def failure(here: GatewayHarness, name: str, **params: Any) -> str:
+    """What is said of a call that could not be made."""
+    status, answer = await call_tool(here, name, **params)
+    assert (status, answer["error"]["code"]) == (502, "tool_failed"), answer
+    return str(answer["error"]["message"])
+
+
+async def test_a_real_server() -> None:
+    async with mcp_process() as server, gateway_harness() as here:
+        await here.publish(tools=(ToolRoute(name="calculate"),), mcp_servers=(server.route(timeout_s=20.0),))
+        told = await connected(here, "demo")
+        names = ["add", "crash", "fail", "grow", "picture", "repeat", "wait"]
+        assert await list_names(here) == ["calculate", *(f"demo__{name}" for name in names)]
+        added = next(each for each in await list_tools(here) if each["tool"] == "demo__add")
+        assert (added["type"], added["display_name"], added["permissions"]) == ("mcp", "Sum", {"write": False})
+        assert added["definition"]["function"]["description"] == "Add two numbers."
+        assert added["definition"]["function"]["parameters"]["required"] == ["a", "b"]
+        assert [(each["uri"], each["is_template"]) for each in told["resources"]] == [
+            ("notes://today", False),
+            ("notes://{day}", True),
+        ]
+        [prompt] = told["prompts"]
+        assert (prompt["name"], prompt["required"], prompt["optional"]) == ("greet", ["name"], ["language"])
+
+        assert await call_text(here, "demo__add", a=1, b=2) == "3"
+        assert await call_code(here, "demo__add", a="x", b=2) == (400, "tool_arguments_invalid")
+        assert "Error executing tool fail" in await call_error(here, "demo__fail")
+        assert await call_text(here, "demo__picture") == "[image, image/png, 100 bytes]"
+        assert await call_code(here, "demo__nothing") == (404, "tool_not_found")
+        assert (await call_text(here, "demo__repeat", text="x", times=70_000)).endswith(
+            "x\n[The output is cut here: it is longer than 65536 bytes.]"
+        )
+        assert "the answer is larger than 1048576 bytes" in await failure(
+            here, "demo__repeat", text="x" * 1000, times=3000
+        )
+        assert await call_text(here, "demo__add", a=3, b=4) == "7"
+
+
+async def test_a_real_server_tells_of_its_new_tools() -> None:
+    async with mcp_process() as server, gateway_harness() as here:
+        await here.publish(mcp_servers=(server.route(),))
+        await connected(here, "demo")
+        assert await call_text(here, "demo__grow") == "grown"
+
+        async def is_listed() -> bool:
+            return "demo__grown" in await list_names(here)
+
+        await until("the new tool is listed", is_listed)
+        assert await call_text(here, "demo__grown") == "here"
+
+
+async def test_a_real_server_that_is_killed_costs_its_own_calls_alone() -> None:
+    async with mcp_process() as server, fake_mcp_server() as other, gateway_harness() as here:
+        await here.publish(
+            tools=(ToolRoute(name="calculate"),), mcp_servers=(server.route(timeout_s=60.0), other.route())
+        )
+        await connected(here, "demo")
+        await connected(here)
+        waiting = asyncio.create_task(failure(here, "demo__wait", seconds=50.0))
+        await until("the call runs", lambda: _is_counted(here))
+        await server.kill()
+        assert (await waiting).startswith("The MCP server demo failed: ")
+        assert await call_text(here, "fake__echo") == "{}"
+        assert await call_text(here, "calculate", expression="1") == "1"
+        assert "is not reachable now" in await failure(here, "demo__add", a=1, b=2)
+        assert await down(here, "demo") == "it accepts no connection"
+        assert await list_names(here) == ["calculate", "fake__echo"]
+        await server.start()
+        assert await call_text(here, "demo__add", a=1, b=2) == "3", "a call has it connected at once"
+
+
+async def _is_counted(here: GatewayHarness) -> bool:
+    """Whether a call has reached the server: it is one of those that are begun and not noted yet."""
+    assert here.server is not None
+    runner = here.server._gateway.tool_runner
+    connection = runner._servers._connections["demo"]
+    return connection._places._value < 32
+
+
+async def test_a_server_that_ends_within_a_call() -> None:
+    async with mcp_process() as server, gateway_harness() as here:
+        await here.publish(mcp_servers=(server.route(),))
+        await connected(here, "demo")
+        assert (await failure(here, "demo__crash")).startswith("The MCP server demo failed: ")
+
+
+async def test_a_server_of_the_older_protocol() -> None:
+    async with fake_mcp_server() as server, gateway_harness() as here:
+        server.tools = [tool("echo"), tool("other")]
+        await here.publish(mcp_servers=(server.route(headers={"X-Secret": "abc"}, token="the-token", tools=("e*",)),))
+        await connected(here)
+        assert await list_names(here) == ["fake__echo"]
+        assert await call_text(here, "fake__echo", a=1) == "{'a': 1}"
+        assert await call_code(here, "fake__other") == (404, "tool_not_found")
+        assert {each["x-secret"] for each in server.headers} == {"abc"}
+        assert {each["authorization"] for each in server.headers} == {"Bearer the-token"}
+        assert {each["accept-encoding"] for each in server.headers} == {"identity"}
+        server.tools.append(tool("extra"))
+        await until("it listens", lambda: bool(server._streams))
+        await server.tell_of_change()
+
+        async def is_listed() -> bool:
+            return "fake__extra" in await list_names(here)
+
+        await until("the new tool is listed", is_listed)
+
+
+async def test_a_server_that_was_started_anew_is_connected_again_for_the_call() -> None:
+    async with fake_mcp_server() as server, gateway_harness() as here:
+        await here.publish(mcp_servers=(server.route(),))
+        await connected(here)
+        for _ in range(3):
+            server.forget_session()
+            assert await call_text(here, "fake__echo", a=1) == "{'a': 1}"
+        assert server.methods.count("initialize") == 4
+
+
+async def test_keys_call_the_tools_that_they_name() -> None:
+    keys = (key("one", tools=("fake__echo",)), key("none"), key("chief", scopes=("inference", "admin")))
+    async with fake_mcp_server() as server, gateway_harness() as here:
+        server.tools = [tool("echo"), tool("other")]
+        dead = McpServerRoute(name="dead", url=None, reason="it is not loaded")
+        await here.publish(mcp_servers=(server.route(), dead), keys=keys)
+
+        async def names() -> list[str]:
+            return await list_names(here, "secret-one")
+
+        await until("it is connected", names)
+        assert await names() == ["fake__echo"]
+        assert await list_names(here, "secret-none") == []
+        assert await call_code(here, "fake__other", "secret-one") == (403, "tool_not_allowed")
+        [told] = (await list_servers(here, "secret-one")).values()
+        assert (told["tools"], told["reason"]) == (["fake__echo"], None)
+        assert await list_servers(here, "secret-none") == {}
+        told = (await list_servers(here, "secret-chief"))["dead"]
+        assert (told["state"], told["reason"]) == ("down", "it is not loaded")
+
+
+async def test_what_a_server_lists_is_checked() -> None:
+    async with fake_mcp_server() as server, gateway_harness() as here:
+        server.tools = [
+            tool("good"),
+            tool("good", description="the same again"),
+            tool("with blank"),
+            tool("x" * 200),
+            tool("bad", inputSchema={"type": "object", "properties": {"a": {"type": "nonsense"}}}),
+            tool("large", inputSchema={"type": "object", "description": "x" * 100_000}),
+            tool("slow", inputSchema={"type": "object", "properties": {"a": {"pattern": "^(x+)+$"}}}),
+            tool("endless", inputSchema={"type": "object", "$ref": "#"}),
+        ]
+        await here.publish(mcp_servers=(server.route(),))
+        told = await connected(here)
+        assert told["tools"] == ["fake__endless", "fake__good", "fake__slow"]
+        assert "The tool bad is left out: its schema is not valid" in told["reason"]
+        assert "The tool large is left out: its schema is larger than 65536 bytes." in told["reason"]
+        assert "its name 'with blank' cannot be used" in told["reason"]
+        good = next(each for each in await list_tools(here) if each["tool"] == "fake__good")
+        assert good["definition"]["function"]["description"] == "Tool good."
+        assert await call_text(here, "fake__slow", a="x" * 50 + "!") == "{'a': '" + "x" * 50 + "!'}"
+        assert await call_code(here, "fake__endless") == (502, "tool_failed")
+
+
+async def test_a_list_that_cannot_be_read_is_said() -> None:
+    async with fake_mcp_server() as server, gateway_harness() as here:
+        server.tools = [tool("bad", inputSchema={"type": "object", "properties": 1})]
+        await here.publish(mcp_servers=(server.route(),))
+        assert (await down(here)).startswith("its answer cannot be read: tools.0.inputSchema.properties: ")
+
+
+async def test_results_are_texts() -> None:
+    parts = [
+        {"type": "text", "text": "Coal"},
+        {"type": "image", "data": "AAAA", "mimeType": "image/png"},
+        {"type": "audio", "data": "AAAA", "mimeType": "audio/wav"},
+        {"type": "resource", "resource": {"uri": "file:///a", "text": "in the shed"}},
+        {"type": "resource", "resource": {"uri": "file:///b", "blob": "AAAA", "mimeType": "x/y"}},
+        {"type": "resource_link", "uri": "file:///c", "name": "c"},
+    ]
+
+    async def mixed(_: web.Request, message: dict[str, Any]) -> web.Response:
+        return web.json_response(reply(message, {"content": parts}))
+
+    async def structured(_: web.Request, message: dict[str, Any]) -> web.Response:
+        return web.json_response(reply(message, {"content": [], "structuredContent": {"a": 1}}))
+
+    async def failed(_: web.Request, message: dict[str, Any]) -> web.Response:
+        return web.json_response(reply(message, {**text_result("no coal"), "isError": True}))
+
+    async def refused(_: web.Request, message: dict[str, Any]) -> web.Response:
+        error = {"code": -32602, "message": "Unknown tool"}
+        return web.json_response({"jsonrpc": "2.0", "id": message["id"], "error": error})
+
+    async with fake_mcp_server() as server, gateway_harness() as here:
+        answers = {"mixed": mixed, "structured": structured, "failed": failed, "refused": refused}
+        server.tools = [tool(name) for name in answers]
+        server.answers = {**answers}
+        await here.publish(mcp_servers=(server.route(),))
+        await connected(here)
+        assert (await call_text(here, "fake__mixed")).splitlines() == [
+            "Coal",
+            "[image, image/png, 3 bytes]",
+            "[audio, audio/wav, 3 bytes]",
+            "in the shed",
+            "[resource file:///b, x/y]",
+            "[resource c: file:///c]",
+        ]
+        assert await call_text(here, "fake__structured") == '{"a": 1}'
+        assert await call_error(here, "fake__failed") == "no coal"
+        assert await call_error(here, "fake__refused") == "Unknown tool"
+
+
+async def test_an_answer_of_100_mb_is_refused_and_never_held() -> None:
+    async with fake_mcp_server() as server, gateway_harness() as here:
+        server.tools = [tool("json"), tool("events"), tool("event")]
+        part = b"x" * 1024 * 1024
+        server.answers["json"] = stream_of(part, 100, TEXT, b'{"jsonrpc": "2.0", "result": {"content": "')
+        server.answers["events"] = stream_of(b": ping\n" + part + b"\n", 100, EVENTS)
+        server.answers["event"] = stream_of(part, 100, EVENTS, b"data: ")
+        await here.publish(mcp_servers=(server.route(),))
+        await connected(here)
+        tracemalloc.start()
+        try:
+            for name in ("json", "events", "event"):
+                assert "larger than 1048576 bytes" in await failure(here, f"fake__{name}")
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 20 * 1024 * 1024
+        assert (await connected(here))["state"] == "connected", "the connection stays"
+
+
+async def test_a_compressed_answer_is_refused() -> None:
+    async def bomb(_: web.Request, message: dict[str, Any]) -> web.Response:
+        data = gzip.compress(bytes(50 * 1024 * 1024))
+        return web.Response(body=data, headers={"content-type": TEXT, "content-encoding": "gzip"})
+
+    async with fake_mcp_server() as server, gateway_harness() as here:
+        server.answers["echo"] = bomb
+        await here.publish(mcp_servers=(server.route(),))
+        await connected(here)
+        assert "compressed" in await failure(here, "fake__echo")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (stream_of(b"", 0, TEXT, b'{"jsonrpc": "2.0", "id": 1, "res'), "the answer broke off"),
+        (stream_of(b"", 0, EVENTS, b'data: {"jsonrpc'), "broke off"),
+        (stream_of(b"", 0, "text/html", b"<p>"), "Unexpected content type"),
+    ],
+)
+async def test_a_server_that_closes_in_the_middle_costs_that_call_alone(answer: Any, reason: str) -> None:
+    gate = asyncio.Event()
+
+    async def waits(_: web.Request, message: dict[str, Any]) -> web.Response:
+        await gate.wait()
+        return web.json_response(reply(message, text_result("late")))
+
+    async with fake_mcp_server() as server, gateway_harness() as here:
+        server.tools = [tool("broken"), tool("waits")]
+        server.answers = {"broken": answer, "waits": waits}
+        await here.publish(mcp_servers=(server.route(),))
+        await connected(here)
+        other = asyncio.create_task(call_text(here, "fake__waits"))
+        await until("the other call is there", lambda: server.methods.count("tools/call") == 1)
+        status, told = await call_tool(here, "fake__broken")
+        assert reason in str(told["error"]), told
+        assert status == (200 if reason.startswith("Unexpected") else 502)
+        gate.set()
+        assert await other == "late"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"no json",
+        b'{"jsonrpc": "2.0", "id": 99, "result": {}}',
+        b'{"jsonrpc": "2.0", "result": {}}',
+        b'{"jsonrpc": "2.0", "id": %d, "result": {"content": 1}}',
+        b'{"jsonrpc": "2.0", "id": %d, "result": {"content": [{"type": "odd"}]}}',
+        b"[" * 100_000,
+    ],
+)
+async def test_an_answer_that_cannot_be_read(body: bytes) -> None:
+    async def answer(_: web.Request, message: dict[str, Any]) -> web.Response:
+        return web.Response(body=body.replace(b"%d", str(message["id"]).encode()), content_type=TEXT)
+
+    async with fake_mcp_server() as server, gateway_harness() as here:
+        server.answers["echo"] = answer
+        await here.publish(mcp_servers=(server.route(timeout_s=2.0),))
+        await connected(here)
+        status, code = await call_code(here, "fake__echo")
+        assert (status, code) in {(502, "tool_failed"), (504, "tool_timeout")}
+        assert (await connected(here))["tools"] == ["fake__echo"]
+
+
+async def test_a_server_that_never_answers_is_timed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gateway.tools.mcp_client import server_connection
+
+    monkeypatch.setattr(server_connection, "CONNECT_S", 5.0)
+    async with fake_mcp_server() as server, gateway_harness() as here:
+        server.answers["echo"] = never
+        await here.publish(mcp_servers=(server.route(timeout_s=1.0),))
+        await connected(here)
+        assert await asyncio.gather(*(call_code(here, "fake__echo") for _ in range(40))) == [(504, "tool_timeout")] * 40
+        await until("it is told", lambda: "notifications/cancelled" in server.methods)
+        await until("the requests are given up", lambda: not server.open_calls)
+        del server.answers["echo"]
+        assert await call_text(here, "fake__echo") == "{}"
+
+
+@pytest.mark.parametrize("method", ["server/discover", "initialize", "tools/list"])
+async def test_a_server_that_hangs_at_the_beginning_holds_up_nobody(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gateway.tools.mcp_client import server_connection, servers
+
+    monkeypatch.setattr(server_connection, "CONNECT_S", 0.5)
+    monkeypatch.setattr(servers, "CALL_WAIT_S", 0.2)
+    async with fake_mcp_server() as server, fake_mcp_server() as other, gateway_harness() as here:
+        server.answers[method] = never
+        await here.publish(mcp_servers=(server.route(), other.route("other")))
+        await connected(here, "other")
+        assert await call_text(here, "other__echo") == "{}"
+        assert await call_code(here, "fake__echo") == (502, "tool_failed")
+        assert await down(here) == "it does not answer within 0.5 s"
+        del server.answers[method]
+        await connected(here)
+
+
+async def test_a_server_that_refuses_is_down_with_its_reason() -> None:
+    async def forbidden(_: web.Request, __: dict[str, Any]) -> web.Response:
+        return web.Response(status=401)
+
+    async with fake_mcp_server() as server, gateway_harness() as here:
+        server.answers = {"server/discover": forbidden, "initialize": forbidden}
+        await here.publish(mcp_servers=(server.route(token="a-secret-token"),))
+        assert await down(here) == "Server returned an error response"
+
+
+async def test_a_server_that_floods_is_asked_once_a_second_at_most() -> None:
+    async with fake_mcp_server() as server, gateway_harness() as here:
+        await here.publish(mcp_servers=(server.route(),))
+        await connected(here)
+        await until("it listens", lambda: bool(server._streams))
+        before = server.methods.count("tools/list")
+        for _ in range(2000):
+            await server.tell_of_change()
+        await until("it is asked", lambda: server.methods.count("tools/list") > before)
+        assert server.methods.count("tools/list") <= before + 5
+        assert await call_text(here, "fake__echo") == "{}"
+
+
+@pytest.mark.parametrize("status", [200, 307, 404])
+async def test_the_end_of_a_session_takes_no_longer_than_it_may(status: int) -> None:
+    """Also where the server's answer to it never ends."""
+
+    async def endless(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse(status=status, headers={"content-type": TEXT, "location": "/mcp"})
+        await response.prepare(request)
+        while True:
+            await response.write(b"x" * 65536)
+
+    async with fake_mcp_server() as server, gateway_harness() as here:
+        server.end_session = endless
+        await here.publish(mcp_servers=(server.route(),))
+        await connected(here)
+        await here.publish(tools=(ToolRoute(name="calculate"),))
+        await until("the session is ended", lambda: server.open_ends == 0 and server.ends)
+        assert await call_text(here, "calculate", expression="1") == "1"
+
+
+async def test_tables_bring_and_take_servers() -> None:
+    async with fake_mcp_server() as server, fake_mcp_server() as other, gateway_harness() as here:
+        await here.publish(mcp_servers=(server.route(),))
+        await connected(here)
+        await here.publish(mcp_servers=(server.route(), other.route("other")))
+        await connected(here, "other")
+        assert server.methods.count("initialize") == 1, "one that stays keeps its connection"
+        await here.publish(mcp_servers=(other.route("other"),))
+        assert await list_names(here) == ["other__echo"]
+        assert await call_code(here, "fake__echo") == (404, "tool_not_found")
+        await here.publish(mcp_servers=(McpServerRoute(name="other", url=f"http://127.0.0.1:{free_port()}/mcp"),))
+        assert await down(here, "other") == "it accepts no connection"
+        await here.publish()
+        assert await list_servers(here) == {}
+        assert await call_code(here, "other__echo") == (403, "tools_disabled")
+
+
+async def test_redirects_to_elsewhere_are_not_followed() -> None:
+    async with fake_mcp_server() as server, fake_mcp_server() as other, gateway_harness() as here:
+        location = f"http://127.0.0.1:{other.port}/mcp"
+
+        async def redirect(_: web.Request, __: dict[str, Any]) -> web.Response:
+            return web.Response(status=307, headers={"location": location})
+
+        server.answers = {"server/discover": redirect, "initialize": redirect}
+        await here.publish(mcp_servers=(server.route(token="a-secret-token"),))
+        assert "not followed" in await down(here)
+        assert other.methods == []
