@@ -22,7 +22,7 @@ from gateway.protocols.responses.mcp_tools import (
 )
 from gateway.sessions.session_name import SESSION_FIELD
 
-_NOT_REACHABLE: Final = "The server cannot be reached now."
+_NOT_REACHABLE: Final = "The MCP server {name} is not reachable now."
 
 
 def _find_servers(exchange: Exchange, _: ModelRoute) -> None:
@@ -44,16 +44,17 @@ def _open_loop(exchange: Exchange, route: ModelRoute, opener: InnerOpener) -> No
 def _list_servers(exchange: Exchange) -> dict[str, OfferedServer]:
     """Return the servers of which the caller may call anything, by their labels."""
     runner, caller = exchange.services.tools, exchange.caller
+    if runner is None:
+        return {}
     tools: dict[str, list[OfferedTool]] = {}
-    for spec in () if runner is None else runner.list_tools(caller):
+    for spec in runner.list_tools(caller):
         label = BUILT_IN if spec.server is None else spec.server
         name = spec.name if spec.server is None else spec.name.removeprefix(function_name(label, ""))
         offered = OfferedTool(label, name, spec.description, spec.parameters, spec.writes)
         tools.setdefault(label, []).append(offered)
     servers = {label: OfferedServer(label, tuple(each)) for label, each in tools.items()}
-    for route in exchange.services.live.current.mcp_servers:
-        if route.name not in servers and caller.may_call_tool(function_name(route.name, "")):
-            servers[route.name] = OfferedServer(route.name, (), route.reason or _NOT_REACHABLE)
+    for label in runner.list_down(caller):
+        servers.setdefault(label, OfferedServer(label, (), _NOT_REACHABLE.format(name=label)))
     return servers
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from controller.schema.tools import McpServerRoute
 from gateway.tools.arguments import ArgumentCheck
-from gateway.tools.mcp_client.catalog import OfferedTool, ServerStatus
+from gateway.tools.mcp_client.catalog import Catalog, OfferedTool, ServerStatus
 from gateway.tools.spec import ToolCall, ToolResult, ToolSpec
 from tests.fakes.gateway_harness import GatewayHarness
 
@@ -64,7 +64,7 @@ class FakeServers:
         return [tool.spec for tool in self.tools]
 
     def list_status(self) -> list[ServerStatus]:
-        return []
+        return [ServerStatus(route.name, "down", 0.0, "for an operator", Catalog()) for route in self.routes]
 
     async def find_tool(self, server: str, name: str) -> OfferedTool | None:
         for tool in self.tools:

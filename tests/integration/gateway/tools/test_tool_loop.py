@@ -266,7 +266,9 @@ async def test_a_server_that_is_down_is_told() -> None:
     async with looping(SAYS, mcp_servers=(down,)) as loop:
         response = await loop.create(tools=[{"type": "mcp", "server_label": "docs"}, WEATHER])
         first, second, message = response.output
-        assert (first.server_label, first.tools, first.error) == ("docs", [], "Its container ended.")
+        assert (first.server_label, first.tools, first.error) == (
+            *("docs", [], "The MCP server docs is not reachable now."),
+        )
         assert (second.server_label, second.error, message.type) == ("weather", None, "message")
 
 
