@@ -341,7 +341,7 @@ def test_an_approval_that_is_never_given_is_forgotten() -> None:
 )
 def test_answers_that_cannot_be(fields: Fields, place: str) -> None:
     with pytest.raises(RoundhouseError) as caught:
-        play(SAYS, history=asked_before(), **({"tools": [ALWAYS]} | fields))
+        play(SAYS, history=asked_before(), **{"tools": [ALWAYS], **fields})
     assert (caught.value.entry.code, caught.value.param) == ("invalid_request", place)
 
 
