@@ -6,6 +6,7 @@ import os
 import socket
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,19 +40,19 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-async def run(tool: str, folder: Path, timeout_s: float = 30.0, **arguments: object) -> ToolResult:
+async def run(tool: str, folder: Path, timeout_s: float = 30.0, **arguments: Any) -> ToolResult:
     """The answer of a tool on the folder."""
     call = ToolCall(ANONYMOUS, "anonymous", arguments, "req-1", timeout_s, 64 * 1024)
     return await FolderTool(TOOLS[tool], str(folder), JobRunner()).run(call)
 
 
-async def text(tool: str, folder: Path, **arguments: object) -> str:
+async def text(tool: str, folder: Path, **arguments: Any) -> str:
     result = await run(tool, folder, **arguments)
     assert not result.is_error, result.text
     return result.text
 
 
-async def error(tool: str, folder: Path, **arguments: object) -> str:
+async def error(tool: str, folder: Path, **arguments: Any) -> str:
     result = await run(tool, folder, **arguments)
     assert result.is_error, result.text
     return result.text
